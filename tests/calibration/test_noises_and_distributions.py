@@ -348,9 +348,9 @@ def test_weights_that_are_none_are_refused(ask, value, message):
     uq, report, valid = weighed("constant")
     wrong = valid[0][2].clone()
     wrong[5] = 0.0 if value is None else value
-    learnt = uq._fit.known()
-    weighing = replace(learnt.known_weighing(), sample_weight=lambda b: b[3])
-    uq._fit.learnt = replace(learnt, weighing=weighing)
+    learnt = uq._fit.require_state()
+    weighing = replace(learnt.require_weighing(), sample_weight=lambda b: b[3])
+    uq._fit.state = replace(learnt, weighing=weighing)
     batches = [(*valid[0], None if value is None else wrong)]
     options = {"sample_weight": lambda b: b[3]} if ask in {"fit", "predict"} else {}
     refused(message, getattr(uq, ask), batches, **options)

@@ -92,7 +92,7 @@ def weights(batch):
 
 def known(uq):
     """All that a fit has learnt from data, as tensors."""
-    own = uq._fit.known().statistics
+    own = uq._fit.require_state().statistics
     held = own.gram.state() | {f"sketch.{k}": t for k, t in own.sketch.state().items()}
     held |= {} if own.sample is None else {f"rows.{k}": t for k, t in own.sample.state().items()}
     return held | {"matrix": own.gram.matrix}
@@ -258,7 +258,7 @@ def test_the_bar_counts_batches_that_are_passed_over(left, monkeypatch):
 
 def test_every_process_of_a_job_has_a_file_of_its_own(path):
     own = Checkpoint(path, 60.0)
-    own.resume({}, (0, 4), lambda _: None)
+    own.resume({}, 0, 4, lambda _: None)
     assert own.path == path.with_name("fit.ckpt.0-of-4.safetensors")
 
 
@@ -318,7 +318,7 @@ def test_other_data_are_refused_and_file_and_object_stay(data, left):
     with refused("order or batch size", "shuffle=False", "remove the file"):
         uq.fit(data(), checkpoint=left)
     assert left.read_bytes() == before
-    assert uq._fit.learnt is None
+    assert uq._fit.state is None
 
 
 class Graphs:

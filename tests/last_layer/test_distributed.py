@@ -61,7 +61,7 @@ def everything(rank, size, folder, options):
     assert near(uq.gram.matrix, one.gram.matrix)
     assert near(uq.gram.cross, one.gram.cross)
     for name in ("sketch", "sample"):
-        mine, theirs = (getattr(each._fit.learnt.statistics, name) for each in (uq, one))
+        mine, theirs = (getattr(each._fit.state.statistics, name) for each in (uq, one))
         assert torch.equal(mine.hashes, theirs.hashes), name
         assert mine.limit == theirs.limit, name
     uq.partial_fit(batches(own(more)))
@@ -238,7 +238,7 @@ def killed(rank, size, victim, moment):
     try:
         uq.fit(slow())
     finally:
-        assert uq._fit.learnt is None
+        assert uq._fit.state is None
 
 
 @pytest.mark.parametrize(("victim", "moment"), [(0, 3), (2, 1), (3, 11)])
@@ -306,7 +306,7 @@ def interrupted(rank, size, folder):
     path, uq = folder / "fit.safetensors", rg.LastLayerRigidity(model)
     with pytest.raises((OSError, RuntimeError), match="the file is gone"):
         uq.fit(failing(), checkpoint=path, checkpoint_seconds=0)
-    assert uq._fit.learnt is None
+    assert uq._fit.state is None
     assert (folder / f"fit.{rank}-of-2.safetensors").is_file()
     uq.fit(batches(rows, 64), checkpoint=path)
     assert torch.equal(uq.gram.matrix, once.gram.matrix)
@@ -380,7 +380,7 @@ def failing_at_once(rank, size, folder):
         (folder / "raised").touch()
     except RuntimeError as error:
         said = str(error)
-    assert uq._fit.learnt is None
+    assert uq._fit.state is None
     return said, uq.fit(rows).gram.count  # the same connection still serves
 
 
@@ -451,7 +451,7 @@ def counted(rank, size):
     distributed._packed = watched
     rows = tuple(part[rank::size] for part in data(800, 1, 1))
     uq = rg.LastLayerRigidity(net()).fit(rows, sample=100)
-    return sent, len(uq._fit.learnt.statistics.sample.hashes)
+    return sent, len(uq._fit.state.statistics.sample.hashes)
 
 
 def test_only_the_rows_of_the_common_sample_are_sent():

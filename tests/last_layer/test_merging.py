@@ -61,7 +61,7 @@ def halves(net, **options):
 
 
 def known(uq):
-    return uq._fit.known().statistics
+    return uq._fit.require_state().statistics
 
 
 def everything(uq):

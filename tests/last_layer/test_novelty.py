@@ -42,7 +42,7 @@ def fitted(seed=0, **options):
 
 
 def sums(uq):
-    return [gram.matrix for gram in uq._fit.learnt.statistics.layers.grams]
+    return [gram.matrix for gram in uq._fit.state.statistics.layers.grams]
 
 
 def entering(model, x):
@@ -384,7 +384,7 @@ def test_atoms_are_watched_one_by_one_and_the_most_novel_one_counts():
     assert int(found.largest.argmax()) == 7
     # each structure by itself is as novel as among others
     atoms, _, structure, _ = batch[0]
-    learnt = uq._fit.learnt
+    learnt = uq._fit.state
     alarm = learnt.alarm(uq.readout)
     each = alarm.distances[0](atoms)
     expected = torch.stack([each[structure == i].max() for i in range(20)])
@@ -748,7 +748,7 @@ def test_files_are_merged_without_a_model(tmp_path):
 def test_a_layer_costs_a_handful_of_operations():
     """Those of an answer with novelty beyond one without, a layer: a count that is told."""
     uq, _, x, _ = fitted()
-    alarm = uq._fit.learnt.alarm(uq.readout)
+    alarm = uq._fit.state.alarm(uq.readout)
     with Operations() as plain:
         uq.readout(x[:64])
     with Operations() as watching:
@@ -795,7 +795,7 @@ def test_rows_whose_samples_are_not_known_are_refused_by_name():
     uq.fit([structures(seed, 20) for seed in range(4)], novelty=True)
     uq.calibrate([structures(9, 20)], criterion="nll")
     tap = uq.readout
-    alarm = uq._fit.learnt.alarm(tap)
+    alarm = uq._fit.state.alarm(tap)
     batch = next(iter(uq.feed([structures(5, 20)], "test")))
     tap.row_owners = lambda *args, **kwargs: None
     with pytest.raises(ValueError, match="which of them belong to which sample is not known"):

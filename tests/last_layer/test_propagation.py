@@ -29,7 +29,7 @@ class Parts:
     """What a façade hands to the propagation."""
 
     def __init__(self, uq, source=None):
-        self.uq, self.tap = uq, uq._fit.known().binding.current()
+        self.uq, self.tap = uq, uq._fit.require_state().binding.current()
         self.joint = JointPosterior.of(uq.posterior, uq.gram, self.tap.layout)
         self.feed = Feed(uq.model, **(source or {}))
 

@@ -94,7 +94,7 @@ def test_the_sums_about_the_new_weights_are_those_of_a_fresh_fit(id):
         for gram in (new.gram, fresh.gram):
             gram.square = gram.square.diagonal().diag()
     assert_same_sums(new, fresh, 1e-8)
-    mine, theirs = (uq._fit.known().statistics.sample for uq in (new, fresh))
+    mine, theirs = (uq._fit.require_state().statistics.sample for uq in (new, fresh))
     if theirs is None:
         assert mine is None
         return

@@ -31,13 +31,13 @@ def seeded(seed=0):
 
 def with_scales(uq, alone, shared):
     """The fit with other scales, (K,) each; no shared one for None."""
-    learnt = uq._fit.learnt
+    learnt = uq._fit.state
     chosen = replace(learnt.report.calibration, scale=alone, joint=shared)
     report = replace(learnt.report, calibration=chosen)
     post = learnt.posterior.with_scale(alone)
     other = copy.copy(uq)
     other._fit = copy.copy(uq._fit)
-    other._fit.learnt = replace(learnt, report=report, factorised=post)
+    other._fit.state = replace(learnt, report=report, cached_posterior=post)
     return other
 
 

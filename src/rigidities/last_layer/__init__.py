@@ -1,4 +1,4 @@
-"""Error bars from a model's readout: the façade `LastLayerRigidity` and its parts."""
+"""Error bars from a model's readout: the façade `LastLayerRigidity` and what stands behind it."""
 
 from .rigidity import LastLayerRigidity
 
