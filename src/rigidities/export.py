@@ -187,7 +187,7 @@ def _rows(args: tuple[Any, ...], count: int) -> tuple[Any, ...]:
 
 
 def _input_names(uq: LastLayerRigidity, args: tuple[Any, ...]) -> list[str]:
-    known = [] if uq.feed.whole else uq.readout.input_names
+    known = [] if uq.feed.format.whole else uq.readout.input_names
     tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     return [known[i] if i < len(known) else f"input{i}" for i in tensors]
 

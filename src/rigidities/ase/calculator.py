@@ -260,7 +260,7 @@ class RigidityCalculator(host.Calculator):
     def _batch(self, atoms: Atoms) -> tuple[Any, InputName]:
         """One structure as `uq` takes it, and where in it the positions stand."""
         given = self._default_inputs(atoms) if self.inputs is None else self.inputs(atoms)
-        wrt, feed = self.wrt, self.uq.feed
+        wrt, feed = self.wrt, self.uq.feed.format
         if isinstance(given, (tuple, list)):
             wrt = 0 if wrt is None else wrt
             if not feed.whole and feed.inputs == 0:  # keywords were fitted

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
-from ..data.batches import Batch
+from ..data.batches import Batch, BatchFormat
 from ..data.feed import Feed
 from ..data.sketch import fingerprint
 from ..data.slots import InputName
@@ -247,7 +247,10 @@ class ReadoutFit:
         with self._alone(), self.job(process_group, "fit", weighing, **choices) as others:
             binding, begun = self._begun(checkpoint, others, weighing, choices)
             names = None if begun is None else begun.columns
-            feed = replace(self.feed(weighing), inputs=None, kind=None, columns=names)
+            feed = self.feed(weighing)
+            feed = replace(
+                feed, format=replace(feed.format, inputs=None, kind=None, columns=names)
+            )
             options["passing"] = checkpoint.passing
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
             statistics = accumulate(
@@ -464,11 +467,14 @@ class ReadoutFit:
         weighing = learnt.weighing if weighing is None and learnt is not None else weighing
         gradients = None if weighing is None else weighing.gradients
         apart = None if gradients is None else gradients.apart
-        feed = Feed(self.model, self.unbound.source.forward is not None, self.target, apart=apart)
-        if learnt is None:
-            return feed
-        own = learnt.statistics
-        return replace(feed, inputs=own.inputs, kind=own.kind, columns=own.columns)
+        whole = self.unbound.source.forward is not None
+        batch_format = BatchFormat(whole, self.target, apart=apart)
+        if learnt is not None:
+            own = learnt.statistics
+            batch_format = replace(
+                batch_format, inputs=own.inputs, kind=own.kind, columns=own.columns
+            )
+        return Feed(self.model, batch_format)
 
     def batches(
         self,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.batches import Batch
+from ...data.batches import Batch, BatchFormat
 from ...data.feed import Feed
 from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
@@ -158,7 +158,7 @@ class Ensemble(ModelWrapper):
         given = Snapshot.read(path, holds=cls._kind)
         chosen = given.header["readout"]["output"] if output is None else output
         binding = Binding(model, Source(forward, features, chosen), layer)
-        feed = Feed(model, forward is not None, target)
+        feed = Feed(model, BatchFormat(forward is not None, target))
         return cls(*_parts_of(given, binding, feed, placement(model)[0]))
 
     @property
@@ -224,9 +224,9 @@ class Ensemble(ModelWrapper):
             "kind": self._kind,
             "drawing": self.drawing,
             "missing": self.missing,
-            "inputs": feed.inputs,
-            "apart": feed.apart,
-            "batch": feed.kind,
+            "inputs": feed.format.inputs,
+            "apart": feed.format.apart,
+            "batch": feed.format.kind,
         }
         return Snapshot(tensors | tie.tensors, header | tie.header)
 
@@ -281,7 +281,10 @@ def _parts_of(
         factor = given.tensors["own.factor"].to(device)
         mixing = given.tensors["own.mixing"].to(device)
         own = OwnPart(factor, mixing)
-    feed = replace(feed, inputs=header["inputs"], apart=header["apart"], kind=header["batch"])
+    batch_format = replace(
+        feed.format, inputs=header["inputs"], apart=header["apart"], kind=header["batch"]
+    )
+    feed = replace(feed, format=batch_format)
     with given.opened():
         members = Members(deviations, header["drawing"], header["missing"], own)
         return binding.taken(given), feed, members
