@@ -14,14 +14,14 @@
 row by row. A `Reader` takes a raw batch apart into a `Batch`, on the model's device.
 
 A user's `forward` takes a batch whole, and always one of the kind that the fit had: (x,) where a
-tensor comes after a fit to (x, y). With a `forward`, and where the fit had lists for inputs (tokens,
-say), lists of numbers are batches as other lists are.
+tensor comes after a fit to (x, y). With a `forward`, and where the fit had lists for inputs, such
+as tokens, lists of numbers are batches as other lists are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter, length_hint
 from typing import Any, NamedTuple, TypeVar
 
@@ -150,7 +150,7 @@ class Reader:
 
     device: torch.device
     dtype: torch.dtype
-    format: BatchFormat = BatchFormat()
+    format: BatchFormat = field(default_factory=BatchFormat)
 
     def knowing(self, data: Any) -> Reader:
         """The same reader for a data set, which may be a data frame or contain some.

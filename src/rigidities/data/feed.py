@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class Feed:
     """
 
     model: nn.Module
-    format: BatchFormat = BatchFormat()
+    format: BatchFormat = field(default_factory=BatchFormat)
 
     def unlabelled(self) -> Feed:
         """The same for data whose targets are of no interest, and may be missing."""
