@@ -355,7 +355,7 @@ def _marked(
         and what is kept of the pass.
     """
     model, markers = record(model, names, Marker)
-    before = Watch(model, passing=Marker)
+    before = Watch(model, ignored=Marker)
     with torch.enable_grad():
         try:  # with nothing kept for a backward pass, so no more memory than without gradients
             with saved_tensors_hooks(lambda _: None, cast("Any", lambda _: None)):
@@ -365,7 +365,7 @@ def _marked(
                 marker.reset(probing=True)
             output = run(model)
     marks = {id(mark.leaf): i for i, marker in enumerate(markers) for mark in marker.marks}
-    renewed = frozenset(before.renewed(Watch(model, passing=Marker)))
+    renewed = frozenset(before.renewed(Watch(model, ignored=Marker)))
     returned = _returned(output, markers)
     name = None if returned is None else names[returned]
     return markers, marks, output, MarkedPass(output.detach(), renewed, name)
