@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models.directional import bends, each, pulled, push, units
+from ...models.directional import curvatures_along, pulled, push, units, values_at
 
 Function = Callable[[Tensor], Tensor]
 
@@ -79,14 +79,14 @@ class Differential:
         """
         tangents, point = tangents.to(self.precision), self._point.detach()
         try:
-            found = each(lambda t: push(self._fn, point, t).reshape(-1), tangents)
+            found = values_at(lambda t: push(self._fn, point, t).reshape(-1), tangents)
         except (RuntimeError, ValueError) as error:
             raise NotImplementedError(f"fn has no forward mode: {error}") from error
         return _finite(found.detach().to(torch.float64).mT, 0).mT
 
     def bent(self, tangents: Tensor) -> Tensor:
         """Second derivatives along directions: (n, *point) -> (n, Q)."""
-        return _finite(bends(self._fn, self._point, self._result, tangents).mT, 0).mT
+        return _finite(curvatures_along(self._fn, self._point, self._result, tangents).mT, 0).mT
 
     def _graph(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """The point, in float64 if the function takes it, and the result that hangs on it."""
