@@ -211,7 +211,8 @@ class RowSketch:
     def to(self: S, device: torch.device) -> S:
         """A copy on another device."""
         other = self.clone()
-        other.hashes, other.counts = self.hashes.to(device), self.counts.to(device)
+        other.hashes = self.hashes.to(device)
+        other.counts = self.counts.to(device)
         other.columns = {name: column.to(device) for name, column in self.columns.items()}
         return other
 
@@ -224,7 +225,8 @@ class RowSketch:
     def from_state(cls, state: dict[str, Tensor]) -> RowSketch:
         """The sketch that `state` came from."""
         sketch = cls(limit=int(state["limit"]))
-        sketch.hashes, sketch.counts = state["hashes"], state["counts"]
+        sketch.hashes = state["hashes"]
+        sketch.counts = state["counts"]
         return sketch
 
     def settle(self) -> None:

@@ -325,7 +325,8 @@ def _remove_left_over(target: Path, *, spare_living: bool = True) -> None:
             match = re.fullmatch(pattern, path.name)
             if match is None:
                 continue
-            host, process = match[1], int(match[2])
+            host = match[1]
+            process = int(match[2])
             abandoned = host == _HOST and not (spare_living and _is_alive(process))
             if abandoned or time.time() - path.stat().st_mtime > _STALE_AFTER:
                 path.unlink(missing_ok=True)

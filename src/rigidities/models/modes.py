@@ -139,17 +139,17 @@ def exporting() -> bool:
     return False
 
 
-def require_torch(release: str, what: str) -> None:
+def require_torch(release: str, feature: str) -> None:
     """Refuse what an older PyTorch lacks.
 
     Args:
         release: The oldest release that will do, such as "2.7".
-        what: What needs it; the beginning of the message.
+        feature: What needs it; the beginning of the message.
     """
     required = [int(number) for number in release.split(".")]
     installed = [int(number) for number in torch.__version__.split(".")[:2]]
     if installed < required:
-        raise RuntimeError(_TOO_OLD.format(what, release, torch.__version__))
+        raise RuntimeError(_TOO_OLD.format(feature, release, torch.__version__))
 
 
 def refuse_transforms() -> None:

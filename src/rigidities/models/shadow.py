@@ -149,10 +149,10 @@ def plain_parts(tensor: Tensor) -> list[Tensor]:
     if type(tensor) in _PLAIN_TENSORS or not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
-    parts = []
+    plain: list[Tensor] = []
     for name in names:
-        parts += plain_parts(getattr(tensor, name))
-    return parts
+        plain += plain_parts(getattr(tensor, name))
+    return plain
 
 
 # --- copying ------------------------------------------------------------------------------------
@@ -440,9 +440,9 @@ class Watch:
 def _version(tensor: Tensor) -> tuple[object, ...]:
     """What changes when a tensor is written, moved or cast: address, version and dtype."""
     if type(tensor) not in _PLAIN_TENSORS:
-        parts = plain_parts(tensor)
-        if parts != [tensor]:
-            return tuple(map(_version, parts))
+        inner_tensors = plain_parts(tensor)
+        if inner_tensors != [tensor]:
+            return tuple(map(_version, inner_tensors))
     version = 0 if tensor.is_inference() else tensor._version
     return tensor.data_ptr(), version, tensor.dtype
 
