@@ -97,8 +97,8 @@ class RowSketch:
             first: The hashes of its first rows.
         """
         if self._expects is None:
-            distinct = rows is not None and rows > self.size
-            self._expects = distinct and len(torch.unique(first)) == len(first)
+            more_than_kept = rows is not None and rows > self.size
+            self._expects = more_than_kept and len(torch.unique(first)) == len(first)
         if self._expects and rows is not None:
             # Hashes are uniform: `size` and eight standard deviations are expected below the limit.
             share = (self.size + 8 * self.size**0.5) / rows

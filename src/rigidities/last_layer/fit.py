@@ -248,9 +248,7 @@ class ReadoutFit:
             binding, begun = self._begun(checkpoint, others, weighing, choices)
             names = None if begun is None else begun.columns
             feed = self.feed(weighing)
-            feed = replace(
-                feed, format=replace(feed.format, inputs=None, kind=None, columns=names)
-            )
+            feed = replace(feed, format=replace(feed.format, inputs=None, kind=None, columns=names))
             options["passing"] = checkpoint.passing
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
             statistics = accumulate(
