@@ -492,7 +492,7 @@ def test_killed_at_any_moment_the_file_is_whole_and_the_fit_resumes_to_the_last_
 
 
 def test_temporaries_of_a_killed_process_of_the_same_number_are_swept(left):
-    own = storage._swept(left)
+    own = storage._temporary_prefix(left)
     dead = left.with_name(f"{own}{storage._HOST}-{os.getpid()}-00000000.tmp")
     dead.write_bytes(b"")
     asks()(left)

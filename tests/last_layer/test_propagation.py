@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
+from rigidities.data.batches import BatchFormat
 from rigidities.data.feed import Feed
 from rigidities.last_layer.propagation import outputs as joint_outputs
 from rigidities.last_layer.propagation import propagation
@@ -31,7 +32,7 @@ class Parts:
     def __init__(self, uq, source=None):
         self.uq, self.tap = uq, uq._fit.require_state().binding.current()
         self.joint = JointPosterior.of(uq.posterior, uq.gram, self.tap.layout)
-        self.feed = Feed(uq.model, **(source or {}))
+        self.feed = Feed(uq.model, BatchFormat(**(source or {})))
 
     def batches(self, data, batch_size=None):
         return lambda: self.feed(data, "propagate", batch_size=batch_size)

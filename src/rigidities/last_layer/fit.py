@@ -26,7 +26,7 @@ from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunc
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
 from ..calibration.residuals import Gathering
-from ..data.batches import Batch
+from ..data.batches import Batch, BatchFormat
 from ..data.feed import Feed
 from ..data.sketch import fingerprint
 from ..data.slots import InputName
@@ -383,13 +383,15 @@ class ReadoutFit:
         if weighing is not None and weighing.gradients is not None:
             derivative_key = weighing.gradients.apart
         is_whole = self.blank_binding.source.forward is not None
-        feed = Feed(self.model, is_whole, self.target, apart=derivative_key)
-        if state is None:
-            return feed
-        statistics = state.statistics
-        return replace(
-            feed, inputs=statistics.inputs, kind=statistics.kind, columns=statistics.columns
-        )
+        batch_format = BatchFormat(is_whole, self.target, apart=derivative_key)
+        if state is not None:
+            batch_format = replace(
+                batch_format,
+                inputs=state.statistics.inputs,
+                kind=state.statistics.kind,
+                columns=state.statistics.columns,
+            )
+        return Feed(self.model, batch_format)
 
     def batches(
         self,
@@ -452,7 +454,10 @@ class ReadoutFit:
             binding, statistics = self._begin(checkpoint, processes, weighing, options)
             # The form of the batches is learnt anew, except for an interrupted fit's columns.
             columns = None if statistics is None else statistics.columns
-            feed = replace(self.feed(weighing), inputs=None, kind=None, columns=columns)
+            feed = self.feed(weighing)
+            # New data may come in another form than those of an earlier fit.
+            batch_format = replace(feed.format, inputs=None, kind=None, columns=columns)
+            feed = replace(feed, format=batch_format)
             batches = feed(
                 train,
                 "fit",

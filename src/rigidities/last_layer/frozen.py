@@ -207,7 +207,7 @@ class Frozen(nn.Module):
         self.readout, self.norm, self.bars = readout, norm, bars
         self.outputs, self.levels = outputs, levels
         self.error, self.rounding = norm.error, norm.rounding
-        self._feed = replace(feed, model=readout.run.model, target=None)
+        self._feed = Feed(readout.run.model, replace(feed.format, target=None))
         self.members, own = Statistics(), None if members is None else members.row_deviation
         self.loses_members = own is not None
         if members is not None:
@@ -217,7 +217,7 @@ class Frozen(nn.Module):
 
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, ...]:
         """What `outputs` names, each shaped like the model's output."""
-        if self._feed.whole:
+        if self._feed.format.whole:
             batch = self._feed.handed(inputs, keywords)
             inputs, keywords = batch.args, batch.kwargs
         if self.bars is None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.batches import Batch
+from ...data.batches import Batch, BatchFormat
 from ...data.feed import Feed
 from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
@@ -181,7 +181,7 @@ class Ensemble(ModelWrapper):
         if output is None:
             output = snapshot.header["readout"]["output"]
         binding = Binding(model, Source(forward, features, output), layer)
-        feed = Feed(model, forward is not None, target)
+        feed = Feed(model, BatchFormat(forward is not None, target))
         device, _ = placement(model)
         members = _members_from(snapshot, device)
         return cls(_binding_from(snapshot, binding), _feed_from(snapshot, feed), members)
@@ -266,9 +266,9 @@ class Ensemble(ModelWrapper):
             "kind": self._kind,
             "drawing": self.drawing,
             "missing": self.missing,
-            "inputs": self._feed.inputs,
-            "apart": self._feed.apart,
-            "batch": self._feed.kind,
+            "inputs": self._feed.format.inputs,
+            "apart": self._feed.format.apart,
+            "batch": self._feed.format.kind,
         }
         return Snapshot(tensors | binding_snapshot.tensors, header | binding_snapshot.header)
 
@@ -366,4 +366,7 @@ def _binding_from(snapshot: Snapshot, binding: Binding) -> Binding:
 def _feed_from(snapshot: Snapshot, feed: Feed) -> Feed:
     """A feed with the kind of batches that a file or a state dict was made with."""
     header = snapshot.header
-    return replace(feed, inputs=header["inputs"], apart=header["apart"], kind=header["batch"])
+    batch_format = replace(
+        feed.format, inputs=header["inputs"], apart=header["apart"], kind=header["batch"]
+    )
+    return replace(feed, format=batch_format)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models.directional import bends, each, pulled, push, units
+from ...models.directional import curvatures_along, pulled, push, units, values_at
 
 Function = Callable[[Tensor], Tensor]
 
@@ -95,7 +95,7 @@ class Differential:
         tangents = tangents.to(self.precision)
         point = self._point.detach()
         try:
-            products = each(lambda t: push(self._fn, point, t).reshape(-1), tangents)
+            products = values_at(lambda t: push(self._fn, point, t).reshape(-1), tangents)
         except (RuntimeError, ValueError) as error:
             raise NotImplementedError(f"fn has no forward mode: {error}") from error
         by_quantity = products.detach().to(torch.float64).mT
@@ -103,7 +103,7 @@ class Differential:
 
     def second_derivatives(self, tangents: Tensor) -> Tensor:
         """Second derivatives along directions: (n, *point) -> (n, Q)."""
-        by_quantity = bends(self._fn, self._point, self._result, tangents).mT
+        by_quantity = curvatures_along(self._fn, self._point, self._result, tangents).mT
         return _checked_derivatives(by_quantity, 0).mT
 
     def _graph(self, point: Tensor) -> tuple[Tensor, Tensor]:

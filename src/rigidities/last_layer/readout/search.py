@@ -217,7 +217,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
         names: Of the modules.
     """
     twin, markers = put_recorders(twin, names, Marker)
-    before = Watch(twin, passing=Marker)
+    before = Watch(twin, ignored=Marker)
     with torch.enable_grad():
         try:
             # Nothing is kept for a backward pass: it takes no more memory than without gradients.
@@ -234,7 +234,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
     returned = _returned(output, markers)
     summary = MarkedPass(
         output=output.detach(),
-        renewed=frozenset(before.renewed(Watch(twin, passing=Marker))),
+        renewed=frozenset(before.renewed(Watch(twin, ignored=Marker))),
         returned=None if returned is None else names[returned],
     )
     return _Marked(markers, module_of_mark, output, summary)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...data import schema
-from ...data.arrays import TARGET_KEYS, Columns, agreed
+from ...data.arrays import TARGET_KEYS, Columns, agreed_columns
 from ...data.batches import Batch, kind_of
 from ...data.schema import Array, declare
 from ...data.storage import Snapshot, prefixed, unprefixed
@@ -128,7 +128,7 @@ class Statistics:
 
     def merge(self, other: Statistics) -> Statistics:
         """Add another's rows to these, and return these; the other stays as it was."""
-        self.columns = agreed(other.columns, self.columns)
+        self.columns = agreed_columns(other.columns, self.columns)
         if other.gram.device != self.gram.device:
             other = other.to(self.gram.device)
         for name, statistic in list(self.by_name.items()):
