@@ -624,10 +624,9 @@ class Tilted(Distribution):
         Returns:
             The values, in the shape of the first argument broadcast against the predictions.
         """
-        prediction_shape = torch.broadcast_shapes(
-            self.tilt.shape[:-1], torch.as_tensor(self.df).shape
-        )
-        shape = torch.broadcast_shapes(arguments[0].shape, prediction_shape)
+        df = torch.as_tensor(self.df).to(self.tilt)
+        prediction_shape = (self.tilt[..., 0] + df).shape
+        shape = (arguments[0] + arguments[0].new_empty(prediction_shape)).shape
         tilt = self.tilt.to(F64).expand(*prediction_shape, -1).reshape(-1, cosine_tilt.TERMS)
         rows = len(tilt)
         entries = math.prod(shape) // max(1, rows)
