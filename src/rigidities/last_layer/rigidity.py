@@ -396,7 +396,7 @@ class LastLayerRigidity(ModelWrapper):
         tap, learnt = self._fit.ready()
         reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
         batch.check(reading.output.shape[0])
-        std = bars.std(reading, bars.given(batch, reading))
+        std = bars.std(reading, bars.given_variance(batch, reading))
         if std.device.type == "cpu":
             require_finite(reading.output, std, lambda: [batch], "rows")
         return reading.output, std
