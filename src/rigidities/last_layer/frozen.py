@@ -325,13 +325,13 @@ class Frozen(nn.Module):
             results = self._results(reading, self.bars)
             if "members" in self.outputs:
                 buffers = self.members
-                own = OwnPart(buffers.factor, buffers.mixing) if self.loses_members else None
+                own_part = OwnPart(buffers.factor, buffers.mixing) if self.loses_members else None
                 results["members"] = member_outputs(
                     reading,
                     Batch(inputs, keywords, None, None),
                     buffers.deviations,
                     self._drawing,
-                    own,
+                    own_part,
                 )
         return tuple(results[name] for name in self.outputs)
 

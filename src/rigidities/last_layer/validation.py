@@ -235,16 +235,18 @@ class Validation:
             posterior.with_ridge(wanted.ridge)  # refuses a ridge that leaves a singular matrix
         zero_curvature = int(self.statistics.gram.zeros.sum())
         if self.full:
-            seen = self.sampled() if train is None else train
+            train_residuals = self.sampled() if train is None else train
             return automatic(
                 residuals,
-                seen,
+                train_residuals,
                 posterior.eigenvalues,
                 posterior.with_ridge,
                 wanted,
                 evidence=self._evidence(),
                 zero_curvature=zero_curvature,
-                biases=self._count_columns(residuals if seen is None else seen),
+                biases=self._count_columns(
+                    residuals if train_residuals is None else train_residuals
+                ),
             )
         assert residuals is not None
         score = None

@@ -403,7 +403,7 @@ def _student_at_nodes(degrees: tuple[float, ...]) -> Tensor:
 class TiltedRule(NamedTuple):
     r"""Moments and quantiles of tilted distributions by a fixed number of plain operations.
 
-    This is what graphs hold: a frozen module, compiled or exported, cannot iterate until a search
+    Graphs use it: a frozen module, compiled or exported, cannot iterate until a search
     has converged. Its quantiles are found as those of `Tilted.quantile` are, in the panel that
     `cosine_tilt.quantile_place` names, but by two tables in place of two computations.
 
