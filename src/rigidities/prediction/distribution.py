@@ -403,22 +403,21 @@ def _student_at_nodes(degrees: tuple[float, ...]) -> Tensor:
 class TiltedRule(NamedTuple):
     r"""Moments and quantiles of tilted distributions by a fixed number of plain operations.
 
-    Graphs use it: a frozen module, compiled or exported, cannot iterate until a search
-    has converged. Its quantiles are found as those of `Tilted.quantile` are, in the panel that
-    `cosine_tilt.quantile_place` names, but by two tables in place of two computations.
+    Graphs use it: a frozen module, compiled or exported, cannot iterate until a search has
+    converged. Its quantiles are found as those of `Tilted.quantile` are, in the panel and at the
+    place that `cosine_tilt.quantile_place` names, but with two tables in place of two computations.
 
     - Probabilities below the panels' edges come from 128 midpoints instead of the panels' 480
       nodes. At many rows that takes half the time. It costs digits at tiny levels alone, where
-      rounding of sums to one shows.
+      probabilities are differences of much larger terms.
     - Student's quantile comes from a polynomial in each panel instead of a search by Newton's
       steps, each of which takes an integral. Near the ends, where the quantile is singular,
       polynomials have three to six digits.
 
     So a quantile is that of the distribution to 1e-6 standard deviations while Student's level at
-    it lies between 1/64 and 63/64, and to 5e-4 while its level lies between 0.01 and 0.99. The
-    exact computation gives ten digits at levels down to 1e-12, which scores and conformal
-    intervals need. The moments are the same for both, and exact while 64 cosines hold the tilted
-    density.
+    it lies between 1/64 and 63/64, and to 5e-4 while its level lies between 0.01 and 0.99.
+    `Tilted.quantile` gives ten digits at levels down to 1e-12, which conformal intervals need. The
+    moments are the same for both, and exact while 64 cosines describe the tilted density.
 
     Attributes:
         basis: The cosines at 64 midpoints, (8, 64).
