@@ -56,7 +56,7 @@ from .accumulation import Weighing
 from .checkpoint import SECONDS, Checkpoint
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
-from .error_bars import Spread, gathered
+from .error_bars import BatchVariances, gathered
 from .fit import FitOptions, FitState, Passing, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_derivatives import traced_derivatives
@@ -490,7 +490,7 @@ class LastLayerRigidity(ModelWrapper):
         bars = state.bars
         reading = tap(*batch.args, **batch.kwargs)
         batch.check(reading.output.shape[0])
-        std = bars.std(reading, bars.given(batch, reading))
+        std = bars.std(reading, bars.given_variance(batch, reading))
         if std.device.type == "cpu":
             require_finite(reading.output, std, lambda: [batch], "rows")
         return reading.output, std
@@ -546,7 +546,7 @@ class LastLayerRigidity(ModelWrapper):
         with self._fit.job(group, "predict", options) as processes, torch.enable_grad():
             tap, state = self._fit.ready()
             batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
-            spreads = list(_spreads(tap, state, batches, sample_weight, uncertain_inputs))
+            spreads = list(_batch_variances(tap, state, batches, sample_weight, uncertain_inputs))
             if uncertain_inputs is not None:
                 uncertain_inputs.check_used_up()
             spreads = gathered(processes, spreads)
@@ -1227,13 +1227,13 @@ class LastLayerRigidity(ModelWrapper):
         return gradient
 
 
-def _spreads(
+def _batch_variances(
     tap: AnyTap,
     state: FitState,
     batches: Iterable[Batch],
     sample_weight: SampleWeight | None,
     uncertain_inputs: InputVariances | None,
-) -> Iterator[Spread]:
+) -> Iterator[BatchVariances]:
     """Means and variances of each batch."""
     bars = state.bars
     novelty_scale = None
