@@ -546,13 +546,13 @@ class LastLayerRigidity(ModelWrapper):
         with self._fit.job(group, "predict", options) as processes, torch.enable_grad():
             tap, state = self._fit.ready()
             batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
-            spreads = list(_batch_variances(tap, state, batches, sample_weight, uncertain_inputs))
+            variances = list(_batch_variances(tap, state, batches, sample_weight, uncertain_inputs))
             if uncertain_inputs is not None:
                 uncertain_inputs.check_used_up()
-            spreads = gathered(processes, spreads)
+            variances = gathered(processes, variances)
         # Gathered rows are those of other processes too, whose inputs are not here.
         readable = [] if gather else x
-        return state.bars.prediction(spreads, self._again(readable, "predict", batch_size))
+        return state.bars.prediction(variances, self._again(readable, "predict", batch_size))
 
     @outside_inference_mode
     def novelty(
@@ -1245,14 +1245,14 @@ def _batch_variances(
             reading = read(tap, batch)
         else:
             reading, novelty = novelty_scale.read(tap, batch)
-        spread = bars.of_batch(batch, reading, sample_weight)
+        variances = bars.of_batch(batch, reading, sample_weight)
         if novelty is not None:
             largest = novelty.amax(1)  # over the layers
-            spread = replace(spread, novelty=reading.spread_out(largest))
+            variances = replace(variances, novelty=reading.spread_out(largest))
         if uncertain_inputs is not None:
             variance = uncertain_inputs.next(tap, batch, reading.output)
-            spread = replace(spread, from_inputs=variance)
-        yield spread
+            variances = replace(variances, from_inputs=variance)
+        yield variances
 
 
 def _feature_maps(tap: AnyTap, wrt: InputName, batches: Iterable[Batch]) -> Iterator[FeatureMap]:

@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calibration.full_model.automatic import automatic_report
-from ..calibration.calibration import Support, CalibrationOptions
-from ..calibration.search import search_report
+from ..calibration.calibration import CalibrationOptions, Support
 from ..calibration.conformal import Conformal, Groups, bar_cuts, group_labels, set_aside
 from ..calibration.coverage import coverage_remarks, rows_prediction
 from ..calibration.criteria import AUTO
 from ..calibration.evidence import evidence
-from ..calibration.residuals import Gathering, Residuals
+from ..calibration.full_model.automatic import automatic_report
 from ..calibration.report import CalibrationReport
+from ..calibration.residuals import Gathering, Residuals
+from ..calibration.search import search_report
 from ..data.arrays import TARGET_KEYS
 from ..data.batches import Batch
 from ..data.sketch import RowSketch, row_hashes
