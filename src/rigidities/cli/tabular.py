@@ -315,8 +315,7 @@ def _judged(model: TableModel, data: Training, kind: str) -> Judgements:
 
 def _helps(kind: str, fault: str, remedy: str) -> str:
     """What the command has against a fault; the distribution and the noise are the best that it
-    has.
-    """
+    has."""
     other = "net" if kind == "tree" else "tree"
     if fault == "centre":
         return "Take the column `centre` of the predictions instead of `mean`."

@@ -15,7 +15,6 @@ Pages need the extra `report`, the verdict does not.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -225,7 +225,7 @@ def _rows_of_prediction(
     *,
     first_row: int,
 ) -> list[TargetRows]:
-    """Check a prediction, and cut it into the rows of its own distribution, one entry per target."""
+    """Check a prediction, and cut it into rows with its distribution, one entry per target."""
     prediction = prediction.to("cpu")
     true_values = as_tensor(target).cpu()
     true_values = true_values.reshape(_shape_of_prediction(true_values, prediction.mean))
