@@ -29,8 +29,7 @@ from ..data.arrays import with_target
 from ..metrics.alignment import Values, aligned, as_tensor
 from ..prediction.prediction import Prediction
 from .cautions import Caution
-from .document import checked_place, page, require_extra
-from .document import write_page as save
+from .document import checked_place, page, require_extra, save
 from .figures import Plot
 from .judgement import STATUS_WORDS, Judgements, Verdict
 from .rows import MOST_SHOWN, Advice, FittedPredictor, labelled_prediction, shape_of, target_rows

@@ -5,7 +5,7 @@ page has: the style, the policy that forbids requests, plotly's script, the plot
 script that draws them. Jinja escapes all text that a template is given, so that text from data
 stays text.
 
-`write_page` puts a page into a file.
+`save` puts a page into a file.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _asset(name: str) -> str:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def write_page(path: str | os.PathLike[str], text: str) -> Path:
+def save(path: str | os.PathLike[str], text: str) -> Path:
     """Write a page so that a crash leaves either the old one or the new one.
 
     Args:
