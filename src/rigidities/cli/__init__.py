@@ -140,7 +140,7 @@ def _add_report(command: Command) -> None:
     summary = "write one HTML page that says how far error bars can be trusted"
     examples = ["predictions.csv", "uq.safetensors --model my_module:build --data test.npz"]
     add = command("report", _report, summary, *examples)
-    kinds = "predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors)"
+    kinds = "predictions (.csv) or a saved fit (.safetensors)"
     add("file", type=Path, help=kinds)
     add("--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)")
     add("--title", help="its heading (default: the name of the file)")
@@ -153,10 +153,9 @@ def _add_report(command: Command) -> None:
 
 def _report(say: tabular.Say, file: Path, **options: Any) -> dict[str, Any]:
     page, verdict = from_file(file, load=LastLayerRigidity.load, **options)
-    if verdict is not None:
-        say(str(verdict))
+    say(str(verdict))
     say(f"Wrote {page}")
-    return {"out": str(page), "verdict": None if verdict is None else verdict.plain()}
+    return {"out": str(page), "verdict": verdict.plain()}
 
 
 def _add_merge(command: Command) -> None:

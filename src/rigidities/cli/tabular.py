@@ -27,7 +27,7 @@ from ..last_layer.rigidity import LastLayerRigidity
 from ..notices import extra
 from ..report.document import checked_place
 from ..report.judgement import Judgements
-from ..report.scores import Judged
+from ..report.scores import TargetScores
 from . import learners
 from .columns import Column, inputs, matrix
 from .tables import Table
@@ -180,7 +180,7 @@ def train(
     say: Say = print,
 ) -> dict[str, Any]:
     """Learn a column of a table and write a folder, as on the command line; the summary."""
-    _require("pandas", "sklearn", "plotly")
+    _require("pandas", "sklearn", "plotly", "jinja2")
     begun = time.monotonic()
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out {out} is a file. Name a folder to write.")
@@ -299,7 +299,7 @@ def _judged(model: TableModel, data: Training, kind: str) -> Judgements:
     frame = data.frame[data.part == "test"]
     shown = [*model.identifiers, *frame][:12]
     spread = metrics.rmse(calibrated.mean, target)
-    return report.judged(
+    return report.judge(
         model.uq.predict(x, progress=False),
         y,
         names=[model.target],
@@ -309,7 +309,7 @@ def _judged(model: TableModel, data: Training, kind: str) -> Judgements:
         constant=[spread] if spread > 0 else None,
         reference=calibrated.std,
         level=model.level,
-        helps=partial(_helps, kind),
+        advice=partial(_helps, kind),
     )
 
 
@@ -322,7 +322,7 @@ def _helps(kind: str, fault: str, remedy: str) -> str:
     return f"--model {other}, other inputs or more rows may help."
 
 
-def _scores(judged: Judged, ends: Sequence[Tensor]) -> Scores:
+def _scores(judged: TargetScores, ends: Sequence[Tensor]) -> Scores:
     """Of the error bars, of one constant bar, and of the ends that quantile regression gives."""
     low, high = ends
     y = judged.rows.target[:, None]
