@@ -20,7 +20,7 @@ from rigidities.calibration.coverage import (
     TAIL,
     Coverage,
     ScoredRows,
-    held_by_chance,
+    covered_by_chance,
 )
 from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
@@ -92,7 +92,9 @@ def test_bars_a_hundred_times_too_wide_are_called_so_at_any_number_of_rows(count
 @pytest.mark.parametrize("count", [1, 2, 12, 34, 35, 36, 100, 300, 2000, 100_000])
 def test_what_chance_allows_is_the_binomial_distribution(count: int) -> None:
     for tail in (0.025, TAIL, 0.001):
-        assert held_by_chance(count, tail) == tuple(stats.binom(count, 0.9).ppf([tail, 1 - tail]))
+        assert covered_by_chance(count, tail) == tuple(
+            stats.binom(count, 0.9).ppf([tail, 1 - tail])
+        )
 
 
 @pytest.mark.parametrize("count", [12, 34, 40])
@@ -141,10 +143,10 @@ def test_grave_cautions_stand_in_the_headline_of_bars_to_be_used_with_care() -> 
 
 def test_each_look_at_many_targets_has_a_smaller_tail() -> None:
     wide = rows(400, 1.0)
-    assert wide.scored.coverage[2:4] == held_by_chance(400, TAIL)
+    assert wide.scored.coverage[2:4] == covered_by_chance(400, TAIL)
     many = replace(wide, target_count=50)
-    assert many.scored.coverage[2:4] == held_by_chance(400, TAIL / 50)
-    assert many.scored.fifths[0][2:4] == held_by_chance(80, FIFTHS_TAIL / 50)
+    assert many.scored.coverage[2:4] == covered_by_chance(400, TAIL / 50)
+    assert many.scored.fifths[0][2:4] == covered_by_chance(80, FIFTHS_TAIL / 50)
     mean, std, target = (part.reshape(-1, 4) for part in columns(400))
     (part, *others) = target_rows(mean, target, std=std)
     assert part.target_count == 4 == 1 + len(others)

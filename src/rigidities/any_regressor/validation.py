@@ -35,7 +35,10 @@ _REMEDY = "Give f a noise that differs between rows (losses.GaussianNLL), or men
 
 
 def calibration_report(
-    differentiation: Differentiation, form: Form, batches: Iterable[SampleBatch], wanted: CalibrationOptions
+    differentiation: Differentiation,
+    form: Form,
+    batches: Iterable[SampleBatch],
+    wanted: CalibrationOptions,
 ) -> CalibrationReport:
     """Choose scale and noise, and a ridge that is not fixed; see `PredictionRigidity.calibrate`.
 
