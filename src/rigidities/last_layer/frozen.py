@@ -27,7 +27,7 @@ from ..models.modes import unmixed
 from ..models.shadow import placement
 from ..notices import require_level
 from ..posterior.gram import HALVES, with_ones
-from ..posterior.joint import OwnPart
+from ..posterior.joint import RowDeviation
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import Block, QuadraticForm, Split, norms
 from ..prediction.distribution import Tilted, TiltedRule
@@ -87,7 +87,7 @@ class FactorNorm(Buffers):
         self.dtype = form.dtype
         # Blocks of one factor per target take the column of ones itself; others fold it.
         self._append_ones = ones and form.factor.ndim == 3
-        blocks = form.made(ones=ones and not self._append_ones, constant=constant)
+        blocks = form.make_blocks(ones=ones and not self._append_ones, constant=constant)
         self._starts = [block.start for block in blocks]
         for i, block in enumerate(blocks):
             self.register_buffer(f"matrix{i}", block.matrix)
@@ -308,9 +308,9 @@ class Frozen(nn.Module):
         if members is not None:
             self._drawing = members.drawing
             self.members.register(deviations=members.deviations)
-            if members.own is not None:
+            if members.row_deviation is not None:
                 self.loses_members = True
-                self.members.register(**members.own._asdict())
+                self.members.register(**members.row_deviation._asdict())
         self.train()
 
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, ...]:
@@ -325,13 +325,15 @@ class Frozen(nn.Module):
             results = self._results(reading, self.bars)
             if "members" in self.outputs:
                 buffers = self.members
-                own_part = OwnPart(buffers.factor, buffers.mixing) if self.loses_members else None
+                row_deviation = None
+                if self.loses_members:
+                    row_deviation = RowDeviation(buffers.factor, buffers.mixing)
                 results["members"] = member_outputs(
                     reading,
                     Batch(inputs, keywords, None, None),
                     buffers.deviations,
                     self._drawing,
-                    own_part,
+                    row_deviation,
                 )
         return tuple(results[name] for name in self.outputs)
 
