@@ -86,7 +86,7 @@ def class_lines(name: str, cls: type) -> Iterator[str]:
 
 
 def signature(function: Any) -> str:
-    """The parameters with their defaults, without types: those differ between versions of Python."""
+    """The parameters with their defaults; types are left out, Python versions differ in them."""
     try:
         found = inspect.signature(function)
     except (TypeError, ValueError):  # built in, or made by its metaclass
