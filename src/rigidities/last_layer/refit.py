@@ -149,7 +149,8 @@ def refitted(
     if valid is not None:
         plan = statistics.plan(statistics.gram.precision)
         rows_here = accumulate(None, lambda _: tap, valid(), weighing, plan)
-        new_rows = others.statistics(rows_here, lambda parts: settled(combined(parts)))
+        # The rows of all processes, where there are several.
+        new_rows = others.statistics(rows_here, lambda per_process: settled(combined(per_process)))
         judging_gram = new_rows.gram
         # Validation rows did not determine the readout: they have no leverage.
         degrees = torch.zeros_like(best.degrees)

@@ -225,7 +225,9 @@ class Posterior:
         a = self.whitened(left)
         b = a if right is None else self.whitened(right)
         if self.eigenvalues.ndim > 1:
-            a, b = a.movedim(-2, 0), b.movedim(-2, 0)
+            # Targets first, (T, N, k).
+            a = a.movedim(-2, 0)
+            b = b.movedim(-2, 0)
         scale = self.scale[:, None, None] if self.scale.ndim else self.scale
         return scale.square() * (a @ b.mT)
 

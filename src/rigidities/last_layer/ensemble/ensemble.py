@@ -220,14 +220,14 @@ class Ensemble(ModelWrapper):
             with contextlib.suppress(ValueError):
                 self._pass.current()
 
-    def _take(self, given: Snapshot | None) -> None:
+    def _take(self, snapshot: Snapshot | None) -> None:
         """Replace the members by those of a state dict."""
-        if given is None:
+        if snapshot is None:
             raise ValueError("The state dict is one of an unfitted object, which has no members.")
         # All is read before anything changes: an error leaves the ensemble as it was.
-        members = _members_from(given, self.deviations.device)
-        binding = _binding_from(given, self._pass.binding)
-        self._feed = _feed_from(given, self._feed)
+        members = _members_from(snapshot, self.deviations.device)
+        binding = _binding_from(snapshot, self._pass.binding)
+        self._feed = _feed_from(snapshot, self._feed)
         self._pass = ReadoutPass(binding)
         self._register(members)
 
@@ -247,11 +247,13 @@ class Ensemble(ModelWrapper):
         self.missing = members.missing
 
     def _outputs(self, reading: Reading, batch: Batch, dtype: torch.dtype | None = None) -> Tensor:
+        """Outputs of all members for what one pass gave."""
         return member_outputs(reading, batch, self.deviations, self.drawing, self.own, dtype)
 
     def _snapshot(
         self, *, thorough: bool = False, probes: bool = True, rows: bool = False
     ) -> Snapshot:
+        """Members, feed and binding, for a file or a state dict."""
         if rows:
             raise ValueError("An ensemble holds no training rows. Save it without rows=True.")
         binding = self._pass.binding

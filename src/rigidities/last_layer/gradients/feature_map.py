@@ -121,6 +121,7 @@ class FeatureMap:
 
     @cached_property
     def _transformable_pass(self) -> Callable[..., Reading] | None:
+        """The model's pass as a function that `torch.func` can transform; None for none."""
         args, kwargs = self.slot.put(self.batch, self.traced.x)
         return self.tap.steady(*args, **kwargs)
 
