@@ -34,7 +34,7 @@ from .figures import Plot
 from .judgement import STATUS_WORDS, Judgements, Verdict
 from .rows import MOST_SHOWN, Advice, FittedPredictor, labelled_prediction, shape_of, target_rows
 from .scores import TargetScores
-from .target_section import TargetSection, overview, target_section
+from .target_section import TargetSection, overview, section_of
 
 __all__ = ["Verdict", "html", "save", "verdict", "write"]
 
@@ -265,14 +265,14 @@ def judge(
     for rows, constant_bar in zip(all_rows, constant_bars, strict=True):
         rows = replace(rows, calibrated_bar=constant_bar, advice=advice, row_numbers=row_numbers)
         targets.append(TargetScores(rows, level=level))
-    further = [
+    further_cautions = [
         caution if isinstance(caution, Caution) else Caution(caution) for caution in cautions
     ]
     return Judgements(
         targets=targets,
         calibration=calibration,
         references=_reference_bars(reference, len(targets)),
-        further=further,
+        further_cautions=further_cautions,
     )
 
 
@@ -327,10 +327,10 @@ def page_of(judgements: Judgements, title: str = TITLE) -> str:
     target_count = len(judgements.targets)
     # The first targets have sections, and the worst in any case.
     chosen = list(range(min(MOST_TARGETS, target_count)))
-    if judgements.worst not in chosen:
-        chosen[-1] = judgements.worst
+    if judgements.worst_target not in chosen:
+        chosen[-1] = judgements.worst_target
     sections = [
-        target_section(
+        section_of(
             judgements.targets[k],
             judgements.verdicts[k],
             identifier=_identifier(k),
@@ -341,7 +341,7 @@ def page_of(judgements: Judgements, title: str = TITLE) -> str:
     ]
     all_targets = None
     if target_count > 1:
-        all_targets = overview(judgements, _identifier(judgements.worst), len(sections))
+        all_targets = overview(judgements, _identifier(judgements.worst_target), len(sections))
     return page(
         "judgement.html",
         title=title,

@@ -105,14 +105,14 @@ class Verdict:
 
 def judgement(
     scores: TargetScores,
-    beware: Sequence[Caution] = (),
+    all_cautions: Sequence[Caution] = (),
     calibration: CalibrationReport | None = None,
 ) -> Verdict:
     """The verdict on the rows of one target.
 
     Args:
         scores: The rows and their metrics.
-        beware: What to beware of. Grave cautions lower the verdict.
+        all_cautions: What to beware of. Grave cautions lower the verdict.
         calibration: What `calibrate` returned, so that no remedy is named that is in use already.
     """
     rows = scores.rows
@@ -123,12 +123,12 @@ def judgement(
     findings = (size_finding, fifths_finding, use_finding, ranking_finding)
     if len(rows) < FEW:
         headline = f"Too few rows for a verdict: {len(rows)}. What follows may be chance."
-        return Verdict(headline, CAREFUL, findings, tuple(beware))
-    grave = [caution.grave for caution in beware if caution.grave]
+        return Verdict(headline, CAREFUL, findings, tuple(all_cautions))
+    grave = [caution.grave for caution in all_cautions if caution.grave]
     if ranking_finding.status == BAD:
         grave.append("larger bars go with smaller errors")
     headline, status = _headline(size_finding, fifths_finding, use_finding, grave)
-    return Verdict(headline, status, findings, tuple(beware))
+    return Verdict(headline, status, findings, tuple(all_cautions))
 
 
 def _headline(
@@ -430,13 +430,13 @@ class Judgements:
         targets: Rows and metrics of each target.
         calibration: What `calibrate` returned, if it is known.
         references: Bars on rows like those of the calibration, of each target; None if unknown.
-        further: More to beware of, for every target.
+        further_cautions: More to beware of, for every target.
     """
 
     targets: Sequence[TargetScores]
     calibration: CalibrationReport | None = None
     references: Sequence[Tensor | None] = ()
-    further: Sequence[Caution] = ()
+    further_cautions: Sequence[Caution] = ()
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -444,13 +444,20 @@ class Judgements:
         references = self.references or [None] * len(self.targets)
         verdicts = []
         for scores, reference in zip(self.targets, references, strict=True):
-            beware = [*self.further, *cautions(scores.rows, self.calibration, reference)]
-            verdicts.append(judgement(scores, beware, self.calibration))
+            all_cautions = [
+                *self.further_cautions,
+                *cautions(scores.rows, self.calibration, reference),
+            ]
+            verdicts.append(judgement(scores, all_cautions, self.calibration))
         return verdicts
 
     @cached_property
-    def worst(self) -> int:
-        """Which target fares worst: by status, by how many findings are bad, by the bars' size."""
+    def worst_target(self) -> int:
+        """Index of the target that fares worst.
+
+        Targets are compared by their status, then by how many findings are bad, then by how wrong
+        the size of the bars is.
+        """
 
         def badness(k: int) -> tuple[float, ...]:
             verdict = self.verdicts[k]
@@ -463,11 +470,11 @@ class Judgements:
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict on the worst target, with the grave cautions of the others."""
-        worst = self.verdicts[self.worst]
+        worst = self.verdicts[self.worst_target]
         count = len(self.targets)
         if count == 1:
             return worst
-        name = self.targets[self.worst].rows.name
+        name = self.targets[self.worst_target].rows.name
         if all(verdict.headline == worst.headline for verdict in self.verdicts):
             whose = f"All {count} targets"
         else:

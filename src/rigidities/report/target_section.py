@@ -1,6 +1,6 @@
 """What the page shows of one target, and of several at a glance.
 
-`target_section` turns the metrics and the verdict of a target into texts and plots;
+`section_of` turns the metrics and the verdict of a target into texts and plots;
 `overview` makes one line for each of several targets. The template `judgement.html` puts them into
 the page. Nothing here is HTML.
 """
@@ -134,7 +134,7 @@ class TargetSection:
     worst_rows: WorstRows
 
 
-def target_section(
+def section_of(
     scores: TargetScores,
     verdict: Verdict,
     *,
