@@ -18,6 +18,14 @@ from ..fits.fit_rigidity import FitRigidity, LinearModel
 from ..fits.sources import from_jacobian, penalty_rows, weight_roots
 from ..posterior.row_span import RowSpan
 
+__all__ = [
+    "dual_quadratic",
+    "kernel_quadratic",
+    "linear_regression",
+    "primal_quadratic",
+    "unexplained",
+]
+
 
 def linear_regression(
     X: Values,

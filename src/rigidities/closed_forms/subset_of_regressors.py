@@ -26,6 +26,8 @@ from ..fits.arrays import Values, float64
 from ..fits.fit_rigidity import FitRigidity, LinearModel
 from .linear_regression import linear_regression
 
+__all__ = ["GaussianKernel", "SubsetOfRegressors"]
+
 Kernel = Callable[[Any, Any], Any]
 """k(X, Z): (n, d), (m, d) -> (n, m)."""
 

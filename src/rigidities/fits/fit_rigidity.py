@@ -28,6 +28,8 @@ from ..prediction.derived import Derived, correlation
 from ..prediction.prediction import Prediction
 from .arrays import Values, as_tensor, column, float64
 
+__all__ = ["FitRigidity"]
+
 Model = Callable[[Any], tuple[Tensor, Tensor]]
 """x -> predictions (M,) and their derivatives by the parameters (M, P)."""
 

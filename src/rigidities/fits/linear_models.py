@@ -19,6 +19,8 @@ from .arrays import Values, as_tensor, column, float64
 from .fit_rigidity import FitRigidity, LinearModel
 from .sources import from_covariance, from_jacobian, shared_sigma, weight_roots, with_fixed
 
+__all__ = ["linear", "polyfit"]
+
 
 def linear(
     results: Any,

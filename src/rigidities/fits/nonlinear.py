@@ -20,6 +20,8 @@ from .arrays import Values, as_tensor, column, float64
 from .fit_rigidity import FitRigidity, Model
 from .sources import from_covariance, from_jacobian, residual_variance, shared_sigma, with_fixed
 
+__all__ = ["curve_fit", "least_squares"]
+
 Function = Callable[[Any], Any]
 """Parameters (P,) as a NumPy array -> predictions (M,)."""
 

@@ -18,6 +18,8 @@ from ..posterior.posterior import check_ridge
 from .arrays import Values, column, float64
 from .fit_rigidity import FitRigidity
 
+__all__ = ["from_covariance", "from_jacobian"]
+
 
 def from_jacobian(
     jacobian: Values,
