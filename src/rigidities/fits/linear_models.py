@@ -31,20 +31,21 @@ def linear(
 ) -> FitRigidity:
     r"""Error bars of a linear fit, recognised by what it offers.
 
-    - statsmodels OLS, WLS, GLS results: the covariance that the results report (a robust one too);
-      `predict(x).std` is `get_prediction(x).se_mean`, with `noise=fit.noise / weight` `se_obs` of
-      new weights; `noise=True` takes the weight that all rows share. x holds the design matrix's
-      columns, the constant among them. Others of its models, whose mean is no linear function
-      (Poisson, Logit, Probit), are refused.
-    - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: $\sigma^2 x^\top
-      (X^\top X + \alpha I)^{-1} x$ with the intercept as a column that is not penalised and
-      $\sigma^2$ from the residuals over n minus the effective number of parameters. With
-      $\alpha > 0$ it is the Bayesian variance (prior variance $\sigma^2 / \alpha$): the bias of
-      the penalised fit counts in it. Data that do not meet the fit's normal equations $X^\top W r
-      = \alpha w$ are refused. With `positive=True` coefficients at zero are held there, with a
-      warning: `FitRigidity.fixed` names them.
-    - scikit-learn `BayesianRidge`: its own posterior; `predict(x, noise=True).std` is its
-      `predict(x, return_std=True)`, which takes the intercept as known.
+    - statsmodels OLS, WLS, GLS results: the covariance is the one that the results report (a robust
+      one too). `predict(x).std` equals `get_prediction(x).se_mean`. With `noise=fit.noise / weight`
+      it equals `se_obs` for new weights; `noise=True` uses the weight that all rows share. x has
+      the columns of the design matrix, the constant among them. Models whose mean is no linear
+      function (Poisson, Logit, Probit) are refused.
+    - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: the variance is
+      $\sigma^2 x^\top (X^\top X + \alpha I)^{-1} x$. The intercept is a column that is not
+      penalised, and $\sigma^2$ comes from the residuals over n minus the effective number of
+      parameters. With $\alpha > 0$ it is the Bayesian variance (prior variance
+      $\sigma^2 / \alpha$), which includes the bias of the penalised fit. Data that do not meet the
+      fit's normal equations $X^\top W r = \alpha w$ are refused. With `positive=True` coefficients
+      at zero are held there, with a warning: `FitRigidity.fixed` names them.
+    - scikit-learn `BayesianRidge`: the covariance is that of its own posterior.
+      `predict(x, noise=True).std` equals its `predict(x, return_std=True)`, which takes the
+      intercept as known.
 
     Args:
         results: The fitted object.
