@@ -24,6 +24,13 @@ from ..notices import notify
 from .newton import NotConverged, Solution, constrained_minimum, minimum
 from .problem import ConstrainedProblem, Expansion
 
+__all__ = [
+    "ConstrainedProfile",
+    "ConstrainedRigidity",
+    "constrained_profile",
+    "constrained_rigidity",
+]
+
 LEVELS = 24
 """Halvings of the step, at most."""
 

@@ -42,6 +42,8 @@ from torch import Tensor, nn
 
 from .quadrature import Function, mehler_dual
 
+__all__ = ["Activation", "ActivationLike", "activation", "by_quadrature"]
+
 Dual = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A dual: variances p and q and covariances r, which broadcast, to expectations."""
 

@@ -39,6 +39,8 @@ from torch import Tensor
 
 from ..posterior.row_span import RowSpan
 
+__all__ = ["TrainedProcess", "gaussian_process_at", "last_layer_process_at"]
+
 Times = float | Sequence[float] | Tensor
 Pair = tuple[Tensor, Tensor]
 """A kernel of the training data, (N, N), and that between test and training data, (M, N)."""

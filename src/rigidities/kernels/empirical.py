@@ -21,6 +21,8 @@ from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Regressor
 from ..last_layer.readout.tap import AnyTap, Tap
 
+__all__ = ["empirical_nngp", "empirical_ntk"]
+
 DEFAULT_BATCH = 256
 """Rows whose derivatives are stored at once, twice."""
 
@@ -55,8 +57,8 @@ def empirical_ntk(
         ValueError: An option or the inputs are not usable.
 
     Examples:
-        >>> net = nn.Linear(2, 1, bias=False)
-        >>> empirical_ntk(net, torch.tensor([[1.0, 0.0], [1.0, 2.0]])).tolist()
+        >>> network = nn.Linear(2, 1, bias=False)
+        >>> empirical_ntk(network, torch.tensor([[1.0, 0.0], [1.0, 2.0]])).tolist()
         [[1.0, 1.0], [1.0, 5.0]]
     """
     if outputs not in {"full", "trace"}:
@@ -120,8 +122,8 @@ def empirical_nngp(
         ValueError: The inputs are not usable, or each output has features of its own.
 
     Examples:
-        >>> net = nn.Sequential(nn.Identity(), nn.Linear(1, 1, bias=False))
-        >>> empirical_nngp(net, torch.tensor([[1.0], [2.0]]), weight_variance=0.5).tolist()
+        >>> network = nn.Sequential(nn.Identity(), nn.Linear(1, 1, bias=False))
+        >>> empirical_nngp(network, torch.tensor([[1.0], [2.0]]), weight_variance=0.5).tolist()
         [[0.5, 1.0], [1.0, 2.0]]
     """
     if not 0 <= weight_variance < float("inf"):

@@ -25,6 +25,8 @@ from torch import Tensor
 
 from .activations import Activation, ActivationLike, activation
 
+__all__ = ["FullyConnected", "Kernels"]
+
 
 class Kernels(NamedTuple):
     """Both kernels of one network between the same inputs.
@@ -59,8 +61,8 @@ class FullyConnected:
 
     Examples:
         >>> x = torch.eye(2, dtype=torch.float64)
-        >>> net = FullyConnected(depth=1, activation="identity", input_scale=1.0)
-        >>> net.ntk(x).tolist()  # L + 1 times the inner products
+        >>> network = FullyConnected(depth=1, activation="identity", input_scale=1.0)
+        >>> network.ntk(x).tolist()  # L + 1 times the inner products
         [[2.0, 0.0], [0.0, 2.0]]
     """
 

@@ -36,6 +36,14 @@ from ..prediction.quadrature import gauss
 from .activations import Activation, ActivationLike, activation
 from .quadrature import TOLERANCE
 
+__all__ = [
+    "CubicCorrections",
+    "cubic_corrections",
+    "dual_series",
+    "odd_coefficients",
+    "recursion_series",
+]
+
 _REACH = 16.0
 """The integrals' range; exp(-16^2 / 2) is 1e-56."""
 
