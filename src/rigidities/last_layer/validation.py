@@ -190,7 +190,9 @@ class Validation:
         cuts = None
         if groups == "bar":
             seen = self.sampled()
-            cuts = bar_cuts(None if seen is None else rows_prediction(chosen, seen, lam, seen=True).std)
+            cuts = bar_cuts(
+                None if seen is None else rows_prediction(chosen, seen, lam, seen=True).std
+            )
         found, labels = rows_prediction(chosen, apart, lam), apart.extra.get("labels")
         conformal = Conformal.of(
             found,
