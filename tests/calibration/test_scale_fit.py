@@ -167,7 +167,7 @@ def test_a_start_keeps_its_penalty_and_ends_at_the_same_maximum(fitted):
 def test_residuals_of_zero_leave_the_maximum_finite():
     rows, inputs = made_rows()
     some = replace(rows, residual=torch.where(rows.q > rows.q.median(), rows.residual, 0.0))
-    square = some.residual.square() + 1e-6 * some.size
+    square = some.residual.square() + 1e-6 * some.mean_square
     constant = constant_fit(some, square, gaussian=False)
     fit = headed_fit(some, inputs, square, constant, gaussian=False)
     assert bool(fit.vector.isfinite().all())
@@ -190,7 +190,7 @@ def test_the_heaviest_tails_are_a_bound_at_which_everything_else_still_moves(see
     assert float(slope @ torch.linalg.solve(information, slope)) < 0.05  # nats left to gain, twice
     fold = rows[torch.arange(len(rows)) % 5 > 0]
     own = inputs[torch.arange(len(rows)) % 5 > 0]
-    left = headed_fit(fold, own, fold.square, constant, gaussian=False, start=fit)
+    left = headed_fit(fold, own, fold.squares, constant, gaussian=False, start=fit)
     assert float((left.vector - fit.vector).abs().max()) > 0.01
 
 
@@ -261,7 +261,7 @@ def test_the_scale_of_clipped_gaussian_rows_is_that_of_the_rows_before_they_were
         rows,
         residual=residual.maximum(bound),
         side=-(residual < bound).to(F64),
-        share=torch.ones_like(residual),
+        noise_factor=torch.ones_like(residual),
         q=torch.full_like(residual, 1e-6),
         seen=torch.zeros(2000, dtype=torch.bool),
     )

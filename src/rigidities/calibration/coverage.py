@@ -374,12 +374,12 @@ def coverage_remarks(
     looked_at = _shuffled(len(residuals.error)).to(eigenvalues.device) < rows
     residuals = residuals.subset(looked_at)
     p = rows_prediction(report.calibration, residuals, eigenvalues)
-    for target, known in enumerate(residuals.error.isfinite().unbind(1)):
-        if not bool(known.any()):  # masked in all rows that are looked at
+    for target, finite in enumerate(residuals.error.isfinite().unbind(1)):
+        if not bool(finite.any()):  # masked in all rows that are looked at
             continue
         which = f"Target {target}: " if targets > 1 else ""
-        target_p = p[known, target]
-        y = target_p.mean + residuals.error[known, target]
+        target_p = p[finite, target]
+        y = target_p.mean + residuals.error[finite, target]
         uneven = ScoredRows.of(target_p, y, targets).uneven if judgeable(target_p) else []
         if uneven:
             sentences = " ".join(fifth.sentence for fifth in uneven[:3])

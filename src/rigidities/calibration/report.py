@@ -285,12 +285,13 @@ class CalibrationReport:
             f"{LARGEST_DOUBT:g}. Fit again with precision='double', or pass a larger ridge=."
         )
 
-    def certified(self, rounding: float, own: float) -> CalibrationReport:
+    def certified(self, rounding: float, feature_rounding: float) -> CalibrationReport:
         """The report with the certificate of mixed precision.
 
         Args:
             rounding: A bound on the relative error that mixed precision brings.
-            own: The relative error of the features themselves, below which nothing is said.
+            feature_rounding: The relative error of the features themselves, below which nothing is
+                said.
 
         Raises:
             ValueError: Rounding may change variances by half of themselves or more.
@@ -298,7 +299,7 @@ class CalibrationReport:
         report = replace(self, rounding=rounding)
         if rounding > 0.5:
             raise ValueError(report._rounding_warning)
-        if rounding > max(LARGEST_DOUBT, own):
+        if rounding > max(LARGEST_DOUBT, feature_rounding):
             notify(report._rounding_warning)
         return report
 

@@ -66,45 +66,16 @@ def automatic_report(
         biases: The columns of the features that belong to biases, if that is known. What they
             explain of the targets is told from all rows, also where some are left out.
     """
-    ridge, edge = _ridge(validation, eigenvalues, options, evidence)
-    largest = _largest_ridge(eigenvalues)
-    swamping = options.ridge is None and ridge > largest
-    if swamping:
-        ridge = largest
-        edge = None
-    memorised = 0
-    if validation is not None and _memorised(training, eigenvalues, ridge):
-        assert training is not None
-        memorised = len(training.error)
-        training = None
-
-    rows = rows_of_targets(validation, training, eigenvalues, ridge, options.support)
-    remarks = _outlier_remarks(validation, options)
-    remarks += _row_remarks(rows, options, memorised)
-    if swamping:
-        remarks.append(
-            "The best ridge would swamp every direction of the features, and bars would know no "
-            f"unfamiliar inputs: it is held at {ridge:.4g}, where the data determine one direction."
-        )
-    if validation is None and not options.optimism:  # left-out training rows are as good as new
-        rows = [replace(table, seen=torch.zeros_like(table.seen)) for table in rows]
-    rows = [table.with_forecast(biases) for table in rows]
-
+    data = RidgeRows.of(validation, training, eigenvalues, options, evidence, biases)
     paper = None
     if validation is not None:
         paper = PaperForm.likeliest(validation, eigenvalues, options)
-    shared = _share_features(validation, training)
-    ladder = Ladder.of(
-        rows,
-        _components(rows, options),
-        paper_q=None if paper is None else paper.q_of_targets,
-        features=_common_features(validation, training) if shared and len(rows) > 1 else None,
-        barred=_barred(paper, rows, eigenvalues),
-        aligned=validation is not None and bool(validation.error.isfinite().all()),
-    )
-
-    typical_weight = _typical_weight(validation, training, len(rows))
+    ladder = _ladder(data, paper, eigenvalues, options)
     rung = ladder.taken
+    ridge = data.ridge
+    edge = data.edge
+    rows = data.rows
+    remarks = data.remarks
     if paper is not None and rung == PAPER:
         ridge = paper.calibration.ridge
         edge = None
@@ -113,15 +84,17 @@ def automatic_report(
         rows = rows_of_targets(validation, None, eigenvalues, ridge, options.support)
     else:
         fits = [target_fits[rung] for target_fits in ladder.fits]
-        calibration = calibration_of_fits(fits, ridge, options, typical_weight, shared=shared)
+        calibration = calibration_of_fits(
+            fits, ridge, options, data.typical_weight, shared=data.share_features
+        )
         nll = ladder.nll(rung)
-        remarks += _raised_noise_remarks(fits)
+        remarks = [*remarks, *_raised_noise_remarks(fits)]
     means = ladder.means
     return completed_report(
         options,
         validation,
         _errors(validation, rows),
-        calibration=_with_joint_scale(calibration, rows, typical_weight),
+        calibration=_with_joint_scale(calibration, rows, data.typical_weight),
         curvature=curvature_at(ridge),
         gain=ladder.gain,
         value=means.get(rung, nll),
@@ -129,13 +102,100 @@ def automatic_report(
         at_edge=edge,
         zero_curvature=zero_curvature,
         remarks=remarks,
-        seen=0 if training is None else len(training.error),
+        seen=0 if data.training is None else len(data.training.error),
         ladder=means,
         rung=rung,
     )
 
 
 # --- the ridge, and the rows at it ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RidgeRows:
+    """The rows of all targets at one ridge, which the full model is fitted to.
+
+    Attributes:
+        validation: The validation rows as they were gathered, if any.
+        training: The training rows that are used, if any.
+        ridge: The ridge.
+        edge: The edge of its range that the ridge lies at, as in `search`.
+        rows: The rows of each target, with their ignorant forecast.
+        remarks: Sentences on the rows and the ridge.
+    """
+
+    validation: Residuals | None
+    training: Residuals | None
+    ridge: float
+    edge: str | None
+    rows: list[TargetRows]
+    remarks: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        validation: Residuals | None,
+        training: Residuals | None,
+        eigenvalues: Tensor,
+        options: CalibrationOptions,
+        evidence: Evidence | None,
+        biases: Tensor | None,
+    ) -> RidgeRows:
+        """The rows at the best ridge; the arguments are those of `automatic_report`."""
+        ridge, edge = _ridge(validation, eigenvalues, options, evidence)
+        largest = _largest_ridge(eigenvalues)
+        swamping = options.ridge is None and ridge > largest
+        if swamping:
+            ridge = largest
+            edge = None
+        memorised = 0
+        if validation is not None and training is not None:
+            leverage = _mean_leverage(training, eigenvalues, ridge)
+            if leverage > LARGEST_LEVERAGE:
+                memorised = len(training.error)
+                training = None
+
+        rows = rows_of_targets(validation, training, eigenvalues, ridge, options.support)
+        remarks = _outlier_remarks(validation, options)
+        remarks += _row_remarks(rows, options, memorised)
+        if swamping:
+            remarks.append(
+                "The best ridge would swamp every direction of the features, and bars would know "
+                f"no unfamiliar inputs: it is held at {ridge:.4g}, where the data determine one "
+                "direction."
+            )
+        if validation is None and not options.optimism:  # left-out rows are as good as new ones
+            rows = [replace(table, seen=torch.zeros_like(table.seen)) for table in rows]
+        rows = [table.with_forecast(biases) for table in rows]
+        return cls(validation, training, ridge, edge, rows, remarks)
+
+    @property
+    def typical_weight(self) -> Tensor:
+        """The typical weight of the validation rows, or of the training rows without any, (K,)."""
+        residuals = self.training if self.validation is None else self.validation
+        assert residuals is not None, "else there are no rows"
+        return residuals.typical_weight.expand(1, len(self.rows))[0]
+
+    @property
+    def share_features(self) -> bool:
+        """Whether all targets have the same features."""
+        for residuals in (self.validation, self.training):
+            if residuals is not None and residuals.extra["inputs"].ndim != 2:
+                return False
+        return True
+
+    @property
+    def common_features(self) -> tuple[Tensor, Tensor] | None:
+        """Centre and spread (P,) of the features that several targets share; None without such.
+
+        They are those of all rows: a row that is masked for one target is known of another.
+        """
+        if not self.share_features or len(self.rows) == 1:
+            return None
+        residuals = self.validation if self.training is None else self.training
+        assert residuals is not None, "else there are no rows"
+        inputs = residuals.extra["inputs"].to(torch.float64)
+        return inputs.mean(0), column_spread(inputs)
 
 
 def _ridge(
@@ -189,42 +249,10 @@ def _largest_ridge(eigenvalues: Tensor) -> float:
     return math.exp(low)
 
 
-def _memorised(training: Residuals | None, eigenvalues: Tensor, ridge: float) -> bool:
-    """Whether training rows decide most of their own predictions, by their mean leverage c q."""
-    if training is None:
-        return False
+def _mean_leverage(training: Residuals, eigenvalues: Tensor, ridge: float) -> float:
+    """The mean share of its own prediction that a training row decides, c q."""
     q = training.quadratic_at(eigenvalues, ridge)
-    return float((training.weight * q).mean()) > LARGEST_LEVERAGE
-
-
-def _typical_weight(
-    validation: Residuals | None, training: Residuals | None, targets: int
-) -> Tensor:
-    """The typical weight of the validation rows, or of the training rows without any, (K,)."""
-    residuals = training if validation is None else validation
-    assert residuals is not None, "else there are no rows"
-    return residuals.typical_weight.expand(1, targets)[0]
-
-
-def _share_features(validation: Residuals | None, training: Residuals | None) -> bool:
-    """Whether all targets have the same features."""
-    for residuals in (validation, training):
-        if residuals is not None and residuals.extra["inputs"].ndim != 2:
-            return False
-    return True
-
-
-def _common_features(
-    validation: Residuals | None, training: Residuals | None
-) -> tuple[Tensor, Tensor]:
-    """Centre and spread of the features that targets share, (P,) each.
-
-    They are those of all rows: a row that is masked for one target is known of another.
-    """
-    residuals = validation if training is None else training
-    assert residuals is not None, "else there are no rows"
-    inputs = residuals.extra["inputs"].to(torch.float64)
-    return inputs.mean(0), column_spread(inputs)
+    return float((training.weight * q).mean())
 
 
 def _errors(validation: Residuals | None, rows: list[TargetRows]) -> list[Tensor]:
@@ -296,6 +324,21 @@ class PaperForm:
         ridge = self.calibration.ridge
         directions = float((eigenvalues / (eigenvalues + ridge)).sum())
         return directions >= FEWEST_DIRECTIONS
+
+
+def _ladder(
+    data: RidgeRows, paper: PaperForm | None, eigenvalues: Tensor, options: CalibrationOptions
+) -> Ladder:
+    """All rungs fitted to the rows of each target, and judged."""
+    validation = data.validation
+    return Ladder.of(
+        data.rows,
+        _components(data.rows, options),
+        paper_q=None if paper is None else paper.q_of_targets,
+        features=data.common_features,
+        barred=_barred(paper, data.rows, eigenvalues),
+        aligned=validation is not None and bool(validation.error.isfinite().all()),
+    )
 
 
 def _barred(paper: PaperForm | None, rows: list[TargetRows], eigenvalues: Tensor) -> frozenset[str]:
