@@ -85,10 +85,16 @@ class Source:
             ValueError: The model writes into its inputs, or its result holds no prediction.
             Exception: What the model raises, with a description of the call.
         """
-        tensors = _written_tensors([*args, *kwargs.values()])
+        # This runs once a batch, where every Python call counts: no helper for these few lines.
+        call = model if self.forward is None else partial(self.forward, model)
+        tensors = [*args, *kwargs.values()]
+        for value in tensors:
+            if type(value) is not Tensor or value.is_inference():
+                tensors = [inner for inner in _inner_tensors(tensors) if not inner.is_inference()]
+                break
         versions = list(map(_version, tensors))
         try:
-            result = self._call(model, args, kwargs)
+            result = call(*args, **kwargs)
         except ORDINARY_ERRORS as error:
             if type(error) not in ORDINARY_ERRORS or is_own(error):
                 raise  # out of memory, a class of the user's, a refusal by this library
@@ -107,7 +113,8 @@ class Source:
 
     def traced(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The model's output inside a tracer, which sees no values and raises its own errors."""
-        return pick(self._call(model, args, kwargs), self.output)
+        call = model if self.forward is None else partial(self.forward, model)
+        return pick(call(*args, **kwargs), self.output)
 
     def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """A call of the model in words, for messages."""
@@ -117,11 +124,6 @@ class Source:
         if self.forward is None:
             return f"{name}({', '.join(inputs)})"
         return f"forward({', '.join([name, *inputs])})"
-
-    def _call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Whatever the model, or the user's `forward`, returns."""
-        call = model if self.forward is None else partial(self.forward, model)
-        return call(*args, **kwargs)
 
     def _remedy(
         self,
@@ -162,14 +164,6 @@ def copied(inputs: Inputs) -> Inputs:
         return copy.deepcopy(inputs, memo)
     except Exception:  # a batch of the user's may raise anything
         return inputs
-
-
-def _written_tensors(inputs: list[Any]) -> list[Any]:
-    """The tensors among inputs that count how often they are written to."""
-    for value in inputs:
-        if type(value) is not Tensor or value.is_inference():
-            return [tensor for tensor in _inner_tensors(inputs) if not tensor.is_inference()]
-    return inputs  # most inputs are plain tensors, which need no search
 
 
 def _inner_tensors(values: list[Any]) -> Iterator[Tensor]:
