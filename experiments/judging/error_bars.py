@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import rigidities as rg
 from rigidities import metrics
+from rigidities.calibration import CalibrationReport
 
 Rows = tuple[Tensor, ...]
 """Inputs, of which the first dimension is the row, and the target (N, 1)."""
@@ -92,7 +93,7 @@ def bars(
     return Bars(p.mean.double().flatten(), p.std.double().flatten(), chosen, p)
 
 
-def calibrated(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> rg.CalibrationReport:
+def calibrated(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> CalibrationReport:
     """Choose ridge, scale, noise and distribution."""
     asked: dict[str, Any] = {
         "criterion": how.criterion,

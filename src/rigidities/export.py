@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["metadata", "onnx", "torch_export"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 TOLERANCE = 1e-5
 """Largest difference between the file's numbers and the frozen module's, relative to their size."""
 

@@ -33,6 +33,11 @@ except ModuleNotFoundError as error:
 
 __all__ = ["RigidityCallback", "RigidityModule"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 SUFFIX = ".rigidity.safetensors"
 """What the name of a checkpoint's file of error bars ends in."""
 

@@ -59,6 +59,11 @@ __all__ = [
     "sums",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Columns = slice | Tensor | Sequence[int]
 """One component: a slice, column indices, or a Boolean mask over all columns."""
 

@@ -40,6 +40,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @runtime_checkable
 class Loss(Protocol):
     """What the fit needs of a loss.

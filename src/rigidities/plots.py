@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["along", "binned", "calibration", "confidence_factors", "errors"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 BLUE = "#0072B2"
 VERMILION = "#D55E00"
 BLACK = "#000000"

@@ -44,6 +44,11 @@ from .posterior.posterior import Posterior
 
 __all__ = ["Selection", "greedy", "top"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Objective = Literal["logdet", "variance"]
 Numbers = Tensor | Sequence[float] | float
 Indices = Tensor | Sequence[int]

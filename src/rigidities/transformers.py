@@ -27,6 +27,11 @@ except ModuleNotFoundError as error:
 
 __all__ = ["RigidityCallback", "RigidityPipeline"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 FILE = "rigidity.safetensors"
 """The name of the file of error bars in a model's folder."""
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import rigidities as rg
+from rigidities.calibration import CalibrationReport
 from rigidities.calibration.full_model import ladder
 from rigidities.calibration.full_model.ladder import (
     CONSTANT,
@@ -121,7 +122,7 @@ def test_what_is_allowed_grows_with_the_rows_that_were_fitted_to(rows, allowed):
     assert Ladder([part], [], []).allowed == pytest.approx(allowed)
 
 
-def noise_fit(seed: int, count: int) -> tuple[rg.CalibrationReport, float]:
+def noise_fit(seed: int, count: int) -> tuple[CalibrationReport, float]:
     """The report of a net of pure noise, calibrated on few rows alone; its gain on fresh rows."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(200 + count + 2000, 4, generator=generator, dtype=torch.float64)

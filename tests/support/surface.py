@@ -13,13 +13,11 @@ from typing import Any
 
 MODULES = (
     "rigidities",
-    "rigidities.any_regressor",
     "rigidities.ase",
     "rigidities.calibration",
     "rigidities.cli",
     "rigidities.closed_forms",
     "rigidities.constrained",
-    "rigidities.data",
     "rigidities.export",
     "rigidities.fits",
     "rigidities.kernels",
@@ -28,9 +26,7 @@ MODULES = (
     "rigidities.local",
     "rigidities.losses",
     "rigidities.metrics",
-    "rigidities.models",
     "rigidities.plots",
-    "rigidities.posterior",
     "rigidities.prediction",
     "rigidities.prediction.distribution",
     "rigidities.prediction.noise",

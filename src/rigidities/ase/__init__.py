@@ -49,3 +49,7 @@ __all__ = [
     "schnetpack",
     "with_error_bars",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

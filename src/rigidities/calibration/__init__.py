@@ -6,3 +6,11 @@ noise, tails and shape of the distribution. Both end in a `Calibration` (`calibr
 predictions use, and a `CalibrationReport` (`report`) on it, with its `gain` over one constant bar.
 `coverage` says where intervals cover too much or too little; `conformal` guarantees it.
 """
+
+from .report import CalibrationReport
+
+__all__ = ["CalibrationReport"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

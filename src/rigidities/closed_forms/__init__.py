@@ -28,3 +28,7 @@ __all__ = [
     "primal_quadratic",
     "unexplained",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

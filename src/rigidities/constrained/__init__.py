@@ -22,3 +22,7 @@ __all__ = [
     "constrained_profile",
     "constrained_rigidity",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

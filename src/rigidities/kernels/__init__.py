@@ -34,3 +34,7 @@ __all__ = [
     "odd_coefficients",
     "recursion_series",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -37,6 +37,11 @@ __all__ = [
     "register_distribution",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 LOG_TWO_PI = math.log(2 * math.pi)
 GOLDEN = (math.sqrt(5) - 1) / 2
 F64 = torch.float64

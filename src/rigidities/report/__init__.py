@@ -38,6 +38,11 @@ from .target_section import TargetSection, overview, section_of
 
 __all__ = ["Verdict", "html", "save", "verdict", "write"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 TITLE = "Can the error bars be trusted?"
 MOST_TARGETS = 12
 """Targets with a section of their own at most; the others stand in the overview."""
