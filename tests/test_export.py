@@ -111,7 +111,7 @@ def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path
     close(session.run(None, {given.name: x.numpy()})[2:3], (p.epistemic,), 1e-4)
     facts = json.loads({p.key: p.value for p in onnx.load(path).metadata_props}["rigidities"])
     assert facts["library"] == rg.__version__ and facts["outputs"] == list(names)
-    assert facts["criterion"] == uq.report.criterion and facts["ridge"] == uq.ridge
+    assert facts["criterion"] == uq.calibration_report.criterion and facts["ridge"] == uq.ridge
     assert (
         facts["scale"] == uq.scale.tolist()
         and facts["distribution"]["name"] == uq.distribution.name

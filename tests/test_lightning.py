@@ -280,7 +280,7 @@ def test_options_are_passed_on():
 def test_a_trial_run_fits_a_batch_and_writes_nothing(tmp_path):
     callback = RigidityCallback(best=True)
     trainer(callback, keeper(tmp_path), fast_dev_run=2).fit(regressor(), shuffled(), loader(VALID))
-    assert callback.uq.gram.count == 16 and callback.uq.report is None
+    assert callback.uq.gram.count == 16 and callback.uq.calibration_report is None
     assert not list(tmp_path.iterdir())
 
 
@@ -319,7 +319,7 @@ def test_several_training_loaders_are_refused():
 def test_without_calibration_no_validation_is_needed():
     callback = RigidityCallback(calibrate=None)
     trainer(callback, max_epochs=1).fit(regressor(), loader(TRAIN))
-    assert callback.uq.report is None and callback.uq.gram.count == len(TRAIN[0])
+    assert callback.uq.calibration_report is None and callback.uq.gram.count == len(TRAIN[0])
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_a_pipeline_is_moved_and_refuses_unknown_options(trained):
 def test_no_calibration_may_be_asked_for(tmp_path):
     callback = RigidityCallback(calibrate=None)
     train(tmp_path, callback, bert(), valid=None, eval_strategy="no")
-    assert callback.uq.report is None
+    assert callback.uq.calibration_report is None
 
 
 @pytest.mark.parametrize(

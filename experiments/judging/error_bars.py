@@ -88,7 +88,7 @@ def bars(
         "noise": how.noise,
         "ridge": uq.ridge,
         "scale": float(uq.scale),
-        "noise_variance": float(uq.noise.level),
+        "noise_variance": float(uq.noise_model.level),
     }
     return Bars(p.mean.double().flatten(), p.std.double().flatten(), chosen, p)
 

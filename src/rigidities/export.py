@@ -171,7 +171,7 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
         # The last place is that of all rows, whatever their group.
         places = conformal.place[:, -1]
         tails = {str(level): conformal.thresholds(level)[places].tolist() for level in LEVELS}
-    report = uq.report
+    report = uq.calibration_report
     return {
         "library": __version__,
         "criterion": None if report is None else report.criterion,

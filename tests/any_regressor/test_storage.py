@@ -56,7 +56,7 @@ def test_a_reloaded_rigidity_answers_alike(id, form, path):
     for name in ("mean", "epistemic", "noise", "rigidity"):
         torch.testing.assert_close(getattr(after, name), getattr(before, name))
     assert (again.ridge, again.scale, again.form) == (pr.ridge, pr.scale, pr.form)
-    assert str(again.report) == str(pr.report)
+    assert str(again.report) == str(pr.calibration_report)
     torch.testing.assert_close(again.covariance(new), pr.covariance(new))
     assert again.gradient_norm == pr.gradient_norm
     assert again.calibrate(*data, criterion="nll").ridge == pytest.approx(

@@ -252,12 +252,12 @@ def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
 @FACADES
 def test_both_facades_speak_alike(facade):
     made = facade()
-    assert made.uq.report is None and made.uq.noise.name == "none"
+    assert made.uq.calibration_report is None and made.uq.noise.name == "none"
     assert made.uq.distribution == distributions.Gaussian() and float(made.uq.noise.level) == 0
     report = made.calibrate(rows(60, 1), noise="constant", criterion="nll")
-    assert made.uq.report is report and made.uq.ridge == report.ridge
+    assert made.uq.calibration_report is report and made.uq.ridge == report.ridge
     assert float(made.uq.scale) == float(report.scale)
-    assert made.uq.noise.name == "constant" and torch.equal(made.uq.noise.level, report.noise)
+    assert made.uq.noise.name == "constant" and torch.equal(made.uq.noise.level, report.noise_level)
     assert (
         made.calibrate(rows(60, 1), criterion="nll").ridge
         == made.calibrate(rows(60, 1), ridge=None, criterion="nll").ridge
@@ -282,7 +282,7 @@ def test_the_facades_choose_the_same_for_a_linear_model():
     ],
 )
 def test_what_needs_a_fit_says_so_alike(make, call):
-    for ask in (lambda uq: uq.predict(X), lambda uq: uq.noise, lambda uq: uq.save("nowhere")):
+    for ask in (lambda uq: uq.predict(X), lambda uq: uq.noise_model, lambda uq: uq.save("nowhere")):
         with pytest.raises(ValueError, match=f"There is no fit yet. Call {call} first.") as told:
             ask(make())
         assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
@@ -316,7 +316,7 @@ def test_a_row_without_a_weight_gets_the_typical_noise(noise, tmp_path):
     if noise == "bayes":
         torch.testing.assert_close(own.noise, uq.scale.square() / c)
     if noise == "constant":  # what the rows of the calibration have in the mean
-        torch.testing.assert_close(own.noise.mean(), report.noise[0])
+        torch.testing.assert_close(own.noise.mean(), report.noise_level[0])
         assert 0.5 < float(own.noise.mean() / (1 / c).mean()) < 2
     assert f"for a weight of {float(typical):.4g}, as rows without one" in str(report)
     if noise is not Relative:
@@ -354,7 +354,7 @@ def test_weights_that_are_none_are_refused(ask, value, message):
     batches = [(*valid[0], None if value is None else wrong)]
     options = {"sample_weight": lambda b: b[3]} if ask in {"fit", "predict"} else {}
     refused(message, getattr(uq, ask), batches, **options)
-    assert uq.report is report
+    assert uq.calibration_report is report
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -1.0])

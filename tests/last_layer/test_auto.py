@@ -71,7 +71,7 @@ def whole_fit(uq, data: Sets, k: int = 0, **parts) -> target_fit.TargetFit:
 def test_predictions_are_those_of_the_fit_to_left_out_and_validation_rows(one, uq):
     fit, test = whole_fit(uq, one), judged_rows(uq, one)
     p = uq.predict(one.test[0])
-    close(p.scale[:, 0].square(), fit.squared_scale(test), 1e-5)
+    close(p.unit[:, 0].square(), fit.squared_scale(test), 1e-5)
     theta = (
         fit.tilt(fit.design.columns(test)).clamp(-3, 3)
         / fit.guard.beyond(test.q, test.extent)[:, None]
@@ -85,7 +85,7 @@ def test_predictions_are_those_of_the_fit_to_left_out_and_validation_rows(one, u
 def test_epistemic_and_noise_make_up_the_second_moment_of_the_distribution(one, uq):
     p, test = uq.predict(one.test[0]), dense_rows(uq, one.test, seen=False)
     close(p.epistemic[:, 0], uq.scale.square() * test.q)
-    close(p.variance, p.scale.square() * p.distribution.second, 1e-8)
+    close(p.variance, p.unit.square() * p.distribution.second, 1e-8)
     assert bool((p.noise > 0).all())
     few = uq.predict(one.test[0][:5])
     draws = few.sample(5000, torch.Generator().manual_seed(0)) - few.mean
@@ -139,11 +139,12 @@ def test_the_report_says_how_wide_a_usual_bar_is_at_ten_times_the_reference(one,
     guard, distribution = uq.calibration.guard, uq.calibration.distribution
     second = float(torch.as_tensor(distribution.second))
     usual = (
-        float(uq.noise.level) / second + float(uq.calibration.head.scale2) * 10 * guard.reference
+        float(uq.noise_model.level) / second
+        + float(uq.calibration.head.scale2) * 10 * guard.reference
     )
     level = guard.factor * guard.variance
     width = (torch.maximum(usual, level) * second).sqrt().item()
-    assert f"and {width:.4g} at ten times" in str(uq.report)
+    assert f"and {width:.4g} at ten times" in str(uq.calibration_report)
 
 
 class AtomicEnergies(nn.Module):
@@ -253,7 +254,7 @@ def test_bars_may_grow_with_q_alone(one):
     mean = ratio.clamp(max=float(25 * ratio.median() / 0.455)).mean()
     t = slow_auto.t_quantile(0.95, uq.calibration.distribution.df)
     close(guard.scale2[0], mean * (1.6448536 / t) ** 2, 1e-6)
-    assert "bars grow with q: a usual one is" in str(uq.report)
+    assert "bars grow with q: a usual one is" in str(uq.calibration_report)
 
 
 def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq):
@@ -380,8 +381,10 @@ def test_the_cross_validated_ladder_is_that_of_five_folds(one, uq):
         rest[out] = False
         fit = target_fit.fitted_target(rows[rest], target_fit.Components(), whole)
         found.append(fit.nll(rows[out]))
-    assert uq.report.ladder["full"] == pytest.approx(float(torch.cat(found).mean()), abs=1e-5)
-    assert uq.report.value == uq.report.ladder["full"]
+    assert uq.calibration_report.ladder["full"] == pytest.approx(
+        float(torch.cat(found).mean()), abs=1e-5
+    )
+    assert uq.calibration_report.value == uq.calibration_report.ladder["full"]
 
 
 def taking(monkeypatch, rung: str) -> None:
@@ -395,15 +398,20 @@ def test_the_papers_form_is_taken_as_a_rung(one, monkeypatch):
     uq = fitted(one)
     alike(uq.predict(one.test[0]), paper.predict(one.test[0]), 1e-6)
     assert uq.calibration.head is None
-    assert "chosen: the paper's form: richer ones are not shown to be better" in str(uq.report)
-    assert uq.report.value == uq.report.ladder["paper"] and uq.report.rung == "paper"
+    assert "chosen: the paper's form: richer ones are not shown to be better" in str(
+        uq.calibration_report
+    )
+    assert (
+        uq.calibration_report.value == uq.calibration_report.ladder["paper"]
+        and uq.calibration_report.rung == "paper"
+    )
 
 
 def test_constant_noise_is_taken_as_a_rung(one, monkeypatch):
     taking(monkeypatch, "constant noise")
     plain, uq = fitted(one, noise="constant", distribution="gaussian"), fitted(one)
     alike(uq.predict(one.test[0]), plain.predict(one.test[0]), 1e-6)
-    assert "chosen: constant noise and a Gaussian distribution" in str(uq.report)
+    assert "chosen: constant noise and a Gaussian distribution" in str(uq.calibration_report)
 
 
 def test_one_constant_bar_is_a_rung_that_grows_beyond_the_training_rows(one, monkeypatch):
@@ -413,11 +421,13 @@ def test_one_constant_bar_is_a_rung_that_grows_beyond_the_training_rows(one, mon
     inside = p.std[1 / p.rigidity < guard.reference]
     assert len(inside) > 20
     close(inside, inside[:1].expand_as(inside), 1e-4)
-    assert 0.7 < float(inside[0] / uq.report.constant) < 1.5
+    assert 0.7 < float(inside[0] / uq.calibration_report.constant) < 1.5
     far = uq.predict(30 * one.test[0])
     assert bool((far.std[1 / far.rigidity > 10 * guard.reference] > 1.5 * inside[0]).all())
-    assert "chosen: one constant bar" in str(uq.report)
-    assert any("no others were shown to be better" in said for said in uq.report.warnings)
+    assert "chosen: one constant bar" in str(uq.calibration_report)
+    assert any(
+        "no others were shown to be better" in said for said in uq.calibration_report.warnings
+    )
 
 
 def test_a_rung_that_is_not_to_be_taken_is_passed_over(one, monkeypatch):
@@ -439,11 +449,13 @@ def test_the_gain_is_that_of_rungs_which_other_folds_take(one, uq):
         variance = error[fold != k].square().mean()
         constant = 0.5 * (2 * torch.pi * variance).log() + 0.5 * error.square() / variance
         gains[fold == k] = (constant - scores.nll[rung])[fold == k]
-    assert uq.report.gain == pytest.approx(float(gains.mean()), abs=1e-4)
-    assert uq.report.gain_error == pytest.approx(float(gains.std() / len(gains) ** 0.5), rel=1e-3)
+    assert uq.calibration_report.gain == pytest.approx(float(gains.mean()), abs=1e-4)
+    assert uq.calibration_report.gain_error == pytest.approx(
+        float(gains.std() / len(gains) ** 0.5), rel=1e-3
+    )
 
 
 def test_the_full_model_is_better_by_the_ladder_where_noise_follows_the_inputs(uq):
-    rungs = uq.report.ladder
+    rungs = uq.calibration_report.ladder
     assert rungs["noise that follows the inputs"] < rungs["heavy tails"]
     assert rungs["full"] < rungs["paper"]

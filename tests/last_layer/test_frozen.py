@@ -350,7 +350,7 @@ def test_a_wide_readout_is_multiplied_in_blocks(bias, targets):
     assert len([name for name, _ in frozen.norm.named_buffers() if "matrix" in name]) == 4
     for found, expected in zip(frozen(one.test[0]), uq(one.test[0]), strict=True):
         close(found, expected, 5e-6)
-    features, level = uq.features(one.test[0]).double(), uq.noise.level
+    features, level = uq.features(one.test[0]).double(), uq.noise_model.level
     dense = (uq.posterior.variance(features) + level).sqrt()
     torch.testing.assert_close(frozen(one.test[0])[1].double(), dense, rtol=1e-4, atol=0)
 

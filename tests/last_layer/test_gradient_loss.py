@@ -617,7 +617,7 @@ def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
         again = rg.LastLayerRigidity(uq.model)
         again.load_state_dict(uq.state_dict())
     assert torch.equal(again.gradient_scale, uq.gradient_scale)
-    assert str(again.report) == str(uq.report)
+    assert str(again.report) == str(uq.calibration_report)
     close(again.gradient(more.x).std, uq.gradient(more.x).std, 1e-12)
     for one in (uq, again):
         one.partial_fit([more.batch])
@@ -713,7 +713,7 @@ def test_a_bad_batch_in_the_middle_of_a_partial_fit_changes_nothing():
     bad.slope = bad.slope[:, :2]
     refused(r"Batch 1.*\(5, 2\)", uq.partial_fit, [data(5, seed=3).batch, bad.batch])
     each_close(state(uq), before, rtol=0)
-    assert not uq.report.stale
+    assert not uq.calibration_report.stale
 
 
 BAD_CALIBRATIONS = {
@@ -736,7 +736,7 @@ def test_a_bad_calibration_is_refused_and_leaves_the_last_one(case):
     uq.calibrate(
         (valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope, criterion="nll"
     )
-    report, std = uq.report, uq.gradient(given.x).std
+    report, std = uq.calibration_report, uq.gradient(given.x).std
     refused(message, uq.calibrate, (valid.x + 1, valid.y), ridge=3.0, **options)
-    assert uq.report is report
+    assert uq.calibration_report is report
     assert torch.equal(uq.gradient(given.x).std, std)

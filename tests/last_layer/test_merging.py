@@ -86,7 +86,7 @@ def check_same(found, whole):
     assert one.gram.count == other.gram.count
     assert one.gram.targets == other.gram.targets
     assert torch.equal(one.gram.zeros, other.gram.zeros)
-    rounding = one.gram.rounding + other.gram.rounding
+    rounding = one.gram.rounding_error + other.gram.rounding_error
     if rounding:
         assert float((one.gram.matrix - other.gram.matrix).norm()) <= rounding
     else:

@@ -615,22 +615,22 @@ def test_a_call_of_the_model_pays_nothing_for_it():
 
 def test_the_reports_tell_of_it():
     uq, _, x, y = fitted()
-    text = str(uq.report)
+    text = str(uq.calibration_report)
     assert "3 layers watched" in text
     assert "3 layers watched" in uq.summary()
-    assert f"above {uq.report.novelty_usual:.2f}" in text
+    assert f"above {uq.calibration_report.novelty_usual:.2f}" in text
     largest = uq.novelty(x[ROWS:]).largest
-    above = int((largest > uq.report.novelty_usual).sum())
+    above = int((largest > uq.calibration_report.novelty_usual).sum())
     assert 2 <= above <= 4  # a hundredth of the rows, the last of which may round
     far = torch.cat([x[:270], 6 * x[:30]])
     p = uq.predict(far)
-    said = str(verdict(p, y[:300], calibration=uq.report))
-    count = int((uq.novelty(far).largest > uq.report.novelty_usual).sum())
+    said = str(verdict(p, y[:300], calibration=uq.calibration_report))
+    count = int((uq.novelty(far).largest > uq.calibration_report.novelty_usual).sum())
     assert f"{count} of 300 rows" in said
     assert "novel to some layer" in said
-    inside = str(verdict(uq.predict(x[:300]), y[:300], calibration=uq.report))
+    inside = str(verdict(uq.predict(x[:300]), y[:300], calibration=uq.calibration_report))
     assert "novel to some layer" not in inside
-    assert "novelty" in html(p, y[:300], calibration=uq.report)
+    assert "novelty" in html(p, y[:300], calibration=uq.calibration_report)
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -712,7 +712,7 @@ def test_inputs_that_are_missing_where_none_were_are_novel():
     found = uq.novelty(x[249:252])
     assert found.largest.isinf().tolist() == [False, True, False]
     assert found.layer[1] == "the input"
-    assert math.isfinite(uq.report.novelty["the input"])
+    assert math.isfinite(uq.calibration_report.novelty["the input"])
 
 
 def test_models_that_differentiate_inside_are_watched_where_values_are():

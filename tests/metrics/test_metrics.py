@@ -399,7 +399,7 @@ def test_a_prediction_stands_for_mean_and_std() -> None:
 
 def test_scores_of_a_prediction_are_those_of_its_distribution() -> None:
     p, y = heavy()
-    distribution = stats.t(3, p.mean.double().numpy(), p.scale.double().numpy())
+    distribution = stats.t(3, p.mean.double().numpy(), p.unit.double().numpy())
     low, high = distribution.interval(0.8)
     outside = np.maximum(low - y.numpy(), 0) + np.maximum(y.numpy() - high, 0)
     assert metrics.nll(p, y) == pytest.approx(-distribution.logpdf(y.numpy()).mean(), rel=1e-5)

@@ -149,8 +149,8 @@ class PredictionRigidity:
         if self._fit is None:
             return f"<{self._title}: unfitted>"
         description = f"{self._title}: {self.form} form, ridge {self.ridge:.3g}"
-        if self.report is not None:
-            description += f", calibrated by {self.report.criterion}"
+        if self.calibration_report is not None:
+            description += f", calibrated by {self.calibration_report.criterion}"
         return f"<{description}>"
 
     def summary(self) -> str:
@@ -477,7 +477,7 @@ class PredictionRigidity:
         return self._fit.form.ridge
 
     @property
-    def noise(self) -> Noise:
+    def noise_model(self) -> Noise:
         """The noise; zero before calibration and with `noise="none"`."""
         return self.calibration.noise
 
@@ -487,7 +487,7 @@ class PredictionRigidity:
         return self.calibration.distribution
 
     @property
-    def report(self) -> CalibrationReport | None:
+    def calibration_report(self) -> CalibrationReport | None:
         """The report of the last calibration."""
         return None if self._fit is None else self._fit.report
 
@@ -581,7 +581,7 @@ class PredictionRigidity:
         Errors of parameters, means and integrals should not include it.
         """
         calibration = self.calibration
-        if self.report is not None and calibration.noise.name == "none":
+        if self.calibration_report is not None and calibration.noise.name == "none":
             notify(
                 'With noise="none" the scale holds the noise too: errors of parameters, means and '
                 "integrals come out too wide. For those fit anew, then set_scale(residual_scale)."

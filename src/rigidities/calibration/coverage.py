@@ -182,7 +182,7 @@ class ScoredRows:
         error = (y - free.mean) / free.std
         z = error
         if p.distribution.name != "gaussian":
-            place = torch.where(y == free.mean, 0.0, (y - free.mean) / free.scale)
+            place = torch.where(y == free.mean, 0.0, (y - free.mean) / free.unit)
             below = free.distribution.cdf(place)
             above = free.distribution.mirrored.cdf(-place)
             # the smaller tail keeps its digits
@@ -193,7 +193,7 @@ class ScoredRows:
 
     def reach(self, level: float = LEVEL) -> Tensor:
         """What bars must be multiplied with for an interval to end at the target, (N,)."""
-        unit = self.p.scale / self.p.std
+        unit = self.p.unit / self.p.std
         tiny = torch.finfo(torch.float64).tiny
         levels = self.error.new_tensor([(1 - level) / 2, (1 + level) / 2])
         low, high = self.p.distribution.quantile(levels[:, None]) * unit
@@ -314,9 +314,9 @@ def _drawn_beyond_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]
         free = _without_bounds(p[at])
         # seen with the bound below
         distribution = free.distribution if sign < 0 else free.distribution.mirrored
-        mass = distribution.cdf(-sign * (y[at] - free.mean) / free.scale)
+        mass = distribution.cdf(-sign * (y[at] - free.mean) / free.unit)
         drawn = mass * (1 - torch.rand(mass.shape, generator=generator).to(mass))
-        y[at] = free.mean - sign * free.scale * distribution.quantile(drawn.clamp(min=1e-300))
+        y[at] = free.mean - sign * free.unit * distribution.quantile(drawn.clamp(min=1e-300))
     return y, side.abs() == 2
 
 

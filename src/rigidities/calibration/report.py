@@ -143,7 +143,7 @@ class CalibrationReport:
         return self.calibration.scale
 
     @property
-    def noise(self) -> Tensor:
+    def noise_level(self) -> Tensor:
         """Noise variance (its level, where it has a shape), one entry per target."""
         return self.calibration.noise.level
 
@@ -339,7 +339,7 @@ class CalibrationReport:
         ]
         if self.gradient_scale is not None:
             lines.append(f"  of derivatives  {numbers(self.gradient_scale)}")
-        noise = numbers(self.noise)
+        noise = numbers(self.noise_level)
         if self.calibration.noise.name == "none":
             noise = "none: the scale holds the noise too"
         lines.append(f"  noise variance  {noise}")
@@ -427,7 +427,7 @@ class CalibrationReport:
         assert head is not None, "a guard belongs to a head"
         q = times * guard.reference
         second = torch.as_tensor(calibration.distribution.second).to(q)
-        squared_scale = self.noise / second + head.scale2 * q
+        squared_scale = self.noise_level / second + head.scale2 * q
         squared_scale = guard.widened(
             squared_scale, q, distance=torch.zeros_like(q), extent=torch.ones_like(q)
         )
@@ -585,5 +585,5 @@ def _calibration_lines(
         lines["calibrated"] += "; stale: call calibrate again"
     notes = len(report.warnings) + len(report.remarks)
     if notes:
-        lines["notes"] = f"{notes}: print(uq.report) tells them"
+        lines["notes"] = f"{notes}: print(uq.calibration_report) tells them"
     return lines

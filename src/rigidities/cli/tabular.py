@@ -305,7 +305,7 @@ def _judged(model: TableModel, data: Training, kind: str) -> Judgements:
         names=[model.target],
         inputs={name: frame[name].astype(str).tolist() for name in shown},
         row_numbers=[row + 1 for row in frame.index],
-        calibration=model.uq.report,
+        calibration=model.uq.calibration_report,
         constant=[spread] if spread > 0 else None,
         reference=calibrated.std,
         level=model.level,

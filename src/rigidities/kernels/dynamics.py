@@ -58,8 +58,9 @@ class TrainedProcess:
         threshold: Eigenvalues of the NTK up to it count as zero: at $t = \infty$ nothing is
             learnt along them.
         rank: Number of eigenvalues above the threshold.
-        rounding: Rounding of the variance, shaped like it: no smaller variance can be told from
-            zero. Those between -rounding and 0 were set to zero. A variance below stays, and says
+        rounding_error: Rounding error of the variance, shaped like it: no smaller variance can be
+            told from zero. Those between minus this and 0 were set to zero. A variance below stays,
+            and says
             that the NNGP kernels given are not those of one positive semi-definite function.
     """
 
@@ -69,7 +70,7 @@ class TrainedProcess:
     covariance: Tensor | None
     threshold: float
     rank: int
-    rounding: Tensor
+    rounding_error: Tensor
 
 
 def gaussian_process_at(
@@ -152,7 +153,7 @@ def gaussian_process_at(
         covariance=_stacked(covariances, times) if covariance else None,
         threshold=threshold,
         rank=int(learnt.sum()),
-        rounding=_stacked(roundings, times),
+        rounding_error=_stacked(roundings, times),
     )
 
 
@@ -220,7 +221,7 @@ def last_layer_process_at(
         covariance=None,
         threshold=constant * span.threshold**2,
         rank=len(singular),
-        rounding=_stacked(roundings, times),
+        rounding_error=_stacked(roundings, times),
     )
 
 

@@ -436,7 +436,7 @@ class LastLayerRigidity(ModelWrapper):
         )
 
     @property
-    def report(self) -> CalibrationReport | None:
+    def calibration_report(self) -> CalibrationReport | None:
         """The last calibration's report; None before one."""
         return None if self._fit.state is None else self._fit.state.report
 
@@ -456,7 +456,7 @@ class LastLayerRigidity(ModelWrapper):
         return self.calibration.scale
 
     @property
-    def noise(self) -> Noise:
+    def noise_model(self) -> Noise:
         """The noise; zero before calibration and with `noise="none"`."""
         return self.calibration.noise
 
@@ -1100,9 +1100,9 @@ class LastLayerRigidity(ModelWrapper):
         """The Gram and the state of the calibration, for `repr`."""
         if self._fit.state is None:
             return "unfitted"
-        if self.report is None:
+        if self.calibration_report is None:
             return f"{self.gram!r}, uncalibrated"
-        return f"{self.gram!r}, calibrated by {self.report.criterion}"
+        return f"{self.gram!r}, calibrated by {self.calibration_report.criterion}"
 
     # --- Files ---
 

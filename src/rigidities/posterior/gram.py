@@ -90,7 +90,7 @@ class Gram:
         targets: None for one matrix (D, D) that all targets share; T for one matrix per target
             (T, D, D), needed when the rows' weights or features differ between targets.
         device: Where the sums live.
-        precision: Precision of the products; "mixed" measures its own rounding, see `rounding`.
+        precision: Precision of the products; "mixed" measures its error, see `rounding_error`.
             One matrix per target, and features in float64, are multiplied in float64 all the same.
 
     Attributes:
@@ -160,7 +160,7 @@ class Gram:
         return "double" if self._error_sums is None else "mixed"
 
     @property
-    def rounding(self) -> float:
+    def rounding_error(self) -> float:
         """Bound on the error |dG| of `matrix` by mixed-precision products; 0 in double."""
         if self._error_sums is None:
             return 0.0

@@ -43,7 +43,7 @@ class Posterior:
         scale: $\alpha$, a scalar or (K,) with one entry per target.
         complement: Whether directions outside the eigenvectors count with the ridge alone.
         error: Worst-case relative error of a truncation; see `truncate`.
-        rounding: Bound on the error of G, |dG|, where its products were of mixed precision.
+        rounding_error: Bound on the error of G, |dG|, where its products were of mixed precision.
         from_root: Whether the eigenbasis is that of a root of G, `RootGram`.
     """
 
@@ -53,7 +53,7 @@ class Posterior:
     scale: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
     complement: bool = False
     error: float = 0.0
-    rounding: float = 0.0
+    rounding_error: float = 0.0
     from_root: bool = False
 
     @classmethod
@@ -79,10 +79,10 @@ class Posterior:
             penalty = _checked_penalty(penalty, gram)
         eigenvalues, eigenvectors = gram.eigenbasis(penalty)
         posterior = cls(
-            eigenvalues=_without_negatives(eigenvalues, gram.rounding),
+            eigenvalues=_without_negatives(eigenvalues, gram.rounding_error),
             eigenvectors=eigenvectors,
             ridge=0.0,
-            rounding=gram.rounding,
+            rounding_error=gram.rounding_error,
             from_root=isinstance(gram, RootGram),
         )
         try:
@@ -125,10 +125,10 @@ class Posterior:
     @property
     def doubt(self) -> float:
         r"""Bound on the relative error of variances by that of G, $|dG| / (\lambda_{\min} + s)$."""
-        if not self.rounding:
+        if not self.rounding_error:
             return 0.0
         smallest = self.ridge if self.complement else float(self.precisions[..., 0].min())
-        return self.rounding / smallest
+        return self.rounding_error / smallest
 
     @property
     def effective_rank(self) -> float:

@@ -3,7 +3,7 @@ r"""A prediction with its error bar.
 A `Prediction` has the mean $\mu$, the variances that add up to $\sigma^2$ (epistemic, noise and
 that of uncertain inputs) and the distribution around the mean. All that it answers, quantiles,
 probabilities and scores, goes through the distribution's unit: $y = \mu + s z$ with $s = \sigma /
-\sqrt{E z^2}$ (`Prediction.scale`). A support moves the probability beyond a bound to the bound.
+\sqrt{E z^2}$ (`Prediction.unit`). A support moves the probability beyond a bound to the bound.
 Entries can be picked, joined and moved to other units; whatever belongs to single entries goes with
 them (`prediction.entries`).
 """
@@ -132,7 +132,7 @@ class Prediction:
         return self.variance.sqrt()
 
     @property
-    def scale(self) -> Tensor:
+    def unit(self) -> Tensor:
         r"""The distribution's unit, $s = \sigma / \sqrt{E z^2}$."""
         second = torch.as_tensor(self.distribution.second, dtype=torch.float64)
         dtype = torch.promote_types(self.variance.dtype, torch.float32)
@@ -144,7 +144,7 @@ class Prediction:
         shift = torch.as_tensor(self.distribution.mean, dtype=torch.float64).to(self.mean.device)
         for bound in self._finite_bounds:
             shift = shift + bound.sign * bound.distribution.shortfall(bound.z)
-        return self.mean + self.scale * shift.to(self.scale)
+        return self.mean + self.unit * shift.to(self.unit)
 
     def quantile(self, level: float) -> Tensor:
         """The value with probability `level` below it.
@@ -155,7 +155,7 @@ class Prediction:
         require_level(level, "A quantile's")
         level_tensor = torch.tensor(level, dtype=torch.float64, device=self.mean.device)
         z = self.distribution.quantile(level_tensor)
-        return self._within_support(self.mean + z.to(self.scale) * self.scale)
+        return self._within_support(self.mean + z.to(self.unit) * self.unit)
 
     def interval(self, level: float = 0.9, *, conformal: bool = False) -> tuple[Tensor, Tensor]:
         """The central interval that covers the target with probability `level`: (low, high).
@@ -181,24 +181,24 @@ class Prediction:
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws of each prediction, (n, ...). They carry no correlations."""
-        z = self.distribution.sample(self.scale, n, generator)
-        return self._within_support(self.mean + self.scale * z)
+        z = self.distribution.sample(self.unit, n, generator)
+        return self._within_support(self.mean + self.unit * z)
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Logarithm of the predictive density at the target; of the mass, at a bound."""
         y = self.matched(target)
         low, high = self._bounds
-        value = self.distribution.log_density(self._in_units(y)) - self.scale.log()
+        value = self.distribution.log_density(self._in_units(y)) - self.unit.log()
         for bound in self._finite_bounds:
             value = torch.where(y == bound.value, bound.distribution.cdf(bound.z).log(), value)
-        return torch.where((y < low) | (y > high), -math.inf, value).to(self.scale)
+        return torch.where((y < low) | (y > high), -math.inf, value).to(self.unit)
 
     def cdf(self, target: Tensor) -> Tensor:
         """Probability of a value up to the target."""
         y = self.matched(target)
         low, high = self._bounds
         below = self.distribution.cdf(self._in_units(y))
-        return torch.where(y < low, 0, torch.where(y >= high, 1, below)).to(self.scale)
+        return torch.where(y < low, 0, torch.where(y >= high, 1, below)).to(self.unit)
 
     def crps(self, target: Tensor) -> Tensor:
         r"""Continuous ranked probability score, $\int (F(x) - 1[x \ge y])^2 dx$."""
@@ -208,7 +208,7 @@ class Prediction:
         # The unbounded score without what it counts beyond the bounds.
         for bound in self._finite_bounds:
             score = score - bound.distribution.shortfall(bound.z, 2)
-        return (self.scale * score + (y - y_within).abs()).to(self.scale)
+        return (self.unit * score + (y - y_within).abs()).to(self.unit)
 
     def tail(self, target: Tensor) -> Tensor:
         r"""How far out a target lies, $2 \min(P(Y \le y), P(Y \ge y))$, at most 1."""
@@ -228,11 +228,11 @@ class Prediction:
         For a tail of 0 it is the whole line, or the support.
         """
         mean = self.mean.double()
-        scale = self.scale.double()
+        unit = self.unit.double()
         level = tail.double() / 2
-        low = mean + scale * self.distribution.quantile(level)
+        low = mean + unit * self.distribution.quantile(level)
         # The mirrored distribution keeps the digits of levels close to 1.
-        high = mean - scale * self.distribution.mirrored.quantile(level)
+        high = mean - unit * self.distribution.mirrored.quantile(level)
         low = torch.where(level > 0, low, -math.inf)
         high = torch.where(level > 0, high, math.inf)
         return self._within_support(low), self._within_support(high)
@@ -257,7 +257,7 @@ class Prediction:
             tensors["novelty"] = self.novelty
         tensors["low"] = low
         tensors["high"] = high
-        dtype = self.scale.dtype
+        dtype = self.unit.dtype
         arrays = {}
         for name, tensor in tensors.items():
             arrays[name] = tensor.detach().to(dtype=dtype).cpu().numpy().copy()
@@ -483,7 +483,7 @@ class Prediction:
 
     def _within_support(self, values: Tensor) -> Tensor:
         """Values clipped to the support, in the precision of the scale."""
-        return values.clamp(*self._bounds).to(self.scale)
+        return values.clamp(*self._bounds).to(self.unit)
 
     @property
     def _finite_bounds(self) -> list[_Bound]:
@@ -500,7 +500,7 @@ class Prediction:
 
     def _in_units(self, value: float | Tensor) -> Tensor:
         """A value in the distribution's units, about the mean, in float64."""
-        return (value - self.mean.double()) / self.scale.double()
+        return (value - self.mean.double()) / self.unit.double()
 
     def matched(self, target: Tensor) -> Tensor:
         """The target shaped like the prediction, in float64.
@@ -519,12 +519,12 @@ class Prediction:
             target = target.reshape(self.mean.shape)
         target = target.to(self.mean.device)
         target_dtype = target.dtype if target.is_floating_point() else torch.float64
-        scale = self.scale.double()
+        unit = self.unit.double()
         y = target.double()
         for bound in self._bounds:
             end = torch.as_tensor(bound, dtype=torch.float64, device=y.device).expand_as(y)
-            size = end.abs() + self.mean.double().abs() + 64 * scale
-            is_near = (y - end).abs() <= torch.minimum(_ROUNDING * size, scale / 1000)
+            size = end.abs() + self.mean.double().abs() + 64 * unit
+            is_near = (y - end).abs() <= torch.minimum(_ROUNDING * size, unit / 1000)
             is_bound = target == end.to(target_dtype)
             y = torch.where(is_near | is_bound, end, y)
         return y

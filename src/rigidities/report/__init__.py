@@ -312,7 +312,7 @@ def judge_predictor(
     reference_bars = None
     if reference is not None:
         reference_bars = predictor.predict(reference, progress=progress).std
-    calibration = predictor.report
+    calibration = predictor.calibration_report
     return judge(
         labelled.prediction,
         labelled.target,

@@ -461,7 +461,7 @@ class FittedPredictor(Protocol):
     """What is asked of an object with error bars; `LastLayerRigidity` has it."""
 
     @property
-    def report(self) -> CalibrationReport | None:
+    def calibration_report(self) -> CalibrationReport | None:
         """How it was calibrated."""
 
     @property

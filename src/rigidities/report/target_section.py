@@ -278,7 +278,7 @@ def _calibration_choices(calibration: CalibrationReport | None) -> list[Calibrat
             "Scale α", numbers(calibration.scale), "what the bars are multiplied with"
         ),
         CalibrationChoice(
-            "Noise variance", numbers(calibration.noise), "what more data would not remove"
+            "Noise variance", numbers(calibration.noise_level), "what more data would not remove"
         ),
         CalibrationChoice(
             "NLL there",
