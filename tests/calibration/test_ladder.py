@@ -94,9 +94,9 @@ def test_of_many_targets_each_is_judged_on_one_fold_and_the_bars_are_the_same(mo
     found = many_targets(6, 1000)
     monkeypatch.setattr(ladder, "ENOUGH", 10**9)  # on all folds, as one target is
     every = many_targets(6, 1000)
-    assert found.report.rung == every.report.rung == FULL
-    assert found.report.gain == pytest.approx(every.report.gain, abs=0.05)
-    assert found.report.gain_error < 2 * every.report.gain_error
+    assert found.calibration_report.rung == every.calibration_report.rung == FULL
+    assert found.calibration_report.gain == pytest.approx(every.calibration_report.gain, abs=0.05)
+    assert found.calibration_report.gain_error < 2 * every.calibration_report.gain_error
     torch.testing.assert_close(found.calibration.scale, every.calibration.scale)
 
 

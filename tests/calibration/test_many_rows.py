@@ -56,7 +56,7 @@ def test_a_search_in_small_parts_chooses_the_same(monkeypatch, criterion, noise)
     parts = uq.calibrate(**data, criterion=criterion, noise=noise, batch_size=30)
     assert parts.ridge == pytest.approx(whole.ridge, rel=1e-9)
     torch.testing.assert_close(parts.scale, whole.scale, rtol=1e-9, atol=0)
-    torch.testing.assert_close(parts.noise, whole.noise, rtol=1e-9, atol=0)
+    torch.testing.assert_close(parts.noise_level, whole.noise_level, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("ridge", [None, 0.5])

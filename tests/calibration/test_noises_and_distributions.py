@@ -115,7 +115,7 @@ def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
     report = made.calibrate(
         rows(4000, 1), noise="relative", distribution=Laplace(shift=0.01), criterion="nll"
     )
-    p, level = made.uq.predict(X), float(made.uq.noise.level)
+    p, level = made.uq.predict(X), float(made.uq.noise_model.level)
     assert level**0.5 == pytest.approx(0.1, rel=0.05)
     torch.testing.assert_close(p.noise, level * p.mean.square())
     assert (
@@ -132,7 +132,7 @@ def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
     made.uq.save(tmp_path / "uq.safetensors")
     again = made.load(tmp_path / "uq.safetensors")
     assert type(again.noise) is Relative and again.distribution == p.distribution
-    assert str(again.report) == str(report)
+    assert str(again.calibration_report) == str(report)
     for one, other in zip(again.predict(X).interval(0.8), p.interval(0.8), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -239,7 +239,7 @@ def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
     report = made.calibrate(
         rows(60, 1),
         ridge=ridge,
-        noise=made.uq.noise,
+        noise=made.uq.noise_model,
         distribution=distributions.Gaussian,
         criterion="nll",
     )
@@ -252,12 +252,16 @@ def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
 @FACADES
 def test_both_facades_speak_alike(facade):
     made = facade()
-    assert made.uq.calibration_report is None and made.uq.noise.name == "none"
-    assert made.uq.distribution == distributions.Gaussian() and float(made.uq.noise.level) == 0
+    assert made.uq.calibration_report is None and made.uq.noise_model.name == "none"
+    assert (
+        made.uq.distribution == distributions.Gaussian() and float(made.uq.noise_model.level) == 0
+    )
     report = made.calibrate(rows(60, 1), noise="constant", criterion="nll")
     assert made.uq.calibration_report is report and made.uq.ridge == report.ridge
     assert float(made.uq.scale) == float(report.scale)
-    assert made.uq.noise.name == "constant" and torch.equal(made.uq.noise.level, report.noise_level)
+    assert made.uq.noise_model.name == "constant" and torch.equal(
+        made.uq.noise.level, report.noise_level
+    )
     assert (
         made.calibrate(rows(60, 1), criterion="nll").ridge
         == made.calibrate(rows(60, 1), ridge=None, criterion="nll").ridge
@@ -326,7 +330,7 @@ def test_a_row_without_a_weight_gets_the_typical_noise(noise, tmp_path):
         assert torch.equal(again.predict(valid).std, plain.std)
         weight = {"sample_weight": lambda b: b[2]}
         assert torch.equal(again.predict(valid, **weight).std, own.std)
-        assert str(again.report) == str(report)
+        assert str(again.calibration_report) == str(report)
 
 
 def test_without_noise_weights_leave_no_word():

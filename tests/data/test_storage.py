@@ -65,7 +65,7 @@ def changed(original, path):
             again = rg.LastLayerRigidity.load(path, uq.model)
         except ValueError as error:
             return str(path) in str(error)
-        assert torch.equal(again(x)[1], expected) and str(again.report) == str(
+        assert torch.equal(again(x)[1], expected) and str(again.calibration_report) == str(
             uq.calibration_report
         )
         return False

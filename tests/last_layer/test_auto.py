@@ -105,7 +105,7 @@ def test_the_squared_scale_is_noise_plus_scale_widened_by_the_guard(one, uq):
     level = guard.factor * (guard.variance + (test.mean - guard.centre) ** 2)
     share = ((test.q / guard.reference).log() / math.log(SPAN)).clamp(0, 1) ** POWER
     widened = s2 * (level / s2).clamp(min=1) ** share
-    close(uq.predict(one.test[0]).scale[:, 0].square(), widened, 1e-5)
+    close(uq.predict(one.test[0]).unit[:, 0].square(), widened, 1e-5)
     assert bool((widened > 1.1 * s2).any())
     assert bool((widened == s2).any())
 
@@ -248,7 +248,7 @@ def test_bars_may_grow_with_q_alone(one):
     guard, test = uq.calibration.guard, dense_rows(uq, one.test, seen=False)
     beyond = (test.q / guard.reference).clamp(min=1) ** GROWTH - 1
     s2 = unguarded(uq, one, test) + guard.scale2 * guard.reference * beyond
-    close(uq.predict(one.test[0]).scale[:, 0].square(), s2, 1e-5)
+    close(uq.predict(one.test[0]).unit[:, 0].square(), s2, 1e-5)
     held = dense_rows(uq, one.valid, seen=False)
     ratio = held.residual.square() / held.q
     mean = ratio.clamp(max=float(25 * ratio.median() / 0.455)).mean()
@@ -434,7 +434,7 @@ def test_a_rung_that_is_not_to_be_taken_is_passed_over(one, monkeypatch):
     monkeypatch.setattr(automatic, "FEWEST_DIRECTIONS", 1e9)
     monkeypatch.setattr(ladder, "CLEARLY", -1e9)  # the simplest is taken
     monkeypatch.setattr(ladder, "CAUTION", 1e9)
-    assert fitted(one).report.rung == "constant bar"
+    assert fitted(one).calibration_report.rung == "constant bar"
 
 
 def test_the_gain_is_that_of_rungs_which_other_folds_take(one, uq):

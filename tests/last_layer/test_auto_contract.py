@@ -49,7 +49,9 @@ def test_few_validation_rows_give_bars_like_those_of_many(one, whole, count):
     with said:
         few = calibrated(one, rows(one.valid, count))
     assert 0.5 < float(ratio(few, whole, one).median()) < 2
-    assert f"Calibrated on {count} rows and 240 left-out training rows" in str(few.report)
+    assert f"Calibrated on {count} rows and 240 left-out training rows" in str(
+        few.calibration_report
+    )
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["kept", "given"])
@@ -69,7 +71,7 @@ def test_bars_without_validation_rows_are_saved_and_loaded(one, tmp_path):
     uq.save(tmp_path / "uq.safetensors")
     again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", one.model)
     alike(again.predict(one.test[0]), uq.predict(one.test[0]), 1e-12)
-    assert str(again.report) == str(uq.calibration_report)
+    assert str(again.calibration_report) == str(uq.calibration_report)
 
 
 def test_nothing_to_calibrate_with_is_refused(one):
@@ -150,7 +152,7 @@ def test_far_from_the_training_rows_bars_are_finite_and_wide():
     with pytest.raises(ValueError, match=r"guard must be True, False or 'q' .*, got 'rho'"):
         uq.calibrate(data.valid, guard="rho")
     far = 10 * data.test[0]
-    assert float((uq.predict(far).scale / bare.predict(far).scale).median()) > 1.1
+    assert float((uq.predict(far).unit / bare.predict(far).unit).median()) > 1.1
 
 
 def test_nan_is_refused_but_by_a_frozen_module_whose_other_rows_it_leaves(one, whole):

@@ -192,7 +192,7 @@ def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, 
     uq = calibrated(one, conformal=fresh, groups=six_and_others)
     assert "need 9 rows: 3 with 6 rows" in str(uq.calibration_report)
     again = reloaded(uq, one, tmp_path, groups=six_and_others)
-    assert str(again.report) == str(uq.calibration_report)
+    assert str(again.calibration_report) == str(uq.calibration_report)
     for fitted in (uq, again):
         p = fitted.predict(one.test[0])
         with pytest.warns(UserWarning, match="needs 9 rows: 3 with 6 rows"):
@@ -203,7 +203,7 @@ def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, 
             table = p.to_numpy(conformal=True)
         assert (table["high"][:6] == math.inf).all()
     merged = calibrated(one, conformal=fresh, groups=six_and_others, merge_groups=50)
-    assert "small ones are merged: 0, 3 with 200 rows" in str(merged.report)
+    assert "small ones are merged: 0, 3 with 200 rows" in str(merged.calibration_report)
     low, high = merged.predict(one.test[0]).interval(0.9, conformal=True)
     assert low.isfinite().all() and high.isfinite().all()
 
@@ -252,7 +252,7 @@ def test_a_state_dict_and_copies_keep_the_whole_calibration(one, fresh):
     other.load_state_dict(uq.state_dict())
     the_same(other, uq, one.test[0])
     the_same(copy.deepcopy(uq), uq, one.test[0])
-    assert str(other.report) == str(uq.calibration_report)
+    assert str(other.calibration_report) == str(uq.calibration_report)
     moved = calibrated(one, noise=known_noise).to("cpu")
     assert bool(moved.predict(one.test[0]).std.isfinite().all())
 
@@ -276,7 +276,7 @@ def test_weights_survive_a_file(one, tmp_path):
 
 
 def test_the_report_says_in_plain_words_what_was_chosen(one):
-    text = str(calibrated(one).report)
+    text = str(calibrated(one).calibration_report)
     for phrase in (
         "Calibrated on 120 rows and 240 left-out training rows by auto",
         "distribution    tilted, ",
@@ -292,7 +292,9 @@ def test_the_report_says_in_plain_words_what_was_chosen(one):
         "Did these validation rows choose the checkpoint (early stopping)?",
     ):
         assert phrase in text
-    bare = str(calibrated(one, noise="constant", distribution="gaussian", guard=False).report)
+    bare = str(
+        calibrated(one, noise="constant", distribution="gaussian", guard=False).calibration_report
+    )
     for phrase in (
         "by heavy tails",
         "by noise that",

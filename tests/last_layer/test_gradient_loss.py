@@ -617,7 +617,7 @@ def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
         again = rg.LastLayerRigidity(uq.model)
         again.load_state_dict(uq.state_dict())
     assert torch.equal(again.gradient_scale, uq.gradient_scale)
-    assert str(again.report) == str(uq.calibration_report)
+    assert str(again.calibration_report) == str(uq.calibration_report)
     close(again.gradient(more.x).std, uq.gradient(more.x).std, 1e-12)
     for one in (uq, again):
         one.partial_fit([more.batch])

@@ -134,8 +134,8 @@ def test_merging_marks_the_calibration_stale_and_leaves_the_others_alone(two):
     one.posterior  # noqa: B018  the factorisation must not be kept
     before, whole = everything(other), fit(two, slice(ROWS))
     assert one.merge(other) is one
-    assert one.report.stale
-    assert not other.report.stale
+    assert one.calibration_report.stale
+    assert not other.calibration_report.stale
     check_unchanged(other, before)
     close(one.posterior.eigenvalues, whole.posterior.eigenvalues)
     with pytest.warns(UserWarning, match="Data were added or removed"):

@@ -242,7 +242,7 @@ def test_the_result_is_fitted_uncalibrated_and_works_as_any_other(net, tmp_path)
     uq.calibrate(net.valid)
     before = uq(net.test[0])
     new = uq.refit()
-    assert new.report is None
+    assert new.calibration_report is None
     assert uq.refitted is None
     with pytest.warns(UserWarning, match="not calibrated"):
         new(net.test[0])

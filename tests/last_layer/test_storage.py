@@ -67,7 +67,7 @@ def test_a_loaded_fit_predicts_the_same(net, saved):
     x = net.test[0]
     assert torch.equal(again(x)[1], uq(x)[1])
     assert torch.equal(again.predict(x).noise, uq.predict(x).noise)
-    assert str(again.report) == str(uq.calibration_report)
+    assert str(again.calibration_report) == str(uq.calibration_report)
     assert again.gram.count == 300
 
 
