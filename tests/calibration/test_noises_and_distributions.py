@@ -131,7 +131,7 @@ def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
     assert "laplace" in str(report)
     made.uq.save(tmp_path / "uq.safetensors")
     again = made.load(tmp_path / "uq.safetensors")
-    assert type(again.noise) is Relative and again.distribution == p.distribution
+    assert type(again.noise_model) is Relative and again.distribution == p.distribution
     assert str(again.calibration_report) == str(report)
     for one, other in zip(again.predict(X).interval(0.8), p.interval(0.8), strict=True):
         torch.testing.assert_close(one, other)
@@ -260,7 +260,7 @@ def test_both_facades_speak_alike(facade):
     assert made.uq.calibration_report is report and made.uq.ridge == report.ridge
     assert float(made.uq.scale) == float(report.scale)
     assert made.uq.noise_model.name == "constant" and torch.equal(
-        made.uq.noise.level, report.noise_level
+        made.uq.noise_model.level, report.noise_level
     )
     assert (
         made.calibrate(rows(60, 1), criterion="nll").ridge
