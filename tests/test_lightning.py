@@ -247,6 +247,7 @@ def test_a_hook_of_the_data_module_replaces_the_modules():
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_compiled_module_is_copied_without_it(whole):
     module = regressor()
@@ -372,6 +373,7 @@ def test_the_extra_is_named_where_lightning_is_missing(anew, monkeypatch):
         anew(lightning=None)
 
 
+@pytest.mark.thorough
 def test_the_page_runs_and_prints_what_it_says(plain_torch):
     printed, text = [], blocks(DOCS / "trainers.md")[0][2]
     exec(compile(text, "trainers.md", "exec"), {"print": lambda *one: printed.append(one)})

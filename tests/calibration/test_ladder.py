@@ -90,6 +90,7 @@ def many_targets(count: int, rows: int, masked: bool = False) -> rg.LastLayerRig
     return uq
 
 
+@pytest.mark.thorough
 def test_of_many_targets_each_is_judged_on_one_fold_and_the_bars_are_the_same(monkeypatch):
     found = many_targets(6, 1000)
     monkeypatch.setattr(ladder, "ENOUGH", 10**9)  # on all folds, as one target is
@@ -100,6 +101,7 @@ def test_of_many_targets_each_is_judged_on_one_fold_and_the_bars_are_the_same(mo
     torch.testing.assert_close(found.calibration.scale, every.calibration.scale)
 
 
+@pytest.mark.thorough
 def test_many_targets_take_few_fits_more_than_one(monkeypatch):
     """Of six targets with enough rows each is fitted twice, not six times."""
     fits = []
@@ -145,6 +147,7 @@ def noise_fit(seed: int, count: int) -> tuple[CalibrationReport, float]:
     return report, float((p.log_prob(y[fresh]) - plain.log_prob(y[fresh])).mean())
 
 
+@pytest.mark.thorough
 def test_the_gain_said_of_pure_noise_is_the_one_on_fresh_rows_and_a_warning_comes():
     found = [noise_fit(seed, 40) for seed in range(6)]
     said = sum(report.gain for report, _ in found) / len(found)

@@ -107,6 +107,7 @@ FACADES = pytest.mark.parametrize("facade", [LastLayer, AnyRegressor])
 X = rows(5, 9)[0]
 
 
+@pytest.mark.thorough
 @FACADES
 def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
     facade, registered, tmp_path

@@ -1,6 +1,7 @@
 """The tilt of the distribution equals a slow minimisation of the same convex loss, penalties
 included."""
 
+import pytest
 import torch
 
 from rigidities.calibration.full_model import tilt_fit
@@ -18,6 +19,7 @@ def made(rows: int = 250, width: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(inputs[:, 0] > 0, u**1.6, 1 - (1 - u) ** 1.6), inputs
 
 
+@pytest.mark.thorough
 def test_the_tilt_minimises_the_penalised_loss():
     u, inputs = made()
     fit = tilt_fit.fitted_tilt(u, inputs)

@@ -380,6 +380,7 @@ def test_no_constrained_loss_is_below_a_brute_force_search():
         assert float(found) == pytest.approx(float(losses.min()), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_unattainable_values_are_refused():
     X = torch.linspace(-2, 2, 9, dtype=F64)
 

@@ -289,6 +289,7 @@ def test_a_model_in_single_precision_has_nearly_the_same_bars(one, uq):
     close(p.std.double(), uq.predict(one.test[0]).std, 0.01)
 
 
+@pytest.mark.thorough
 def test_several_targets_have_the_bars_of_each_alone():
     data = sets(targets=2)
     both, ridge = rg.LastLayerRigidity(data.model).fit(data.train), 0.3

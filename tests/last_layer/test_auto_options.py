@@ -317,6 +317,7 @@ def noise_alone(seed=1):
     return rg.LastLayerRigidity(model).fit(x[:40], y[:40]), (x[40:], y[40:])
 
 
+@pytest.mark.thorough
 def test_the_default_refuses_a_ridge_that_swamps_every_direction():
     for seed in range(6):
         uq, valid = noise_alone(seed)

@@ -441,6 +441,7 @@ def fit_on_a_full_disk(path, answer):
     answer.write_text(str([str(one.message)[:14] for one in said]))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
 def test_a_full_disk_leaves_the_file_before_and_no_temporary(path, tmp_path):
     answer = tmp_path / "answer"
@@ -466,6 +467,7 @@ def fit_slowly(path, saved, begun):
     uq.save(saved, rows=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="a signal of POSIX")
 def test_killed_at_any_moment_the_file_is_whole_and_the_fit_resumes_to_the_last_bit(path, tmp_path):
     moments, saved, counts = random.Random(0), tmp_path / "saved.safetensors", [0]

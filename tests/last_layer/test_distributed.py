@@ -81,6 +81,7 @@ def everything(rank, size, folder, options):
     return p.interval(0.9)[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("size", "options"),
     [(4, {}), (2, {"method": "qr"}), (2, {"precision": "mixed"}), (2, {"sample": 64})],
@@ -124,6 +125,7 @@ def several(rank, size):
     return uq.scale
 
 
+@pytest.mark.thorough
 def test_targets_weights_functions_and_refits_of_ranks_are_those_of_one_process():
     first, *others = jobs.values(several, 2)
     assert all(torch.equal(first, other) for other in others)
@@ -193,6 +195,7 @@ def refusals(rank, size):
     return said
 
 
+@pytest.mark.thorough
 def test_ranks_that_differ_are_refused_on_all_of_them_and_nothing_is_lost():
     found = jobs.values(refusals, 2)
     for one, other in zip(*found, strict=True):
@@ -354,6 +357,7 @@ def _killed_when(path):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="a signal of POSIX")
 def test_a_killed_rank_is_noticed_when_the_workers_of_its_loader_have_ended_too(tmp_path):
     assert jobs.run(killed_with_workers, 2, tmp_path)[0] == "noticed"
@@ -435,6 +439,7 @@ def anew(rank, size, folder):
     return torch.equal(before, uq.gram.matrix)
 
 
+@pytest.mark.thorough
 def test_a_job_initialised_anew_fits_and_a_rank_may_read_longer_than_its_timeout(tmp_path):
     assert jobs.values(anew, 2, tmp_path) == [True, True]
 
@@ -475,6 +480,7 @@ SCENES = {
 """What happens to the second of three ranks, one after the other, and what the others are told."""
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize(
     "scenes", [SCENES, {"killed while others wait": KILLED}], ids=["all", "killed last"]

@@ -909,6 +909,7 @@ def test_an_exported_ensemble_survives_a_file(fit, x):
 
 
 # Raised inside torch 2.11 while it compiles.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(
     ("id", "whole"), [("reshaped_output", True), ("scaled_and_shifted_output", False)]
@@ -924,6 +925,7 @@ def test_a_compiled_ensemble_is_one_graph_or_compiled_around_its_readout(id, who
 
 
 # Raised inside torch while it converts a graph.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 @needs_export

@@ -77,6 +77,7 @@ def test_a_frozen_module_gives_the_numbers_of_every_calibration(targets, wrapped
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("support", [None, (-0.5, 0.5)], ids=["free", "bounded"])
 @pytest.mark.parametrize("targets", [1, 3])
@@ -180,6 +181,7 @@ def test_unknown_outputs_are_refused():
     refused("level must lie between 0 and 1", uq.freeze, ("quantiles",), quantiles=(1.0,))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"criterion": "nll"}, {}], ids=["nll", "auto"])
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "scaled"])
 def test_threads_get_their_own_rows(wrapped, options):

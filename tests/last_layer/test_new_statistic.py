@@ -120,6 +120,7 @@ def shared(rank, size):
     return sums(uq)
 
 
+@pytest.mark.thorough
 def test_it_is_reduced_over_the_processes_of_a_job():
     _, _, y = made()
     first, *others = jobs.values(shared, 3)

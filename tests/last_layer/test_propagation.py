@@ -207,6 +207,7 @@ def test_a_linear_function_is_exact_for_every_kind_of_readout(id):
     close(whole, expected, rtol=1e-7, atol=1e-9 * float(expected.max()))
 
 
+@pytest.mark.thorough
 def test_all_layouts_and_cases_are_among_the_models():
     taps = [zoo_parts(id)[1].tap for id in MODELS]
     assert {tap.case for tap in taps} >= {"plain", "shared", "separate", "jacobian", "dense"}

@@ -237,6 +237,7 @@ def test_a_readout_moved_away_is_found_again_and_called_better(net):
 # --- the new object -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_result_is_fitted_uncalibrated_and_works_as_any_other(net, tmp_path):
     uq = fitted(net)
     uq.calibrate(net.valid)

@@ -720,6 +720,7 @@ def test_progress_is_silent_unless_asked(net, capfd):
     assert "fit" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_importing_the_library_imports_no_extras_nor_the_compiler():
     # torch 2.4 imports onnx by itself
     extras = {"matplotlib", "sklearn", "scipy", "pandas", "torch._dynamo"}

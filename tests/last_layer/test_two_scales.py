@@ -330,6 +330,7 @@ needs_export = pytest.mark.skipif(
 )
 
 
+@pytest.mark.thorough
 @needs_export
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
 @pytest.mark.parametrize(
@@ -346,6 +347,7 @@ def test_an_exported_graph_holds_the_own_part(id, strict):
     torch.testing.assert_close(graph(*(t[:3] for t in case.args)).detach(), expected[:, :3])
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(
     ("id", "whole"), [("reshaped_output", True), ("scaled_and_shifted_output", False)]
@@ -359,6 +361,7 @@ def test_a_compiled_graph_holds_the_own_part(id, whole):
 
 
 # Raised inside torch while it converts a graph.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 @needs_export

@@ -106,6 +106,7 @@ def test_the_histogram_counts_every_row() -> None:
     assert max(curve["y"]) == pytest.approx(500 * 0.25 / math.sqrt(2 * math.pi), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_many_rows_are_thinned_and_the_extreme_ones_kept() -> None:
     mean, std, target = columns(20_000)
     part = TargetRows(mean, std, target)

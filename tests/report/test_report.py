@@ -81,6 +81,7 @@ def test_plots_have_labels_and_controls_can_be_reached() -> None:
     assert sum(a.get("type") == "radio" for _, a in found.elements) == 4
 
 
+@pytest.mark.thorough
 def test_each_target_has_a_section_and_all_stand_in_one_table() -> None:
     parts = [columns(200, scale=s) for s in (1.0, 2.0, 1.0)]
     mean, std, target = (torch.stack(each, 1) for each in zip(*parts, strict=True))
@@ -93,6 +94,7 @@ def test_each_target_has_a_section_and_all_stand_in_one_table() -> None:
     assert found.row("dipole")[6] == "Too narrow"
 
 
+@pytest.mark.thorough
 def test_of_many_targets_the_first_have_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "MOST_TARGETS", 3)
     mean, std, target = (part.reshape(10, 15) for part in columns(150))

@@ -152,6 +152,7 @@ def test_each_look_at_many_targets_has_a_smaller_tail() -> None:
     assert part.target_count == 4 == 1 + len(others)
 
 
+@pytest.mark.thorough
 def test_rows_that_are_biased_or_unlike_the_reference_are_not_called_trustworthy() -> None:
     mean, std, target = columns(4000)
     assert "can be trusted" in page(mean, std, target, reference=std).text
@@ -392,6 +393,7 @@ def test_a_constant_bar_within_bounds_gains_nothing_over_itself() -> None:
     assert abs(gain_and_error(target_rows(p, y)[0])[0]) < 1e-3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("distribution", [StudentT(5.0), Gaussian()])
 def test_targets_come_in_any_form(distribution: Distribution) -> None:
     p, y = predicted(distribution, (-1.0, None))
@@ -440,6 +442,7 @@ def test_of_several_targets_the_worst_is_named() -> None:
         report.verdict(mean, target)
 
 
+@pytest.mark.thorough
 def test_of_several_targets_names_and_grave_cautions_of_the_others_are_told() -> None:
     mean, std, target = (part.reshape(-1, 3) for part in right(1500, 0))
     target = target.clone()
@@ -616,6 +619,7 @@ def test_the_report_leaves_the_generator_alone() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.thorough
 def test_the_same_rows_give_the_same_page() -> None:
     mean, std, target = columns(5100)
     first = report.html(mean, target, std=std)
