@@ -18,7 +18,7 @@ PIP_INSTALL := -m pip install -qq --no-compile --disable-pip-version-check -c co
 SOURCES := $(wildcard src tests benchmarks experiments examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint format types short long pytest rounding versions release browser bench zoo docs clean
+.PHONY: help venv demo test test-all lint format types short long pytest rounding versions surface release browser bench zoo docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,10 @@ versions: ## the tests, and frozen modules compiled and exported, on the oldest,
 
 release: .venv/.stamp ## build wheel and source archive into dist/, and try both (ARGS go to the archive's tests)
 	@TORCH="$(TORCH)" WORKERS=$(WORKERS) sh tests/support/release.sh $(ARGS)
+
+surface: .venv/.stamp ## write the public surface into docs/reference/surface.txt, which a test compares
+	$(BIN)/python -m tests.support.surface > docs/reference/surface.txt
+	git diff --stat docs/reference/surface.txt
 
 # The tests of the HTML report and of the site drive it; without one they are left out, with a word at the end.
 browser: ## find Chromium or, as root on Debian, install it

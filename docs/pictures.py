@@ -197,7 +197,7 @@ def novelty():
     for panel, (title, asked, place, true) in zip(axes, panels, strict=True):
         p = uq.predict(asked)
         low, high = (bound[:, 0] for bound in p.interval(0.9))
-        flagged = p.novelty[:, 0] > uq.report.novelty_usual
+        flagged = p.novelty[:, 0] > uq.calibration_report.novelty_usual
         panel.fill_between(
             place[:, 0],
             *(0, 1),

@@ -63,7 +63,7 @@ def main(path=None):
     if first:
         low, high = p.interval(0.9)
         inside = ((test[1] > low) & (test[1] < high)).float().mean()
-        print(f"{uq.gram.count} rows in the fit, {uq.report.rows} in the calibration")
+        print(f"{uq.gram.count} rows in the fit, {uq.calibration_report.rows} in the calibration")
         print(f"90 % intervals hold {inside:.0%} of {len(p)} test rows")
         if path is not None:
             uq.save(path)

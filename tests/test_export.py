@@ -65,6 +65,7 @@ def close(found, expected, rtol=1e-5):
         torch.testing.assert_close(torch.as_tensor(one), other, rtol=rtol, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("id", ["several targets", "auto, scaled"])
 def test_a_compiled_module_is_one_graph(id):
     uq, x = fitted(id)
@@ -75,6 +76,7 @@ def test_a_compiled_module_is_one_graph(id):
     close(compiled(x[:3]), frozen(x[:3]))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings(SIDE_EFFECTS)
 @pytest.mark.parametrize(
     ("id", "strict"), [("plain", True), ("auto", True), ("summed", False), ("auto, scaled", False)]
@@ -95,6 +97,7 @@ def test_a_strict_export_of_a_scaled_output_is_refused():
     refused("strict export does not take.*strict=False", export.torch_export, uq, x, strict=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("id", CASES)
 def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path):
     uq, x = fitted(id)
@@ -111,7 +114,7 @@ def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path
     close(session.run(None, {given.name: x.numpy()})[2:3], (p.epistemic,), 1e-4)
     facts = json.loads({p.key: p.value for p in onnx.load(path).metadata_props}["rigidities"])
     assert facts["library"] == rg.__version__ and facts["outputs"] == list(names)
-    assert facts["criterion"] == uq.report.criterion and facts["ridge"] == uq.ridge
+    assert facts["criterion"] == uq.calibration_report.criterion and facts["ridge"] == uq.ridge
     assert (
         facts["scale"] == uq.scale.tolist()
         and facts["distribution"]["name"] == uq.distribution.name
@@ -138,6 +141,7 @@ def shapes_of_no_rows(path, name, x):
     return json.loads(ended.stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:This ONNX graph leaves out:UserWarning")
 @pytest.mark.parametrize(("id", "rank"), [("auto, scaled", None), ("auto", 2)])
 def test_quantiles_and_members_of_no_rows_are_of_no_rows(id, rank, tmp_path):
@@ -209,6 +213,7 @@ def test_degrees_of_freedom_bounds_and_conformal_tails_travel(tmp_path):
     torch.testing.assert_close(p.quantile(1 - tail / 2), high, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("targets", "seed", "support"), [(1, 0, None), (2, 1, (-0.5, 0.5))])
 def test_intervals_of_the_default_are_in_the_file(targets, seed, support, tmp_path):
     one = trained(targets, seed)
@@ -226,6 +231,7 @@ def test_intervals_of_the_default_are_in_the_file(targets, seed, support, tmp_pa
     assert float(((torch.as_tensor(found) - exact).abs() / uq(x)[1]).max()) < 1e-3
 
 
+@pytest.mark.thorough
 def test_an_ill_conditioned_form_is_float64_in_the_file(tmp_path):
     one = trained()
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
@@ -236,6 +242,7 @@ def test_an_ill_conditioned_form_is_float64_in_the_file(tmp_path):
     assert onnx.TensorProto.DOUBLE in kinds
 
 
+@pytest.mark.thorough
 def test_two_inputs_keep_their_names(tmp_path):
     def run(net, left, right):
         return net.head(torch.tanh(left + right))
@@ -256,6 +263,7 @@ def test_two_inputs_keep_their_names(tmp_path):
     assert [one.name for one in session.get_inputs()] == ["left", "right"]
 
 
+@pytest.mark.thorough
 def test_a_failed_export_leaves_the_file_that_was_there(tmp_path, monkeypatch):
     uq, x = fitted("plain")
     path = tmp_path / "net.onnx"

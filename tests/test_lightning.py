@@ -247,6 +247,7 @@ def test_a_hook_of_the_data_module_replaces_the_modules():
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_compiled_module_is_copied_without_it(whole):
     module = regressor()
@@ -280,7 +281,7 @@ def test_options_are_passed_on():
 def test_a_trial_run_fits_a_batch_and_writes_nothing(tmp_path):
     callback = RigidityCallback(best=True)
     trainer(callback, keeper(tmp_path), fast_dev_run=2).fit(regressor(), shuffled(), loader(VALID))
-    assert callback.uq.gram.count == 16 and callback.uq.report is None
+    assert callback.uq.gram.count == 16 and callback.uq.calibration_report is None
     assert not list(tmp_path.iterdir())
 
 
@@ -319,7 +320,7 @@ def test_several_training_loaders_are_refused():
 def test_without_calibration_no_validation_is_needed():
     callback = RigidityCallback(calibrate=None)
     trainer(callback, max_epochs=1).fit(regressor(), loader(TRAIN))
-    assert callback.uq.report is None and callback.uq.gram.count == len(TRAIN[0])
+    assert callback.uq.calibration_report is None and callback.uq.gram.count == len(TRAIN[0])
 
 
 @pytest.mark.parametrize(
@@ -372,6 +373,7 @@ def test_the_extra_is_named_where_lightning_is_missing(anew, monkeypatch):
         anew(lightning=None)
 
 
+@pytest.mark.thorough
 def test_the_page_runs_and_prints_what_it_says(plain_torch):
     printed, text = [], blocks(DOCS / "trainers.md")[0][2]
     exec(compile(text, "trainers.md", "exec"), {"print": lambda *one: printed.append(one)})

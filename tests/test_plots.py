@@ -215,6 +215,7 @@ def test_plots_leave_the_global_settings_alone() -> None:
     assert matplotlib.rcParams == before
 
 
+@pytest.mark.thorough
 def test_large_plots_are_rasterised_and_draw_without_warnings(tmp_path) -> None:
     mean, std, target = rows(30_000)
     plots.errors(mean, std, target).figure.savefig(tmp_path / "errors.pdf")

@@ -113,6 +113,7 @@ def trained(tmp_path_factory):
     return trainer, callback, folder
 
 
+@pytest.mark.thorough
 def test_the_bars_are_those_of_the_best_model_and_all_rows(trained):
     trainer, callback, _ = trained
     best = hf.AutoModelForSequenceClassification.from_pretrained(
@@ -138,6 +139,7 @@ def test_a_pipeline_gives_the_numbers_of_plain_calls(trained, options):
     assert {row["label"] for row in rows} == {"LABEL_0"}
 
 
+@pytest.mark.thorough
 def test_a_pipeline_takes_what_pipelines_take(trained):
     pipeline = RigidityPipeline(trained[1].uq, tokenizer())
     expected = pipeline(TEXTS)
@@ -157,6 +159,7 @@ def test_several_labels_give_a_list_for_each_text(tmp_path):
     torch.testing.assert_close(each, answers(uq), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_autocast_of_the_training_is_not_in_the_error_bars(tmp_path):
     callback = RigidityCallback(calibrate=NLL)
     trainer = train(tmp_path, callback, bert(), bf16=True)
@@ -167,6 +170,7 @@ def test_autocast_of_the_training_is_not_in_the_error_bars(tmp_path):
     assert not torch.equal(cast, fresh(**batches(VALID)[0]).logits)  # the Trainer's own stays
 
 
+@pytest.mark.thorough
 def test_data_to_calibrate_on_may_be_given(tmp_path):
     callback = RigidityCallback(valid=VALID, calibrate=NLL, layer="classifier")
     trainer = train(tmp_path, callback, bert(), valid=None, eval_strategy="no")
@@ -180,6 +184,7 @@ class Stream(torch.utils.data.IterableDataset):
         return ({key: row[key] for key in row if key != "text"} for row in TRAIN)
 
 
+@pytest.mark.thorough
 def test_a_stream_is_read_to_its_end_and_data_may_have_further_columns(tmp_path):
     callback = RigidityCallback(valid=VALID, calibrate=NLL)
     options = {"eval_strategy": "no", "max_steps": 2, "remove_unused_columns": False}
@@ -198,10 +203,11 @@ def test_a_pipeline_is_moved_and_refuses_unknown_options(trained):
     assert moved.device.type == "meta" and moved.uq.model.classifier.weight.is_meta
 
 
+@pytest.mark.thorough
 def test_no_calibration_may_be_asked_for(tmp_path):
     callback = RigidityCallback(calibrate=None)
     train(tmp_path, callback, bert(), valid=None, eval_strategy="no")
-    assert callback.uq.report is None
+    assert callback.uq.calibration_report is None
 
 
 @pytest.mark.parametrize(

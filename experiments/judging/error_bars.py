@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import rigidities as rg
 from rigidities import metrics
+from rigidities.calibration import CalibrationReport
 
 Rows = tuple[Tensor, ...]
 """Inputs, of which the first dimension is the row, and the target (N, 1)."""
@@ -87,12 +88,12 @@ def bars(
         "noise": how.noise,
         "ridge": uq.ridge,
         "scale": float(uq.scale),
-        "noise_variance": float(uq.noise.level),
+        "noise_variance": float(uq.noise_model.level),
     }
     return Bars(p.mean.double().flatten(), p.std.double().flatten(), chosen, p)
 
 
-def calibrated(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> rg.CalibrationReport:
+def calibrated(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> CalibrationReport:
     """Choose ridge, scale, noise and distribution."""
     asked: dict[str, Any] = {
         "criterion": how.criterion,

@@ -1,34 +1,51 @@
-"""Error bars for trained regressors by prediction rigidities."""
+"""Error bars for trained regressors by prediction rigidities.
+
+`rg.LastLayerRigidity` wraps a trained torch model, `rg.PredictionRigidity` any regressor with
+parameters. The names here are those a user types. Classes that only come back from a call are in
+the room of the call: `rigidities.last_layer`, `rigidities.prediction`, `rigidities.calibration`.
+"""
 
 from . import closed_forms, export, fits, kernels, local, losses, metrics, plots, report, selection
 from ._version import __version__
 from .any_regressor.rigidity import PredictionRigidity
-from .calibration.report import CalibrationReport
 from .constrained import constrained_profile, constrained_rigidity
 from .data.parquet import ParquetBatches
 from .data.shards import ShardSampler, shard
 from .last_layer.ensemble.ensemble import Ensemble
-from .last_layer.ensemble.member_values import MemberValues
-from .last_layer.frozen import Frozen
-from .last_layer.gradients.gradient import Gradient
-from .last_layer.local_terms import LocalTerms
-from .last_layer.refit import Refitted
 from .last_layer.rigidity import LastLayerRigidity
 from .models.mean_of import MeanOf
 from .models.whole import whole
 from .posterior.gram import Gram
 from .posterior.posterior import Posterior
-from .prediction.derived import Derived
-from .prediction.novelty import Novelty
 from .prediction.prediction import Prediction
 
-__all__ = ["LastLayerRigidity", "MeanOf", "PredictionRigidity", "__version__", "whole"]
-__all__ += ["CalibrationReport", "Derived", "Ensemble", "Frozen", "Gradient", "Prediction"]
-__all__ += ["Gram", "LocalTerms", "MemberValues", "Novelty", "Posterior", "Refitted"]
-__all__ += ["ParquetBatches", "ShardSampler", "constrained_profile", "constrained_rigidity"]
-__all__ += ["closed_forms", "export", "fits", "kernels", "local", "losses", "metrics", "plots"]
-__all__ += ["report", "selection", "shard"]
+__all__ = [
+    "Ensemble",
+    "Gram",
+    "LastLayerRigidity",
+    "MeanOf",
+    "ParquetBatches",
+    "Posterior",
+    "Prediction",
+    "PredictionRigidity",
+    "ShardSampler",
+    "__version__",
+    "closed_forms",
+    "constrained_profile",
+    "constrained_rigidity",
+    "export",
+    "fits",
+    "kernels",
+    "local",
+    "losses",
+    "metrics",
+    "plots",
+    "report",
+    "selection",
+    "shard",
+    "whole",
+]
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

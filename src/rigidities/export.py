@@ -2,7 +2,8 @@
 
 Both are made of `uq.freeze()`, for any number of rows. ONNX needs PyTorch 2.7 and the extra
 `onnx`; `torch.export` needs 2.7 where the readout is scaled or summed, not for a plain one. The
-ONNX file says what was calibrated, see `metadata`.
+ONNX file says what was calibrated, see `metadata`. Before it is moved into its place, onnxruntime
+runs it, and its numbers are compared with those of the frozen module.
 """
 
 from __future__ import annotations
@@ -30,13 +31,25 @@ from .posterior.quadratic import rounding_bound
 if TYPE_CHECKING:
     from .last_layer.rigidity import LastLayerRigidity
 
+__all__ = ["metadata", "onnx", "torch_export"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 TOLERANCE = 1e-5
 """Largest difference between the file's numbers and the frozen module's, relative to their size."""
+
 ROUNDINGS = 4.0
 """Times by which the difference may exceed what rounding brings to the frozen module itself."""
+
 LARGEST = 1.9e9
-"""Bytes of tensors in an ONNX file."""
+"""Bytes of tensors in an ONNX file, at most."""
+
 LEVELS = (0.5, 0.8, 0.9, 0.95)
+"""Levels of intervals whose conformal tails stand in the metadata."""
+
 _NEEDS = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -51,17 +64,21 @@ def torch_export(
     """The frozen module as a program for any number of rows.
 
     Args:
-        uq: fitted, and calibrated if its bars are to mean something.
-        example: an input of the model, or a tuple of its inputs.
-        outputs: as in `freeze`.
-        strict: as in `torch.export.export`; for plain readouts alone.
-        options: others of `freeze`.
+        uq: Fitted, and calibrated if its bars are to mean something.
+        example: An input of the model, or a tuple of its inputs.
+        outputs: As in `freeze`.
+        strict: As in `torch.export.export`; for plain readouts only.
+        options: Other options of `freeze`.
+
+    Returns:
+        The program.
 
     Raises:
         ValueError: `freeze` refuses, or a graph cannot hold what is asked.
         RuntimeError: PyTorch is older than 2.7, and the readout scaled, summed or reordered.
     """
-    frozen, args = uq.freeze(outputs, **options), _inputs(example)
+    frozen = uq.freeze(outputs, **options)
+    args = _example_inputs(example)
     if isinstance(frozen.readout, LinearCopy):
         require_torch("2.7", "Export of a readout that is scaled, summed or reordered")
     if strict and isinstance(frozen.readout, LinearCopy):
@@ -69,7 +86,7 @@ def torch_export(
             "A strict export does not take this model's readout, whose features come by "
             "torch.vmap since its output is scaled, summed or reordered. Pass strict=False."
         )
-    return torch.export.export(frozen, args, dynamic_shapes=_shapes(args), strict=strict)
+    return torch.export.export(frozen, args, dynamic_shapes=_dynamic_shapes(args), strict=strict)
 
 
 def onnx(
@@ -87,44 +104,55 @@ def onnx(
     compared with those of `uq.freeze()` for the example, one row of it, and more rows.
 
     Args:
-        uq: fitted, and calibrated if its bars are to mean something.
-        path: of the file; one that stands there is replaced if all went well.
-        example: an input of the model, or a tuple of its inputs.
-        outputs: as in `freeze`.
-        opset: of ONNX; torch's default by default.
-        options: others of `freeze`.
+        uq: Fitted, and calibrated if its bars are to mean something.
+        path: The file; one that stands there is replaced if all went well.
+        example: An input of the model, or a tuple of its inputs.
+        outputs: As in `freeze`.
+        opset: The opset of ONNX; torch's default by default.
+        options: Other options of `freeze`.
 
     Raises:
-        ImportError: a package is missing.
+        ImportError: A package is missing.
         RuntimeError: PyTorch is older than 2.7.
         ValueError: `freeze` refuses, a graph cannot hold what is asked, the file would be too
             large, or its numbers differ.
     """
     require_torch("2.7", "ONNX")
-    if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
-        raise ImportError(f"ONNX needs {missing[0]}: {extra('onnx')}.")
-    frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
+    for package in _NEEDS:
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"ONNX needs {package}: {extra('onnx')}.")
+    frozen = uq.freeze(outputs, largest_rounding=TOLERANCE, **options)
+    args = _example_inputs(example)
     size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
     if size > LARGEST:
-        what = f"The graph would take {size / 1e9:.1f} GB, and an ONNX file holds 2 at most"
-        raise ValueError(f"{what}. Pass rank= for smaller statistics, or take torch_export.")
+        raise ValueError(
+            f"The graph would take {size / 1e9:.1f} GB, and an ONNX file holds 2 at most. Pass "
+            "rank= for smaller statistics, or take torch_export."
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
         warnings.filterwarnings("ignore", "# The axis name")  # of two inputs with as many rows
-        chosen: dict[str, Any] = {"dynamic_shapes": _shapes(args), "opset_version": opset}
-        chosen |= {"input_names": _input_names(uq, args), "output_names": list(frozen.outputs)}
-        program = torch.onnx.export(frozen, args, dynamo=True, verbose=False, **chosen)
+        program = torch.onnx.export(
+            frozen,
+            args,
+            dynamo=True,
+            verbose=False,
+            dynamic_shapes=_dynamic_shapes(args),
+            opset_version=opset,
+            input_names=_input_names(uq, args),
+            output_names=list(frozen.outputs),
+        )
     assert program is not None
     _allow_no_rows(program.model)
     program.model.metadata_props["rigidities"] = json.dumps(metadata(uq, frozen))
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        program.save(beside, external_data=False)
-        _check_numbers(uq, frozen, beside, args)
-        os.replace(beside, path)
+        program.save(temporary, external_data=False)
+        _check_numbers(uq, frozen, temporary, args)
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
@@ -136,20 +164,23 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
     1 - tail / 2 covers that level (null without conformal rows). They are those of all conformal
     rows together, since a graph knows no groups; a tail of 0, of too few rows, is the whole line.
     """
-    chosen, report = uq.calibration, uq.report
-    tails = chosen.conformal and {
-        str(level): chosen.conformal.thresholds(level)[chosen.conformal.place[:, -1]].tolist()
-        for level in LEVELS
-    }
+    calibration = uq.calibration
+    conformal = calibration.conformal
+    tails = None
+    if conformal is not None:
+        # The last place is that of all rows, whatever their group.
+        places = conformal.place[:, -1]
+        tails = {str(level): conformal.thresholds(level)[places].tolist() for level in LEVELS}
+    report = uq.calibration_report
     return {
         "library": __version__,
         "criterion": None if report is None else report.criterion,
         "outputs": list(frozen.outputs),
         "quantiles": list(frozen.levels),
         "support": None,
-        **chosen.header(),
-        "scale": chosen.scale.tolist(),
-        "noise_level": chosen.noise.level.tolist(),
+        **calibration.header(),  # with the support, where there is one
+        "scale": calibration.scale.tolist(),
+        "noise_level": calibration.noise.level.tolist(),
         "error": frozen.error,
         "rounding": frozen.rounding,
         "epistemic_q99": uq.familiar(),
@@ -157,17 +188,28 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
     }
 
 
-def _inputs(example: Any) -> tuple[Any, ...]:
-    """The inputs, with two rows at least: of one, a graph for one row would be made."""
+def _example_inputs(example: Any) -> tuple[Any, ...]:
+    """The inputs of an example, with two rows at least: of one, a graph for one row would be made.
+
+    Raises:
+        ValueError: The example holds no tensors with rows.
+    """
     args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
-    if not _tensors(args) or any(not arg.ndim for arg in _tensors(args)):
+    tensors = _tensors(args)
+    if not tensors or any(not tensor.ndim for tensor in tensors):
         raise ValueError("example must be a tensor of rows, or a tuple of the model's inputs.")
-    return _rows(args, 2) if all(len(arg) == 1 for arg in _tensors(args)) else args
+    if all(len(tensor) == 1 for tensor in tensors):
+        return _with_rows(args, 2)
+    return args
 
 
-def _shapes(args: tuple[Any, ...]) -> Any:
-    """The first dimension of each tensor is free; those of one size are the batch."""
-    batch, rows = torch.export.Dim("batch"), len(_tensors(args)[0])
+def _dynamic_shapes(args: tuple[Any, ...]) -> Any:
+    """Shapes for the export, in which the first dimension of each tensor is free.
+
+    Tensors with as many rows as the first share the dimension of the batch.
+    """
+    batch = torch.export.Dim("batch")
+    rows = len(_tensors(args)[0])
     shapes: list[dict[int, Any] | None] = []
     for arg in args:
         if not isinstance(arg, Tensor):
@@ -180,16 +222,25 @@ def _shapes(args: tuple[Any, ...]) -> Any:
     return (tuple(shapes),)
 
 
-def _rows(args: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+def _with_rows(args: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     """So many rows of each tensor, again from the first where there are fewer."""
-    taken = torch.arange(count)
-    return tuple(a[taken.to(a.device) % len(a)] if isinstance(a, Tensor) else a for a in args)
+    numbers = torch.arange(count)
+    inputs = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            arg = arg[numbers.to(arg.device) % len(arg)]
+        inputs.append(arg)
+    return tuple(inputs)
 
 
 def _input_names(uq: LastLayerRigidity, args: tuple[Any, ...]) -> list[str]:
-    known = [] if uq.feed.whole else uq.readout.input_names
-    tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
-    return [known[i] if i < len(known) else f"input{i}" for i in tensors]
+    """Names of the tensors among the inputs: those of the model's `forward`, as far as known."""
+    forward_names = [] if uq.feed.format.whole else uq.readout.input_names
+    names = []
+    for i, arg in enumerate(args):
+        if isinstance(arg, Tensor):
+            names.append(forward_names[i] if i < len(forward_names) else f"input{i}")
+    return names
 
 
 def _allow_no_rows(model: Any) -> None:
@@ -200,7 +251,7 @@ def _allow_no_rows(model: Any) -> None:
     reshape after the reduction mends that, and does nothing where there are rows.
 
     Args:
-        model: of onnx_ir, as torch exports it; changed in place.
+        model: A model of onnx_ir, as torch exports it; changed in place.
     """
     import onnx_ir
 
@@ -211,19 +262,22 @@ def _allow_no_rows(model: Any) -> None:
         if dimensions is None:
             continue
         (reduced,) = node.outputs
-        target = onnx_ir.tensor(dimensions, dtype=onnx_ir.DataType.INT64)
-        shape = onnx_ir.node("Constant", [], {"value": target})
-        reshaped = onnx_ir.node("Reshape", [reduced, shape.outputs[0]])
-        reshaped.outputs[0].shape = reduced.shape
-        reshaped.outputs[0].type = reduced.type
-        consumers = [(user, i) for user, i in reduced.uses() if user is not reshaped]
-        node.graph.insert_after(node, [shape, reshaped])
+        target_shape = onnx_ir.tensor(dimensions, dtype=onnx_ir.DataType.INT64)
+        constant = onnx_ir.node("Constant", [], {"value": target_shape})
+        reshape = onnx_ir.node("Reshape", [reduced, constant.outputs[0]])
+        (reshaped,) = reshape.outputs
+        reshaped.shape = reduced.shape
+        reshaped.type = reduced.type
+        consumers = [(user, i) for user, i in reduced.uses() if user is not reshape]
+        node.graph.insert_after(node, [constant, reshape])
         for user, i in consumers:
-            user.replace_input_with(i, reshaped.outputs[0])
+            user.replace_input_with(i, reshaped)
         for i, output in enumerate(node.graph.outputs):
             if output is reduced:
-                reshaped.outputs[0].name, reduced.name = reduced.name, f"{reduced.name}_reduced"
-                node.graph.outputs[i] = reshaped.outputs[0]
+                # The output of the graph keeps its name.
+                reshaped.name = reduced.name
+                reduced.name = f"{reduced.name}_reduced"
+                node.graph.outputs[i] = reshaped
 
 
 def _reduced_dimensions(node: Any) -> list[int] | None:
@@ -232,56 +286,76 @@ def _reduced_dimensions(node: Any) -> list[int] | None:
     It stays where all dimensions are fixed, so that there are always rows, and where a free one is
     reduced or stands behind one that is: its place differs with and without rows.
     """
-    whole, found = node.inputs[0].shape, node.outputs[0].shape
-    if whole is None or found is None or all(isinstance(size, int) for size in whole):
+    shape = node.inputs[0].shape
+    reduced_shape = node.outputs[0].shape
+    if shape is None or reduced_shape is None or all(isinstance(size, int) for size in shape):
         return None
-    axes = node.attributes["axes"].as_ints() if "axes" in node.attributes else None
-    if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
-        known = node.inputs[1].const_value
-        axes = None if known is None else known.numpy().tolist()
-    if axes is None:
+    axes = _reduced_axes(node)
+    if axes is None or any(not isinstance(shape[axis], int) for axis in axes):
         return None
-    first = min(axis % len(whole) for axis in axes)
-    if any(not isinstance(whole[axis], int) for axis in axes):
+    first = min(axis % len(shape) for axis in axes)
+    if any(not isinstance(size, int) for size in list(reduced_shape)[first:]):
         return None
-    if any(not isinstance(size, int) for size in list(found)[first:]):
+    return [size if isinstance(size, int) else 0 for size in reduced_shape]
+
+
+def _reduced_axes(node: Any) -> list[int] | None:
+    """The axes of a reduction, which newer opsets have as an input; None where nobody knows."""
+    if "axes" in node.attributes:
+        axes: list[int] | None = node.attributes["axes"].as_ints()
+        if axes is not None:
+            return axes
+    if len(node.inputs) < 2 or node.inputs[1] is None:
         return None
-    return [size if isinstance(size, int) else 0 for size in found]
+    constant = node.inputs[1].const_value
+    return None if constant is None else constant.numpy().tolist()
 
 
 def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any) -> None:
-    """The file against the module: for the example, one row of it, and more rows."""
+    """Compare the file with the module: for the example, one row of it, and more rows.
+
+    Raises:
+        ValueError: Some numbers differ by more than rounding explains.
+    """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names, rows = [one.name for one in session.get_inputs()], [len(t) for t in _tensors(args)]
-    kinds = [t.dtype for t in _tensors(args) if t.is_floating_point()] or [torch.float32]
-    loosest = max(TOLERANCE, *(rounding_bound(uq.posterior, kind) for kind in kinds))
+    names = [session_input.name for session_input in session.get_inputs()]
+    tensors = _tensors(args)
+    dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+    bounds = [rounding_bound(uq.posterior, dtype) for dtype in dtypes or [torch.float32]]
+    loosest = max(TOLERANCE, *bounds)
     trials = [args]
-    if len({*rows}) == 1:  # else rows of one belong to rows of another
-        trials += [_rows(args, 1), _rows(args, 2 * rows[0] + 1)]
+    rows = [len(tensor) for tensor in tensors]
+    if len(set(rows)) == 1:  # else rows of one input belong to rows of another
+        trials.append(_with_rows(args, 1))
+        trials.append(_with_rows(args, 2 * rows[0] + 1))
     sizes = _sizes(_outputs(frozen, args))
-    for given in trials:
-        feed = zip(names, (t.detach().cpu().numpy() for t in _tensors(given)), strict=True)
-        results = dict(zip(frozen.outputs, session.run(None, dict(feed)), strict=True))
+    for trial in trials:
+        arrays = [tensor.detach().cpu().numpy() for tensor in _tensors(trial)]
+        results = session.run(None, dict(zip(names, arrays, strict=True)))
+        from_file = dict(zip(frozen.outputs, results, strict=True))
         if frozen.loses_members:
-            results.pop("members", None)
-        exact = _outputs(frozen, given)
-        for name, off in _differences(exact, results, sizes).items():
+            from_file.pop("members", None)
+        exact = _outputs(frozen, trial)
+        for name, difference in _differences(exact, from_file, sizes).items():
             allowed = TOLERANCE if name == "mean" else loosest
-            if not off <= allowed:  # seldom: the measurement takes a copy of the model
-                allowed += ROUNDINGS * _rounding(frozen, given, sizes).get(name, 0.0)
-            if not off <= allowed:
+            # `not <=`, so that NaN is refused too.
+            if not difference <= allowed:
+                # Seldom: the measurement takes a copy of the model.
+                allowed += ROUNDINGS * _rounding(frozen, trial, sizes).get(name, 0.0)
+            if not difference <= allowed:
                 raise ValueError(
-                    f"onnxruntime gives another {name} than torch: by {off:.2g} of its size, with "
-                    f"{allowed:.2g} allowed. Nothing was written. Try another opset=, a model in "
-                    "float64, or torch_export."
+                    f"onnxruntime gives another {name} than torch: by {difference:.2g} of its "
+                    f"size, with {allowed:.2g} allowed. Nothing was written. Try another opset=, a "
+                    "model in float64, or torch_export."
                 )
 
 
-def _outputs(frozen: Frozen, given: tuple[Any, ...]) -> dict[str, Tensor]:
+def _outputs(frozen: Frozen, args: tuple[Any, ...]) -> dict[str, Tensor]:
+    """The outputs of the frozen module, by name."""
     with torch.no_grad():
-        return dict(zip(frozen.outputs, frozen(*given), strict=True))
+        return dict(zip(frozen.outputs, frozen(*args), strict=True))
 
 
 def _sizes(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -295,43 +369,55 @@ def _sizes(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         squares = torch.where(values.isfinite(), values, 0.0).square()
         rows = 1 if name in ("quantiles", "members") else 0  # these have levels or members first
         sizes[name] = squares.mean(rows, keepdim=True).sqrt()
-    spread = sizes.get("std")
+    bar = sizes.get("std")
     for name, size in sizes.items():
-        if spread is not None:
-            part = spread.square() if name in ("epistemic", "noise") else spread
-            size = torch.maximum(size, part)
+        if bar is not None:
+            # Epistemic part and noise are variances.
+            smallest = bar.square() if name in ("epistemic", "noise") else bar
+            size = torch.maximum(size, smallest)
         sizes[name] = size.clamp(min=1e-30)
     return sizes
 
 
 def _differences(
-    exact: dict[str, Tensor], found: dict[str, Any], sizes: dict[str, Tensor]
+    exact: dict[str, Tensor], results: dict[str, Any], sizes: dict[str, Tensor]
 ) -> dict[str, float]:
-    """The largest difference of each output, relative to its size."""
-    off = {}
-    for name, values in found.items():
-        got, own = torch.as_tensor(values).to(exact[name]).double(), exact[name].double()
-        alike = (got == own) | (got.isnan() & own.isnan())  # infinities too
-        apart = (got - own).abs() / sizes[name]
-        off[name] = float(torch.where(alike, 0.0, apart.nan_to_num(math.inf)).max())
-    return off
+    """The largest difference of each output, relative to its size.
+
+    Args:
+        exact: The outputs to compare with.
+        results: The outputs to judge, as tensors or arrays; some may be missing.
+        sizes: As `_sizes` gives them.
+    """
+    differences = {}
+    for name, values in results.items():
+        result = torch.as_tensor(values).to(exact[name]).double()
+        expected = exact[name].double()
+        # Infinities and NaN are equal too.
+        equal = (result == expected) | (result.isnan() & expected.isnan())
+        relative = (result - expected).abs() / sizes[name]
+        relative = torch.where(equal, 0.0, relative.nan_to_num(math.inf))
+        differences[name] = float(relative.max())
+    return differences
 
 
-def _rounding(frozen: Frozen, given: tuple[Any, ...], sizes: dict[str, Tensor]) -> dict[str, float]:
+def _rounding(frozen: Frozen, args: tuple[Any, ...], sizes: dict[str, Tensor]) -> dict[str, float]:
     """How far the frozen module's outputs on this processor lie from those of a float64 copy.
 
     Relative to the outputs' sizes. Empty where the model does not run in float64.
     """
-    wide = tuple(
-        arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg
-        for arg in given
-    )
+    double_args = []
+    for arg in args:
+        if isinstance(arg, Tensor) and arg.is_floating_point():
+            arg = arg.double()
+        double_args.append(arg)
     try:
-        exact = _outputs(copy.deepcopy(frozen).double(), wide)
-    except Exception:  # whatever a model raises that knows float32 alone
+        exact = _outputs(copy.deepcopy(frozen).double(), tuple(double_args))
+    except Exception:  # a model that knows float32 alone may raise anything
         return {}
-    return _differences(exact, _outputs(frozen, given), sizes)
+    return _differences(exact, _outputs(frozen, args), sizes)
 
 
 def _tensors(args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors among some inputs."""
     return [arg for arg in args if isinstance(arg, Tensor)]

@@ -1,4 +1,9 @@
-"""Error bars where Lightning trains: a callback that fits and calibrates when training ends."""
+"""Error bars where Lightning trains: a callback that fits and calibrates when training ends.
+
+`RigidityCallback` takes the trained module, the best checkpoint's weights where there is one, and
+the Trainer's own loaders, fits and calibrates a `LastLayerRigidity`, and writes it beside the
+checkpoint. `RigidityModule` makes `Trainer.predict` give error bars.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,15 @@ try:  # a Trainer refuses the modules of the other package: the one in use is ta
 except ModuleNotFoundError as error:
     missing(error, extra("lightning"), "lightning")
 
+__all__ = ["RigidityCallback", "RigidityModule"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 SUFFIX = ".rigidity.safetensors"
+"""What the name of a checkpoint's file of error bars ends in."""
 
 
 class RigidityCallback(AfterTraining, pl.Callback):
@@ -36,101 +49,158 @@ class RigidityCallback(AfterTraining, pl.Callback):
     hands them to the module; of many processes each reads its share. `uq` has a copy of the module.
 
     Args:
-        best: take the weights of the (first) ModelCheckpoint, where there is one, and write a file
-            `<checkpoint>.rigidity.safetensors`; otherwise the last weights, and no file.
-        every_best: after each epoch with a new one too, for a training that is interrupted.
-        options: of `AfterTraining`: `valid`, `fit`, `calibrate`, `layer`, `forward` and others.
+        best: Whether to take the weights of the (first) ModelCheckpoint, where there is one, and
+            write a file `<checkpoint>.rigidity.safetensors`; otherwise the last weights are taken,
+            and there is no file.
+        every_best: Whether to do so after each epoch with a new best checkpoint too, for a training
+            that may be interrupted.
+        options: Those of `AfterTraining`: `valid`, `fit`, `calibrate`, `layer`, `forward` and
+            others.
+
+    Attributes:
+        path: The latest file of error bars; None without one.
     """
 
     def __init__(self, *, best: bool = True, every_best: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.best, self.every_best = best or every_best, every_best
+        self.best = best or every_best
+        self.every_best = every_best
         self.path: str | None = None
-        self._seen: tuple[str, int] | None = None
+        # Path and time of the checkpoint that was used last.
+        self._latest_checkpoint: tuple[str, int] | None = None
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Refuse before the training what could not be done after it."""
+        """Refuse before the training what could not be done after it.
+
+        Raises:
+            ValueError: Loaders or a ModelCheckpoint are missing, or checkpoints cannot be read.
+        """
         self._data(trainer)
-        self.path, self._seen, kept = None, None, trainer.checkpoint_callback
-        late = isinstance(trainer.strategy.checkpoint_io, pl.plugins.AsyncCheckpointIO)
-        if self.best and kept and (late or "://" in str(getattr(kept, "dirpath", None))):
-            raise ValueError("Remote or asynchronous checkpoints are not read: pass best=False.")
-        if self.every_best and kept is None:
+        self.path = None
+        self._latest_checkpoint = None
+        checkpoints = trainer.checkpoint_callback
+        if self.best and checkpoints:
+            asynchronous = isinstance(trainer.strategy.checkpoint_io, pl.plugins.AsyncCheckpointIO)
+            remote = "://" in str(getattr(checkpoints, "dirpath", None))
+            if asynchronous or remote:
+                raise ValueError(
+                    "Remote or asynchronous checkpoints are not read: pass best=False."
+                )
+        if self.every_best and checkpoints is None:
             raise ValueError("every_best=True needs a ModelCheckpoint in the Trainer's callbacks.")
 
     def on_train_epoch_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """After an epoch with a new best checkpoint, if that is wanted."""
+        """Fit and calibrate after an epoch with a new best checkpoint, if that is wanted."""
         if self.every_best and trainer.checkpoint_callback.best_model_path:
             self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """After the training."""
-        best = getattr(trainer.checkpoint_callback, "best_model_path", "") if self.best else ""
-        if self.every_best:
-            before, self._seen = self._seen, (best, os.stat(best).st_mtime_ns if best else 0)
-            if trainer.strategy.broadcast(self._seen == before):
-                return
-        stage, trainer.validating = trainer.state.stage, True  # hooks for batches may augment
+        """Fit and calibrate after the training."""
+        best_path = ""
+        if self.best:
+            best_path = getattr(trainer.checkpoint_callback, "best_model_path", "")
+        if self.every_best and self._is_used_already(trainer, best_path):
+            return
+        # Hooks for batches may augment the data while the Trainer trains.
+        stage = trainer.state.stage
+        trainer.validating = True
         try:
             with torch.random.fork_rng(devices=[]):
-                self._make(trainer, pl_module, best)
+                self._fit_and_save(trainer, pl_module, best_path)
         finally:
             trainer.state.stage = stage
 
-    def _make(self, trainer: Any, module: pl.LightningModule, best: str) -> None:
+    def _is_used_already(self, trainer: Any, best_path: str) -> bool:
+        """Whether the error bars are those of this checkpoint; the same answer on all processes."""
+        written_at = os.stat(best_path).st_mtime_ns if best_path else 0
+        checkpoint = (best_path, written_at)
+        same = checkpoint == self._latest_checkpoint
+        self._latest_checkpoint = checkpoint
+        return bool(trainer.strategy.broadcast(same))
+
+    def _fit_and_save(self, trainer: Any, module: pl.LightningModule, best_path: str) -> None:
+        """Fit and calibrate a copy of the module, and write the file.
+
+        Args:
+            trainer: The Trainer.
+            module: The trained module.
+            best_path: The best checkpoint, whose weights the copy gets; "" without one.
+        """
         model = whole(module)
         vars(model).pop("_compiled_call_impl", None)  # would call the module itself
         if vars(model).get("_compiler_ctx") is not None:
             vars(model).pop("forward", None)
-        if best:  # the Trainer itself has written it
-            held = torch.load(best, map_location="cpu", weights_only=False)["state_dict"]
-            model.load_state_dict(held, strict=module.strict_loading)
-        self.make(model, *self._data(trainer), trial=bool(trainer.fast_dev_run))
-        before, self.path = self.path, best + SUFFIX if best else None
+        if best_path:
+            # The Trainer itself has written it, so it may hold any objects.
+            checkpoint = torch.load(best_path, map_location="cpu", weights_only=False)
+            model.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+        train, valid = self._data(trainer)
+        self.make(model, train, valid, trial=bool(trainer.fast_dev_run))
+        previous_path = self.path
+        self.path = best_path + SUFFIX if best_path else None
         if self.path is not None and trainer.is_global_zero:
             self.uq.save(self.path)
-            if before and not os.path.exists(before.removesuffix(SUFFIX)):  # the Trainer keeps few
-                Path(before).unlink(missing_ok=True)
+            # The Trainer keeps few checkpoints: a file goes with the one that it belongs to.
+            if previous_path and not os.path.exists(previous_path.removesuffix(SUFFIX)):
+                Path(previous_path).unlink(missing_ok=True)
         trainer.strategy.barrier("rigidity")
 
     def _data(self, trainer: Any) -> tuple[Any, Any]:
-        train = _Batches(trainer, trainer.train_dataloader, "training")
+        """The data to fit to, and those to calibrate on; None where nothing is calibrated.
+
+        Raises:
+            ValueError: The Trainer does not have one loader of each.
+        """
+        train = _LoaderBatches(trainer, trainer.train_dataloader, "training")
         if self.calibrating is None or self.valid is not None:
             return train, self.valid
-        return train, _Batches(trainer, trainer.val_dataloaders, "validation")
+        return train, _LoaderBatches(trainer, trainer.val_dataloaders, "validation")
 
 
 class RigidityModule(pl.LightningModule):
-    """Predictions with error bars by `Trainer.predict`: a `Prediction` for each batch."""
+    """Predictions with error bars by `Trainer.predict`: a `Prediction` for each batch.
+
+    Args:
+        uq: Fitted and calibrated.
+    """
 
     def __init__(self, uq: LastLayerRigidity) -> None:
         super().__init__()
         self.uq = uq
 
     def predict_step(self, batch: Any, *numbers: int) -> Prediction:
-        """Of one batch; targets in it are ignored."""
+        """The prediction for one batch; targets in it are ignored."""
         return self.uq.predict([batch], progress=False)
 
 
-class _Batches:
-    """A loader's batches as the Trainer hands them to the module; of a trial run the first few."""
+class _LoaderBatches:
+    """A loader's batches as the Trainer hands them to the module; of a trial run the first few.
+
+    Args:
+        trainer: The Trainer.
+        loaders: Its loader, or a collection of one.
+        kind: "training" or "validation", for the message.
+    """
 
     def __init__(self, trainer: Any, loaders: Any, kind: str) -> None:
-        found = list(loaders) if isinstance(loaders, (list, tuple, dict)) else [loaders]
-        if len(found) != 1 or loaders is None or isinstance(loaders, dict):
-            has = "none" if loaders is None else f"a {type(loaders).__name__} of {len(found)}"
+        several = list(loaders) if isinstance(loaders, (list, tuple, dict)) else [loaders]
+        if len(several) != 1 or loaders is None or isinstance(loaders, dict):
+            got = "none" if loaders is None else f"a {type(loaders).__name__} of {len(several)}"
             raise ValueError(
-                f"RigidityCallback needs one {kind} loader, and the Trainer has {has}. Give one; "
+                f"RigidityCallback needs one {kind} loader, and the Trainer has {got}. Give one; "
                 "or RigidityCallback the data to calibrate on, valid=..., or calibrate=None."
             )
-        self.trainer, self.loader = trainer, in_order(found[0])
+        self.trainer = trainer
+        self.loader = in_order(several[0])
 
     def __iter__(self) -> Iterator[Any]:
-        host, overrides = self.trainer, pl.utilities.model_helpers.is_overridden
-        hooks = host.datamodule  # go before the module's, as in Lightning's own loops
-        if hooks is None or not overrides("on_before_batch_transfer", hooks):
-            hooks = host.lightning_module
-        for batch in islice(self.loader, host.fast_dev_run or None):
-            batch = host.precision_plugin.convert_input(batch)
+        trainer = self.trainer
+        # Hooks of a data module come before the module's, as in Lightning's own loops.
+        hooks = trainer.datamodule
+        is_overridden = pl.utilities.model_helpers.is_overridden
+        if hooks is None or not is_overridden("on_before_batch_transfer", hooks):
+            hooks = trainer.lightning_module
+        for batch in islice(self.loader, trainer.fast_dev_run or None):
+            batch = trainer.precision_plugin.convert_input(batch)
             batch = hooks.on_before_batch_transfer(batch, 0)
-            yield host.strategy.batch_to_device(batch, dataloader_idx=0)
+            yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)

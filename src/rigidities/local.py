@@ -9,9 +9,9 @@ $$ H = \sum_A c_A f_A f_A^\top + \varsigma^2 I, \qquad
    C_{ij} = f_i^\top H^{-1} f_j, \qquad
    \sum_{i,j \in A} C_{ij} = q_A = \frac{1}{R_A}. $$
 
-The local rigidity says how firmly the data hold a single term. A component c is a set of feature
-columns (a species, a body order, a length scale): with f zero elsewhere, $f_{A,c}$ gives the
-component-wise rigidity and $f_{i,c}$ the local component-wise one, each
+The local rigidity says how firmly the data determine a single term. A component c is a set of
+feature columns (a species, a body order, a length scale): with f zero elsewhere, $f_{A,c}$ gives
+the component-wise rigidity and $f_{i,c}$ the local component-wise one, each
 $q_c = f_c^\top (H^{-1})_{cc} f_c$. All are unscaled: the variance is $\alpha^2 q$.
 
 Rows are the terms in any order, and `groups` names the owner of each. From a list of one array per
@@ -26,6 +26,9 @@ factor, which is the same as `weights=sizes.double() ** -2` in the Gram and a ri
 `alpha * features.square().sum(1).mean()` over the training atoms. Local rigidities then agree; its
 component-wise rigidities of whole structures are $n_A^2$ times those of the sums. Where a component
 is absent it stops with a division by zero.
+
+`sums` makes the rows of the Gram. `rigidity`, `component_rigidity` and `shares` take a posterior of
+that Gram and the features of the terms.
 
 References:
     Local rigidities: Chong et al., "Robustness of local predictions in atomistic machine learning
@@ -46,11 +49,29 @@ from torch import Tensor
 from .posterior.posterior import Posterior
 from .posterior.quadratic import QuadraticForm
 
+__all__ = [
+    "Columns",
+    "Components",
+    "component_rigidity",
+    "marginal",
+    "rigidity",
+    "shares",
+    "sums",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Columns = slice | Tensor | Sequence[int]
 """One component: a slice, column indices, or a Boolean mask over all columns."""
+
 Components = Tensor | Sequence[int] | Sequence[Columns]
 """Sizes of consecutive blocks that fill all columns, or one `Columns` per component."""
-_ROWS = 4096  # at a time: ten megabytes at 320 features; larger products are no faster
+
+_ROWS = 4096
+"""Rows at a time: ten megabytes at 320 features; larger products are no faster."""
 
 
 def sums(features: Tensor, groups: Tensor, count: int | None = None) -> Tensor:
@@ -59,11 +80,14 @@ def sums(features: Tensor, groups: Tensor, count: int | None = None) -> Tensor:
     Args:
         features: (N, D), one row per term.
         groups: (N,) integers, the group that owns each row; rows of a group need not be adjacent.
-        count: number of groups A; by default the largest index plus one. A group without rows sums
+        count: Number of groups A; by default the largest index plus one. A group without rows sums
             to zero.
 
     Returns:
-        (A, D) float64.
+        (A, D) in float64.
+
+    Raises:
+        ValueError: Features are empty or not finite, or the groups do not fit them.
 
     Examples:
         >>> sums(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([0, 1, 0]))
@@ -73,9 +97,11 @@ def sums(features: Tensor, groups: Tensor, count: int | None = None) -> Tensor:
     features = _checked_rows(features)
     owners, count = _checked_groups(groups, features, count)
     total = features.new_zeros(count, features.shape[1], dtype=torch.float64)
-    for own, rows in zip(torch.split(owners, _ROWS), torch.split(features, _ROWS), strict=True):
-        total.index_add_(0, own, rows.to(torch.float64))
-    return _finite(total)
+    owner_chunks = torch.split(owners, _ROWS)
+    feature_chunks = torch.split(features, _ROWS)
+    for chunk_owners, rows in zip(owner_chunks, feature_chunks, strict=True):
+        total.index_add_(0, chunk_owners, rows.to(torch.float64))
+    return _checked_finite(total)
 
 
 def rigidity(
@@ -87,13 +113,16 @@ def rigidity(
     work, in chunks of bounded memory.
 
     Args:
-        posterior: from the Gram of the group sums.
+        posterior: The posterior from the Gram of the group sums.
         features: (N, D), one row per term.
-        dtype: of the product. `torch.float32` takes about half the time and is taken at its word
+        dtype: Precision of the product. `torch.float32` takes about half the time and is used
             only where its rounding bound allows (`posterior.quadratic`: below 1e-3).
 
     Returns:
-        (N,) float64, or (N, T) for one Gram per target.
+        (N,) in float64, or (N, T) for one Gram per target.
+
+    Raises:
+        ValueError: Features are empty or not finite, or have another width.
 
     Examples:
         >>> from rigidities import Gram
@@ -104,7 +133,7 @@ def rigidity(
         [10.0, 2.5]
     """
     features = _checked_rows(features, posterior)
-    return 1 / _quadratic([(slice(None), posterior)], features, dtype)[:, 0]
+    return 1 / _quadratic([slice(None)], [posterior], features, dtype)[:, 0]
 
 
 def component_rigidity(
@@ -122,16 +151,19 @@ def component_rigidity(
     1/C of the whole form.
 
     Args:
-        posterior: from the Gram of the group sums.
+        posterior: The posterior from the Gram of the group sums.
         features: (N, D), one row per term.
-        components: sizes of consecutive blocks of columns that add up to D, or one slice, index
+        components: Sizes of consecutive blocks of columns that add up to D, or one slice, index
             tensor or Boolean mask per component (any subsets; they may overlap).
-        groups: (N,) owner of each row: rigidities of the groups' sums in place of the terms'.
-        count: number of groups, as in `sums`.
-        dtype: of the product, as in `rigidity`.
+        groups: (N,), the owner of each row: rigidities of the groups' sums in place of the terms'.
+        count: Number of groups, as in `sums`.
+        dtype: Precision of the product, as in `rigidity`.
 
     Returns:
-        (N, C), or (A, C) with groups, float64; for one Gram per target (..., C, T).
+        (N, C), or (A, C) with groups, in float64; for one Gram per target (..., C, T).
+
+    Raises:
+        ValueError: Features, components or groups do not fit each other.
 
     Examples:
         >>> from rigidities import Gram
@@ -146,8 +178,8 @@ def component_rigidity(
     columns = _columns(components, posterior.width)
     if groups is not None:
         features = sums(features, groups, count)
-    parts = [(component, marginal(posterior, component)) for component in columns]
-    return 1 / _quadratic(parts, features, dtype)
+    marginals = [marginal(posterior, component) for component in columns]
+    return 1 / _quadratic(columns, marginals, features, dtype)
 
 
 def shares(
@@ -164,14 +196,17 @@ def shares(
     terms and components. Costs one product per *group*.
 
     Args:
-        posterior: from the Gram of the group sums.
+        posterior: The posterior from the Gram of the group sums.
         features: (N, D), one row per term, with all terms of each group.
-        groups: (N,) owner of each row.
-        components: a partition of the columns, given as in `component_rigidity`.
-        count: number of groups, as in `sums`.
+        groups: (N,), the owner of each row.
+        components: A partition of the columns, given as in `component_rigidity`.
+        count: Number of groups, as in `sums`.
 
     Returns:
-        (N,), or (N, C) with components, float64; for one Gram per target a last dimension T.
+        (N,), or (N, C) with components, in float64; for one Gram per target a last dimension T.
+
+    Raises:
+        ValueError: Features, components or groups do not fit each other.
 
     Examples:
         >>> from rigidities import Gram
@@ -182,30 +217,38 @@ def shares(
         tensor([0.3000, 0.6000], dtype=torch.float64)
     """
     features = _checked_rows(features, posterior)
-    parts = None if components is None else _partition(components, posterior.width)
+    columns = None if components is None else _partition(components, posterior.width)
     total = sums(features, groups, count)
     owners, _ = _checked_groups(groups, features, count)
     solved = _solved(posterior, total)  # (A, D) or (A, T, D)
-    owners, found = owners.to(solved.device), []
-    for own, rows in zip(torch.split(owners, _ROWS), torch.split(features, _ROWS), strict=True):
-        rows = rows.to(solved) if solved.ndim == 2 else rows.to(solved)[:, None]
-        products = solved[own] * rows
-        if parts is None:
-            found.append(products.sum(-1))
+    owner_chunks = torch.split(owners.to(solved.device), _ROWS)
+    feature_chunks = torch.split(features, _ROWS)
+    share_chunks = []
+    for chunk_owners, chunk_features in zip(owner_chunks, feature_chunks, strict=True):
+        rows = chunk_features.to(solved)
+        if solved.ndim == 3:
+            rows = rows[:, None]
+        products = solved[chunk_owners] * rows
+        if columns is None:
+            share_chunks.append(products.sum(-1))
         else:
-            found.append(torch.stack([products[..., part].sum(-1) for part in parts], dim=1))
-    return torch.cat(found)
+            by_component = [products[..., component].sum(-1) for component in columns]
+            share_chunks.append(torch.stack(by_component, dim=1))
+    return torch.cat(share_chunks)
 
 
 def marginal(posterior: Posterior, columns: Columns) -> Posterior:
     r"""The posterior of some weights alone, $N(0, \alpha^2 (H^{-1})_{cc})$.
 
-    Its ridge is zero: that of the whole posterior is part of $H$. From the singular values of the
-    whitened columns, so that the condition number enters by its root only.
+    Its ridge is zero: that of the whole posterior is part of $H$. It comes from the singular values
+    of the whitened columns, so that the condition number enters by its root only.
 
     Args:
-        posterior: of all D weights.
-        columns: a slice, index tensor or Boolean mask.
+        posterior: The posterior of all D weights.
+        columns: A slice, index tensor or Boolean mask.
+
+    Raises:
+        ValueError: The columns are empty, out of range or not distinct.
 
     Examples:
         >>> from rigidities import Gram
@@ -231,56 +274,91 @@ def _whitener(posterior: Posterior) -> Tensor:
 
 def _solved(posterior: Posterior, features: Tensor) -> Tensor:
     r"""$H^{-1} f$ of rows: (A, D) -> (A, D), or (A, T, D) for one Gram per target."""
-    whitened, whitener = posterior.whitened(features), _whitener(posterior)
+    whitened = posterior.whitened(features)
+    whitener = _whitener(posterior)
     if whitener.ndim == 2:
         return whitened @ whitener.mT
     return torch.einsum("atk,tdk->atd", whitened, whitener)
 
 
 def _quadratic(
-    parts: Sequence[tuple[slice | Tensor, Posterior]], features: Tensor, dtype: torch.dtype
+    columns: Sequence[slice | Tensor],
+    posteriors: Sequence[Posterior],
+    features: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """q of each component's columns under its posterior, chunk by chunk: (N, C) or (N, C, T)."""
-    forms: list[tuple[slice | Tensor, Callable[[Tensor], Tensor]]] = []
-    for component, posterior in parts:  # a truncated posterior has no triangle but is small already
-        whole = posterior.rank == posterior.width
-        form = QuadraticForm.of(posterior, dtype) if whole else posterior.quadratic
-        forms.append((component, form))
-    device = parts[0][1].eigenvectors.device
-    chunks = (rows.to(device) for rows in torch.split(features, _ROWS))
-    found = [torch.stack([form(rows[:, own]) for own, form in forms], dim=1) for rows in chunks]
-    return _finite(torch.cat(found).to(torch.float64))
+    """The quadratic form q of each component, chunk by chunk.
+
+    Args:
+        columns: The columns of each of C components.
+        posteriors: The posterior of each component's weights.
+        features: (N, D).
+        dtype: Precision of the product where its rounding allows.
+
+    Returns:
+        (N, C), or (N, C, T) for one Gram per target, in float64.
+    """
+    forms: list[Callable[[Tensor], Tensor]] = []
+    for posterior in posteriors:
+        if posterior.rank == posterior.width:
+            forms.append(QuadraticForm.of(posterior, dtype))
+        else:  # a truncated posterior has no triangular factor, but is small already
+            forms.append(posterior.quadratic)
+    device = posteriors[0].eigenvectors.device
+    chunks = []
+    for chunk_features in torch.split(features, _ROWS):
+        rows = chunk_features.to(device)
+        by_component = []
+        for component, form in zip(columns, forms, strict=True):
+            by_component.append(form(rows[:, component]))
+        chunks.append(torch.stack(by_component, dim=1))
+    return _checked_finite(torch.cat(chunks).to(torch.float64))
 
 
 def _checked_rows(features: Tensor, posterior: Posterior | None = None) -> Tensor:
+    """Features (N, D) as a tensor, of the posterior's width where one is given."""
     features = torch.as_tensor(features)
-    width = "D" if posterior is None else str(posterior.width)
-    if features.ndim != 2 or width not in {"D", str(features.shape[-1])}:
-        what = f"features must be (N, {width}), one row per term"
-        raise ValueError(f"{what}, got {tuple(features.shape)}.")
+    shape = tuple(features.shape)
+    if posterior is None:
+        if len(shape) != 2:
+            raise ValueError(f"features must be (N, D), one row per term, got {shape}.")
+    elif len(shape) != 2 or shape[1] != posterior.width:
+        raise ValueError(f"features must be (N, {posterior.width}), one row per term, got {shape}.")
     if features.numel() == 0:
-        what = f"features are empty, {tuple(features.shape)}: expected at least one row and column"
-        raise ValueError(f"{what}. Leave out empty batches.")
+        raise ValueError(
+            f"features are empty, {shape}: expected at least one row and column. Leave out empty "
+            "batches."
+        )
     return features
 
 
 def _checked_groups(groups: Tensor, features: Tensor, count: int | None) -> tuple[Tensor, int]:
-    """The owners as int64 beside the features, and the number of groups."""
+    """The owners as int64 on the features' device, and the number of groups."""
     groups = torch.as_tensor(groups, device=features.device)
     if groups.dtype.is_floating_point or groups.dtype.is_complex or groups.dtype == torch.bool:
-        what = f"groups must be integers, the owner of each row, got {groups.dtype}"
-        raise ValueError(f"{what}. Pass groups.long() if they are indices.")
-    if tuple(groups.shape) != (features.shape[0],):
-        what = f"groups must be ({features.shape[0]},), one owner for each row of features"
-        remedy = "From sizes: torch.repeat_interleave(torch.arange(len(sizes)), sizes)."
-        raise ValueError(f"{what}, got {tuple(groups.shape)}. {remedy}")
-    smallest, largest = int(groups.min()), int(groups.max())
+        raise ValueError(
+            f"groups must be integers, the owner of each row, got {groups.dtype}. Pass "
+            "groups.long() if they are indices."
+        )
+    rows = features.shape[0]
+    if tuple(groups.shape) != (rows,):
+        raise ValueError(
+            f"groups must be ({rows},), one owner for each row of features, got "
+            f"{tuple(groups.shape)}. From sizes: "
+            "torch.repeat_interleave(torch.arange(len(sizes)), sizes)."
+        )
+    smallest = int(groups.min())
+    largest = int(groups.max())
     if smallest < 0:
         raise ValueError(f"groups must not be negative, got {smallest}. Drop rows of no group.")
-    if count is not None and largest >= count:
-        what = f"groups must be below count={count}, got {largest}"
-        raise ValueError(f"{what}. Pass count={largest + 1} or leave it out.")
-    return groups.long(), largest + 1 if count is None else count
+    if count is None:
+        count = largest + 1
+    elif largest >= count:
+        raise ValueError(
+            f"groups must be below count={count}, got {largest}. Pass count={largest + 1} or leave "
+            "it out."
+        )
+    return groups.long(), count
 
 
 def _columns(components: Components, width: int) -> list[slice | Tensor]:
@@ -297,37 +375,51 @@ def _columns(components: Components, width: int) -> list[slice | Tensor]:
                 f"columns, got {sizes}, which add up to {sum(sizes)}. For other subsets pass "
                 "slices or index tensors."
             )
-        return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+        blocks: list[slice | Tensor] = []
+        for size, end in zip(sizes, accumulate(sizes), strict=True):
+            blocks.append(slice(end - size, end))
+        return blocks
     return [_indices(entry, number, width) for number, entry in enumerate(components)]
 
 
 def _indices(entry: Columns, number: int, width: int) -> slice | Tensor:
+    """One component as a slice or as int64 indices.
+
+    Args:
+        entry: The component as the user gave it.
+        number: Its number, for messages.
+        width: Number of columns D.
+    """
     if isinstance(entry, slice):
-        beyond = max(entry.start or 0, entry.stop or 0) > width
-        found: Tensor = torch.arange(width)[entry]
+        indices: Tensor = torch.arange(width)[entry]
+        out_of_range = max(entry.start or 0, entry.stop or 0) > width
     else:
-        found = torch.as_tensor(entry)
-        if found.dtype == torch.bool and tuple(found.shape) == (width,):
-            found = found.nonzero()[:, 0]
-        beyond = found.numel() > 0 and bool((found < 0).any() or (found >= width).any())
-    if found.numel() == 0:
+        indices = torch.as_tensor(entry)
+        if indices.dtype == torch.bool and tuple(indices.shape) == (width,):
+            indices = indices.nonzero()[:, 0]
+        out_of_range = bool((indices < 0).any() or (indices >= width).any())
+    if indices.numel() == 0:
         raise ValueError(f"component {number} is empty, got {entry}: name at least one column.")
-    if found.dtype.is_floating_point or found.dtype == torch.bool or found.ndim != 1:
-        what = f"component {number} must be a slice, column indices (n,) or a mask ({width},)"
-        raise ValueError(f"{what}, got {found.dtype} {tuple(found.shape)}.")
-    if beyond:
-        what = f"component {number} is out of range"
-        raise ValueError(f"{what}: columns are 0..{width - 1}, got {entry}.")
-    if len(set(found.tolist())) < len(found):
+    if indices.dtype.is_floating_point or indices.dtype == torch.bool or indices.ndim != 1:
+        raise ValueError(
+            f"component {number} must be a slice, column indices (n,) or a mask ({width},), got "
+            f"{indices.dtype} {tuple(indices.shape)}."
+        )
+    if out_of_range:
+        raise ValueError(
+            f"component {number} is out of range: columns are 0..{width - 1}, got {entry}."
+        )
+    if len(set(indices.tolist())) < len(indices):
         raise ValueError(f"component {number} names a column twice, got {entry}.")
-    return entry if isinstance(entry, slice) else found.long()
+    return entry if isinstance(entry, slice) else indices.long()
 
 
 def _partition(components: Components, width: int) -> list[slice | Tensor]:
-    """Components that hold every column exactly once."""
+    """Components that have every column exactly once; others are refused."""
     columns = _columns(components, width)
-    every = torch.arange(width)
-    times = torch.cat([every[component] for component in columns]).bincount(minlength=width)
+    all_columns = torch.arange(width)
+    named_columns = torch.cat([all_columns[component] for component in columns])
+    times = named_columns.bincount(minlength=width)
     if bool((times != 1).any()):
         column = int((times != 1).nonzero()[0])
         raise ValueError(
@@ -338,10 +430,15 @@ def _partition(components: Components, width: int) -> list[slice | Tensor]:
     return columns
 
 
-def _finite(values: Tensor) -> Tensor:
-    """A NaN or infinity in a row reaches its sums and products: cheaper to look for there."""
+def _checked_finite(values: Tensor) -> Tensor:
+    """Sums or products of features, if they are finite.
+
+    A NaN or infinity in a row reaches its sums and products, where it is cheaper to look for.
+    """
     if not bool(torch.isfinite(values).all()):
         row = int((~torch.isfinite(values)).nonzero()[0, 0])
-        what = f"features hold NaN or infinity (first in row or group {row})"
-        raise ValueError(f"{what}. Drop such rows or fix the model that made them.")
+        raise ValueError(
+            f"features hold NaN or infinity (first in row or group {row}). Drop such rows or fix "
+            "the model that made them."
+        )
     return values

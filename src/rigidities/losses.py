@@ -1,8 +1,9 @@
 r"""Curvature of the loss at the prediction: the weight of a row in the Gram.
 
 The paper's pseudo-Hessian (Sec. 3.4) weighs each row by $\partial^2 \ell / \partial \tilde y^2$.
-A loss here is any object with `curvature(prediction, target, batch)`; names, plain callables and
-`torch.nn` losses with `reduction="none"` are turned into one by `loss_for`.
+A loss here is any object with `curvature(prediction, target, batch)`. `loss_for` makes one of a
+name, a plain callable or a `torch.nn` loss with `reduction="none"`. A loss may also bring sample
+weights with it (`own_weights`), and a `ValuedLoss` has a value that can be differentiated.
 
 | name | loss | curvature |
 | --- | --- | --- |
@@ -25,15 +26,45 @@ from torch import Tensor, nn
 
 from .notices import notify
 
+__all__ = [
+    "MSE",
+    "GaussianNLL",
+    "Huber",
+    "LogCosh",
+    "Loss",
+    "LossLike",
+    "PerSampleLoss",
+    "PoissonNLL",
+    "ValuedLoss",
+    "loss_for",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 @runtime_checkable
 class Loss(Protocol):
-    """What the fit needs of a loss."""
+    """What the fit needs of a loss.
+
+    Attributes:
+        needs_target: Whether the curvature depends on the target.
+    """
 
     needs_target: bool
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
-        """Second derivative by the prediction, (N, K) or (N, 1); None for all ones."""
+        """Second derivative by the prediction.
+
+        Args:
+            prediction: (N, K).
+            target: (N, K); None where there is none and none is needed.
+            batch: The batch as the user gave it.
+
+        Returns:
+            (N, K) or (N, 1); None for all ones.
+        """
 
 
 @runtime_checkable
@@ -45,6 +76,10 @@ class ValuedLoss(Loss, Protocol):
 
 
 LossLike = str | Loss | Callable[[Tensor, Tensor], Tensor]
+"""A name, a loss, or callable(prediction, target) -> one loss per sample."""
+
+
+# A file holds the fields of the losses below by name.
 
 
 @dataclass(frozen=True)
@@ -64,7 +99,11 @@ class MSE:
 
 @dataclass(frozen=True)
 class Huber:
-    """Half squared error inside delta, linear outside: rows in the tails carry no curvature."""
+    """Half squared error inside delta, linear outside: rows in the tails carry no curvature.
+
+    Attributes:
+        delta: Size of the residual beyond which the loss is linear.
+    """
 
     delta: float = 1.0
     needs_target = True
@@ -79,30 +118,36 @@ class Huber:
         r"""1 where $|r| \le \delta$, else 0."""
         assert target is not None
         residual = (prediction - target).to(torch.float64)
-        return (residual.abs() <= self.delta).to(torch.float64) + 0 * residual  # NaN stays NaN
+        inside = (residual.abs() <= self.delta).to(torch.float64)
+        return inside + 0 * residual  # a comparison with NaN is False, and NaN must stay NaN
 
 
 @dataclass(frozen=True)
 class LogCosh:
-    """log cosh(r)."""
+    """log cosh(r): half the squared error near zero, linear far away."""
 
     needs_target = True
 
     def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
         """log cosh(r), without overflow."""
-        r = prediction - target
-        return r + nn.functional.softplus(-2 * r) - math.log(2)
+        residual = prediction - target
+        return residual + nn.functional.softplus(-2 * residual) - math.log(2)
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         r"""$1 - \tanh^2 r$, as $\cosh^{-2} r$, which does not cancel."""
         assert target is not None
         residual = (prediction - target).to(torch.float64)
-        return residual.cosh().pow(-2) + 0 * residual  # infinity must not pass for a far tail
+        # An infinite residual must give NaN, and must not pass for one far in the tail.
+        return residual.cosh().pow(-2) + 0 * residual
 
 
 @dataclass(frozen=True)
 class PoissonNLL:
-    """Poisson NLL of a model that gives the log rate, or with `log=False` the rate."""
+    """Poisson NLL of a model that gives the log rate, or with `log=False` the rate.
+
+    Attributes:
+        log: Whether the model gives the logarithm of the rate.
+    """
 
     log: bool = True
     needs_target = True
@@ -117,7 +162,9 @@ class PoissonNLL:
         """exp(y), or $t / y^2$."""
         assert target is not None
         prediction = prediction.to(torch.float64)
-        return prediction.exp() if self.log else target / prediction.square()
+        if self.log:
+            return prediction.exp()
+        return target / prediction.square()
 
 
 @dataclass(frozen=True)
@@ -125,7 +172,7 @@ class GaussianNLL:
     """$r^2 / 2v$ with a given variance v.
 
     Args:
-        variance: a number; a tensor with one entry per target; or callable(batch) -> one variance
+        variance: A number; a tensor with one entry per target; or callable(batch) -> one variance
             per sample or per output.
     """
 
@@ -133,31 +180,35 @@ class GaussianNLL:
     needs_target = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.variance, Tensor):  # which would not compare
+        # Tensors have no single truth value when two losses are compared.
+        if isinstance(self.variance, Tensor):
             object.__setattr__(self, "variance", self.variance.tolist())
 
     def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
-        """$r^2 / 2v$; a callable's variances come in by `weight` instead."""
+        """$r^2 / 2v$; the variances of a callable enter by `weight` instead."""
         square = (prediction - target).square() / 2
         if callable(self.variance):
             return square
         return square * _precision(self.variance, prediction).to(square)
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
-        """1 / v; a callable's variances come in by `weight` instead."""
+        """1 / v; the variances of a callable enter by `weight` instead."""
         if callable(self.variance):
             return None
-        return _precision(self.variance, prediction).to(prediction.device).expand(prediction.shape)
+        precision = _precision(self.variance, prediction).to(prediction.device)
+        return precision.expand(prediction.shape)
 
     @property
     def weight(self) -> Callable[[Any], Tensor] | None:
         """The sample weights 1 / v where v comes with the batch."""
         variance = self.variance
-        return (lambda batch: _precision(variance(batch))) if callable(variance) else None
+        if not callable(variance):
+            return None
+        return lambda batch: _precision(variance(batch))
 
 
 def _precision(variance: float | Tensor, prediction: Tensor | None = None) -> Tensor:
-    """1 / v, one number or one per target of the predictions (N, K)."""
+    """1 / v, one number or one per target of the predictions (N, K), which are checked."""
     variance = torch.as_tensor(variance, dtype=torch.float64)
     if prediction is not None and variance.numel() not in {1, prediction.shape[-1]}:
         raise ValueError(
@@ -171,7 +222,11 @@ def _precision(variance: float | Tensor, prediction: Tensor | None = None) -> Te
 
 @dataclass(unsafe_hash=True)
 class PerSampleLoss:
-    """Any twice differentiable loss per sample: callable(prediction, target) -> (N,) or (N, K)."""
+    """Any twice differentiable loss per sample.
+
+    Attributes:
+        function: callable(prediction, target) -> (N,) or (N, K).
+    """
 
     function: Callable[[Tensor, Tensor], Tensor]
     needs_target = True
@@ -182,16 +237,24 @@ class PerSampleLoss:
         return self.function(prediction, target)
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
-        """Diagonal of the second derivative by automatic differentiation, (N, K)."""
+        """Diagonal of the second derivative by automatic differentiation, (N, K).
+
+        It warns where the loss couples the targets of a sample.
+        """
         assert target is not None
         diagonal = prediction.new_zeros(prediction.shape, dtype=torch.float64)
-        places, coupled = diagonal.view(len(prediction), -1), False
+        columns = diagonal.view(len(prediction), -1)
+        coupled = False
         for k, row in enumerate(self._hessian_rows(prediction, target)):
-            places[:, k] = row[:, k]
-            coupled = coupled or bool((row.abs().sum(1) - row[:, k].abs() > 1e-9).any())
+            columns[:, k] = row[:, k]
+            if not coupled:
+                off_diagonal = row.abs().sum(1) - row[:, k].abs()
+                coupled = bool((off_diagonal > 1e-9).any())
         if coupled:
-            what = "The loss couples the targets of a sample"
-            notify(f"{what}; only the diagonal of its curvature is used.")
+            notify(
+                "The loss couples the targets of a sample; only the diagonal of its curvature is "
+                "used."
+            )
         return diagonal
 
     def coupled_curvature(self, prediction: Tensor, target: Tensor) -> Tensor:
@@ -206,8 +269,9 @@ class PerSampleLoss:
             values = self.function(y, t)
             self._check(values, y, t)
             if not values.requires_grad:
-                what = "The loss does not depend on the prediction"
-                raise ValueError(f"{what} through torch operations.")
+                raise ValueError(
+                    "The loss does not depend on the prediction through torch operations."
+                )
             (slope,) = torch.autograd.grad(values.sum(), y, create_graph=True)
             columns = slope.reshape(len(y), -1).unbind(1)
         for column in columns:
@@ -219,6 +283,7 @@ class PerSampleLoss:
             yield row.reshape(len(y), -1)
 
     def _check(self, values: Tensor, prediction: Tensor, target: Tensor) -> None:
+        """Refuse a function that does not give the loss of each sample alone."""
         rows = len(prediction)
         if values.ndim == 0 or values.shape[0] != rows:
             raise ValueError(
@@ -227,6 +292,7 @@ class PerSampleLoss:
                 "batch loses the curvature of each sample. Pass reduction='none', or drop the "
                 ".mean()."
             )
+        # Whether the first sample has the same loss by itself is tried once.
         if not self._checked and rows > 1:
             alone = self.function(prediction[:1].detach(), target[:1]).detach()
             inside = values[:1].detach()
@@ -240,30 +306,48 @@ class PerSampleLoss:
 
 
 def require_valued(loss: LossLike) -> ValuedLoss:
-    """The loss, where second derivatives can be taken of it as a whole."""
+    """The loss that a name or a callable stands for, if it has a value to differentiate.
+
+    Raises:
+        TypeError: It has none.
+    """
     valued = loss_for(loss)
     if not isinstance(valued, ValuedLoss):
-        what = f"Expected a loss with value(prediction, target, batch), got {type(valued).__name__}"
-        raise TypeError(f"{what}. Pass callable(prediction, target) -> one loss per sample.")
+        raise TypeError(
+            "Expected a loss with value(prediction, target, batch), got "
+            f"{type(valued).__name__}. Pass callable(prediction, target) -> one loss per sample."
+        )
     return valued
 
 
 def own_weights(loss: Loss, batch: Any) -> Tensor | None:
-    """The sample weights that a loss brings along, (N, 1) or (N, K) in float64."""
-    own: Callable[[Any], Tensor] | None = getattr(loss, "weight", None)
-    if own is None:
+    """The sample weights that a loss brings with it, (N, 1) or (N, K) in float64; None for none."""
+    weight: Callable[[Any], Tensor] | None = getattr(loss, "weight", None)
+    if weight is None:
         return None
-    weights = own(batch).to(torch.float64)
+    weights = weight(batch).to(torch.float64)
     return weights.reshape(len(weights), -1)
 
 
-NAMED: dict[str, Loss] = {"mse": MSE(), "huber": Huber()}
-NAMED |= {"log-cosh": LogCosh(), "poisson": PoissonNLL()}
-"""By the names that users give; files keep these, and no functions."""
+NAMED: dict[str, Loss] = {
+    "mse": MSE(),
+    "huber": Huber(),
+    "log-cosh": LogCosh(),
+    "poisson": PoissonNLL(),
+}
+"""Losses by the names that users give; files keep these, and no functions."""
 
 
 def loss_for(loss: LossLike) -> Loss:
     """The loss object that a name or a per-sample callable stands for.
+
+    Args:
+        loss: A name of the module's table, a loss, or callable(prediction, target) -> one loss
+            per sample.
+
+    Raises:
+        ValueError: There is no loss of that name.
+        TypeError: It is neither a name nor a callable.
 
     Examples:
         >>> loss_for("huber").curvature(torch.tensor([[0.0], [3.0]]), torch.zeros(2, 1), None)
@@ -285,5 +369,7 @@ def loss_for(loss: LossLike) -> Loss:
 
 
 def loss_name(loss: Loss) -> str:
-    """What a summary calls it."""
-    return "a function" if isinstance(loss, PerSampleLoss) else type(loss).__name__
+    """What a summary calls a loss."""
+    if isinstance(loss, PerSampleLoss):
+        return "a function"
+    return type(loss).__name__

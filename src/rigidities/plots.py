@@ -1,10 +1,11 @@
 """How good error bars are, in pictures.
 
-As in `rigidities.metrics`, `mean` holds predictions, `std` their error bars (above zero) and
-`target` true values: tensors, arrays or lists; or a `Prediction` p stands for mean and std,
-`errors(p, target)`, and coverage is that of its distribution. Each function draws on the axes `ax`
-that it is given, or on new ones, and returns them; it shows and saves nothing and leaves
-matplotlib's settings alone. Needs the extra `plots`.
+As in `rigidities.metrics`, `mean` has predictions, `std` their error bars (above zero) and `target`
+true values: tensors, arrays or lists. A `Prediction` p may stand for mean and std,
+`errors(p, target)`; coverage is then that of its distribution.
+
+Each function draws on the axes `ax`, or on new ones, and returns them. It shows and saves nothing
+and leaves matplotlib's settings alone. Needs the extra `plots`.
 
 References:
     Colours: Okabe and Ito, "Color universal design", 2008.
@@ -32,13 +33,23 @@ if TYPE_CHECKING:
 
 __all__ = ["along", "binned", "calibration", "confidence_factors", "errors"]
 
-BLUE, VERMILION, BLACK, GREY = "#0072B2", "#D55E00", "#000000", "#666666"
-PARITY_SIZE, WIDE_SIZE = (4.8, 4.8), (6.4, 4.0)
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+BLACK = "#000000"
+GREY = "#666666"
+
+PARITY_SIZE = (4.8, 4.8)
+WIDE_SIZE = (6.4, 4.0)
 
 
 @of_prediction
 def errors(mean: Values, std: Values, target: Values, ax: Axes | None = None) -> Axes:
-    """|e| against sigma on logarithmic axes, with the lines that hold 1, 2 and 3 sigma.
+    """|e| against sigma on logarithmic axes, with lines that cover 1, 2 and 3 sigma.
 
     The lines are y = low sigma and y = high sigma, by `confidence_factors`; y = sigma is the mode
     of log |e|. The smallest half per cent of errors, and zeros, may lie below the axis: they are
@@ -73,9 +84,9 @@ def binned(
     ax = _axes(ax, PARITY_SIZE)
     low, high = _parity(ax, torch.cat([variance, mse[mse > 0]]))
     ends = torch.tensor([low, high], dtype=torch.float64)
-    noise = math.exp(2 * math.sqrt(2 / bin_size))
+    band = math.exp(2 * math.sqrt(2 / bin_size))
     ax.fill_between(
-        ends, ends / noise, ends * noise, color=GREY, alpha=0.2, lw=0, label="sampling noise"
+        ends, ends / band, ends * band, color=GREY, alpha=0.2, lw=0, label="sampling noise"
     )
     ax.plot(ends, ends, color=BLACK, lw=1, label="y = x")
     _scatter(ax, variance, mse.clamp(min=low), s=22, label=f"bins of {bin_size}")
@@ -94,12 +105,14 @@ def calibration(mean: Values, std: Values, target: Values, ax: Axes | None = Non
     nominal, observed = metrics.calibration_curve(mean, std, target)
     rows = len(nominal) - 2
     nominal, observed = thinned_curve(nominal, observed)
-    x, y = nominal.repeat_interleave(2)[1:], observed.repeat_interleave(2)[:-1]  # as steps
+    # Every knot twice, so that the curve is drawn as steps.
+    x = nominal.repeat_interleave(2)[1:]
+    y = observed.repeat_interleave(2)[:-1]
     area = metrics.miscalibration_area(mean, std, target)
     ax = _axes(ax, PARITY_SIZE)
     p = torch.linspace(0, 1, 201)
-    noise = 2 * (p * (1 - p) / rows).sqrt()
-    ax.fill_between(p, p - noise, p + noise, color=GREY, alpha=0.2, lw=0, label="sampling noise")
+    band = 2 * (p * (1 - p) / rows).sqrt()
+    ax.fill_between(p, p - band, p + band, color=GREY, alpha=0.2, lw=0, label="sampling noise")
     ax.fill_between(x, x, y, color=BLUE, alpha=0.2, lw=0, label=f"area {area:.3f}")
     ax.plot([0, 1], [0, 1], color=BLACK, lw=1, label="y = x")
     ax.plot(x, y, color=BLUE, lw=1.6, label="observed")
@@ -118,46 +131,50 @@ def along(
     ax: Axes | None = None,
     train: tuple[Values, Values] | None = None,
 ) -> Axes:
-    """Predictions along one input, with bands of 1 and 2 sigma; of a distribution, of their
-    probability.
+    """Predictions along one input, with bands of 1 and 2 sigma.
+
+    For a `Prediction` the bands have the probability of 1 and 2 sigma of a Gaussian.
 
     Args:
-        x: the input, in any order.
-        mean: predictions at x.
-        std: their error bars.
-        target: true values at x, drawn as dots.
-        ax: axes to draw on, new ones by default.
-        train: inputs and targets of the training data, drawn as crosses.
+        x: The input, in any order.
+        mean: Predictions at x.
+        std: Their error bars.
+        target: True values at x, drawn as dots.
+        ax: Axes to draw on, new ones by default.
+        train: Inputs and targets of the training data, drawn as crosses.
 
     Returns:
         The axes.
     """
-    columns = aligned(x=x, mean=mean, std=std)
+    flat_x, flat_mean, _ = aligned(x=x, mean=mean, std=std)
     p = predicted(mean, std)
+    # Everything is checked before anything is drawn.
     dots = None if target is None else aligned(x=x, target=target)
     crosses = None if train is None else aligned(inputs=train[0], targets=train[1])
     ax = _axes(ax, WIDE_SIZE)
-    order = columns[0].argsort()
-    at, middle, _ = (column[order] for column in columns)
-    ax.plot(at, middle, color=BLUE, lw=2, zorder=3, label="mean")
-    for k, alpha in ((1, 0.35), (2, 0.2)):
-        share = math.erf(k / math.sqrt(2))
-        low, high = (end.cpu().flatten()[order] for end in p.interval(share))
-        label = f"{100 * share:.2g} %" if isinstance(mean, Prediction) else f"±{k}σ"
-        ax.fill_between(at, low, high, color=BLUE, alpha=alpha, lw=0, label=label)
-    if dots:
+    order = flat_x.argsort()
+    sorted_x = flat_x[order]
+    ax.plot(sorted_x, flat_mean[order], color=BLUE, lw=2, zorder=3, label="mean")
+    for sigmas, alpha in ((1, 0.35), (2, 0.2)):
+        level = math.erf(sigmas / math.sqrt(2))
+        low, high = (end.cpu().flatten()[order] for end in p.interval(level))
+        label = f"{100 * level:.2g} %" if isinstance(mean, Prediction) else f"±{sigmas}σ"
+        ax.fill_between(sorted_x, low, high, color=BLUE, alpha=alpha, lw=0, label=label)
+    points = len(flat_x)
+    if dots is not None:
         _scatter(ax, *dots, color=BLACK, s=6, label="target")
-    if crosses:
+        points += len(dots[0])
+    if crosses is not None:
         _scatter(ax, *crosses, color=VERMILION, marker="x", s=22, label="train")
+        points += len(crosses[0])
     ax.set(xlabel="input", ylabel="prediction")
-    # among many points matplotlib is slow to find the best place, and warns
-    count = sum(len(drawn[0]) for drawn in (columns, dots, crosses) if drawn)
-    ax.legend(loc="best" if count < 10_000 else "upper left", framealpha=0.7, edgecolor="none")
+    # Among many points matplotlib is slow to find the best place, and warns.
+    ax.legend(loc="best" if points < 10_000 else "upper left", framealpha=0.7, edgecolor="none")
     return ax
 
 
 def confidence_factors(sigmas: float = 1) -> tuple[float, float]:
-    """Multiples of sigma between which |e| lies as often as a Gaussian lies within +- `sigmas`.
+    """Multiples of sigma that cover |e| as often as +- `sigmas` cover a Gaussian.
 
     For e ~ N(0, 1) and x = |e|, the density of log x is proportional to x exp(-x^2 / 2), with its
     mode at x = 1. The pair is fixed by its probability and by equal density at both ends:
@@ -167,6 +184,9 @@ def confidence_factors(sigmas: float = 1) -> tuple[float, float]:
 
     With high = low exp(t) the second line gives high^2 = 2 t / (1 - exp(-2 t)); the first is
     solved for t by bisection, to the last bit.
+
+    Args:
+        sigmas: Number of standard deviations.
 
     Returns:
         (low, high), with low < 1 < high.
@@ -180,24 +200,29 @@ def confidence_factors(sigmas: float = 1) -> tuple[float, float]:
     """
     if not 0 < sigmas <= 30:
         raise ValueError(f"Expected 0 < sigmas <= 30, got {sigmas}. Pass 1, 2 or 3.")
-    # probabilities outside, because those inside round to 1 from eight sigmas on
+    # Probabilities outside, because those inside round to 1 from eight sigmas on.
     outside = math.erfc(sigmas / math.sqrt(2))
-    narrow, wide = 0.0, 700.0
-    while narrow < (middle := (narrow + wide) / 2) < wide:
+    too_narrow = 0.0
+    wide_enough = 700.0
+    middle = (too_narrow + wide_enough) / 2
+    while too_narrow < middle < wide_enough:
         low, high = _equal_density_pair(middle)
         if math.erf(low / math.sqrt(2)) + math.erfc(high / math.sqrt(2)) > outside:
-            narrow = middle
+            too_narrow = middle
         else:
-            wide = middle
-    return _equal_density_pair(wide)
+            wide_enough = middle
+        middle = (too_narrow + wide_enough) / 2
+    return _equal_density_pair(wide_enough)
 
 
 def _std_and_absolute_error(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
+    """sigma and |e|, flat, with no sigma of zero."""
     error, std = error_and_positive_std(mean, std, target, " for a logarithmic axis")
     return std, error.abs()
 
 
 def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    """The axes, or those of a new figure of that size."""
     if ax is not None:
         return ax
     try:
@@ -227,12 +252,15 @@ def _parity(ax: Axes, values: Tensor) -> tuple[float, float]:
 
 def log_limits(values: Tensor) -> tuple[float, float]:
     """Limits around positive values, a decade or more apart."""
-    low, high = float(values.min()) / 1.3, float(values.max()) * 1.3
-    widen = 10 ** (max(0.0, 1 - math.log10(high / low)) / 2)
+    low = float(values.min()) / 1.3
+    high = float(values.max()) * 1.3
+    missing_decades = max(0.0, 1 - math.log10(high / low))
+    widen = 10 ** (missing_decades / 2)
     return low / widen, high * widen
 
 
 def _confidence_lines(ax: Axes, low: float, high: float) -> None:
+    """Draw y = x and the lines of 1, 2 and 3 sigma from x = low to high."""
     ends = torch.tensor([low, high], dtype=torch.float64)
     ax.plot(ends, ends, color=BLACK, lw=1.2, zorder=3, label="y = x")
     for sigmas, style in ((1, "-"), (2, "--"), (3, ":")):
@@ -262,20 +290,33 @@ def _resolution(error: Tensor, std: Tensor, bin_size: int) -> str:
 
 def thinned_curve(nominal: Tensor, observed: Tensor, knots: int = 2000) -> tuple[Tensor, Tensor]:
     """At most so many knots of a curve, both ends among them: more would not show."""
-    kept = torch.linspace(0, len(nominal) - 1, min(knots, len(nominal)), dtype=torch.float64)
-    return nominal[kept.long()], observed[kept.long()]
+    count = min(knots, len(nominal))
+    rows = torch.linspace(0, len(nominal) - 1, count, dtype=torch.float64).long()
+    return nominal[rows], observed[rows]
 
 
 def _scatter(ax: Axes, x: Tensor, y: Tensor, **style: Any) -> None:
-    alpha = min(0.8, max(0.03, 12 / math.sqrt(max(1, len(x)))))
-    defaults = {"color": BLUE, "s": 12, "alpha": alpha}
+    """Draw points, the fainter the more there are; `style` overrides the defaults."""
+    look: dict[str, Any] = {
+        "rasterized": True,
+        "zorder": 2,
+        "color": BLUE,
+        "s": 12,
+        "alpha": min(0.8, max(0.03, 12 / math.sqrt(max(1, len(x))))),
+    }
     if style.get("marker") != "x":  # a cross is nothing but its line
-        defaults["linewidths"] = 0
-    ax.scatter(x, y, **{"rasterized": True, "zorder": 2, **defaults, **style})
+        look["linewidths"] = 0
+    look.update(style)
+    ax.scatter(x, y, **look)
 
 
 def _legend(ax: Axes, x: Tensor, y: Tensor, title: str | None = None) -> None:
     """Put the legend above y = x, or below it where most points lie above."""
-    crowded = (y > x).double().mean() > 0.75
-    look: dict[str, Any] = {"alignment": "left", "framealpha": 0.7, "edgecolor": "none"}
-    ax.legend(title=title, loc="lower right" if crowded else "upper left", **look)
+    crowded_above = (y > x).double().mean() > 0.75
+    ax.legend(
+        title=title,
+        loc="lower right" if crowded_above else "upper left",
+        alignment="left",
+        framealpha=0.7,
+        edgecolor="none",
+    )

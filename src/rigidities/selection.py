@@ -21,6 +21,9 @@ weight w shrinks S along $p = S^\top z_s$ by $1 / \sqrt{1 + w |p|^2}$. The root 
 keeps its digits where a variance falls by many decades. One product of the rows with a vector,
 $z_j \cdot u$ with $u = M z_s$, gives all candidates' new variances (`"variance"` takes two).
 
+`top` ranks candidates by given variances, each by itself. `greedy` checks its arguments, whitens
+the features, and then alternates between the gains of all candidates and the addition of the best.
+
 References:
     MacKay, "Information-based objective functions for active data selection", Neural Computation
         1992 (both objectives).
@@ -32,19 +35,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .posterior.posterior import Posterior
 
+__all__ = ["Selection", "greedy", "top"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Objective = Literal["logdet", "variance"]
 Numbers = Tensor | Sequence[float] | float
 Indices = Tensor | Sequence[int]
 
 BLOCK = 8192
-"""Rows that are worked on at a time where a copy is made."""
+"""Rows at a time where a copy is made."""
 
 _CANCELLATION = 1e-3
 """Fall of a running value, relative to its largest so far, at which it is computed anew."""
@@ -55,10 +65,11 @@ class Selection:
     r"""Candidates in the order of choice.
 
     Attributes:
-        indices: (n,) rows of the pool.
-        gains: (n,) of each choice, before division by its cost: for `"logdet"` and `"variance"` as
-            in the module's docstring (unscaled, in units of $\alpha^2$); for `top` the variance.
-        quadratic: (N,) q of every candidate after all choices, unscaled; None from `top`, which
+        indices: Rows of the pool, (n,).
+        gains: Gain of each choice before division by its cost, (n,). For `"logdet"` and
+            `"variance"` as in the module's docstring (unscaled, in units of $\alpha^2$); for `top`
+            the variance.
+        quadratic: q of every candidate after all choices, unscaled, (N,); None from `top`, which
             knows nothing of it.
     """
 
@@ -81,10 +92,16 @@ def top(
     does not.
 
     Args:
-        variances: (N,) or (N, 1), of the candidates.
-        n: how many.
-        costs: positive, (N,) or one number: the variance per cost is maximised.
-        chosen: rows never to be picked, because they were before.
+        variances: Variances of the candidates, (N,) or (N, 1).
+        n: How many to pick.
+        costs: Positive, (N,) or one number: the variance per cost is maximised.
+        chosen: Rows never to be picked, because they were before.
+
+    Returns:
+        The picks, with their variances as gains.
+
+    Raises:
+        ValueError: Shapes, numbers out of range, or more picks than candidates.
 
     Examples:
         >>> top(torch.tensor([1.0, 4.0, 3.0]), 2).indices.tolist()
@@ -101,12 +118,12 @@ def top(
         )
     variances = variances.detach().double()
     _check_range("variances", variances)
-    taken = _taken(chosen, variances)
-    _check_number(n, variances, taken)
+    chosen_rows = _checked_indices(chosen, variances)
+    _check_number(n, variances, chosen_rows)
     score = variances / _per_row("costs", costs, variances)
-    score[taken] = -torch.inf
+    score[chosen_rows] = -torch.inf
     indices = score.topk(n).indices
-    return Selection(indices, variances[indices])
+    return Selection(indices=indices, gains=variances[indices])
 
 
 def greedy(
@@ -126,20 +143,23 @@ def greedy(
     choices, `costs[selection.indices].cumsum(0)`, tell where to cut the batch.
 
     Args:
-        posterior: of the data at hand, with one Gram for all targets.
-        features: (N, D) or (N, 1, D), of the candidates.
-        n: how many to pick.
+        posterior: The posterior of the data at hand, with one Gram for all targets.
+        features: Features of the candidates, (N, D) or (N, 1, D).
+        n: How many to pick.
         objective: `"variance"` or `"logdet"`, see the module's docstring.
-        weights: not negative, (N,) or one number: the loss weight with which a row would enter
+        weights: Not negative, (N,) or one number: the loss weight with which a row would enter
             the Gram; default one.
-        costs: positive, (N,) or one number: the gain per cost is maximised.
-        chosen: rows picked already, whose labels have not come yet: they enter the Gram first and
-            are not picked again. (Rows that the posterior has seen do not belong into the pool.)
-        of: (M, D), features of the rows whose variance is to shrink (`"variance"` only); default
+        costs: Positive, (N,) or one number: the gain per cost is maximised.
+        chosen: Rows picked already, whose labels have not come yet: they enter the Gram first and
+            are not picked again. (Rows in the posterior's Gram do not belong into the pool.)
+        of: Features of the rows whose variance is to shrink, (M, D) (`"variance"` only); default
             the candidates. A row times the root of r counts r times.
 
+    Returns:
+        The picks in the order of choice.
+
     Raises:
-        ValueError: shapes, NaN, more picks than candidates, a Gram per target.
+        ValueError: Shapes, NaN, more picks than candidates, or a Gram per target.
 
     Examples:
         Of two equal candidates the second is worth less than another direction:
@@ -159,37 +179,58 @@ def greedy(
     if of is not None and objective == "logdet":
         raise ValueError("`of` belongs to objective='variance'. Pass that, or leave `of` out.")
     features = _checked_features("features", features, posterior)
-    of = None if of is None else _checked_features("of", of, posterior)
-    taken = _taken(chosen, features)
-    _check_number(n, features, taken)
+    if of is not None:
+        of = _checked_features("of", of, posterior)
+    chosen_rows = _checked_indices(chosen, features)
+    _check_number(n, features, chosen_rows)
     device = posterior.eigenvectors.device
-    w = _per_row("weights", weights, features).to(device)
-    cost = _per_row("costs", costs, features).to(device)
-    whitener = _whitener(posterior, features[taken], w[taken.to(device)])
+    row_weights = _per_row("weights", weights, features).to(device)
+    row_costs = _per_row("costs", costs, features).to(device)
+
+    # Rows picked before enter by another whitening, and not by picks of their own.
+    chosen_weights = row_weights[chosen_rows.to(device)]
+    whitener = _whitener(posterior, features[chosen_rows], chosen_weights)
     rows = _whitened(posterior, features, whitener)
+    candidates: _Candidates
     if objective == "logdet":
-        return _picked(_Candidates(rows, w), n, cost, taken.to(device))
-    cared = rows if of is None else _whitened(posterior, of, whitener)
-    return _picked(_TotalVariance(rows, w, cared), n, cost, taken.to(device))
+        candidates = _Candidates(rows, row_weights)
+    else:
+        cared_rows = rows if of is None else _whitened(posterior, of, whitener)
+        candidates = _TotalVariance(rows, row_weights, cared_rows)
+    return _picked(candidates, n, row_costs, chosen_rows.to(device))
 
 
-def _picked(goal: _Candidates, n: int, costs: Tensor, taken: Tensor) -> Selection:
-    indices, gains = [], []
+def _picked(candidates: _Candidates, n: int, costs: Tensor, chosen_rows: Tensor) -> Selection:
+    """Pick the candidate of largest gain per cost, n times, and add each before the next."""
+    indices = []
+    gains = []
     free = torch.ones_like(costs, dtype=torch.bool)
-    free[taken] = False
+    free[chosen_rows] = False
     for _ in range(n):
-        gain = goal.gains()
+        gain = candidates.gains()
         pick = int((gain / costs).masked_fill_(~free, -torch.inf).argmax())
         indices.append(pick)
         gains.append(gain[pick])
         free[pick] = False
-        goal.add(pick)
-    left = goal.quadratic.values
-    return Selection(torch.tensor(indices, device=costs.device), torch.stack(gains), left)
+        candidates.add(pick)
+    return Selection(
+        indices=torch.tensor(indices, device=costs.device),
+        gains=torch.stack(gains),
+        quadratic=candidates.quadratic.values,
+    )
 
 
 def _whitener(posterior: Posterior, chosen: Tensor, weights: Tensor) -> Tensor | None:
-    r"""$R^{-1}$ with $R^\top R = 1 + \sum_s w_s z_s z_s^\top$ over rows picked before."""
+    r"""$R^{-1}$ with $R^\top R = 1 + \sum_s w_s z_s z_s^\top$ over rows picked before.
+
+    Args:
+        posterior: The posterior of the data at hand.
+        chosen: Features of the rows picked before, (m, D).
+        weights: Their loss weights, (m,).
+
+    Returns:
+        (D, D); None without such rows.
+    """
     if not len(chosen):
         return None
     rows = weights.sqrt()[:, None] * posterior.whitened(chosen)
@@ -200,17 +241,21 @@ def _whitener(posterior: Posterior, chosen: Tensor, weights: Tensor) -> Tensor |
 
 
 def _whitened(posterior: Posterior, features: Tensor, whitener: Tensor | None) -> Tensor:
-    """(N, D) in float64, filled block by block."""
-    rows = posterior.eigenvectors.new_empty(0)
+    """Whitened features, (N, D) in float64, filled block by block."""
+    rows: Tensor | None = None
     for start in range(0, len(features), BLOCK):
-        part = posterior.whitened(features[start : start + BLOCK])
-        part = part if whitener is None else part @ whitener
-        rows = rows if start else part.new_empty(len(features), part.shape[1])
-        rows[start : start + BLOCK] = part
+        block = posterior.whitened(features[start : start + BLOCK])
+        if whitener is not None:
+            block = block @ whitener
+        if rows is None:
+            rows = block.new_empty(len(features), block.shape[1])
+        rows[start : start + BLOCK] = block
+    assert rows is not None  # features have been checked to have rows
     return rows
 
 
 def _checked_features(name: str, features: Tensor, posterior: Posterior) -> Tensor:
+    """Finite features (N, D) of the posterior's width; others are refused by their name."""
     if posterior.eigenvalues.ndim > 1:
         raise ValueError(
             f"This posterior has a Gram for each of {len(posterior.eigenvalues)} targets; rows "
@@ -220,58 +265,81 @@ def _checked_features(name: str, features: Tensor, posterior: Posterior) -> Tens
         features = features[:, 0]
     if features.ndim != 2 or features.shape[1] != posterior.width or not len(features):
         remedy = " Choose one target's: features[:, k]." if features.ndim == 3 else ""
-        what = f"{name} must be (N, {posterior.width}) with N > 0"
-        raise ValueError(f"{what}, got {tuple(features.shape)}.{remedy}")
-    wrong = torch.cat([~part.isfinite().all(1) for part in torch.split(features, BLOCK)]).nonzero()
+        raise ValueError(
+            f"{name} must be (N, {posterior.width}) with N > 0, got "
+            f"{tuple(features.shape)}.{remedy}"
+        )
+    finite = torch.cat([block.isfinite().all(1) for block in torch.split(features, BLOCK)])
+    wrong = (~finite).nonzero()
     if len(wrong):
         raise ValueError(f"{name} must be finite, got NaN or infinity in row {int(wrong[0])}.")
     return features.detach()
 
 
-def _per_row(name: str, values: Numbers | None, like: Tensor) -> Tensor:
-    values = torch.as_tensor(1.0 if values is None else values, dtype=torch.float64)
-    values = values.detach().to(like.device)
-    if values.ndim and tuple(values.shape) != (len(like),):
-        raise ValueError(f"{name} must be one number or ({len(like)},), got {tuple(values.shape)}.")
-    _check_range(name, values)
-    return values.expand(len(like))
+def _per_row(name: str, values: Numbers | None, candidates: Tensor) -> Tensor:
+    """Weights or costs as one float64 number per candidate, (N,); ones where none are given."""
+    numbers = torch.as_tensor(1.0 if values is None else values, dtype=torch.float64)
+    numbers = numbers.detach().to(candidates.device)
+    rows = len(candidates)
+    if numbers.ndim and tuple(numbers.shape) != (rows,):
+        raise ValueError(f"{name} must be one number or ({rows},), got {tuple(numbers.shape)}.")
+    _check_range(name, numbers)
+    return numbers.expand(rows)
 
 
 def _check_range(name: str, values: Tensor) -> None:
-    """Finite and not negative; costs above zero."""
-    bound, remedy, inside = "not negative", "", values >= 0
+    """Refuse values that are negative or not finite, and costs that are zero."""
     if name == "costs":
-        bound, inside = "above zero", values > 0
+        inside = values > 0
+        bound = "above zero"
         remedy = " For rows that cost nothing, label them all."
+    else:
+        inside = values >= 0
+        bound = "not negative"
+        remedy = ""
     if not bool((inside & (values < torch.inf)).all()):
-        what = f"{name} must be finite and {bound}"
-        raise ValueError(f"{what}, got {float(values.min()):g} to {float(values.max()):g}.{remedy}")
+        raise ValueError(
+            f"{name} must be finite and {bound}, got {float(values.min()):g} to "
+            f"{float(values.max()):g}.{remedy}"
+        )
 
 
-def _taken(chosen: Indices | None, like: Tensor) -> Tensor:
-    """Indices picked before, checked."""
-    taken = torch.as_tensor([] if chosen is None else chosen, device=like.device).detach()
-    if not taken.numel():
-        return taken.new_zeros(0, dtype=torch.int64)
-    if taken.ndim != 1 or taken.is_floating_point() or taken.dtype == torch.bool:
-        what = f"chosen must be row numbers, (m,), got {taken.dtype} {tuple(taken.shape)}"
-        raise ValueError(f"{what}. For a mask pass mask.nonzero()[:, 0].")
-    if bool((taken < 0).any()) or bool((taken >= len(like)).any()):
-        what = f"chosen must lie in 0..{len(like) - 1}"
-        raise ValueError(f"{what}, got {int(taken.min())} to {int(taken.max())}.")
-    different = len(set(taken.tolist()))
-    if different < len(taken):
-        what = f"chosen must not repeat a row, got {len(taken)} rows of which {different} differ"
-        raise ValueError(f"{what}. Pass chosen.unique().")
-    return taken.long()
+def _checked_indices(chosen: Indices | None, candidates: Tensor) -> Tensor:
+    """Numbers of the rows picked before, (m,) in int64 on the candidates' device."""
+    rows = torch.as_tensor([] if chosen is None else chosen, device=candidates.device).detach()
+    if not rows.numel():
+        return rows.new_zeros(0, dtype=torch.int64)
+    if rows.ndim != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
+        raise ValueError(
+            f"chosen must be row numbers, (m,), got {rows.dtype} {tuple(rows.shape)}. For a mask "
+            "pass mask.nonzero()[:, 0]."
+        )
+    if bool((rows < 0).any()) or bool((rows >= len(candidates)).any()):
+        raise ValueError(
+            f"chosen must lie in 0..{len(candidates) - 1}, got {int(rows.min())} to "
+            f"{int(rows.max())}."
+        )
+    distinct = len(set(rows.tolist()))
+    if distinct < len(rows):
+        raise ValueError(
+            f"chosen must not repeat a row, got {len(rows)} rows of which {distinct} differ. Pass "
+            "chosen.unique()."
+        )
+    return rows.long()
 
 
-def _check_number(n: int, candidates: Tensor, taken: Tensor) -> None:
-    free = len(candidates) - len(taken)
-    if not 1 <= n <= free:
-        already = f" ({len(taken)} of {len(candidates)} are chosen already)" if len(taken) else ""
-        what = f"n must lie in 1..{free}, the number of candidates{already}; got {n}"
-        raise ValueError(f"{what}. Ask for fewer or give more candidates.")
+def _check_number(n: int, candidates: Tensor, chosen_rows: Tensor) -> None:
+    """Refuse to pick none, or more candidates than are free."""
+    free = len(candidates) - len(chosen_rows)
+    if 1 <= n <= free:
+        return
+    already = ""
+    if len(chosen_rows):
+        already = f" ({len(chosen_rows)} of {len(candidates)} are chosen already)"
+    raise ValueError(
+        f"n must lie in 1..{free}, the number of candidates{already}; got {n}. Ask for fewer or "
+        "give more candidates."
+    )
 
 
 class _SquaredNorms:
@@ -280,6 +348,13 @@ class _SquaredNorms:
     Differences lose digits. A value that has fallen to a thousandth of its largest since it was
     last computed is computed anew from A, as a sum of squares: rounding stays near 1e-12 of each
     value, and nothing becomes negative, so nothing is clamped.
+
+    Args:
+        rows: The whitened rows z, (N, D).
+        *factors: Matrices whose product is A; none for the identity.
+
+    Attributes:
+        values: The squared norms, (N,).
     """
 
     def __init__(self, rows: Tensor, *factors: Tensor) -> None:
@@ -289,18 +364,48 @@ class _SquaredNorms:
         self._largest = self.values.clone()
 
     def lower(self, by: Tensor, *factors: Tensor) -> None:
-        """Subtract; A is the product of the factors, which belong to the new values."""
+        """Subtract, after A has changed.
+
+        Args:
+            by: What to subtract from each value, (N,).
+            *factors: Matrices whose product is the new A.
+        """
         self.values -= by
         (fallen,) = (self.values < _CANCELLATION * self._largest).nonzero(as_tuple=True)
-        for part in torch.split(fallen, BLOCK) if len(fallen) else ():
-            self.values[part] = self._largest[part] = _squared_norms(self.rows[part], factors)
+        if len(fallen):
+            for indices in torch.split(fallen, BLOCK):
+                computed = _squared_norms(self.rows[indices], factors)
+                self.values[indices] = computed
+                self._largest[indices] = computed
         torch.maximum(self._largest, self.values, out=self._largest)
 
 
-class _Candidates:
-    r"""q of all whitened rows (N, D), which would enter the Gram with weights (N,), so far.
+class _Step(NamedTuple):
+    r"""How a pick s changed the candidates.
 
-    Gains are the information, $\tfrac12 \log(1 + w_j q_j)$.
+    Attributes:
+        p: $S^T z_s$, (D,), with S before the pick.
+        products: $z_j \cdot u$ of all rows with $u = S p$, (N,).
+        k: Factor of $u u^T$ in the change of M.
+        h: Factor of $p p^T$ in the change of S.
+    """
+
+    p: Tensor
+    products: Tensor
+    k: Tensor
+    h: Tensor
+
+
+class _Candidates:
+    r"""The candidates after some picks, with gains by information, $\tfrac12 \log(1 + w_j q_j)$.
+
+    Args:
+        rows: The whitened rows z, (N, D).
+        weights: The loss weights with which rows would enter the Gram, (N,).
+
+    Attributes:
+        root: S with $M = S S^\top$, (D, D).
+        quadratic: $q_j = |S^\top z_j|^2$ of all candidates.
     """
 
     def __init__(self, rows: Tensor, weights: Tensor) -> None:
@@ -310,66 +415,85 @@ class _Candidates:
         self.quadratic = _SquaredNorms(rows)
 
     def gains(self) -> Tensor:
+        """What each candidate would gain as the next pick, (N,)."""
         return torch.log1p(self.weights * self.quadratic.values) / 2
 
-    def add(self, pick: int) -> tuple[Tensor, ...]:
-        """p, z_j . u of all rows, k and h: $S' = S (1 - h p p^T)$, $M' = M - k u u^T$, u = S p."""
-        w, p = self.weights[pick], self.root.mT @ self.rows[pick]
+    def add(self, pick: int) -> _Step:
+        """Add a candidate to the Gram: $S' = S (1 - h p p^T)$, $M' = M - k u u^T$, u = S p."""
+        w = self.weights[pick]
+        p = self.root.mT @ self.rows[pick]
         stretch = (1 + w * p.square().sum()).sqrt()
         u = self.root @ p
         products = self.rows @ u
+        k = w / stretch.square()
         # h = (1 - 1 / stretch) / |p|^2, without the difference.
-        k, h = w / stretch.square(), w / (stretch * (1 + stretch))
+        h = w / (stretch * (1 + stretch))
         self.root -= h * torch.outer(u, p)
         self.quadratic.lower(k * products.square(), self.root)
-        return p, products, k, h
+        return _Step(p=p, products=products, k=k, h=h)
 
 
 class _TotalVariance(_Candidates):
     r"""Gains $w_j a_j / (1 + w_j q_j)$ with $a_j = z_j^\top M C M z_j$, $C = \sum_i z_i z_i^\top$.
 
     With $A A^\top = S^\top C S$, $a_j = |(S A)^\top z_j|^2$; a pick shrinks A as it shrinks S.
-    The rows cared for, (M, D), whose variance is to shrink, are whitened alike.
+
+    Args:
+        rows: The whitened rows z of the candidates, (N, D).
+        weights: The loss weights with which rows would enter the Gram, (N,).
+        cared_rows: The rows whose variance is to shrink, whitened alike, (M, D).
+
+    Attributes:
+        half: A, (D, M) or (D, D).
+        squares: $a_j$ of all candidates.
     """
 
-    def __init__(self, rows: Tensor, weights: Tensor, cared: Tensor) -> None:
+    def __init__(self, rows: Tensor, weights: Tensor, cared_rows: Tensor) -> None:
         super().__init__(rows, weights)
-        self.half = _square_root(cared)  # A
+        self.half = _square_root(cared_rows)
         self.squares = _SquaredNorms(rows, self.half)
 
     def gains(self) -> Tensor:
+        """What each candidate would take off the total variance as the next pick, (N,)."""
         return self.weights * self.squares.values / (1 + self.weights * self.quadratic.values)
 
-    def add(self, pick: int) -> tuple[Tensor, ...]:
-        # M' = M - k u u^T, so a' = a - 2 k (z.u) (z.M C u) + k^2 (z.u)^2 u^T C u, where
-        # u^T C u = |A^T p|^2 and M C u = S A A^T p.
-        seen = self.half.mT @ (self.root.mT @ self.rows[pick])  # A^T p
-        partners = self.rows @ (self.root @ (self.half @ seen))  # z.M C u
-        p, products, k, h = step = super().add(pick)
-        self.half -= h * torch.outer(p, seen)
-        by = k * products * (2 * partners - k * seen.square().sum() * products)
-        self.squares.lower(by, self.root, self.half)
+    def add(self, pick: int) -> _Step:
+        r"""Add a candidate to the Gram, and shrink A as S shrinks.
+
+        From $M' = M - k u u^T$ follows
+        $a' = a - 2 k (z \cdot u) (z \cdot M C u) + k^2 (z \cdot u)^2 u^T C u$, where
+        $u^T C u = |A^T p|^2$ and $M C u = S A A^T p$.
+        """
+        half_p = self.half.mT @ (self.root.mT @ self.rows[pick])  # A^T p
+        partners = self.rows @ (self.root @ (self.half @ half_p))  # z . M C u
+        step = super().add(pick)
+        self.half -= step.h * torch.outer(step.p, half_p)
+        decrease = (
+            step.k * step.products * (2 * partners - step.k * half_p.square().sum() * step.products)
+        )
+        self.squares.lower(decrease, self.root, self.half)
         return step
 
 
 def _square_root(rows: Tensor) -> Tensor:
     r"""A with $A A^\top$ = rows^T rows, (D, M) or (D, D), whichever is smaller.
 
-    A (D, D) one comes from the eigenvalues of rows^T rows, of which those that rounding made
+    A root of (D, D) comes from the eigenvalues of rows^T rows, of which those that rounding made
     negative count as zero. Products in blocks suit a busy machine, where a QR factorisation waits
     for all threads at every column.
     """
     if len(rows) <= rows.shape[1]:
         return rows.mT.clone()
     total = rows.new_zeros(rows.shape[1], rows.shape[1])
-    for part in torch.split(rows, BLOCK):
-        total.addmm_(part.mT, part)
+    for block in torch.split(rows, BLOCK):
+        total.addmm_(block.mT, block)
     eigenvalues, eigenvectors = torch.linalg.eigh(total)
     root: Tensor = eigenvectors * eigenvalues.clamp(min=0).sqrt()
     return root
 
 
 def _squared_norms(rows: Tensor, factors: tuple[Tensor, ...]) -> Tensor:
+    """The squared norms of rows (n, D) times the product of some matrices, (n,)."""
     for factor in factors:
         rows = rows @ factor
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1)

@@ -1,4 +1,9 @@
-"""Error bars where transformers trains: a callback for its Trainer, and a pipeline for texts."""
+"""Error bars where transformers trains: a callback for its Trainer, and a pipeline for texts.
+
+`RigidityCallback` takes the trained model and the Trainer's own loaders, fits and calibrates a
+`LastLayerRigidity`, and writes it into the Trainer's output folder. `RigidityPipeline` reads such a
+folder and scores texts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,15 @@ try:
 except ModuleNotFoundError as error:
     missing(error, extra("transformers"), "transformers")
 
+__all__ = ["RigidityCallback", "RigidityPipeline"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 FILE = "rigidity.safetensors"
+"""The name of the file of error bars in a model's folder."""
 
 
 class RigidityCallback(AfterTraining, hf.TrainerCallback):
@@ -31,36 +44,43 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
     `load_best_model_at_end`, without autocast; a file in `output_dir` holds what was learnt.
 
     Args:
-        options: of `AfterTraining`: `valid` (a data set of rows, or a loader of batches), `fit`,
-            `calibrate`, `layer`, `forward` and others.
+        options: Those of `AfterTraining`: `valid` (a data set of rows, or a loader of batches),
+            `fit`, `calibrate`, `layer`, `forward` and others.
     """
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Refuse before the training what could not be done after it."""
-        _require_regression(given["model"])
-        self._require(self.valid if args.eval_strategy == "no" else args.eval_strategy)
-        in_order(given["train_dataloader"])
+        _require_regression(objects["model"])
+        # The evaluation's loader is not there yet: its strategy says whether there will be one.
+        valid = self.valid if args.eval_strategy == "no" else args.eval_strategy
+        self._require_data(valid)
+        in_order(objects["train_dataloader"])
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """After the training."""
-        _require_regression(given["model"])  # its first batch may have said so
-        train, valid = in_order(given["train_dataloader"]), self.valid
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Fit and calibrate after the training, and write the file."""
+        # Transformers may decide on the problem type at the first batch.
+        _require_regression(objects["model"])
+        train = in_order(objects["train_dataloader"])
+        valid = self.valid
         if valid is None:
-            valid = given["eval_dataloader"]
+            valid = objects["eval_dataloader"]
         elif not isinstance(valid, DataLoader):
             columns = list(next(iter(train.dataset)))  # those that the Trainer has left there
             collate = hf.trainer_utils.RemoveColumnsCollator(train.collate_fn, columns)
             valid = DataLoader(valid, args.eval_batch_size, collate_fn=collate)
-        self._require(valid)
-        plain = whole(given["model"])
-        if (own := vars(plain).pop("_original_forward", None)) is not None:
-            plain.forward = own  # without the autocast that Accelerate has put around it
-        self.make(plain, train, in_order(valid))
+        self._require_data(valid)
+        model = whole(objects["model"])
+        # Without the autocast that Accelerate has put around the forward pass.
+        original_forward = vars(model).pop("_original_forward", None)
+        if original_forward is not None:
+            model.forward = original_forward
+        self.make(model, train, in_order(valid))
         if state.is_world_process_zero:
             os.makedirs(args.output_dir, exist_ok=True)
             self.uq.save(Path(args.output_dir, FILE))
 
-    def _require(self, valid: Any) -> None:
+    def _require_data(self, valid: Any) -> None:
+        """Refuse a calibration without data."""
         if valid is None and self.calibrating is not None:
             raise ValueError(
                 "The Trainer evaluates nothing to calibrate on. Give it eval_dataset= and "
@@ -72,45 +92,68 @@ class RigidityPipeline(hf.TextClassificationPipeline):
     """Scores of texts with error bars, as dictionaries: label, score, std, low and high.
 
     A pipeline of transformers, with its options, for a model for sequence classification whose
-    labels are numbers; several give a list for each text. `level` is between low and high.
+    labels are numbers; several labels give a list for each text. When called, `level=` is the
+    probability of the interval from low to high.
+
+    Args:
+        uq: Fitted around the model, and calibrated.
+        tokenizer: The model's tokenizer.
+        options: Those of `transformers.Pipeline`, such as `device`.
     """
 
     def __init__(self, uq: LastLayerRigidity, tokenizer: Any, **options: Any) -> None:
         _require_regression(uq.model)
-        self.uq, place = uq.to(options.get("device")), next(uq.model.parameters()).device
-        options |= {"model": uq.model, "tokenizer": tokenizer, "device": place}
+        self.uq = uq.to(options.get("device"))
+        options["model"] = uq.model
+        options["tokenizer"] = tokenizer
+        options["device"] = next(uq.model.parameters()).device
         super().__init__(**options)  # type: ignore[no-untyped-call]
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], **options: Any) -> RigidityPipeline:
-        """From the folder of a model, its tokenizer and its error bars."""
+        """A pipeline from the folder of a model, its tokenizer and its error bars.
+
+        Args:
+            folder: What the Trainer's `save_model` and the `RigidityCallback` wrote to.
+            options: Those of the class.
+        """
         model = hf.AutoModelForSequenceClassification.from_pretrained(folder)
         uq = LastLayerRigidity.load(Path(folder, FILE), model)
         return cls(uq, hf.AutoTokenizer.from_pretrained(folder), **options)
 
     def _sanitize_parameters(self, level: Any = None, **tokenizing: Any) -> Any:  # type: ignore[override]
-        known = inspect.signature(type(self.tokenizer).__call__).parameters
-        if unknown := set(tokenizing) - set(known):
+        """Options of the three steps: for the tokenizer, for `_forward`, for `postprocess`."""
+        tokenizer_options = inspect.signature(type(self.tokenizer).__call__).parameters
+        unknown = set(tokenizing) - set(tokenizer_options)
+        if unknown:
             raise TypeError(f"Expected level= or the tokenizer's options, got {sorted(unknown)}.")
-        return tokenizing, {} if level is None else {"level": level}, {}
+        forward_options = {} if level is None else {"level": level}
+        return tokenizing, forward_options, {}
 
     def _forward(self, model_inputs: Any, level: Any = 0.9) -> Any:  # type: ignore[override]
-        p = self.uq.predict([dict(model_inputs)], progress=False)
-        low, high = p.interval(level)
-        return {"score": p.mean, "std": p.std, "low": low, "high": high}
+        """Score, error bar and interval of tokenised texts, as tensors."""
+        prediction = self.uq.predict([dict(model_inputs)], progress=False)
+        low, high = prediction.interval(level)
+        return {"score": prediction.mean, "std": prediction.std, "low": low, "high": high}
 
     def postprocess(self, model_outputs: Any) -> Any:  # type: ignore[override]
-        """The dictionaries of one text."""
-        numbers = {key: one.flatten().tolist() for key, one in model_outputs.items()}
-        labels = (self.model.config.id2label or {}).items()
-        rows = [{"label": of} | {key: one[k] for key, one in numbers.items()} for k, of in labels]
-        return rows if len(rows) > 1 else rows[0]
+        """The dictionary of one text, or a list with one for each label."""
+        numbers = {name: tensor.flatten().tolist() for name, tensor in model_outputs.items()}
+        labels = self.model.config.id2label or {}
+        scores = []
+        for index, label in labels.items():
+            score = {"label": label}
+            for name, values in numbers.items():
+                score[name] = values[index]
+            scores.append(score)
+        return scores if len(scores) > 1 else scores[0]
 
 
 def _require_regression(model: Any) -> None:
-    kind = getattr(getattr(model, "config", None), "problem_type", None)
-    if kind not in (None, "regression"):
+    """Refuse a model for classification."""
+    problem_type = getattr(getattr(model, "config", None), "problem_type", None)
+    if problem_type not in (None, "regression"):
         raise ValueError(
-            f"Error bars are for regression, and the model's problem_type is {kind!r}. For numbers "
-            'as labels set model.config.problem_type = "regression" before the training.'
+            f"Error bars are for regression, and the model's problem_type is {problem_type!r}. For "
+            'numbers as labels set model.config.problem_type = "regression" before the training.'
         )

@@ -13,7 +13,7 @@ import rigidities as rg
 from rigidities.any_regressor.curvature import exact_hessian
 from rigidities.any_regressor.derivatives.differentiation import Differentiation, looped_rows
 from rigidities.any_regressor.derivatives.regressor import Regressor
-from rigidities.any_regressor.derivatives.tangents import Explicit, Gathering, Outer, Tangents
+from rigidities.any_regressor.derivatives.tangents import Explicit, Outer, TangentBuffer, Tangents
 from rigidities.data.samples import Samples
 from rigidities.losses import GaussianNLL, Huber
 from tests.support.nets import Net, Rows
@@ -121,14 +121,14 @@ def test_gathered_tangents_equal_their_parts_whatever_comes():
     parts = [factored(2), Tangents((Explicit(torch.randn(4, 1, 6)),)), factored(3)]
     for order in ([0, 2], [0, 1, 2], [1, 0, 2]):
         chosen = [parts[i] for i in order]
-        gathering = Gathering(1)  # too few announced
+        buffer = TangentBuffer(1)  # too few announced
         for part in chosen:
-            gathering.add(part)
+            buffer.add(part)
         expected = torch.cat([part.matrix() for part in chosen])
-        assert torch.equal(gathering.tangents().matrix(), expected)
+        assert torch.equal(buffer.tangents().matrix(), expected)
     assert isinstance(Tangents.join([parts[0], parts[2]]).blocks[0], Outer)
     with pytest.raises(ValueError, match="no tangents"):
-        Gathering(3).tangents()
+        TangentBuffer(3).tangents()
 
 
 def test_the_exact_hessian_keeps_what_it_saves_within_bounds(monkeypatch):
@@ -140,11 +140,11 @@ def test_the_exact_hessian_keeps_what_it_saves_within_bounds(monkeypatch):
     regressor = Regressor.of(net)
     whole = rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).variance(x)
     batch = next(Samples.of(x, y, like=regressor.flat).pieces(1))
-    rows, columns = exact_hessian._pace(regressor, batch)
+    rows, columns = exact_hessian._rows_and_columns(regressor, batch)
     per_row = exact_hessian.SAVED // (rows * columns)
     assert rows < exact_hessian.ROWS and per_row > 4 * 200 * 4  # the activations were counted
     monkeypatch.setattr(exact_hessian, "SAVED", 1 << 14)
-    rows, columns = exact_hessian._pace(regressor, batch)
+    rows, columns = exact_hessian._rows_and_columns(regressor, batch)
     assert rows == 1 and columns < 8
     few = rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).variance(x)
     torch.testing.assert_close(few, whole)

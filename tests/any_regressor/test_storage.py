@@ -56,7 +56,7 @@ def test_a_reloaded_rigidity_answers_alike(id, form, path):
     for name in ("mean", "epistemic", "noise", "rigidity"):
         torch.testing.assert_close(getattr(after, name), getattr(before, name))
     assert (again.ridge, again.scale, again.form) == (pr.ridge, pr.scale, pr.form)
-    assert str(again.report) == str(pr.report)
+    assert str(again.calibration_report) == str(pr.calibration_report)
     torch.testing.assert_close(again.covariance(new), pr.covariance(new))
     assert again.gradient_norm == pr.gradient_norm
     assert again.calibrate(*data, criterion="nll").ridge == pytest.approx(
@@ -68,7 +68,7 @@ def test_a_scale_that_was_set_is_kept(path):
     pr = fitted()
     pr.set_scale(pr.residual_scale).save(path)
     again = load(path)
-    assert again.scale == pr.scale == again.residual_scale and again.report is None
+    assert again.scale == pr.scale == again.residual_scale and again.calibration_report is None
     drawn = [one.sample(3, torch.Generator().manual_seed(0))["slope"] for one in (pr, again)]
     torch.testing.assert_close(*drawn)
 

@@ -137,7 +137,7 @@ def test_a_kernel_made_of_blocks_is_the_whole_kernel(monkeypatch):
         whole = t.kernel()
         for rows in (1, 5, 12):
             monkeypatch.setattr(dual_form, "BLOCK", rows)
-            torch.testing.assert_close(dual_form.assembled(t), whole)
+            torch.testing.assert_close(dual_form.assembled_kernel(t), whole)
             some, form = t.take(slice(2, 9)), dual_form.DualForm.of(t, ridge=1.0)
             torch.testing.assert_close(form.factor @ form._whitened(some), t.kernel(some))
 

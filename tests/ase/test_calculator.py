@@ -111,7 +111,7 @@ def test_bars_of_forces_equal_a_dense_solve_with_the_full_jacobian(uq, atoms):
     np.testing.assert_allclose(atoms.calc.results["forces_std"], expected, rtol=1e-8)
     f = by_weights(model, positions, numbers).detach()
     q = f @ torch.linalg.solve(matrix, f)
-    std = (uq.scale.square() * q + uq.report.noise).sqrt().item()
+    std = (uq.scale.square() * q + uq.calibration_report.noise).sqrt().item()
     assert atoms.calc.results["energy_std"] == pytest.approx(std, rel=1e-8)
 
 
@@ -596,8 +596,8 @@ def test_a_calibrated_noise_is_divided_by_the_loss_weight_of_the_structure(atoms
         calculator = RigidityCalculator(uq, sample_weight=given)
         bar = calculator.get_property("energy_std", atoms)
         found = uq.predict([calculator._batch(atoms)[0]])
-        expected = found.epistemic + factor * float(uq.noise.level)
-        assert float(uq.noise.level) > 0
+        expected = found.epistemic + factor * float(uq.noise_model.level)
+        assert float(uq.noise_model.level) > 0
         assert bar == pytest.approx(float(expected) ** 0.5, rel=1e-12)
     with pytest.raises(ValueError, match="sample_weight must be a positive number, got 0"):
         RigidityCalculator(uq, sample_weight=lambda atoms: 0).get_property("energy", atoms)

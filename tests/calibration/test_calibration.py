@@ -204,7 +204,7 @@ def test_a_constant_noise_floor_is_no_worse_than_on_a_dense_grid():
         for q in quadratics:
             shape = q + rho
             best = min(best, oracle.nll(residual, np.mean(residual**2 / shape) * shape))
-    variance = uq.scale.item() ** 2 * p.quadratic(float(uq.ridge)) + float(report.noise)
+    variance = uq.scale.item() ** 2 * p.quadratic(float(uq.ridge)) + float(report.noise_level)
     assert oracle.nll(residual, variance) <= best + 1e-4 * abs(best)
     np.testing.assert_allclose(
         uq.predict(p.x_valid).variance.detach().numpy()[:, 0], variance, rtol=1e-8

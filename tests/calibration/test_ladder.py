@@ -4,21 +4,30 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration import ladder
+from rigidities.calibration import CalibrationReport
+from rigidities.calibration.full_model import ladder
+from rigidities.calibration.full_model.ladder import (
+    CONSTANT,
+    FULL,
+    HEAD,
+    PAPER,
+    Ladder,
+    LeftOutScores,
+    best_rung,
+)
+from rigidities.calibration.full_model.target_rows import TargetRows
 from rigidities.calibration.gain import Gain, error_of_sum
-from rigidities.calibration.ladder import CONSTANT, FULL, HEAD, PAPER, Judged, Ladder, best_rung
-from rigidities.calibration.rows import Rows
 
 NONE = frozenset[str]()
 
 
-def scores(**means: float) -> Judged:
+def scores(**means: float) -> LeftOutScores:
     """NLL of a hundred rows on each rung, whose differences have a spread of one."""
     spread = torch.linspace(-1, 1, 100, dtype=torch.float64)
     spread = spread / spread.std()
     rungs = {CONSTANT: 0.0, PAPER: 0.0, HEAD: 0.0, FULL: 0.0} | means
     nll = {name: mean + (k * spread) for k, (name, mean) in enumerate(rungs.items())}
-    return Judged(nll, torch.arange(100), torch.arange(100) % 5)
+    return LeftOutScores(nll, torch.arange(100), torch.arange(100) % 5)
 
 
 def test_of_many_rows_the_richest_rung_is_taken_unless_it_is_clearly_worse():
@@ -81,21 +90,23 @@ def many_targets(count: int, rows: int, masked: bool = False) -> rg.LastLayerRig
     return uq
 
 
+@pytest.mark.thorough
 def test_of_many_targets_each_is_judged_on_one_fold_and_the_bars_are_the_same(monkeypatch):
     found = many_targets(6, 1000)
     monkeypatch.setattr(ladder, "ENOUGH", 10**9)  # on all folds, as one target is
     every = many_targets(6, 1000)
-    assert found.report.rung == every.report.rung == FULL
-    assert found.report.gain == pytest.approx(every.report.gain, abs=0.05)
-    assert found.report.gain_error < 2 * every.report.gain_error
+    assert found.calibration_report.rung == every.calibration_report.rung == FULL
+    assert found.calibration_report.gain == pytest.approx(every.calibration_report.gain, abs=0.05)
+    assert found.calibration_report.gain_error < 2 * every.calibration_report.gain_error
     torch.testing.assert_close(found.calibration.scale, every.calibration.scale)
 
 
+@pytest.mark.thorough
 def test_many_targets_take_few_fits_more_than_one(monkeypatch):
     """Of six targets with enough rows each is fitted twice, not six times."""
     fits = []
-    own = ladder.rungs
-    monkeypatch.setattr(ladder, "rungs", lambda *a, **k: fits.append(1) or own(*a, **k))
+    own = ladder.rung_fits
+    monkeypatch.setattr(ladder, "rung_fits", lambda *a, **k: fits.append(1) or own(*a, **k))
     many_targets(6, 1000)
     assert len(fits) == 12
     fits.clear()
@@ -109,11 +120,11 @@ def test_many_targets_take_few_fits_more_than_one(monkeypatch):
 @pytest.mark.parametrize(("rows", "allowed"), [(10, -1), (150, 0), (225, 1), (300, 2), (9999, 2)])
 def test_what_is_allowed_grows_with_the_rows_that_were_fitted_to(rows, allowed):
     one = torch.ones(rows, dtype=torch.float64)
-    part = Rows(one, one, one, one[:, None], one, torch.zeros(rows, dtype=torch.bool))
+    part = TargetRows(one, one, one, one[:, None], one, torch.zeros(rows, dtype=torch.bool))
     assert Ladder([part], [], []).allowed == pytest.approx(allowed)
 
 
-def noise_fit(seed: int, count: int) -> tuple[rg.CalibrationReport, float]:
+def noise_fit(seed: int, count: int) -> tuple[CalibrationReport, float]:
     """The report of a net of pure noise, calibrated on few rows alone; its gain on fresh rows."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(200 + count + 2000, 4, generator=generator, dtype=torch.float64)
@@ -136,6 +147,7 @@ def noise_fit(seed: int, count: int) -> tuple[rg.CalibrationReport, float]:
     return report, float((p.log_prob(y[fresh]) - plain.log_prob(y[fresh])).mean())
 
 
+@pytest.mark.thorough
 def test_the_gain_said_of_pure_noise_is_the_one_on_fresh_rows_and_a_warning_comes():
     found = [noise_fit(seed, 40) for seed in range(6)]
     said = sum(report.gain for report, _ in found) / len(found)

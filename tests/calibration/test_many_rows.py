@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.calibration import gathering, objective
+from rigidities.calibration import residuals, search
 from rigidities.calibration.criteria import criterion_for
 from rigidities.data.sketch import RowSketch
 from rigidities.prediction.distribution import Gaussian
@@ -27,10 +27,10 @@ def uq_and_rows(rows=4000, width=6):
 @pytest.mark.parametrize(("largest", "rows"), [(12 * 80, 1 << 17), (1 << 27, 80)])
 @pytest.mark.parametrize("batch", [1, 8, 64])
 def test_rows_are_thinned_evenly_and_in_step_with_no_period(monkeypatch, largest, rows, batch):
-    monkeypatch.setattr(gathering, "LARGEST", largest)
-    monkeypatch.setattr(gathering, "ROWS", rows)
-    monkeypatch.setattr(gathering, "_BATCHES", 3)
-    gathered, index = gathering.Gathering(), torch.arange(1024, dtype=F64)
+    monkeypatch.setattr(residuals, "LARGEST", largest)
+    monkeypatch.setattr(residuals, "ROWS", rows)
+    monkeypatch.setattr(residuals, "_BATCHES", 3)
+    gathered, index = residuals.Gathering(), torch.arange(1024, dtype=F64)
     for part in index.split(batch):
         gathered.add(part[:, None], part[:, None].expand(-1, 4))
     found = gathered.residuals()
@@ -51,12 +51,12 @@ def test_a_search_in_small_parts_chooses_the_same(monkeypatch, criterion, noise)
     uq.fit(rows) if criterion == "loo" else None
     whole = uq.calibrate(**data, criterion=criterion, noise=noise)
     for name in ("_CELLS", "_TABLE"):
-        monkeypatch.setattr(objective, name, 1000)
-    monkeypatch.setattr(gathering, "_PIECE", 600)
+        monkeypatch.setattr(search, name, 1000)
+    monkeypatch.setattr(residuals, "_PIECE", 600)
     parts = uq.calibrate(**data, criterion=criterion, noise=noise, batch_size=30)
     assert parts.ridge == pytest.approx(whole.ridge, rel=1e-9)
     torch.testing.assert_close(parts.scale, whole.scale, rtol=1e-9, atol=0)
-    torch.testing.assert_close(parts.noise, whole.noise, rtol=1e-9, atol=0)
+    torch.testing.assert_close(parts.noise_level, whole.noise_level, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("ridge", [None, 0.5])
@@ -66,15 +66,15 @@ def test_a_search_with_some_of_the_rows_ends_with_all_of_them(monkeypatch, crite
     options = {"criterion": criterion, "noise": "constant", "ridge": ridge}
     whole = uq.calibrate(rows, **options)
     judged = []
-    target = objective.Objective._target
+    target = search.Objective._target_choices
     monkeypatch.setattr(
-        objective.Objective,
-        "_target",
+        search.Objective,
+        "_target_choices",
         lambda self, q, k, kept, *rest: judged.append(kept) or target(self, q, k, kept, *rest),
     )
-    price = objective.price(criterion_for(criterion, Gaussian()))
+    price = search.price(criterion_for(criterion, Gaussian()))
     candidates = 34 * (57 if ridge is None else 1)
-    monkeypatch.setattr(objective, "EFFORT", 1000 * candidates * price)
+    monkeypatch.setattr(search, "EFFORT", 1000 * candidates * price)
     some = uq.calibrate(rows, **options)
     assert 990 <= int(judged[0].sum()) <= 1010 and bool(judged[-1].all())
     assert some.nll == pytest.approx(whole.nll, abs=0.05 if criterion == "bins" else 2e-3)
@@ -88,7 +88,7 @@ def test_the_report_tells_how_many_rows_were_used(monkeypatch):
     uq, rows = uq_and_rows()
     whole = uq.calibrate(rows, criterion="nll")
     assert whole.used == whole.rows == 3950 and "of them used" not in str(whole)
-    monkeypatch.setattr(gathering, "ROWS", 1000)
+    monkeypatch.setattr(residuals, "ROWS", 1000)
     some = uq.calibrate(rows, criterion="nll")
     assert some.rows == 3950 and 900 < some.used <= 1000
     assert f"on 3950 rows ({some.used} of them used) by nll" in str(some)
@@ -97,27 +97,27 @@ def test_the_report_tells_how_many_rows_were_used(monkeypatch):
 
 @pytest.mark.parametrize("cut", [210, 500, 790])
 def test_two_gatherings_merge_to_that_of_one_pass_thinned_alike(monkeypatch, cut):
-    monkeypatch.setattr(gathering, "ROWS", 800)
+    monkeypatch.setattr(residuals, "ROWS", 800)
     index = torch.arange(1000, dtype=F64)
 
     def gathered(rows):
-        found = gathering.Gathering(sketch=RowSketch())
+        found = residuals.Gathering(sketch=RowSketch())
         found.add(rows[:, None], rows[:, None].expand(-1, 4), importance=1 + rows[:, None] % 3)
         return found
 
     whole = gathered(index).residuals()
     parts = gathered(index[:cut]).merge(gathered(index[cut:])).residuals()
     assert len(whole.error) < 600
-    for name in ("error", "share", "typical"):
+    for name in ("error", "noise_factor", "typical_weight"):
         assert torch.allclose(getattr(parts, name), getattr(whole, name), rtol=1e-14), name
     assert parts.rows == whole.rows == 1000
 
 
 def test_gatherings_that_were_thinned_before_merge_to_an_even_one(monkeypatch):
-    monkeypatch.setattr(gathering, "ROWS", 200)
-    found = gathering.Gathering(sketch=RowSketch())
+    monkeypatch.setattr(residuals, "ROWS", 200)
+    found = residuals.Gathering(sketch=RowSketch())
     for rows in torch.arange(2000, dtype=F64).split([900, 1100]):
-        part = gathering.Gathering(sketch=RowSketch())
+        part = residuals.Gathering(sketch=RowSketch())
         for few in rows.split(50):
             part.add(few[:, None], few[:, None].expand(-1, 4))
         found.merge(part)

@@ -107,6 +107,7 @@ FACADES = pytest.mark.parametrize("facade", [LastLayer, AnyRegressor])
 X = rows(5, 9)[0]
 
 
+@pytest.mark.thorough
 @FACADES
 def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
     facade, registered, tmp_path
@@ -115,7 +116,7 @@ def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
     report = made.calibrate(
         rows(4000, 1), noise="relative", distribution=Laplace(shift=0.01), criterion="nll"
     )
-    p, level = made.uq.predict(X), float(made.uq.noise.level)
+    p, level = made.uq.predict(X), float(made.uq.noise_model.level)
     assert level**0.5 == pytest.approx(0.1, rel=0.05)
     torch.testing.assert_close(p.noise, level * p.mean.square())
     assert (
@@ -131,8 +132,8 @@ def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
     assert "laplace" in str(report)
     made.uq.save(tmp_path / "uq.safetensors")
     again = made.load(tmp_path / "uq.safetensors")
-    assert type(again.noise) is Relative and again.distribution == p.distribution
-    assert str(again.report) == str(report)
+    assert type(again.noise_model) is Relative and again.distribution == p.distribution
+    assert str(again.calibration_report) == str(report)
     for one, other in zip(again.predict(X).interval(0.8), p.interval(0.8), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -239,7 +240,7 @@ def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
     report = made.calibrate(
         rows(60, 1),
         ridge=ridge,
-        noise=made.uq.noise,
+        noise=made.uq.noise_model,
         distribution=distributions.Gaussian,
         criterion="nll",
     )
@@ -252,12 +253,16 @@ def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
 @FACADES
 def test_both_facades_speak_alike(facade):
     made = facade()
-    assert made.uq.report is None and made.uq.noise.name == "none"
-    assert made.uq.distribution == distributions.Gaussian() and float(made.uq.noise.level) == 0
+    assert made.uq.calibration_report is None and made.uq.noise_model.name == "none"
+    assert (
+        made.uq.distribution == distributions.Gaussian() and float(made.uq.noise_model.level) == 0
+    )
     report = made.calibrate(rows(60, 1), noise="constant", criterion="nll")
-    assert made.uq.report is report and made.uq.ridge == report.ridge
+    assert made.uq.calibration_report is report and made.uq.ridge == report.ridge
     assert float(made.uq.scale) == float(report.scale)
-    assert made.uq.noise.name == "constant" and torch.equal(made.uq.noise.level, report.noise)
+    assert made.uq.noise_model.name == "constant" and torch.equal(
+        made.uq.noise_model.level, report.noise_level
+    )
     assert (
         made.calibrate(rows(60, 1), criterion="nll").ridge
         == made.calibrate(rows(60, 1), ridge=None, criterion="nll").ridge
@@ -282,7 +287,7 @@ def test_the_facades_choose_the_same_for_a_linear_model():
     ],
 )
 def test_what_needs_a_fit_says_so_alike(make, call):
-    for ask in (lambda uq: uq.predict(X), lambda uq: uq.noise, lambda uq: uq.save("nowhere")):
+    for ask in (lambda uq: uq.predict(X), lambda uq: uq.noise_model, lambda uq: uq.save("nowhere")):
         with pytest.raises(ValueError, match=f"There is no fit yet. Call {call} first.") as told:
             ask(make())
         assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
@@ -316,7 +321,7 @@ def test_a_row_without_a_weight_gets_the_typical_noise(noise, tmp_path):
     if noise == "bayes":
         torch.testing.assert_close(own.noise, uq.scale.square() / c)
     if noise == "constant":  # what the rows of the calibration have in the mean
-        torch.testing.assert_close(own.noise.mean(), report.noise[0])
+        torch.testing.assert_close(own.noise.mean(), report.noise_level[0])
         assert 0.5 < float(own.noise.mean() / (1 / c).mean()) < 2
     assert f"for a weight of {float(typical):.4g}, as rows without one" in str(report)
     if noise is not Relative:
@@ -326,7 +331,7 @@ def test_a_row_without_a_weight_gets_the_typical_noise(noise, tmp_path):
         assert torch.equal(again.predict(valid).std, plain.std)
         weight = {"sample_weight": lambda b: b[2]}
         assert torch.equal(again.predict(valid, **weight).std, own.std)
-        assert str(again.report) == str(report)
+        assert str(again.calibration_report) == str(report)
 
 
 def test_without_noise_weights_leave_no_word():
@@ -348,13 +353,13 @@ def test_weights_that_are_none_are_refused(ask, value, message):
     uq, report, valid = weighed("constant")
     wrong = valid[0][2].clone()
     wrong[5] = 0.0 if value is None else value
-    learnt = uq._fit.known()
-    weighing = replace(learnt.known_weighing(), sample_weight=lambda b: b[3])
-    uq._fit.learnt = replace(learnt, weighing=weighing)
+    learnt = uq._fit.require_state()
+    weighing = replace(learnt.require_weighing(), sample_weight=lambda b: b[3])
+    uq._fit.state = replace(learnt, weighing=weighing)
     batches = [(*valid[0], None if value is None else wrong)]
     options = {"sample_weight": lambda b: b[3]} if ask in {"fit", "predict"} else {}
     refused(message, getattr(uq, ask), batches, **options)
-    assert uq.report is report
+    assert uq.calibration_report is report
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -1.0])

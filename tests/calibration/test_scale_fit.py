@@ -5,9 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rigidities.calibration import scale_fit
-from rigidities.calibration.rows import Rows
-from rigidities.calibration.scale_fit import PENALTIES, ScaleFit, constant_fit, headed_fit
+from rigidities.calibration.full_model import scale_fit
+from rigidities.calibration.full_model.scale_fit import (
+    PENALTIES,
+    ScaleFit,
+    constant_fit,
+    headed_fit,
+)
+from rigidities.calibration.full_model.target_rows import TargetRows
 from tests.support import slow_auto
 from tests.support.tensors import close
 
@@ -15,7 +20,7 @@ F64 = torch.float64
 WIDTH = 7
 
 
-def made_rows(count: int = 300, seed: int = 0) -> tuple[Rows, torch.Tensor]:
+def made_rows(count: int = 300, seed: int = 0) -> tuple[TargetRows, torch.Tensor]:
     """Heteroscedastic Student-t rows, a third of them new; and the head's inputs."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -28,7 +33,7 @@ def made_rows(count: int = 300, seed: int = 0) -> tuple[Rows, torch.Tensor]:
     s2 = torch.exp(-1 + 0.6 * inputs[:, 0] - 0.5 * inputs[:, 4]) * share + 2 * q
     s2 = s2 * torch.where(seen, 0.7, 1.0)
     t = normal(count) / (normal(5, count).square().mean(0)).sqrt()
-    rows = Rows(s2.sqrt() * t, q, normal(count), inputs[:, 3:], share, seen)
+    rows = TargetRows(s2.sqrt() * t, q, normal(count), inputs[:, 3:], share, seen)
     return rows, inputs
 
 
@@ -46,7 +51,7 @@ def slow_best(rows, inputs, square, centre, penalty):
 
 def level(rows) -> float:
     """Where the prior of the noise's logarithm is centred."""
-    return float((rows.size / rows.share[~rows.seen].mean()).log())
+    return float((rows.mean_square / rows.noise_factor[~rows.seen].mean()).log())
 
 
 def as_vector(fit: ScaleFit) -> torch.Tensor:
@@ -54,13 +59,15 @@ def as_vector(fit: ScaleFit) -> torch.Tensor:
 
 
 def prior_centre(rows, constant):
-    return torch.maximum(constant.vector[1], (0.1 * rows.size / rows.held.q.mean()).log())
+    return torch.maximum(
+        constant.vector[1], (0.1 * rows.mean_square / rows.held_out.q.mean()).log()
+    )
 
 
 @pytest.fixture(scope="module")
 def fitted():
     rows, inputs = made_rows()
-    square = rows.residual.square() + 1e-6 * rows.size
+    square = rows.residual.square() + 1e-6 * rows.mean_square
     constant = constant_fit(rows, square, gaussian=False)
     return (
         rows,
@@ -121,7 +128,7 @@ def test_a_constant_noise_is_the_better_of_two_slow_searches():
     rows, _ = made_rows()
     square, none = rows.residual.square(), rows.q.new_zeros(len(rows), 0)
     fit = constant_fit(rows, square, gaussian=False)
-    centre = float((0.1 * rows.size / rows.q.mean()).log())
+    centre = float((0.1 * rows.mean_square / rows.q.mean()).log())
     prior = {"level": level(rows), "scale": centre, "spread": 3.0}
 
     def value(p):
@@ -160,7 +167,7 @@ def test_a_start_keeps_its_penalty_and_ends_at_the_same_maximum(fitted):
 def test_residuals_of_zero_leave_the_maximum_finite():
     rows, inputs = made_rows()
     some = replace(rows, residual=torch.where(rows.q > rows.q.median(), rows.residual, 0.0))
-    square = some.residual.square() + 1e-6 * some.size
+    square = some.residual.square() + 1e-6 * some.mean_square
     constant = constant_fit(some, square, gaussian=False)
     fit = headed_fit(some, inputs, square, constant, gaussian=False)
     assert bool(fit.vector.isfinite().all())
@@ -174,16 +181,16 @@ def test_the_heaviest_tails_are_a_bound_at_which_everything_else_still_moves(see
     generator = torch.Generator().manual_seed(seed)
     none = torch.rand(len(rows), generator=generator) < 0.6
     rows = replace(rows, residual=torch.where(none, 0.0, rows.residual))
-    constant = constant_fit(rows, rows.square, gaussian=False)
-    fit = headed_fit(rows, inputs, rows.square, constant, gaussian=False)
+    constant = constant_fit(rows, rows.squares, gaussian=False)
+    fit = headed_fit(rows, inputs, rows.squares, constant, gaussian=False)
     assert fit.tail == pytest.approx(scale_fit._TAIL_RANGE[0])
-    problem = scale_fit.ScaleProblem(rows, inputs, rows.square, prior_centre(rows, constant))
+    problem = scale_fit.ScaleProblem(rows, inputs, rows.squares, prior_centre(rows, constant))
     information = len(rows) * problem.information(fit) + 0.3 * torch.eye(3 + WIDTH, dtype=F64)
     slope = problem.value_and_gradient(fit, fit.penalty)[1][:-1]
     assert float(slope @ torch.linalg.solve(information, slope)) < 0.05  # nats left to gain, twice
     fold = rows[torch.arange(len(rows)) % 5 > 0]
     own = inputs[torch.arange(len(rows)) % 5 > 0]
-    left = headed_fit(fold, own, fold.square, constant, gaussian=False, start=fit)
+    left = headed_fit(fold, own, fold.squares, constant, gaussian=False, start=fit)
     assert float((left.vector - fit.vector).abs().max()) > 0.01
 
 
@@ -203,11 +210,11 @@ def test_few_inputs_have_no_penalty_to_choose():
 def test_the_penalty_is_the_same_wherever_it_is_looked_for_first():
     """Downwards from a larger one, upwards from a smaller one, and at both ends."""
     rows, inputs = made_rows()
-    constant = constant_fit(rows, rows.square, gaussian=False)
-    plain = headed_fit(rows, inputs, rows.square, constant, gaussian=False)
+    constant = constant_fit(rows, rows.squares, gaussian=False)
+    plain = headed_fit(rows, inputs, rows.squares, constant, gaussian=False)
     assert scale_fit.PENALTIES[0] > plain.penalty > scale_fit.PENALTIES[-1]
     for near in scale_fit.PENALTIES:
-        fit = headed_fit(rows, inputs, rows.square, constant, gaussian=False, near=near)
+        fit = headed_fit(rows, inputs, rows.squares, constant, gaussian=False, near=near)
         assert fit.penalty == plain.penalty
         close(fit.vector, plain.vector, 1e-2)
 
@@ -254,7 +261,7 @@ def test_the_scale_of_clipped_gaussian_rows_is_that_of_the_rows_before_they_were
         rows,
         residual=residual.maximum(bound),
         side=-(residual < bound).to(F64),
-        share=torch.ones_like(residual),
+        noise_factor=torch.ones_like(residual),
         q=torch.full_like(residual, 1e-6),
         seen=torch.zeros(2000, dtype=torch.bool),
     )

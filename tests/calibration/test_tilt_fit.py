@@ -1,9 +1,10 @@
 """The tilt of the distribution equals a slow minimisation of the same convex loss, penalties
 included."""
 
+import pytest
 import torch
 
-from rigidities.calibration import tilt_fit
+from rigidities.calibration.full_model import tilt_fit
 from tests.support import slow_auto
 from tests.support.tensors import close, normal
 
@@ -18,9 +19,10 @@ def made(rows: int = 250, width: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(inputs[:, 0] > 0, u**1.6, 1 - (1 - u) ** 1.6), inputs
 
 
+@pytest.mark.thorough
 def test_the_tilt_minimises_the_penalised_loss():
     u, inputs = made()
-    fit = tilt_fit.fitted(u, inputs)
+    fit = tilt_fit.fitted_tilt(u, inputs)
 
     def value(flat):
         return slow_auto.tilt_loss(flat.reshape(5, 8), u, inputs, fit.penalty)
@@ -37,21 +39,23 @@ def test_penalties_are_those_of_the_greatest_dense_likelihood():
     b = slow_auto.cosines(u)
     scan = 10 ** torch.linspace(0, 5, 26, dtype=F64)
     each = [slow_auto.evident_penalty(inputs, column, scan) for column in (b - b.mean(0)).T]
-    close(tilt_fit.fitted(u, inputs).penalty, torch.stack(each).clamp(min=30.0))
+    close(tilt_fit.fitted_tilt(u, inputs).penalty, torch.stack(each).clamp(min=30.0))
 
 
 def test_a_penalty_that_is_given_is_kept():
     u, inputs = made()
     penalty = torch.full((8,), 77.0, dtype=F64)
-    fit = tilt_fit.fitted(u, inputs, penalty)
+    fit = tilt_fit.fitted_tilt(u, inputs, penalty)
     close(fit.penalty, penalty)
-    assert float(fit.weight.norm()) > float(tilt_fit.fitted(u, inputs, 100 * penalty).weight.norm())
+    assert float(fit.weight.norm()) > float(
+        tilt_fit.fitted_tilt(u, inputs, 100 * penalty).weight.norm()
+    )
 
 
 def test_uniform_rows_have_hardly_a_tilt():
     u = (torch.arange(4000, dtype=F64) + 0.5) / 4000
     order = torch.randperm(4000, generator=torch.Generator().manual_seed(0))
-    fit = tilt_fit.fitted(u[order], normal(4000, 3))
+    fit = tilt_fit.fitted_tilt(u[order], normal(4000, 3))
     assert float(fit.constant.abs().max()) < 1e-3
     assert float(fit.weight.abs().max()) < 0.06
 
@@ -63,7 +67,7 @@ def test_rows_at_a_bound_bring_the_mass_beyond_it():
     side[u < 0.3], side[u > 0.9] = -1, 1
     u = torch.where(side < 0, 0.3, torch.where(side > 0, 0.9, u))
     penalty = torch.full((8,), 40.0, dtype=F64)
-    fit = tilt_fit.fitted(u, inputs, penalty, side)
+    fit = tilt_fit.fitted_tilt(u, inputs, penalty, side)
     at = (torch.arange(640, dtype=F64) + 0.5) / 640
 
     def value(flat):

@@ -116,6 +116,7 @@ def test_every_command_has_examples_and_its_exit_codes(command: str, capsys) -> 
     assert "--json" in said
 
 
+@pytest.mark.thorough
 def test_it_runs_as_a_module_and_tells_its_version() -> None:
     command = [sys.executable, "-m", "rigidities", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -38,6 +38,7 @@ def rows(ran: Ran, label: str) -> list[list[float]]:
     return [numbers(line) for line in ran.lines if line.strip().startswith(label)]
 
 
+@pytest.mark.thorough
 def test_figures_are_written_where_it_says(ran: Ran) -> None:
     assert [figure.name for figure in ran.figures] == ["toy.png", "diabetes.png"]
     for figure in ran.figures:
@@ -86,6 +87,7 @@ def test_the_callers_random_numbers_are_left_alone(ran: Ran) -> None:
     assert ran.left_the_generator_alone
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_nets() -> None:
     def outcome(seed: int) -> demo.Outcome:
         torch.manual_seed(seed)
@@ -96,6 +98,7 @@ def test_the_same_seed_gives_the_same_nets() -> None:
     assert not torch.equal(first.outside.mean, other.outside.mean)
 
 
+@pytest.mark.thorough
 def test_diabetes_rows_are_each_scored_once() -> None:
     torch.manual_seed(0)
     outcome = demo.diabetes()

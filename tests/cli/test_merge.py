@@ -62,14 +62,14 @@ def test_the_merged_file_is_that_of_the_fit_to_all_rows(net, folder, capsys):
     for name in other:
         if name.startswith(("sketch", "rows.hashed")):
             assert torch.equal(one[name], other[name])
-    assert found.report is None
+    assert found.calibration_report is None
     assert sorted(os.listdir(folder)) == ["a", "again", "b", "c", "out", "whole"]
 
 
 def test_a_calibration_of_the_first_file_is_kept_as_stale(net, folder):
     assert merge(folder, "a", "b") == 0
     found = load(folder / "out", net[0])
-    assert found.report.stale
+    assert found.calibration_report.stale
     assert found.ridge == load(folder / "a", net[0]).ridge
     calibrated(found, net[2])
     whole = calibrated(fit(net, slice(120)), net[2])

@@ -66,6 +66,7 @@ def ran(request, tmp_path_factory):
         return Ran(tmp_path_factory.mktemp(request.param), request.param)
 
 
+@pytest.mark.thorough
 def test_a_folder_holds_predictions_model_report_and_summary(ran):
     assert ran.code == 0
     assert sorted(os.listdir(ran.out)) == FILES
@@ -158,6 +159,7 @@ def test_the_command_line_tells_what_it_did_not_use_or_know(ran, tmp_path, capsy
     assert "size: 1 cells without a number, taken as missing" in said.err
 
 
+@pytest.mark.thorough
 def test_a_model_keeps_the_decimal_mark_of_its_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(learners, "TREES", 10)
     monkeypatch.setattr(learners, "CANDIDATES", learners.CANDIDATES[1:2])

@@ -8,7 +8,12 @@ from torch import nn
 
 from rigidities.any_regressor.rigidity import PredictionRigidity
 from rigidities.constrained import constrained_profile, constrained_rigidity
-from rigidities.constrained.newton import NotConverged, _null_space, constrained, minimised
+from rigidities.constrained.newton import (
+    NotConverged,
+    _null_space,
+    constrained_minimum,
+    minimum,
+)
 from rigidities.constrained.problem import ConstrainedProblem
 from rigidities.constrained.rigidity import Tableau
 from rigidities.losses import GaussianNLL
@@ -375,6 +380,7 @@ def test_no_constrained_loss_is_below_a_brute_force_search():
         assert float(found) == pytest.approx(float(losses.min()), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_unattainable_values_are_refused():
     X = torch.linspace(-2, 2, 9, dtype=F64)
 
@@ -398,11 +404,11 @@ def test_a_far_value_is_met_in_few_steps():
     # prediction's own Hessian this takes many more.
     y = wave(vector(1.0, 2.0), WAVES) + 1e-3 * torch.sin(5 * WAVES)
     problem = ConstrainedProblem.of(wave, vector(1.0, 2.0), WAVES, y, [0.5])
-    optimum = minimised(problem, 1e-10, 50)
-    far = constrained(problem, optimum, 1.2, 1e-10, 5, 0)
+    optimum = minimum(problem, 1e-10, 50)
+    far = constrained_minimum(problem, optimum, 1.2, 1e-10, 5, 0)
     assert far.residual < 1e-10
     with pytest.raises(NotConverged):
-        constrained(problem, optimum, 1.2, 1e-10, 2, 0)
+        constrained_minimum(problem, optimum, 1.2, 1e-10, 2, 0)
 
 
 # --- bad input ---
@@ -490,7 +496,7 @@ def test_a_profile_refuses_values_that_no_prediction_can_take(change, message):
     refused(message, constrained_profile, **{**GIVEN, "epsilons": [0.9]} | change)
     problem = ConstrainedProblem.of(**GIVEN)
     with pytest.raises(ValueError, match="finite value, got nan"):
-        constrained(problem, minimised(problem, 1e-8, 50), math.nan, 1e-8, 5)
+        constrained_minimum(problem, minimum(problem, 1e-8, 50), math.nan, 1e-8, 5)
 
 
 def test_a_module_given_without_its_none_is_told_so(tanh_net):

@@ -62,7 +62,7 @@ def test_x_and_y_apart_are_one_data_set(net, uq, form, column):
     own = rg.LastLayerRigidity(net.model).fit(*given(net.train))
     report = own.calibrate(*given(net.valid), **NLL)
     torch.testing.assert_close(own.gram.matrix, uq.gram.matrix)
-    assert report.nll == pytest.approx(uq.report.nll, rel=1e-6)
+    assert report.nll == pytest.approx(uq.calibration_report.nll, rel=1e-6)
     assert own.refit(*given(net.valid), add=False).refitted.judged == len(net.valid[0])
     own.partial_fit(*given(net.test))
     assert own.gram.count == uq.gram.count + len(net.test[0])
@@ -258,7 +258,7 @@ def test_reordered_columns_are_refused_wherever_a_frame_stands(net, fit, call):
     uq = rg.LastLayerRigidity(net.model).fit(*given)
     uq.calibrate(net.valid, **NLL)
     refused(r"'a', 'b', 'c', 'd'\], here are \['b', 'a'", REORDERED[call], uq, other(new), truth)
-    assert uq.gram.count == len(x) and not uq.report.stale
+    assert uq.gram.count == len(x) and not uq.calibration_report.stale
     assert len(uq(input=FORMS["pandas"](new))[0]) == len(uq.predict([FORMS["polars"](new)]).std)
     uq.calibrate(FORMS["pandas"](new), pd.DataFrame(truth.numpy()), **NLL)  # a target has its own
 

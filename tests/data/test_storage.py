@@ -65,7 +65,9 @@ def changed(original, path):
             again = rg.LastLayerRigidity.load(path, uq.model)
         except ValueError as error:
             return str(path) in str(error)
-        assert torch.equal(again(x)[1], expected) and str(again.report) == str(uq.report)
+        assert torch.equal(again(x)[1], expected) and str(again.calibration_report) == str(
+            uq.calibration_report
+        )
         return False
 
     return attempt, path.read_bytes()
@@ -79,6 +81,7 @@ def some_bits(content, count):
     return [*range(0, end, max(1, end // count)), *tensors, *drawn.tolist()]
 
 
+@pytest.mark.thorough
 def test_a_flipped_bit_is_refused(changed):
     attempt, content = changed
     assert 25_000 < len(content) < 40_000
@@ -173,6 +176,7 @@ uq.save(sys.argv[1])
 """
 
 
+@pytest.mark.thorough
 def test_processes_with_other_hash_seeds_write_the_same_bytes(tmp_path):
     contents = set()
     for seed in ("1", "2"):
@@ -261,6 +265,7 @@ def beginning(path):
     return f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}."
 
 
+@pytest.mark.thorough
 def test_temporaries_of_a_killed_writer_go_with_the_next_save(path, writer):
     SNAPSHOT.write(path)
     assert len(names(path.parent)) == 2  # it may still take its place

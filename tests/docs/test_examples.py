@@ -33,12 +33,14 @@ def test_a_difference_of_neighbours_is_surer_than_either(plain_torch, capsys):
     assert members == pytest.approx(std, rel=0.2)
 
 
+@pytest.mark.thorough
 def test_the_minimum_lies_within_its_error_bar(plain_torch, capsys):
     first, second, true = map(numbers, printed("potential_minimum", capsys).splitlines())
     assert first[0] == pytest.approx(true[0], abs=3 * first[1])
     assert second == pytest.approx(first, rel=0.2)
 
 
+@pytest.mark.thorough
 def test_ninety_percent_intervals_hold_about_ninety_percent_of_the_forces(plain_torch, capsys):
     text = printed("force", capsys)
     inside = [int(share) for share in re.findall(r"(?:energy|forces).* (\d+)%", text)]
@@ -47,6 +49,7 @@ def test_ninety_percent_intervals_hold_about_ninety_percent_of_the_forces(plain_
     assert len(re.findall(r"\+- ", text)) == 9
 
 
+@pytest.mark.thorough
 def test_a_greedy_batch_beats_chance_and_the_largest_variances(plain_torch, capsys):
     lines = printed("active_learning", capsys).splitlines()
     mean = {line[:17].strip(): numbers(line)[0] for line in lines[1:]}
@@ -71,6 +74,7 @@ def test_without_mace_its_dynamics_say_what_is_missing(plain_torch, capsys):
         printed("mace_dynamics", capsys)
 
 
+@pytest.mark.thorough
 def test_error_bars_that_learn_hold_in_a_drifting_stream_where_fixed_ones_fail(
     plain_torch, capsys, monkeypatch, tmp_path
 ):

@@ -2,10 +2,13 @@
 
 import re
 
+import pytest
+
 from tests.docs.test_docs import DOCS, blocks
 from tests.foreign import table, zoo
 
 
+@pytest.mark.thorough
 def test_the_blocks_run(plain_torch) -> None:
     printed: list[str] = []
     namespace: dict[str, object] = {

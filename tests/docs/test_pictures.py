@@ -20,6 +20,7 @@ def pictures() -> ModuleType:
     return module
 
 
+@pytest.mark.thorough
 def test_shares_of_the_caption_about_a_wrong_form_are_those_drawn(plain_torch, pictures) -> None:
     torch.set_default_dtype(torch.float64)
     figure = pictures.misspecified()

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "processes.py"
 
 
+@pytest.mark.thorough
 def test_two_processes_of_torchrun_use_every_row_once_and_write_one_file(tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launch, str(EXAMPLE), str(tmp_path / "uq.safetensors")]

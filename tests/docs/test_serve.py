@@ -225,6 +225,7 @@ def stormed(port, requests):
         return [each for wrong in found for each in wrong]
 
 
+@pytest.mark.thorough
 def test_eight_threads_get_the_models_answers_in_steady_memory(service):
     process, port = service
     resident = psutil.Process(process.pid).memory_info
@@ -235,6 +236,7 @@ def test_eight_threads_get_the_models_answers_in_steady_memory(service):
     assert resident().rss - before < 16 * 2**20
 
 
+@pytest.mark.thorough
 def test_demo_serves_what_it_trained(plain_torch, capsys, monkeypatch):
     """In this process, which has imported torch already."""
     script, answers = runpy.run_path(str(SERVE)), []

@@ -168,6 +168,7 @@ def test_arrays_of_any_library_come_in(library):
     assert isinstance(np.asarray(got), np.ndarray)
 
 
+@pytest.mark.thorough
 def test_a_jax_fit_has_the_error_bars_of_its_jacobian():
     x, y, _ = decay_data()
     popt, pcov = optimize.curve_fit(decay, x, y)
@@ -490,6 +491,7 @@ def test_bayesian_ridge_has_its_own_predictive_std(intercept):
 # --- what a prediction says ---
 
 
+@pytest.mark.thorough
 def test_noise_turns_a_confidence_interval_into_a_prediction_interval():
     rng = np.random.default_rng(0)
     x = np.linspace(0, 1, 12)

@@ -228,12 +228,12 @@ def test_no_variance_at_the_training_points_is_negative(name):
     nngp, ntk = net.kernels(x)
     case = {"ntk": (ntk, ntk), "nngp": (nngp, nngp, nngp), "targets": normal(30, seed=2)}
     found = gaussian_process_at([1e3, math.inf], **case, covariance=True)
-    assert found.rounding.shape == found.variance.shape == (2, 30)
+    assert found.rounding_error.shape == found.variance.shape == (2, 30)
     assert bool((found.variance >= 0).all())
     raw = found.covariance.diagonal(dim1=-2, dim2=-1)
-    assert bool((found.variance[1] <= found.rounding[1]).all())  # the truth is zero
+    assert bool((found.variance[1] <= found.rounding_error[1]).all())  # the truth is zero
     torch.testing.assert_close(found.variance, raw.clamp_min(0), rtol=0, atol=1e-13)
-    assert float(found.rounding.max()) < 1e-9
+    assert float(found.rounding_error.max()) < 1e-9
 
 
 def test_a_variance_within_rounding_of_zero_is_zero():
@@ -242,7 +242,7 @@ def test_a_variance_within_rounding_of_zero_is_zero():
     found = gaussian_process_at(
         math.inf, ntk=(one, one), nngp=(one, one, below), targets=one[0], covariance=True
     )
-    assert found.covariance.item() < 0 and found.variance.item() == 0 < found.rounding.item()
+    assert found.covariance.item() < 0 and found.variance.item() == 0 < found.rounding_error.item()
     assert not math.copysign(1, found.variance.item()) < 0
 
 
@@ -252,7 +252,7 @@ def test_a_variance_below_rounding_is_left_to_be_seen():
         math.inf, ntk=(one, one), nngp=(one, one, 0.9 * one), targets=one[0]
     )  # no kernel has k(x, x) = 1 and 0.9
     assert found.variance.item() == pytest.approx(-0.1)
-    assert found.variance.item() < -found.rounding.item()
+    assert found.variance.item() < -found.rounding_error.item()
 
 
 @pytest.mark.parametrize(("rows", "width"), [(50, 8), (8, 8), (5, 9)])
@@ -261,7 +261,7 @@ def test_what_no_row_explains_is_one_quantity(rows, width):
     f = torch.cat([f, F[:3]])
     process = last_layer_process_at(math.inf, F, f, normal(rows), weight_variance=1.0)
     assert torch.equal(unexplained(F, f), process.variance)
-    assert process.rounding.shape == process.variance.shape
+    assert process.rounding_error.shape == process.variance.shape
     zero = process.variance == 0
     assert bool(zero[-3:].all()) and bool(zero.all()) == (rows >= width)
 

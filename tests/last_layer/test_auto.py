@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.calibration import automatic, ladder, target_fit
-from rigidities.calibration.rows import REFERENCE, Rows, target_rows
+from rigidities.calibration.full_model import automatic, ladder, target_fit
+from rigidities.calibration.full_model.target_rows import REFERENCE, TargetRows
 from rigidities.prediction.guards import GROWTH, POWER, SPAN
 from tests.support import slow_auto
 from tests.support.random_features import Sets, sets
@@ -37,7 +37,7 @@ def fitted(data: Sets, **options) -> rg.LastLayerRigidity:
     return uq
 
 
-def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0) -> Rows:
+def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0) -> TargetRows:
     """Rows of one target by a dense inverse."""
     x, y = data
     f = uq.features(x)
@@ -45,16 +45,16 @@ def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0)
     q = (f * torch.linalg.solve(whole, f.T).T).sum(1)
     mean = uq.model(x).detach()[:, k]
     one = torch.ones_like(q)
-    return target_rows([y[:, k] - mean, q, one, mean, one, f], seen=seen)
+    return TargetRows.of(y[:, k] - mean, q, one, mean, one, f, seen=seen)
 
 
-def fitted_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> Rows:
+def fitted_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetRows:
     """The rows that one target's full model is fitted to."""
     both = [dense_rows(uq, data.train, seen=True, k=k), dense_rows(uq, data.valid, seen=False, k=k)]
-    return Rows.join(both).with_forecast(None)
+    return TargetRows.join(both).with_forecast(None)
 
 
-def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> Rows:
+def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetRows:
     """The rows to judge one target by, with the ignorant forecast of the fit."""
     rows = dense_rows(uq, data.test, seen=False, k=k)
     forecast = fitted_rows(uq, data, k).forecast
@@ -65,13 +65,13 @@ def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> Rows:
 
 
 def whole_fit(uq, data: Sets, k: int = 0, **parts) -> target_fit.TargetFit:
-    return target_fit.fitted(fitted_rows(uq, data, k), target_fit.Parts(**parts))
+    return target_fit.fitted_target(fitted_rows(uq, data, k), target_fit.Components(**parts))
 
 
 def test_predictions_are_those_of_the_fit_to_left_out_and_validation_rows(one, uq):
     fit, test = whole_fit(uq, one), judged_rows(uq, one)
     p = uq.predict(one.test[0])
-    close(p.scale[:, 0].square(), fit.squared_scale(test), 1e-5)
+    close(p.unit[:, 0].square(), fit.squared_scale(test), 1e-5)
     theta = (
         fit.tilt(fit.design.columns(test)).clamp(-3, 3)
         / fit.guard.beyond(test.q, test.extent)[:, None]
@@ -85,7 +85,7 @@ def test_predictions_are_those_of_the_fit_to_left_out_and_validation_rows(one, u
 def test_epistemic_and_noise_make_up_the_second_moment_of_the_distribution(one, uq):
     p, test = uq.predict(one.test[0]), dense_rows(uq, one.test, seen=False)
     close(p.epistemic[:, 0], uq.scale.square() * test.q)
-    close(p.variance, p.scale.square() * p.distribution.second, 1e-8)
+    close(p.variance, p.unit.square() * p.distribution.second, 1e-8)
     assert bool((p.noise > 0).all())
     few = uq.predict(one.test[0][:5])
     draws = few.sample(5000, torch.Generator().manual_seed(0)) - few.mean
@@ -105,7 +105,7 @@ def test_the_squared_scale_is_noise_plus_scale_widened_by_the_guard(one, uq):
     level = guard.factor * (guard.variance + (test.mean - guard.centre) ** 2)
     share = ((test.q / guard.reference).log() / math.log(SPAN)).clamp(0, 1) ** POWER
     widened = s2 * (level / s2).clamp(min=1) ** share
-    close(uq.predict(one.test[0]).scale[:, 0].square(), widened, 1e-5)
+    close(uq.predict(one.test[0]).unit[:, 0].square(), widened, 1e-5)
     assert bool((widened > 1.1 * s2).any())
     assert bool((widened == s2).any())
 
@@ -139,11 +139,12 @@ def test_the_report_says_how_wide_a_usual_bar_is_at_ten_times_the_reference(one,
     guard, distribution = uq.calibration.guard, uq.calibration.distribution
     second = float(torch.as_tensor(distribution.second))
     usual = (
-        float(uq.noise.level) / second + float(uq.calibration.head.scale2) * 10 * guard.reference
+        float(uq.noise_model.level) / second
+        + float(uq.calibration.head.scale2) * 10 * guard.reference
     )
     level = guard.factor * guard.variance
     width = (torch.maximum(usual, level) * second).sqrt().item()
-    assert f"and {width:.4g} at ten times" in str(uq.report)
+    assert f"and {width:.4g} at ten times" in str(uq.calibration_report)
 
 
 class AtomicEnergies(nn.Module):
@@ -234,7 +235,7 @@ def test_few_rows_do_not_explain_the_targets_by_many_bias_columns():
     counts = torch.randint(0, 3, (25, 30), generator=generator).double()
     target = torch.randn(25, generator=generator, dtype=F64)
     one = torch.ones(25, dtype=F64)
-    rows = target_rows([target, one, one, 0 * one, one, counts], seen=False)
+    rows = TargetRows.of(target, one, one, 0 * one, one, counts, seen=False)
     forecast = rows.with_forecast(torch.arange(30)).forecast
     total = counts.sum(1)
     slope = (total @ target) / (total @ total)
@@ -247,13 +248,13 @@ def test_bars_may_grow_with_q_alone(one):
     guard, test = uq.calibration.guard, dense_rows(uq, one.test, seen=False)
     beyond = (test.q / guard.reference).clamp(min=1) ** GROWTH - 1
     s2 = unguarded(uq, one, test) + guard.scale2 * guard.reference * beyond
-    close(uq.predict(one.test[0]).scale[:, 0].square(), s2, 1e-5)
+    close(uq.predict(one.test[0]).unit[:, 0].square(), s2, 1e-5)
     held = dense_rows(uq, one.valid, seen=False)
     ratio = held.residual.square() / held.q
     mean = ratio.clamp(max=float(25 * ratio.median() / 0.455)).mean()
     t = slow_auto.t_quantile(0.95, uq.calibration.distribution.df)
     close(guard.scale2[0], mean * (1.6448536 / t) ** 2, 1e-6)
-    assert "bars grow with q: a usual one is" in str(uq.report)
+    assert "bars grow with q: a usual one is" in str(uq.calibration_report)
 
 
 def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq):
@@ -263,8 +264,8 @@ def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq
     close(uq.calibration.joint[0], bayes, 1e-8)
     fit = whole_fit(uq, one)
     optimism = 1 - torch.exp(-fit.scale.optimism.clamp(min=0))
-    rows = Rows.join([dense_rows(uq, one.train, seen=True), held])
-    gap = 0.5 * optimism * rows.size / held.q.mean()
+    rows = TargetRows.join([dense_rows(uq, one.train, seen=True), held])
+    gap = 0.5 * optimism * rows.mean_square / held.q.mean()
     single = (0.5 * (fit.scale.scale2 + gap)).sqrt()
     close(uq.scale[0], torch.maximum(single, bayes), 1e-4)
 
@@ -288,6 +289,7 @@ def test_a_model_in_single_precision_has_nearly_the_same_bars(one, uq):
     close(p.std.double(), uq.predict(one.test[0]).std, 0.01)
 
 
+@pytest.mark.thorough
 def test_several_targets_have_the_bars_of_each_alone():
     data = sets(targets=2)
     both, ridge = rg.LastLayerRigidity(data.model).fit(data.train), 0.3
@@ -372,16 +374,18 @@ def test_given_training_rows_are_those_that_the_fit_kept(one, uq):
 def test_the_cross_validated_ladder_is_that_of_five_folds(one, uq):
     """The last rung: the full model, fitted without the fold."""
     rows = fitted_rows(uq, one)
-    whole = target_fit.fitted(rows, target_fit.Parts())
+    whole = target_fit.fitted_target(rows, target_fit.Components())
     places, found = (~rows.seen).nonzero()[:, 0], []
     for fold in range(5):
         out = places[fold::5]
         rest = torch.ones(len(rows), dtype=torch.bool)
         rest[out] = False
-        fit = target_fit.fitted(rows[rest], target_fit.Parts(), whole)
+        fit = target_fit.fitted_target(rows[rest], target_fit.Components(), whole)
         found.append(fit.nll(rows[out]))
-    assert uq.report.ladder["full"] == pytest.approx(float(torch.cat(found).mean()), abs=1e-5)
-    assert uq.report.value == uq.report.ladder["full"]
+    assert uq.calibration_report.ladder["full"] == pytest.approx(
+        float(torch.cat(found).mean()), abs=1e-5
+    )
+    assert uq.calibration_report.value == uq.calibration_report.ladder["full"]
 
 
 def taking(monkeypatch, rung: str) -> None:
@@ -395,15 +399,20 @@ def test_the_papers_form_is_taken_as_a_rung(one, monkeypatch):
     uq = fitted(one)
     alike(uq.predict(one.test[0]), paper.predict(one.test[0]), 1e-6)
     assert uq.calibration.head is None
-    assert "chosen: the paper's form: richer ones are not shown to be better" in str(uq.report)
-    assert uq.report.value == uq.report.ladder["paper"] and uq.report.rung == "paper"
+    assert "chosen: the paper's form: richer ones are not shown to be better" in str(
+        uq.calibration_report
+    )
+    assert (
+        uq.calibration_report.value == uq.calibration_report.ladder["paper"]
+        and uq.calibration_report.rung == "paper"
+    )
 
 
 def test_constant_noise_is_taken_as_a_rung(one, monkeypatch):
     taking(monkeypatch, "constant noise")
     plain, uq = fitted(one, noise="constant", distribution="gaussian"), fitted(one)
     alike(uq.predict(one.test[0]), plain.predict(one.test[0]), 1e-6)
-    assert "chosen: constant noise and a Gaussian distribution" in str(uq.report)
+    assert "chosen: constant noise and a Gaussian distribution" in str(uq.calibration_report)
 
 
 def test_one_constant_bar_is_a_rung_that_grows_beyond_the_training_rows(one, monkeypatch):
@@ -413,25 +422,27 @@ def test_one_constant_bar_is_a_rung_that_grows_beyond_the_training_rows(one, mon
     inside = p.std[1 / p.rigidity < guard.reference]
     assert len(inside) > 20
     close(inside, inside[:1].expand_as(inside), 1e-4)
-    assert 0.7 < float(inside[0] / uq.report.constant) < 1.5
+    assert 0.7 < float(inside[0] / uq.calibration_report.constant) < 1.5
     far = uq.predict(30 * one.test[0])
     assert bool((far.std[1 / far.rigidity > 10 * guard.reference] > 1.5 * inside[0]).all())
-    assert "chosen: one constant bar" in str(uq.report)
-    assert any("no others were shown to be better" in said for said in uq.report.warnings)
+    assert "chosen: one constant bar" in str(uq.calibration_report)
+    assert any(
+        "no others were shown to be better" in said for said in uq.calibration_report.warnings
+    )
 
 
 def test_a_rung_that_is_not_to_be_taken_is_passed_over(one, monkeypatch):
-    monkeypatch.setattr(automatic, "FEWEST", 1e9)
+    monkeypatch.setattr(automatic, "FEWEST_DIRECTIONS", 1e9)
     monkeypatch.setattr(ladder, "CLEARLY", -1e9)  # the simplest is taken
     monkeypatch.setattr(ladder, "CAUTION", 1e9)
-    assert fitted(one).report.rung == "constant bar"
+    assert fitted(one).calibration_report.rung == "constant bar"
 
 
 def test_the_gain_is_that_of_rungs_which_other_folds_take(one, uq):
     rows = fitted_rows(uq, one)
-    parts = target_fit.Parts()
-    scores = ladder.judged(rows, ladder.rungs(rows, parts), parts, None)
-    error = rows.held.residual
+    parts = target_fit.Components()
+    scores = ladder.left_out_scores(rows, ladder.rung_fits(rows, parts), parts, None)
+    error = rows.held_out.residual
     fold = torch.arange(len(error)) % 5
     gains = torch.empty_like(error)
     for k in range(5):
@@ -439,11 +450,13 @@ def test_the_gain_is_that_of_rungs_which_other_folds_take(one, uq):
         variance = error[fold != k].square().mean()
         constant = 0.5 * (2 * torch.pi * variance).log() + 0.5 * error.square() / variance
         gains[fold == k] = (constant - scores.nll[rung])[fold == k]
-    assert uq.report.gain == pytest.approx(float(gains.mean()), abs=1e-4)
-    assert uq.report.gain_error == pytest.approx(float(gains.std() / len(gains) ** 0.5), rel=1e-3)
+    assert uq.calibration_report.gain == pytest.approx(float(gains.mean()), abs=1e-4)
+    assert uq.calibration_report.gain_error == pytest.approx(
+        float(gains.std() / len(gains) ** 0.5), rel=1e-3
+    )
 
 
 def test_the_full_model_is_better_by_the_ladder_where_noise_follows_the_inputs(uq):
-    rungs = uq.report.ladder
+    rungs = uq.calibration_report.ladder
     assert rungs["noise that follows the inputs"] < rungs["heavy tails"]
     assert rungs["full"] < rungs["paper"]

@@ -49,7 +49,9 @@ def test_few_validation_rows_give_bars_like_those_of_many(one, whole, count):
     with said:
         few = calibrated(one, rows(one.valid, count))
     assert 0.5 < float(ratio(few, whole, one).median()) < 2
-    assert f"Calibrated on {count} rows and 240 left-out training rows" in str(few.report)
+    assert f"Calibrated on {count} rows and 240 left-out training rows" in str(
+        few.calibration_report
+    )
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["kept", "given"])
@@ -69,7 +71,7 @@ def test_bars_without_validation_rows_are_saved_and_loaded(one, tmp_path):
     uq.save(tmp_path / "uq.safetensors")
     again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", one.model)
     alike(again.predict(one.test[0]), uq.predict(one.test[0]), 1e-12)
-    assert str(again.report) == str(uq.report)
+    assert str(again.calibration_report) == str(uq.calibration_report)
 
 
 def test_nothing_to_calibrate_with_is_refused(one):
@@ -81,8 +83,8 @@ def test_nothing_to_calibrate_with_is_refused(one):
 
 def test_a_fit_without_kept_rows_is_calibrated_on_validation_rows_alone(one, whole):
     uq = calibrated(one, one.valid, sample=0)
-    assert uq.report.seen == 0
-    assert "the validation rows alone decide" in str(uq.report)
+    assert uq.calibration_report.seen == 0
+    assert "the validation rows alone decide" in str(uq.calibration_report)
     assert 0.6 < float(ratio(uq, whole, one).median()) < 1.6
 
 
@@ -95,8 +97,8 @@ def test_targets_that_are_all_equal_are_calibrated(one):
 def test_whole_numbers_have_no_tilt_and_the_report_says_so(one):
     uq = calibrated(one, (one.valid[0], (2 * one.valid[1]).round() / 2))
     assert uq.calibration.distribution.name == "student-t"
-    assert "The targets lie on a grid" in str(uq.report)
-    assert "shape of the distribution" not in str(uq.report)
+    assert "The targets lie on a grid" in str(uq.calibration_report)
+    assert "shape of the distribution" not in str(uq.calibration_report)
 
 
 @pytest.mark.parametrize(("count", "most"), [(100, 1.35), (10, 1.8)])
@@ -121,7 +123,7 @@ def test_residuals_that_are_all_zero_are_refused(one):
     x = one.valid[0]
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
     refused("All residuals are zero", uq.calibrate, (x, one.model(x).detach()))
-    assert uq.report is None
+    assert uq.calibration_report is None
 
 
 def linear() -> Sets:
@@ -150,7 +152,7 @@ def test_far_from_the_training_rows_bars_are_finite_and_wide():
     with pytest.raises(ValueError, match=r"guard must be True, False or 'q' .*, got 'rho'"):
         uq.calibrate(data.valid, guard="rho")
     far = 10 * data.test[0]
-    assert float((uq.predict(far).scale / bare.predict(far).scale).median()) > 1.1
+    assert float((uq.predict(far).unit / bare.predict(far).unit).median()) > 1.1
 
 
 def test_nan_is_refused_but_by_a_frozen_module_whose_other_rows_it_leaves(one, whole):
@@ -197,10 +199,10 @@ def test_noise_is_divided_by_the_sample_weight(one):
         uq.predict(x, sample_weight=None if c is None else lambda b, c=c: torch.full((100,), c))
         for c in (None, 1.0, 2.0)
     )
-    noise = 2 * (light.scale.square() - heavy.scale.square())
+    noise = 2 * (light.unit.square() - heavy.unit.square())
     inside = 1 / bare.rigidity < uq.calibration.guard.reference  # the guard has no part in it
     assert int(inside.sum()) > 50
-    added = light.scale.square() - bare.scale.square()
+    added = light.unit.square() - bare.unit.square()
     close(added[inside], (noise * (1 - inverse))[inside], 1e-6)
     assert bool((noise[inside] > 0).all())
 

@@ -56,7 +56,7 @@ def test_a_known_noise_serves_the_likelihood_too():
     x = rows(5, 2)[0]
     p = uq.predict((x,))
     shape = (0.2 + 0.3 * x[:, :1].abs()) ** 2
-    torch.testing.assert_close(p.noise, uq.noise.level * shape)
+    torch.testing.assert_close(p.noise, uq.noise_model.level * shape)
 
 
 def test_a_distribution_with_settings_of_its_own_is_refused():

@@ -118,6 +118,7 @@ def test_clipped_targets_with_their_support_are_held_as_often_as_they_can_be():
     assert float((deciles - 0.1).abs().max()) < 0.03
 
 
+@pytest.mark.thorough
 def test_mostly_zero_targets_are_held_by_99_percent_intervals():
     """A noise that follows how seldom targets leave zero is too small for those that do."""
     held, raised = [], []

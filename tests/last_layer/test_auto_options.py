@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration import ladder
+from rigidities.calibration.full_model import ladder
 from rigidities.prediction.distribution import StudentT
 from rigidities.prediction.noise import ConstantNoise, GivenNoise
 from tests.support.random_features import Sets, draw, normal_noise, sets
@@ -105,8 +105,8 @@ def test_a_noise_that_is_known_is_followed_up_to_one_factor(one):
     rest = (p.variance - uq.calibration.head.scale2 / p.rigidity)[:, 0]
     close(rest, uq.calibration.noise.level * known_noise(one.test[0]), 1e-8)
     assert 0.1 < float(100 * uq.calibration.noise.level) < 2
-    assert "The noise of training rows is not known" in str(uq.report)
-    assert "by the noise that was given" in str(uq.report)
+    assert "The noise of training rows is not known" in str(uq.calibration_report)
+    assert "by the noise that was given" in str(uq.calibration_report)
     close(uq(one.test[0])[1], p.std, 1e-12)
 
 
@@ -162,7 +162,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(one, id):
     options, message = REFUSED[id]
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
     refused(message, uq.calibrate, one.valid, **options)
-    assert uq.report is None
+    assert uq.calibration_report is None
 
 
 def test_bars_by_groups_need_training_rows(one):
@@ -178,7 +178,7 @@ def test_conformal_rows_guarantee_intervals_and_survive_a_file(one, fresh, group
     low, high = own.interval(0.9, conformal=True)
     assert 0.9 <= float(((y >= low) & (y <= high)).double().mean()) < 0.94  # of the very rows
     assert bool(p.interval(0.9, conformal=True)[0].isfinite().all())
-    assert "Conformal intervals from 200 rows" in str(uq.report)
+    assert "Conformal intervals from 200 rows" in str(uq.calibration_report)
     own_function = groups if callable(groups) else None
     the_same(reloaded(uq, one, tmp_path, groups=own_function), uq, one.test[0])
 
@@ -190,9 +190,9 @@ def six_and_others(batch):
 
 def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, fresh, tmp_path):
     uq = calibrated(one, conformal=fresh, groups=six_and_others)
-    assert "need 9 rows: 3 with 6 rows" in str(uq.report)
+    assert "need 9 rows: 3 with 6 rows" in str(uq.calibration_report)
     again = reloaded(uq, one, tmp_path, groups=six_and_others)
-    assert str(again.report) == str(uq.report)
+    assert str(again.calibration_report) == str(uq.calibration_report)
     for fitted in (uq, again):
         p = fitted.predict(one.test[0])
         with pytest.warns(UserWarning, match="needs 9 rows: 3 with 6 rows"):
@@ -203,7 +203,7 @@ def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, 
             table = p.to_numpy(conformal=True)
         assert (table["high"][:6] == math.inf).all()
     merged = calibrated(one, conformal=fresh, groups=six_and_others, merge_groups=50)
-    assert "small ones are merged: 0, 3 with 200 rows" in str(merged.report)
+    assert "small ones are merged: 0, 3 with 200 rows" in str(merged.calibration_report)
     low, high = merged.predict(one.test[0]).interval(0.9, conformal=True)
     assert low.isfinite().all() and high.isfinite().all()
 
@@ -218,9 +218,9 @@ def test_rows_to_merge_groups_by_are_a_number_and_belong_to_groups(one):
 
 def test_a_share_of_the_rows_is_set_aside_and_fits_nothing(one):
     uq = calibrated(one, conformal=0.25)
-    assert uq.report.rows == 90
-    assert "Conformal intervals from 30 rows" in str(uq.report)
-    assert "Calibrated on 90 rows and 240 left-out training rows" in str(uq.report)
+    assert uq.calibration_report.rows == 90
+    assert "Conformal intervals from 30 rows" in str(uq.calibration_report)
+    assert "Calibrated on 90 rows and 240 left-out training rows" in str(uq.calibration_report)
     refused("needs validation data", uq.calibrate, conformal=0.25)
 
 
@@ -252,7 +252,7 @@ def test_a_state_dict_and_copies_keep_the_whole_calibration(one, fresh):
     other.load_state_dict(uq.state_dict())
     the_same(other, uq, one.test[0])
     the_same(copy.deepcopy(uq), uq, one.test[0])
-    assert str(other.report) == str(uq.report)
+    assert str(other.calibration_report) == str(uq.calibration_report)
     moved = calibrated(one, noise=known_noise).to("cpu")
     assert bool(moved.predict(one.test[0]).std.isfinite().all())
 
@@ -272,11 +272,11 @@ def test_weights_survive_a_file(one, tmp_path):
     for c in (None, lambda b: 2.0 + side(b)):
         a, b = (each.predict(one.test[0], sample_weight=c) for each in (uq, again))
         alike(a, b, 1e-12)
-    assert f"for a weight of {float(typical):.4g}" in str(uq.report)
+    assert f"for a weight of {float(typical):.4g}" in str(uq.calibration_report)
 
 
 def test_the_report_says_in_plain_words_what_was_chosen(one):
-    text = str(calibrated(one).report)
+    text = str(calibrated(one).calibration_report)
     for phrase in (
         "Calibrated on 120 rows and 240 left-out training rows by auto",
         "distribution    tilted, ",
@@ -292,7 +292,9 @@ def test_the_report_says_in_plain_words_what_was_chosen(one):
         "Did these validation rows choose the checkpoint (early stopping)?",
     ):
         assert phrase in text
-    bare = str(calibrated(one, noise="constant", distribution="gaussian", guard=False).report)
+    bare = str(
+        calibrated(one, noise="constant", distribution="gaussian", guard=False).calibration_report
+    )
     for phrase in (
         "by heavy tails",
         "by noise that",
@@ -315,6 +317,7 @@ def noise_alone(seed=1):
     return rg.LastLayerRigidity(model).fit(x[:40], y[:40]), (x[40:], y[40:])
 
 
+@pytest.mark.thorough
 def test_the_default_refuses_a_ridge_that_swamps_every_direction():
     for seed in range(6):
         uq, valid = noise_alone(seed)

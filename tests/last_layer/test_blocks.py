@@ -83,8 +83,8 @@ def test_batches_of_any_size_give_the_dense_sums(size, bias):
 @pytest.mark.parametrize("how", loaders(*data(), 40))
 def test_memory_that_a_loader_uses_again_changes_nothing(how, size):
     x, y = data()
-    expected = rg.LastLayerRigidity(net()).fit((x, y))._fit.learnt.statistics
-    got = rg.LastLayerRigidity(net()).fit(loaders(x, y, size)[how])._fit.learnt.statistics
+    expected = rg.LastLayerRigidity(net()).fit((x, y))._fit.state.statistics
+    got = rg.LastLayerRigidity(net()).fit(loaders(x, y, size)[how])._fit.state.statistics
     torch.testing.assert_close(got.gram.matrix, expected.gram.matrix)
     assert torch.equal(got.sketch.hashes, expected.sketch.hashes)
     torch.testing.assert_close(got.sample.rows.features, expected.sample.rows.features)
@@ -144,7 +144,7 @@ def test_a_sample_of_known_size_is_that_of_rows_that_come_one_by_one(size):
     x, y = data()
     cut = rg.LastLayerRigidity(net()).fit((x, y), sample=50, batch_size=size)
     fed = rg.LastLayerRigidity(net()).fit([(x, y)], sample=50)
-    first, second = (uq._fit.learnt.statistics.sample for uq in (cut, fed))
+    first, second = (uq._fit.state.statistics.sample for uq in (cut, fed))
     assert torch.equal(first.hashes, second.hashes) and first.limit == second.limit
     assert len(first.hashes) == 50
 
@@ -203,7 +203,7 @@ def test_wide_inputs_are_hashed_as_they_come_and_not_kept(monkeypatch):
     real = Statistics.update
 
     def looked(self, block):
-        kept.append((len(block.inputs), block.given_hashes is not None))
+        kept.append((len(block.inputs), block.sample_hashes is not None))
         return real(self, block)
 
     monkeypatch.setattr(Statistics, "update", looked)
@@ -212,7 +212,7 @@ def test_wide_inputs_are_hashed_as_they_come_and_not_kept(monkeypatch):
     waited = rg.LastLayerRigidity(model).fit((x, y), batch_size=20)
     assert kept == [(0, True)]
     at_once = rg.LastLayerRigidity(model).fit((x, y))
-    first, second = (uq._fit.learnt.statistics.sketch.hashes for uq in (waited, at_once))
+    first, second = (uq._fit.state.statistics.sketch.hashes for uq in (waited, at_once))
     assert torch.equal(first, second) and len(first) == 60
 
 
@@ -265,7 +265,7 @@ def test_hashes_are_of_the_rows_and_not_of_memory_used_again():
 
     apart = [rows[:, :n].clone() for rows, n in zip(x, lengths, strict=True)]
     fits = [rg.LastLayerRigidity(net(), target=lambda b: None).fit(b) for b in (reused(), apart)]
-    first, second = (uq._fit.learnt.statistics.sketch.hashes for uq in fits)
+    first, second = (uq._fit.state.statistics.sketch.hashes for uq in fits)
     assert torch.equal(first, second)
 
 
@@ -278,7 +278,7 @@ def test_a_sample_of_masked_rows_holds_all_that_have_a_target():
         return torch.stack([known[row.sum().item()] for row in batch[0]])
 
     uq = rg.LastLayerRigidity(net()).fit((x, y), sample_weight=weigh, sample=300)
-    assert len(uq._fit.learnt.statistics.sample.hashes) == 100
+    assert len(uq._fit.state.statistics.sample.hashes) == 100
 
 
 def test_rows_without_inputs_of_their_own_leave_nothing_to_judge_by():
@@ -296,13 +296,13 @@ def test_rows_without_inputs_of_their_own_leave_nothing_to_judge_by():
     uq = rg.LastLayerRigidity(Shifted()).fit([(x[:100], c, y[:100])])
     whole = (x, c.expand(1500, 3).clone(), y)
     uq.partial_fit(tuple(t[100:] for t in whole), batch_size=700)
-    kept = uq._fit.learnt.statistics
+    kept = uq._fit.state.statistics
     assert not kept.sketch.judges and len(kept.sample.hashes) == 1500
     some = tuple(t[100:400] for t in whole)
     refused("cannot be recognised.*check=False", uq.forget, some)
     assert uq.gram.count == 1500
     uq.forget(some, check=False)
-    assert uq.gram.count == 1200 and uq._fit.learnt.statistics.sample is None
+    assert uq.gram.count == 1200 and uq._fit.state.statistics.sample is None
 
 
 def test_heads_that_only_later_rows_call_are_found():
@@ -357,8 +357,8 @@ def test_views_that_begin_at_an_odd_number_are_hashed():
     assert uq.calibrate(x[:1024] + 1, y[:1024], criterion="nll").samples == 1024
     one_by_one = rg.LastLayerRigidity(net()).fit([(x[i : i + 1], y[i : i + 1]) for i in range(20)])
     assert torch.equal(
-        one_by_one._fit.learnt.statistics.sketch.hashes,
-        rg.LastLayerRigidity(net()).fit(x[:20], y[:20])._fit.learnt.statistics.sketch.hashes,
+        one_by_one._fit.state.statistics.sketch.hashes,
+        rg.LastLayerRigidity(net()).fit(x[:20], y[:20])._fit.state.statistics.sketch.hashes,
     )
     flat = torch.randn(1 + 900 * 5)
     rg.LastLayerRigidity(net()).fit([(flat[1:].view(900, 5), torch.randn(900, 1))])
@@ -380,7 +380,7 @@ def test_rows_that_repeat_are_all_known_whatever_the_source(distinct, copies):
     x, y = x.repeat(copies, 1), y.repeat(copies, 1)
     for given in ((x, y), list(zip(x.split(4096), y.split(4096), strict=True))):
         uq = rg.LastLayerRigidity(net()).fit(given)
-        kept = uq._fit.learnt.statistics
+        kept = uq._fit.state.statistics
         assert len(kept.sketch.hashes) == len(kept.sample.hashes) == distinct
         assert int(kept.sample.counts.sum()) == len(x)
 
@@ -426,7 +426,7 @@ def test_features_that_change_their_precision_on_the_way_are_added_in_double():
     uq = rg.LastLayerRigidity(net(), features=features).fit(batches)
     h = torch.cat([features(None, part) for part, _ in batches])
     torch.testing.assert_close(uq.gram.matrix, h.mT @ h, rtol=1e-6, atol=1e-6)
-    assert len(uq._fit.learnt.statistics.sample.rows.features) == 1200
+    assert len(uq._fit.state.statistics.sample.rows.features) == 1200
 
 
 @pytest.mark.parametrize("blocks_end", ["with every batch", "later"])
@@ -442,7 +442,7 @@ def test_features_that_change_their_width_are_refused_with_their_batch(blocks_en
     uq = rg.LastLayerRigidity(net(), features=features)
     batches = list(zip(x.split(100), y.split(100), strict=True))
     refused(r"Batch(es)? 7.*3 features here and 5 in the data before", uq.fit, batches)
-    assert uq._fit.learnt is None
+    assert uq._fit.state is None
 
 
 def test_data_that_end_in_an_error_leave_the_fit_as_it_was():

@@ -49,6 +49,7 @@ def test_a_call_takes_few_operations(options, called, frozen):
     assert operations(uq.freeze(), x) <= frozen
 
 
+@pytest.mark.thorough
 def test_several_targets_take_hardly_more():
     uq, x = calibrated(targets=3)
     assert operations(uq, x) <= 55
@@ -79,6 +80,7 @@ print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
 
 
+@pytest.mark.thorough
 def test_no_compiler_is_imported_by_the_first_calls():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FIRST_CALLS],

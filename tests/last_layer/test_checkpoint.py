@@ -92,7 +92,7 @@ def weights(batch):
 
 def known(uq):
     """All that a fit has learnt from data, as tensors."""
-    own = uq._fit.known().statistics
+    own = uq._fit.require_state().statistics
     held = own.gram.state() | {f"sketch.{k}": t for k, t in own.sketch.state().items()}
     held |= {} if own.sample is None else {f"rows.{k}": t for k, t in own.sample.state().items()}
     return held | {"matrix": own.gram.matrix}
@@ -258,7 +258,7 @@ def test_the_bar_counts_batches_that_are_passed_over(left, monkeypatch):
 
 def test_every_process_of_a_job_has_a_file_of_its_own(path):
     own = Checkpoint(path, 60.0)
-    own.resume({}, (0, 4), lambda _: None)
+    own.resume({}, 0, 4, lambda _: None)
     assert own.path == path.with_name("fit.ckpt.0-of-4.safetensors")
 
 
@@ -318,7 +318,7 @@ def test_other_data_are_refused_and_file_and_object_stay(data, left):
     with refused("order or batch size", "shuffle=False", "remove the file"):
         uq.fit(data(), checkpoint=left)
     assert left.read_bytes() == before
-    assert uq._fit.learnt is None
+    assert uq._fit.state is None
 
 
 class Graphs:
@@ -441,6 +441,7 @@ def fit_on_a_full_disk(path, answer):
     answer.write_text(str([str(one.message)[:14] for one in said]))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
 def test_a_full_disk_leaves_the_file_before_and_no_temporary(path, tmp_path):
     answer = tmp_path / "answer"
@@ -466,6 +467,7 @@ def fit_slowly(path, saved, begun):
     uq.save(saved, rows=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="a signal of POSIX")
 def test_killed_at_any_moment_the_file_is_whole_and_the_fit_resumes_to_the_last_bit(path, tmp_path):
     moments, saved, counts = random.Random(0), tmp_path / "saved.safetensors", [0]
@@ -492,7 +494,7 @@ def test_killed_at_any_moment_the_file_is_whole_and_the_fit_resumes_to_the_last_
 
 
 def test_temporaries_of_a_killed_process_of_the_same_number_are_swept(left):
-    own = storage._swept(left)
+    own = storage._temporary_prefix(left)
     dead = left.with_name(f"{own}{storage._HOST}-{os.getpid()}-00000000.tmp")
     dead.write_bytes(b"")
     asks()(left)

@@ -61,7 +61,7 @@ def everything(rank, size, folder, options):
     assert near(uq.gram.matrix, one.gram.matrix)
     assert near(uq.gram.cross, one.gram.cross)
     for name in ("sketch", "sample"):
-        mine, theirs = (getattr(each._fit.learnt.statistics, name) for each in (uq, one))
+        mine, theirs = (getattr(each._fit.state.statistics, name) for each in (uq, one))
         assert torch.equal(mine.hashes, theirs.hashes), name
         assert mine.limit == theirs.limit, name
     uq.partial_fit(batches(own(more)))
@@ -81,6 +81,7 @@ def everything(rank, size, folder, options):
     return p.interval(0.9)[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("size", "options"),
     [(4, {}), (2, {"method": "qr"}), (2, {"precision": "mixed"}), (2, {"sample": 64})],
@@ -124,6 +125,7 @@ def several(rank, size):
     return uq.scale
 
 
+@pytest.mark.thorough
 def test_targets_weights_functions_and_refits_of_ranks_are_those_of_one_process():
     first, *others = jobs.values(several, 2)
     assert all(torch.equal(first, other) for other in others)
@@ -193,6 +195,7 @@ def refusals(rank, size):
     return said
 
 
+@pytest.mark.thorough
 def test_ranks_that_differ_are_refused_on_all_of_them_and_nothing_is_lost():
     found = jobs.values(refusals, 2)
     for one, other in zip(*found, strict=True):
@@ -238,7 +241,7 @@ def killed(rank, size, victim, moment):
     try:
         uq.fit(slow())
     finally:
-        assert uq._fit.learnt is None
+        assert uq._fit.state is None
 
 
 @pytest.mark.parametrize(("victim", "moment"), [(0, 3), (2, 1), (3, 11)])
@@ -306,7 +309,7 @@ def interrupted(rank, size, folder):
     path, uq = folder / "fit.safetensors", rg.LastLayerRigidity(model)
     with pytest.raises((OSError, RuntimeError), match="the file is gone"):
         uq.fit(failing(), checkpoint=path, checkpoint_seconds=0)
-    assert uq._fit.learnt is None
+    assert uq._fit.state is None
     assert (folder / f"fit.{rank}-of-2.safetensors").is_file()
     uq.fit(batches(rows, 64), checkpoint=path)
     assert torch.equal(uq.gram.matrix, once.gram.matrix)
@@ -354,6 +357,7 @@ def _killed_when(path):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="a signal of POSIX")
 def test_a_killed_rank_is_noticed_when_the_workers_of_its_loader_have_ended_too(tmp_path):
     assert jobs.run(killed_with_workers, 2, tmp_path)[0] == "noticed"
@@ -380,7 +384,7 @@ def failing_at_once(rank, size, folder):
         (folder / "raised").touch()
     except RuntimeError as error:
         said = str(error)
-    assert uq._fit.learnt is None
+    assert uq._fit.state is None
     return said, uq.fit(rows).gram.count  # the same connection still serves
 
 
@@ -435,6 +439,7 @@ def anew(rank, size, folder):
     return torch.equal(before, uq.gram.matrix)
 
 
+@pytest.mark.thorough
 def test_a_job_initialised_anew_fits_and_a_rank_may_read_longer_than_its_timeout(tmp_path):
     assert jobs.values(anew, 2, tmp_path) == [True, True]
 
@@ -451,7 +456,7 @@ def counted(rank, size):
     distributed._packed = watched
     rows = tuple(part[rank::size] for part in data(800, 1, 1))
     uq = rg.LastLayerRigidity(net()).fit(rows, sample=100)
-    return sent, len(uq._fit.learnt.statistics.sample.hashes)
+    return sent, len(uq._fit.state.statistics.sample.hashes)
 
 
 def test_only_the_rows_of_the_common_sample_are_sent():
@@ -475,6 +480,7 @@ SCENES = {
 """What happens to the second of three ranks, one after the other, and what the others are told."""
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize(
     "scenes", [SCENES, {"killed while others wait": KILLED}], ids=["all", "killed last"]

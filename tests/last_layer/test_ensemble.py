@@ -36,11 +36,13 @@ def seeded(seed=0):
 
 
 def set_posterior(uq, posterior):
-    uq._fit.learnt = replace(uq._fit.learnt, factorised=posterior)
+    uq._fit.state = replace(uq._fit.state, cached_posterior=posterior)
 
 
 def joint_of(uq):
-    return JointPosterior.of(uq.posterior, uq.gram, uq._fit.known().binding.current().layout)
+    return JointPosterior.of(
+        uq.posterior, uq.gram, uq._fit.require_state().binding.current().layout
+    )
 
 
 def ensemble(uq, n=None, **options):
@@ -99,7 +101,7 @@ def changed(clone, names, deviation, layout):
 
 def member_models(case, uq, ens):
     """Real copies of the model with other weights; where that is not linear, the tangent."""
-    tap = uq._fit.known().binding.current()
+    tap = uq._fit.require_state().binding.current()
     clone = oracle.float64_copy(case.model)
     by_name = bool(case.raw_parameters) or not tap.heads
     names = case.parameters if by_name else oracle.head_parameters(clone, tap.heads)
@@ -145,7 +147,7 @@ def test_members_have_the_models_precision(id):
 
 
 def exact_covariance(uq, x):
-    features = uq._fit.known().binding.current()(x).features
+    features = uq._fit.require_state().binding.current()(x).features
     joint = joint_of(uq)
     size = len(x) * joint.targets
     return joint.covariance(features).reshape(size, size)
@@ -154,7 +156,7 @@ def exact_covariance(uq, x):
 @pytest.mark.parametrize("kind", ["independent", "recentred", "antithetic"])
 def test_random_members_have_the_analytic_covariance_within_their_own_error(fit, x, kind):
     n, rows = 4000, x[:4]
-    features = fit._fit.known().binding.current()(rows).features
+    features = fit._fit.require_state().binding.current()(rows).features
     deviations = drawn(joint_of(fit), kind, n).deviations
     change = torch.einsum("md,nkd->nmk", features.double(), deviations).flatten(1)
     got = MemberValues(change, kind).covariance
@@ -178,7 +180,10 @@ def test_independent_members_scatter_around_the_models_prediction(fit, x):
 
 
 def test_the_covariance_converges_with_the_root_of_the_number_of_members(fit, x):
-    joint, features = joint_of(fit), fit._fit.known().binding.current()(x[:5]).features.double()
+    joint, features = (
+        joint_of(fit),
+        fit._fit.require_state().binding.current()(x[:5]).features.double(),
+    )
     exact = exact_covariance(fit, x[:5])
 
     def error(n, seed):
@@ -229,7 +234,7 @@ def test_a_symmetric_set_of_full_rank_has_the_exact_covariance():
 def test_a_symmetric_set_is_exact_for_each_target_with_its_own_scale_too(id, scales, atol):
     case = zoo.build(id)
     uq = fitted_case(case)
-    tap = uq._fit.known().binding.current()
+    tap = uq._fit.require_state().binding.current()
     assert tap.layout == "joint" if scales else uq.posterior.eigenvalues.ndim == 2
     if scales:
         set_posterior(uq, uq.posterior.with_scale(torch.tensor(scales)))
@@ -243,7 +248,7 @@ def shared_gram():
     net = trained(targets=3)
     uq = fitted(net)
     set_posterior(uq, uq.posterior.with_ridge(0.01 * float(uq.gram.diagonal.mean())))
-    return uq, uq._fit.known().binding.current()(net.train[0]).features
+    return uq, uq._fit.require_state().binding.current()(net.train[0]).features
 
 
 def gram_per_target():
@@ -258,7 +263,9 @@ def one_weight_vector():
 
 def fitted_zoo(id):
     uq = fitted_case(zoo.build(id))
-    readings = [uq._fit.known().binding.current()(*zoo.build(id, draw).args) for draw in range(2)]
+    readings = [
+        uq._fit.require_state().binding.current()(*zoo.build(id, draw).args) for draw in range(2)
+    ]
     return uq, torch.cat([reading.features for reading in readings])
 
 
@@ -610,7 +617,7 @@ def test_draws_are_those_of_the_generator(fit):
 def test_a_model_with_other_targets_is_refused(net):
     uq = fitted(net)
     other = fitted(trained(targets=3))
-    ens = Ensemble(other._fit.known().binding, Feed(other.model), members(joint_of(uq), 4))
+    ens = Ensemble(other._fit.require_state().binding, Feed(other.model), members(joint_of(uq), 4))
     refused(r"gives 3 targets with 25 features here.*has 1 with 25", ens, net.test[0])
 
 
@@ -902,6 +909,7 @@ def test_an_exported_ensemble_survives_a_file(fit, x):
 
 
 # Raised inside torch 2.11 while it compiles.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(
     ("id", "whole"), [("reshaped_output", True), ("scaled_and_shifted_output", False)]
@@ -917,6 +925,7 @@ def test_a_compiled_ensemble_is_one_graph_or_compiled_around_its_readout(id, who
 
 
 # Raised inside torch while it converts a graph.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 @needs_export

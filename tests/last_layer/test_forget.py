@@ -141,7 +141,7 @@ def test_structures_are_not_recognised_and_go_unasked(molecules):
     check_refused(uq, "cannot be recognised.*check=False", some)
     uq.forget(some, check=False)
     torch.testing.assert_close(uq.gram.matrix, fit(others).gram.matrix, rtol=1e-5, atol=1e-5)
-    assert uq._fit.learnt.statistics.sample is None
+    assert uq._fit.state.statistics.sample is None
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -36,11 +36,11 @@ def rows_of_calls(model: nn.Module, hooked: nn.Module, data, **options) -> list[
 
 
 def tap_of(uq: rg.LastLayerRigidity) -> Tap:
-    return uq._fit.known().binding.current()
+    return uq._fit.require_state().binding.current()
 
 
 def probes_of(uq: rg.LastLayerRigidity) -> Probes:
-    return uq._fit.known().binding.probes
+    return uq._fit.require_state().binding.probes
 
 
 def batches(dtype=torch.float32, outputs=2) -> list[tuple[Tensor, Tensor]]:

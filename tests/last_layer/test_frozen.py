@@ -77,6 +77,7 @@ def test_a_frozen_module_gives_the_numbers_of_every_calibration(targets, wrapped
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("support", [None, (-0.5, 0.5)], ids=["free", "bounded"])
 @pytest.mark.parametrize("targets", [1, 3])
@@ -180,6 +181,7 @@ def test_unknown_outputs_are_refused():
     refused("level must lie between 0 and 1", uq.freeze, ("quantiles",), quantiles=(1.0,))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"criterion": "nll"}, {}], ids=["nll", "auto"])
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "scaled"])
 def test_threads_get_their_own_rows(wrapped, options):
@@ -350,7 +352,7 @@ def test_a_wide_readout_is_multiplied_in_blocks(bias, targets):
     assert len([name for name, _ in frozen.norm.named_buffers() if "matrix" in name]) == 4
     for found, expected in zip(frozen(one.test[0]), uq(one.test[0]), strict=True):
         close(found, expected, 5e-6)
-    features, level = uq.features(one.test[0]).double(), uq.noise.level
+    features, level = uq.features(one.test[0]).double(), uq.noise_model.level
     dense = (uq.posterior.variance(features) + level).sqrt()
     torch.testing.assert_close(frozen(one.test[0])[1].double(), dense, rtol=1e-4, atol=0)
 

@@ -86,7 +86,7 @@ def test_forward_and_reverse_mode_add_the_same_rows_in_any_chunks(monkeypatch, i
     expected, found = (rg.LastLayerRigidity(case.model, **case.options) for _ in range(2))
     expected.fit([case.data], **options)
     monkeypatch.setattr(feature_derivatives, "FORWARD_COST", cost)
-    monkeypatch.setattr(feature_derivatives, "NUMBERS", numbers)
+    monkeypatch.setattr(feature_derivatives, "NUMBERS_AT_ONCE", numbers)
     found.fit([case.data], **options)
     each_close(state(found), state(expected))
     assert found.gram.count == expected.gram.count
@@ -275,7 +275,7 @@ def test_a_light_weight_of_derivatives_hardly_changes_the_error_bar_of_a_differe
 def test_the_evidence_counts_the_derivatives_with_targets(ridge):
     given = data(12)
     uq = fit(given)
-    weights = uq._fit.known().binding.current().weights
+    weights = uq._fit.require_state().binding.current().weights
     value = evidence(uq.gram, rg.Posterior.from_gram(uq.gram, ridge), weights)
     found = value(torch.tensor([ridge, 1.0], dtype=F64))
     f = dense.features(uq.model, run, NAMES, given.x)[:, 0]
@@ -617,7 +617,7 @@ def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
         again = rg.LastLayerRigidity(uq.model)
         again.load_state_dict(uq.state_dict())
     assert torch.equal(again.gradient_scale, uq.gradient_scale)
-    assert str(again.report) == str(uq.report)
+    assert str(again.calibration_report) == str(uq.calibration_report)
     close(again.gradient(more.x).std, uq.gradient(more.x).std, 1e-12)
     for one in (uq, again):
         one.partial_fit([more.batch])
@@ -713,7 +713,7 @@ def test_a_bad_batch_in_the_middle_of_a_partial_fit_changes_nothing():
     bad.slope = bad.slope[:, :2]
     refused(r"Batch 1.*\(5, 2\)", uq.partial_fit, [data(5, seed=3).batch, bad.batch])
     each_close(state(uq), before, rtol=0)
-    assert not uq.report.stale
+    assert not uq.calibration_report.stale
 
 
 BAD_CALIBRATIONS = {
@@ -736,7 +736,7 @@ def test_a_bad_calibration_is_refused_and_leaves_the_last_one(case):
     uq.calibrate(
         (valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope, criterion="nll"
     )
-    report, std = uq.report, uq.gradient(given.x).std
+    report, std = uq.calibration_report, uq.gradient(given.x).std
     refused(message, uq.calibrate, (valid.x + 1, valid.y), ridge=3.0, **options)
-    assert uq.report is report
+    assert uq.calibration_report is report
     assert torch.equal(uq.gradient(given.x).std, std)

@@ -11,8 +11,8 @@ from rigidities.data.sketch import NO_LIMIT, output_hashes
 from rigidities.last_layer.readout.reading import Reading
 from rigidities.last_layer.statistics import row_sample
 from rigidities.last_layer.statistics.block import BatchRange, Block
-from rigidities.last_layer.statistics.parts import Plan
 from rigidities.last_layer.statistics.row_sample import RowSample
+from rigidities.last_layer.statistics.statistic import Plan
 from tests.support.refusals import refused
 
 
@@ -39,7 +39,7 @@ def block_of(hashes, weighted=False):
         importance=columns["weight"] + 1 if weighted else None,
         inputs=[],
         batches=BatchRange(0, (len(hashes),)),
-        given_hashes=hashes,
+        sample_hashes=hashes,
     )
     if weighted:
         vars(block)["row_hashes"] = hashes  # which the importance would change

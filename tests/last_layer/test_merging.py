@@ -61,7 +61,7 @@ def halves(net, **options):
 
 
 def known(uq):
-    return uq._fit.known().statistics
+    return uq._fit.require_state().statistics
 
 
 def everything(uq):
@@ -86,7 +86,7 @@ def check_same(found, whole):
     assert one.gram.count == other.gram.count
     assert one.gram.targets == other.gram.targets
     assert torch.equal(one.gram.zeros, other.gram.zeros)
-    rounding = one.gram.rounding + other.gram.rounding
+    rounding = one.gram.rounding_error + other.gram.rounding_error
     if rounding:
         assert float((one.gram.matrix - other.gram.matrix).norm()) <= rounding
     else:
@@ -134,8 +134,8 @@ def test_merging_marks_the_calibration_stale_and_leaves_the_others_alone(two):
     one.posterior  # noqa: B018  the factorisation must not be kept
     before, whole = everything(other), fit(two, slice(ROWS))
     assert one.merge(other) is one
-    assert one.report.stale
-    assert not other.report.stale
+    assert one.calibration_report.stale
+    assert not other.calibration_report.stale
     check_unchanged(other, before)
     close(one.posterior.eigenvalues, whole.posterior.eigenvalues)
     with pytest.warns(UserWarning, match="Data were added or removed"):

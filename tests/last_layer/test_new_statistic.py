@@ -7,11 +7,11 @@ from torch import nn
 import rigidities as rg
 from rigidities.data import schema
 from rigidities.last_layer.statistics import statistics
-from rigidities.last_layer.statistics.parts import Part
+from rigidities.last_layer.statistics.statistic import Statistic
 from tests.support import jobs
 
 
-class TargetSum(Part):
+class TargetSum(Statistic):
     """A toy: the number of rows and the sum of each target."""
 
     def __init__(self, count, total):
@@ -50,7 +50,7 @@ def add_statistic():
 def _registered():
     add_statistic()
     yield
-    del statistics.PARTS["targets"], schema.KINDS["fit"].parts["targets"]
+    del statistics.REGISTRY["targets"], schema.KINDS["fit"].parts["targets"]
 
 
 def made():
@@ -60,8 +60,8 @@ def made():
 
 
 def sums(uq):
-    part = uq._fit.learnt.statistics.parts["targets"]
-    return torch.cat([part.count.reshape(1).double(), part.total])
+    total = uq._fit.state.statistics.by_name["targets"]
+    return torch.cat([total.count.reshape(1).double(), total.total])
 
 
 def dense(y):
@@ -120,6 +120,7 @@ def shared(rank, size):
     return sums(uq)
 
 
+@pytest.mark.thorough
 def test_it_is_reduced_over_the_processes_of_a_job():
     _, _, y = made()
     first, *others = jobs.values(shared, 3)

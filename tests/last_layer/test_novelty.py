@@ -42,7 +42,7 @@ def fitted(seed=0, **options):
 
 
 def sums(uq):
-    return [gram.matrix for gram in uq._fit.learnt.statistics.layers.grams]
+    return [gram.matrix for gram in uq._fit.state.statistics.layers.grams]
 
 
 def entering(model, x):
@@ -384,7 +384,7 @@ def test_atoms_are_watched_one_by_one_and_the_most_novel_one_counts():
     assert int(found.largest.argmax()) == 7
     # each structure by itself is as novel as among others
     atoms, _, structure, _ = batch[0]
-    learnt = uq._fit.learnt
+    learnt = uq._fit.state
     alarm = learnt.alarm(uq.readout)
     each = alarm.distances[0](atoms)
     expected = torch.stack([each[structure == i].max() for i in range(20)])
@@ -615,22 +615,22 @@ def test_a_call_of_the_model_pays_nothing_for_it():
 
 def test_the_reports_tell_of_it():
     uq, _, x, y = fitted()
-    text = str(uq.report)
+    text = str(uq.calibration_report)
     assert "3 layers watched" in text
     assert "3 layers watched" in uq.summary()
-    assert f"above {uq.report.novelty_usual:.2f}" in text
+    assert f"above {uq.calibration_report.novelty_usual:.2f}" in text
     largest = uq.novelty(x[ROWS:]).largest
-    above = int((largest > uq.report.novelty_usual).sum())
+    above = int((largest > uq.calibration_report.novelty_usual).sum())
     assert 2 <= above <= 4  # a hundredth of the rows, the last of which may round
     far = torch.cat([x[:270], 6 * x[:30]])
     p = uq.predict(far)
-    said = str(verdict(p, y[:300], calibration=uq.report))
-    count = int((uq.novelty(far).largest > uq.report.novelty_usual).sum())
+    said = str(verdict(p, y[:300], calibration=uq.calibration_report))
+    count = int((uq.novelty(far).largest > uq.calibration_report.novelty_usual).sum())
     assert f"{count} of 300 rows" in said
     assert "novel to some layer" in said
-    inside = str(verdict(uq.predict(x[:300]), y[:300], calibration=uq.report))
+    inside = str(verdict(uq.predict(x[:300]), y[:300], calibration=uq.calibration_report))
     assert "novel to some layer" not in inside
-    assert "novelty" in html(p, y[:300], calibration=uq.report)
+    assert "novelty" in html(p, y[:300], calibration=uq.calibration_report)
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -712,7 +712,7 @@ def test_inputs_that_are_missing_where_none_were_are_novel():
     found = uq.novelty(x[249:252])
     assert found.largest.isinf().tolist() == [False, True, False]
     assert found.layer[1] == "the input"
-    assert math.isfinite(uq.report.novelty["the input"])
+    assert math.isfinite(uq.calibration_report.novelty["the input"])
 
 
 def test_models_that_differentiate_inside_are_watched_where_values_are():
@@ -748,7 +748,7 @@ def test_files_are_merged_without_a_model(tmp_path):
 def test_a_layer_costs_a_handful_of_operations():
     """Those of an answer with novelty beyond one without, a layer: a count that is told."""
     uq, _, x, _ = fitted()
-    alarm = uq._fit.learnt.alarm(uq.readout)
+    alarm = uq._fit.state.alarm(uq.readout)
     with Operations() as plain:
         uq.readout(x[:64])
     with Operations() as watching:
@@ -795,7 +795,7 @@ def test_rows_whose_samples_are_not_known_are_refused_by_name():
     uq.fit([structures(seed, 20) for seed in range(4)], novelty=True)
     uq.calibrate([structures(9, 20)], criterion="nll")
     tap = uq.readout
-    alarm = uq._fit.learnt.alarm(tap)
+    alarm = uq._fit.state.alarm(tap)
     batch = next(iter(uq.feed([structures(5, 20)], "test")))
     tap.row_owners = lambda *args, **kwargs: None
     with pytest.raises(ValueError, match="which of them belong to which sample is not known"):

@@ -248,7 +248,7 @@ def test_one_sample_leaves_room_for_the_rounding_of_another_device():
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
         uq = rg.LastLayerRigidity(model).fit([(x, y), (x + 1, y), (x + 2, y)])
-        probes = uq._fit.known().binding.probes
+        probes = uq._fit.require_state().binding.probes
         with torch.no_grad():  # ten digits in between, as TF32 has
             hidden = model[1](model[0](x))
             coarse = model[2](hidden.half().float())
@@ -280,4 +280,4 @@ def test_large_batches_that_cannot_be_cut_are_not_kept(monkeypatch):
     model = Net(lambda m, a, c: m.head(a) + c, head=nn.Linear(4, 1))
     x, y = data(50, 1, 0)
     uq = rg.LastLayerRigidity(model).fit([{"a": x, "c": torch.tensor(1.0), "y": y}])
-    assert uq._fit.known().binding.probes is None
+    assert uq._fit.require_state().binding.probes is None

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
+from rigidities.data.batches import BatchFormat
 from rigidities.data.feed import Feed
 from rigidities.last_layer.propagation import outputs as joint_outputs
 from rigidities.last_layer.propagation import propagation
@@ -29,9 +30,9 @@ class Parts:
     """What a façade hands to the propagation."""
 
     def __init__(self, uq, source=None):
-        self.uq, self.tap = uq, uq._fit.known().binding.current()
+        self.uq, self.tap = uq, uq._fit.require_state().binding.current()
         self.joint = JointPosterior.of(uq.posterior, uq.gram, self.tap.layout)
-        self.feed = Feed(uq.model, **(source or {}))
+        self.feed = Feed(uq.model, BatchFormat(**(source or {})))
 
     def batches(self, data, batch_size=None):
         return lambda: self.feed(data, "propagate", batch_size=batch_size)
@@ -206,6 +207,7 @@ def test_a_linear_function_is_exact_for_every_kind_of_readout(id):
     close(whole, expected, rtol=1e-7, atol=1e-9 * float(expected.max()))
 
 
+@pytest.mark.thorough
 def test_all_layouts_and_cases_are_among_the_models():
     taps = [zoo_parts(id)[1].tap for id in MODELS]
     assert {tap.case for tap in taps} >= {"plain", "shared", "separate", "jacobian", "dense"}
@@ -360,7 +362,7 @@ def test_batches_and_order_do_not_matter(three):
 
 def test_forward_and_reverse_mode_agree(parts, x, monkeypatch):
     forward = parts.propagate(torch.exp, x)
-    monkeypatch.setattr(propagation, "_pushed", propagation._pulled)
+    monkeypatch.setattr(propagation, "_forward_spread", propagation._reverse_spread)
     reverse = parts.propagate(torch.exp, x)
     torch.testing.assert_close(forward.rows, reverse.rows, rtol=1e-9, atol=1e-14)
     torch.testing.assert_close(
@@ -446,7 +448,7 @@ def test_functions_without_a_forward_mode_or_with_writes_are_differentiated_too(
 
 def test_many_quantities_keep_their_variances_without_their_covariance(parts, x, monkeypatch):
     whole = parts.propagate(torch.exp, x)
-    monkeypatch.setattr(propagation, "KEPT", 1000)
+    monkeypatch.setattr(propagation, "MEMORY_BYTES", 1000)
     lean = parts.propagate(torch.exp, x)
     torch.testing.assert_close(lean.variance, whole.variance)
     with pytest.raises(ValueError, match="Propagate fewer"):
@@ -456,7 +458,7 @@ def test_many_quantities_keep_their_variances_without_their_covariance(parts, x,
 def test_small_chunks_change_nothing(parts, x, monkeypatch):
     whole = parts.propagate(curved, x, second_order=True)
     wide = parts.propagate(torch.exp, x)
-    monkeypatch.setattr("rigidities.last_layer.propagation.differential.WORKING", 8 * 200 * 3)
+    monkeypatch.setattr("rigidities.last_layer.propagation.differential.WORKING_BYTES", 8 * 200 * 3)
     torch.testing.assert_close(parts.propagate(curved, x, second_order=True).shift, whole.shift)
     small = parts.propagate(torch.exp, x)
     torch.testing.assert_close(small.rows, wide.rows)
@@ -483,14 +485,14 @@ def test_features_that_were_not_kept_are_read_again(parts, x, monkeypatch, fn, k
     calls = []
     tap = parts.tap
     parts.tap = lambda *a, **k: calls.append(1) or tap(*a, **k)
-    monkeypatch.setattr(joint_outputs, "KEPT", kept)
+    monkeypatch.setattr(joint_outputs, "MEMORY_BYTES", kept)
     got = parts.propagate(fn, x, batch_size=16)
     torch.testing.assert_close(got.rows, expected.rows, rtol=1e-12, atol=1e-16)
     assert len(calls) == (26 if kept == 0 else 13 + 1)  # 12 batches of 3.2 kB fit
 
 
 def test_a_generator_is_read_once_and_kept(parts, x, monkeypatch):
-    monkeypatch.setattr(joint_outputs, "KEPT", 0)
+    monkeypatch.setattr(joint_outputs, "MEMORY_BYTES", 0)
     expected = parts.propagate(curved, x)
     got = parts.propagate(curved, (batch for batch in x.split(16)))
     torch.testing.assert_close(got.covariance, expected.covariance, rtol=1e-10, atol=1e-16)
@@ -500,7 +502,7 @@ def test_a_generator_is_read_once_and_kept(parts, x, monkeypatch):
 def test_another_order_at_the_second_reading_is_refused(parts, x, monkeypatch):
     shuffled = DataLoader(TensorDataset(x), batch_size=16, shuffle=True)
     parts.propagate(torch.mean, shuffled)
-    monkeypatch.setattr(joint_outputs, "KEPT", 0)
+    monkeypatch.setattr(joint_outputs, "MEMORY_BYTES", 0)
     refused("does not shuffle", parts.propagate, torch.mean, shuffled)
 
 

@@ -94,7 +94,7 @@ def test_the_sums_about_the_new_weights_are_those_of_a_fresh_fit(id):
         for gram in (new.gram, fresh.gram):
             gram.square = gram.square.diagonal().diag()
     assert_same_sums(new, fresh, 1e-8)
-    mine, theirs = (uq._fit.known().statistics.sample for uq in (new, fresh))
+    mine, theirs = (uq._fit.require_state().statistics.sample for uq in (new, fresh))
     if theirs is None:
         assert mine is None
         return
@@ -237,12 +237,13 @@ def test_a_readout_moved_away_is_found_again_and_called_better(net):
 # --- the new object -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_result_is_fitted_uncalibrated_and_works_as_any_other(net, tmp_path):
     uq = fitted(net)
     uq.calibrate(net.valid)
     before = uq(net.test[0])
     new = uq.refit()
-    assert new.report is None
+    assert new.calibration_report is None
     assert uq.refitted is None
     with pytest.warns(UserWarning, match="not calibrated"):
         new(net.test[0])

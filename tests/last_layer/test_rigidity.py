@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import rigidities as rg
-from rigidities.calibration.evidence import evidence, most_evident_ridge
-from rigidities.calibration.gathering import places
+from rigidities.calibration.evidence import evidence
+from rigidities.calibration.residuals import golden_positions
+from rigidities.calibration.search import most_evident_ridge
 from rigidities.data.batches import raw_batches
 from tests.support.nets import Net, Rows, calibrated, fitted, trained
 from tests.support.refusals import refused
@@ -88,8 +89,8 @@ def test_noise_floor_is_added_and_divided_by_the_sample_weight(net, fit):
         (x, y + torch.randn_like(y)), noise="constant", criterion="nll"
     )  # much noise, all alike
     p = fit.predict(x)
-    assert float(report.noise) > 0
-    torch.testing.assert_close(p.noise, report.noise.float().expand(200, 1))
+    assert float(report.noise_level) > 0
+    torch.testing.assert_close(p.noise, report.noise_level.float().expand(200, 1))
     torch.testing.assert_close(p.variance, p.epistemic + p.noise)
     heavy = fit.predict(x, sample_weight=lambda batch: torch.full((len(batch),), 4.0))
     torch.testing.assert_close(heavy.noise, p.noise / 4)
@@ -129,7 +130,7 @@ def test_partial_fit_equals_one_fit_and_forget_undoes_it(net):
 
 def test_changed_data_make_the_calibration_stale(net, uq):
     uq.partial_fit(net.test)
-    assert uq.report.stale
+    assert uq.calibration_report.stale
     with pytest.warns(UserWarning, match="since the calibration"):
         uq(net.test[0])
     uq.calibrate(net.valid, criterion="nll")
@@ -526,16 +527,16 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
     for k in range(3):
         cover = rg.metrics.coverage(p.mean[:, k], p.std[:, k], net3.test[1][:, k])
         assert 0.75 < cover < 0.99
-    assert report.scale.shape == report.noise.shape == (3,)
+    assert report.scale.shape == report.noise_level.shape == (3,)
 
 
 def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
     whole = fit.calibrate(net.valid, batch_size=16, criterion="nll")
-    monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 34 * 110)
+    monkeypatch.setattr("rigidities.calibration.residuals.LARGEST", 34 * 110)
     thinned = fit.calibrate(net.valid, batch_size=16, criterion="nll")
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge
-    kept = places(0, 200, torch.ones(())) < 0.5
+    kept = golden_positions(0, 200, torch.device("cpu")) < 0.5
     half = fit.calibrate(tuple(t[kept] for t in net.valid), criterion="nll")
     assert thinned.ridge == pytest.approx(half.ridge) and thinned.used == half.rows
 
@@ -548,9 +549,9 @@ CRITERION = "Unknown criterion 'likelihood'. Known: auto, nll, bins, crps"
 
 def check_refused(uq, call, match=None, error=ValueError):
     """The call fails with the message and leaves ridge, scale, Gram and report as they were."""
-    before = (uq.report, uq.ridge, uq.gram.count, uq.gram.matrix)
+    before = (uq.calibration_report, uq.ridge, uq.gram.count, uq.gram.matrix)
     refused(match, call, error=error)
-    assert before[:3] == (uq.report, uq.ridge, uq.gram.count)
+    assert before[:3] == (uq.calibration_report, uq.ridge, uq.gram.count)
     assert torch.equal(before[3], uq.gram.matrix)
 
 
@@ -719,6 +720,7 @@ def test_progress_is_silent_unless_asked(net, capfd):
     assert "fit" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_importing_the_library_imports_no_extras_nor_the_compiler():
     # torch 2.4 imports onnx by itself
     extras = {"matplotlib", "sklearn", "scipy", "pandas", "torch._dynamo"}
@@ -743,14 +745,14 @@ def test_error_bars_are_reproducible():
 @pytest.mark.parametrize("criterion", ["nll", "evidence"])
 def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion, fit):
     report = fit.calibrate(net.valid, criterion=criterion, noise="bayes")
-    torch.testing.assert_close(report.noise, report.scale.square())
+    torch.testing.assert_close(report.noise_level, report.scale.square())
     x, y = net.valid
     p = fit.predict(x)
     q, r = 1 / p.rigidity.double(), (y - p.mean).double()
     torch.testing.assert_close(
         report.scale.square(), (r.square() / (1 + q)).mean(0), rtol=1e-4, atol=0
     )
-    torch.testing.assert_close(p.noise, report.noise.float().expand_as(p.noise))
+    torch.testing.assert_close(p.noise, report.noise_level.float().expand_as(p.noise))
     if criterion == "nll":  # a floor of its own can only do better on the same rows
         assert fit.calibrate(net.valid, noise="constant", criterion="nll").nll <= report.nll + 1e-3
 

@@ -127,6 +127,7 @@ def same(road: Callable[[Tensor], Any], frozen: Frozen, x: Tensor) -> None:
             torch.testing.assert_close(part.cpu(), known.cpu(), rtol=rtol, atol=rtol / 10)
 
 
+@pytest.mark.thorough
 @forms
 @targets
 @pytest.mark.parametrize("road", ROADS)
@@ -154,6 +155,7 @@ def test_a_compiled_module_gives_the_same_on_cuda(form, targets, mode):
     same(torch.compile(frozen, mode=mode, fullgraph=True), frozen, x)
 
 
+@pytest.mark.thorough
 @forms
 @targets
 def test_nothing_breaks_a_graph_and_no_frame_is_traced_in_vain(form, targets):
@@ -269,6 +271,7 @@ def test_a_module_without_values_says_so(form):
     refused("holds no values yet", uq.freeze().to("meta"), x)
 
 
+@pytest.mark.thorough
 @forms
 def test_a_compiled_module_takes_and_refuses_what_the_compiled_model_does(form):
     uq, x = fitted(form, 1)

@@ -12,7 +12,7 @@ from tests.support.zoo_fits import fitted_to
 
 
 def sample_of(uq):
-    return uq._fit.known().statistics.sample
+    return uq._fit.require_state().statistics.sample
 
 
 def fitted(net, train=None, **options):

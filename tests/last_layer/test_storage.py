@@ -67,7 +67,7 @@ def test_a_loaded_fit_predicts_the_same(net, saved):
     x = net.test[0]
     assert torch.equal(again(x)[1], uq(x)[1])
     assert torch.equal(again.predict(x).noise, uq.predict(x).noise)
-    assert str(again.report) == str(uq.report)
+    assert str(again.calibration_report) == str(uq.calibration_report)
     assert again.gram.count == 300
 
 
@@ -434,7 +434,7 @@ READ = [id for id in zoo.IDS if zoo.OUTCOMES[id] != "refused"]
 def test_fits_of_any_readout_are_saved_and_loaded(id, tmp_path):
     case = zoo.build(id)
     uq = fitted_to(case, [case.data])
-    uq.save(tmp_path / "uq.safetensors", rows=uq._fit.known().statistics.sample is not None)
+    uq.save(tmp_path / "uq.safetensors", rows=uq._fit.require_state().statistics.sample is not None)
     state = uq.get_extra_state()
     storage.Snapshot.from_state(state, "fit")  # held against the table
     again = storage.Snapshot.read(tmp_path / "uq.safetensors", holds="fit")

@@ -15,7 +15,7 @@ from rigidities.calibration.calibration import Calibration
 from rigidities.data.sketch import hashed_normals
 from rigidities.last_layer.ensemble.ensemble import Ensemble
 from rigidities.last_layer.ensemble.member_values import MemberValues
-from rigidities.posterior.joint import OwnPart
+from rigidities.posterior.joint import RowDeviation
 from tests.support import zoo
 from tests.support.nets import fitted, trained
 from tests.support.refusals import refused
@@ -31,13 +31,13 @@ def seeded(seed=0):
 
 def with_scales(uq, alone, shared):
     """The fit with other scales, (K,) each; no shared one for None."""
-    learnt = uq._fit.learnt
+    learnt = uq._fit.state
     chosen = replace(learnt.report.calibration, scale=alone, joint=shared)
     report = replace(learnt.report, calibration=chosen)
     post = learnt.posterior.with_scale(alone)
     other = copy.copy(uq)
     other._fit = copy.copy(uq._fit)
-    other._fit.learnt = replace(learnt, report=report, factorised=post)
+    other._fit.state = replace(learnt, report=report, cached_posterior=post)
     return other
 
 
@@ -234,7 +234,7 @@ def test_float32_rows_deviate_alike_in_every_batch():
 
 
 def test_rounding_hardly_turns_targets_behind_one_weight_vector():
-    part = OwnPart(torch.eye(8, dtype=F64)[None], torch.eye(3, dtype=F64))
+    part = RowDeviation(torch.eye(8, dtype=F64)[None], torch.eye(3, dtype=F64))
     features = torch.linalg.qr(torch.randn(50, 8, 3, dtype=F64, generator=seeded())).Q.mT
     rounded = features + 1e-13 * torch.randn(50, 3, 8, dtype=F64, generator=seeded(1))
     close(part.roots(rounded), part.roots(features), atol=1e-9)
@@ -330,6 +330,7 @@ needs_export = pytest.mark.skipif(
 )
 
 
+@pytest.mark.thorough
 @needs_export
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
 @pytest.mark.parametrize(
@@ -346,6 +347,7 @@ def test_an_exported_graph_holds_the_own_part(id, strict):
     torch.testing.assert_close(graph(*(t[:3] for t in case.args)).detach(), expected[:, :3])
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(
     ("id", "whole"), [("reshaped_output", True), ("scaled_and_shifted_output", False)]
@@ -359,6 +361,7 @@ def test_a_compiled_graph_holds_the_own_part(id, whole):
 
 
 # Raised inside torch while it converts a graph.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 @needs_export

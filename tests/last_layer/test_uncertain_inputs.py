@@ -242,11 +242,11 @@ def atoms(dtype=F64):
 def test_atoms_may_act_on_several_structures(monkeypatch, across, kind):
     uq, (x, structure, neighbour) = atoms(), structures(7, across)
     apart = []
-    slow = uncertain_inputs.output_derivatives_apart
-    monkeypatch.setattr(feature_derivatives, "NUMBERS", 3 * x.numel())
+    slow = uncertain_inputs.reduced_output_derivatives
+    monkeypatch.setattr(feature_derivatives, "NUMBERS_AT_ONCE", 3 * x.numel())
     monkeypatch.setattr(
         uncertain_inputs,
-        "output_derivatives_apart",
+        "reduced_output_derivatives",
         lambda point, reduce: slow(point, lambda part: apart.append(len(part)) or reduce(part)),
     )
     s = covariances(len(x), 3) if kind == "matrices" else 0.3

@@ -248,6 +248,7 @@ def found(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scene", JOINT)
 def test_two_processes_fit_what_one_would(found, scene):
     first, second = (one[scene] for one in found)

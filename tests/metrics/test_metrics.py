@@ -60,6 +60,7 @@ def test_nll_equals_the_log_density_of_scipy() -> None:
     assert metrics.nll(mean, std, target) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.thorough
 def test_nll_gain_is_measured_from_the_best_constant_bar() -> None:
     mean, std, target = rows()
     constants = np.geomspace(0.1, 100, 4001)
@@ -183,6 +184,7 @@ def test_summary_repeats_the_single_metrics() -> None:
 # ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), count=st.integers(2, 60))
 def test_order_of_rows_never_matters_even_with_ties(seed: int, count: int) -> None:
@@ -359,6 +361,7 @@ def test_bins_that_rows_cannot_fill_are_refused(size: int) -> None:
     refused(f"Expected bins from 1 to .* 5, got {size}", metrics.ence, mean, std, target, bins=size)
 
 
+@pytest.mark.thorough
 def test_metrics_import_neither_scipy_nor_matplotlib() -> None:
     code = (
         "import sys, rigidities.metrics, rigidities.plots;"
@@ -399,7 +402,7 @@ def test_a_prediction_stands_for_mean_and_std() -> None:
 
 def test_scores_of_a_prediction_are_those_of_its_distribution() -> None:
     p, y = heavy()
-    distribution = stats.t(3, p.mean.double().numpy(), p.scale.double().numpy())
+    distribution = stats.t(3, p.mean.double().numpy(), p.unit.double().numpy())
     low, high = distribution.interval(0.8)
     outside = np.maximum(low - y.numpy(), 0) + np.maximum(y.numpy() - high, 0)
     assert metrics.nll(p, y) == pytest.approx(-distribution.logpdf(y.numpy()).mean(), rel=1e-5)

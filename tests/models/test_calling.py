@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.models.calling import _PLAIN, Source, described
+from rigidities.models.calling import ORDINARY_ERRORS, Source, described
 from tests.support.nets import Net
 from tests.support.refusals import refused
 
@@ -90,7 +90,7 @@ def test_a_mapping_for_a_model_of_mappings_is_mended_by_the_lines_printed():
     assert uq({"R": X})[0].shape == (20,)
 
 
-@pytest.mark.parametrize("error", _PLAIN)
+@pytest.mark.parametrize("error", ORDINARY_ERRORS)
 @pytest.mark.parametrize("own", [None, lambda m, b: m(b[0])])
 def test_what_the_model_raises_keeps_its_words_and_its_class(error, own):
     def fails(model: Net, x: torch.Tensor) -> torch.Tensor:

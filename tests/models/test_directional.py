@@ -7,7 +7,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 import rigidities as rg
-from rigidities.constrained.problem import ConstrainedProblem, Local
+from rigidities.constrained.problem import ConstrainedProblem, Expansion
 from rigidities.last_layer.propagation.differential import Differential
 from rigidities.models.directional import pushes
 
@@ -86,7 +86,7 @@ def test_second_derivatives_by_the_parameters_equal_differences_of_the_gradient(
     with torch.no_grad():
         pr = rg.PredictionRigidity(model, hessian="exact", ridge=ridge).fit(x, Y)
         torch.testing.assert_close(pr.variance(x), expected, rtol=1e-5, atol=0)
-        local = Local(ConstrainedProblem.of(model, None, x, Y, x[0]), flat.flat)
+        local = Expansion(ConstrainedProblem.of(model, None, x, Y, x[0]), flat.flat)
         torch.testing.assert_close(local.hessian, h, rtol=0, atol=1e-6 * float(h.abs().max()))
 
 
@@ -106,7 +106,7 @@ BENDING = {
 def test_second_derivatives_along_directions_are_right_where_forward_mode_twice_is_not(name):
     function, point, directions = BENDING[name], numbers(6), numbers(3, 6)
     h = torch.stack([by_differences(lambda y, q=q: function(y)[q], point) for q in range(6)])
-    found = Differential(function, point).bent(directions)
+    found = Differential(function, point).second_derivatives(directions)
     expected = torch.einsum("mp,qpr,mr->mq", directions, h, directions)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 

@@ -121,6 +121,7 @@ def test_weights_of_a_quantised_class_work_with_features_of_ones_own(net, tmp_pa
 BACKENDS = ("eager", "aot_eager")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("own", [{}, {"forward": lambda m, b: 2 * m(b[0])}])
 def test_a_compiled_wrapper_gives_what_the_plain_one_does(net, backend, own):

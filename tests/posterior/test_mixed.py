@@ -43,9 +43,9 @@ def test_the_certificate_bounds_the_error_and_does_not_exaggerate(dtype, weighte
     weights = torch.rand(len(rows)) if weighted else None
     mixed, double = both(rows, ones=ones, weights=weights)
     error = norm(mixed.matrix - double.matrix)
-    assert 0 < error <= mixed.rounding < 1e-5 * norm(double.matrix)
-    assert mixed.rounding < 100 * error
-    assert double.rounding == 0
+    assert 0 < error <= mixed.rounding_error < 1e-5 * norm(double.matrix)
+    assert mixed.rounding_error < 100 * error
+    assert double.rounding_error == 0
 
 
 def test_variances_are_exact_within_the_certificate():
@@ -57,7 +57,7 @@ def test_variances_are_exact_within_the_certificate():
         off = (own.variance(test) / exact.variance(test) - 1).abs().max()
         assert float(off) <= own.doubt
         assert exact.doubt == 0
-    assert own.doubt == pytest.approx(mixed.rounding / (float(own.eigenvalues[0]) + 1.0))
+    assert own.doubt == pytest.approx(mixed.rounding_error / (float(own.eigenvalues[0]) + 1.0))
 
 
 @given(st.lists(st.integers(1, 2500), min_size=1, max_size=6), st.integers(0, 99))
@@ -68,40 +68,40 @@ def test_batching_changes_the_sums_by_less_than_the_certificates(sizes, seed):
     for part in rows.split(sizes):
         pieces.update(part)
     whole, double = both(rows, ones=False, batch=len(rows))
-    assert norm(pieces.matrix - double.matrix) <= pieces.rounding
-    assert norm(pieces.matrix - whole.matrix) <= pieces.rounding + whole.rounding
+    assert norm(pieces.matrix - double.matrix) <= pieces.rounding_error
+    assert norm(pieces.matrix - whole.matrix) <= pieces.rounding_error + whole.rounding_error
 
 
 def test_halves_merge_and_rows_are_taken_out_within_the_certificate():
     rows = features()
     (left, _), (right, _) = both(rows[:3000]), both(rows[3000:])
-    alone, held = left.rounding, right.clone()
+    alone, held = left.rounding_error, right.clone()
     merged = left.clone().merge(right)
     _, double = both(rows)
-    assert norm(merged.matrix - double.matrix) <= merged.rounding
-    assert merged.rounding == pytest.approx(alone + right.rounding, rel=0.5)
+    assert norm(merged.matrix - double.matrix) <= merged.rounding_error
+    assert merged.rounding_error == pytest.approx(alone + right.rounding_error, rel=0.5)
     back = merged.without(held)
     assert back.precision == "mixed"
-    assert back.rounding >= merged.rounding  # what was taken out had errors of its own
-    assert norm(back.matrix - left.matrix) <= back.rounding
+    assert back.rounding_error >= merged.rounding_error  # what was taken out had errors of its own
+    assert norm(back.matrix - left.matrix) <= back.rounding_error
 
 
 def test_float64_features_and_targets_of_their_own_are_multiplied_in_float64():
     rows = features().to(F64)
     mixed, double = both(rows)
-    assert torch.equal(mixed.matrix, double.matrix) and mixed.rounding == 0
+    assert torch.equal(mixed.matrix, double.matrix) and mixed.rounding_error == 0
     own = Gram(24, targets=2, precision="mixed")
     own.update(features())
     exact = Gram(24, targets=2)
     exact.update(features())
-    assert torch.equal(own.matrix, exact.matrix) and own.rounding == 0
+    assert torch.equal(own.matrix, exact.matrix) and own.rounding_error == 0
 
 
 def test_a_file_keeps_the_certificate_and_goes_on_alike():
     mixed, _ = both(features())
     state = mixed.state()
     again = Gram.from_state(state)
-    assert (again.precision, again.rounding) == ("mixed", mixed.rounding)
+    assert (again.precision, again.rounding_error) == ("mixed", mixed.rounding_error)
     for part in features(20_000, seed=3).split(500):  # some blocks of these are measured
         for gram in (mixed, again):
             gram.update(part, ones=True)
@@ -117,14 +117,16 @@ def test_long_blocks_after_short_ones_are_measured_too():
     for part in rows.split([1, 1024, 1024]):
         gram.update(part)
     _, double = both(rows, ones=False)
-    assert norm(gram.matrix - double.matrix) <= gram.rounding
-    assert gram._longest == 1024
+    assert norm(gram.matrix - double.matrix) <= gram.rounding_error
+    assert gram._longest_measured == 1024
 
 
 def test_rows_that_start_a_page_apart_are_multiplied_alike():
     rows = features(700, 1024)
     mixed, double = both(rows, batch=300)
-    assert 0 < norm(mixed.matrix - double.matrix) <= mixed.rounding < 1e-5 * norm(double.matrix)
+    assert (
+        0 < norm(mixed.matrix - double.matrix) <= mixed.rounding_error < 1e-5 * norm(double.matrix)
+    )
 
 
 def test_auto_is_double_except_for_half_precision():
@@ -170,7 +172,7 @@ def test_blocks_that_are_exact_by_chance_do_not_certify_the_others():
     rows[:, 1] = rows[:, 0] + 1e-5 * rows[:, 1]
     rows[:16_384] = rows[:16_384].round()  # blocks 1 and 4, which are measured, among them
     mixed, double = both(rows, ones=False)
-    assert norm(mixed.matrix - double.matrix) <= mixed.rounding
+    assert norm(mixed.matrix - double.matrix) <= mixed.rounding_error
 
 
 def test_a_calibration_warns_or_refuses_where_mixed_precision_is_too_coarse():
@@ -185,9 +187,9 @@ def test_a_calibration_warns_or_refuses_where_mixed_precision_is_too_coarse():
     with pytest.warns(UserWarning, match="mixed precision.*precision='double'"):
         report = uq.calibrate(data, criterion="nll", ridge=2e-6 * largest)
     assert 1e-3 < report.rounding < 0.5 and report.warnings
-    kept, ridge = uq.report, 1e-10 * largest
+    kept, ridge = uq.calibration_report, 1e-10 * largest
     refused("mixed precision", uq.calibrate, data, criterion="nll", ridge=ridge)
-    assert uq.report is kept
+    assert uq.calibration_report is kept
     double = rg.LastLayerRigidity(model).fit((x[:3000], y[:3000]))
     assert double.calibrate(data, criterion="nll", ridge=ridge).rounding == 0
 
@@ -206,7 +208,7 @@ def test_the_certificate_holds_for_few_blocks_and_one_dominant_feature(rows, wei
             mixed.update(f[part : part + 1024], w)
             exact.update(f[part : part + 1024], w)
         off = torch.linalg.matrix_norm(mixed.matrix - exact.matrix, 2)
-        assert float(off) <= mixed.rounding
+        assert float(off) <= mixed.rounding_error
 
 
 def test_autocast_does_not_reach_the_products():

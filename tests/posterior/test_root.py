@@ -229,10 +229,10 @@ def test_a_gram_refuses_where_float64_is_too_small_and_names_the_root():
     message = r"singular at ridge=1e-16.* rounding\. Pass a ridge above that, call fit\(train, meth"
     refused(message, Posterior.from_gram, of(Gram, features), 1e-16)
     ours = Posterior.from_gram(of(RootGram, features), 1e-16)
-    assert ours.rounding < 1e-6
+    assert ours.rounding_error < 1e-6
     floor = 1e3 * torch.finfo(F64).eps * float(ours.eigenvalues[-1])
     posterior = Posterior.from_gram(of(Gram, features), 1.01 * floor)
-    assert posterior.rounding < 1e-3
+    assert posterior.rounding_error < 1e-3
     refused("singular at ridge", posterior.with_ridge, 0.5 * floor)
 
 

@@ -52,8 +52,8 @@ def test_the_variance_is_the_distributions_second_moment_about_the_models_mean(
 ):
     p = replace(P, distribution=distribution)
     second, mean = oracle.moment(lambda x: x * x), oracle.moment(lambda x: x)
-    torch.testing.assert_close(p.scale, 5 / math.sqrt(second) * ONE, rtol=1e-5, atol=0)
-    torch.testing.assert_close(p.centre, 3 + p.scale * mean, rtol=1e-5, atol=0)
+    torch.testing.assert_close(p.unit, 5 / math.sqrt(second) * ONE, rtol=1e-5, atol=0)
+    torch.testing.assert_close(p.centre, 3 + p.unit * mean, rtol=1e-5, atol=0)
     assert torch.equal(p.std, 5 * ONE) and torch.equal(p.mean, P.mean)
 
 
@@ -66,7 +66,7 @@ def test_scores_and_probabilities_are_those_of_the_bounded_distribution(
     distribution, oracle, support
 ):
     p, (low, high) = replace(P, distribution=distribution, support=support), bounds(support)
-    scale = float(p.scale[0, 0])
+    scale = float(p.unit[0, 0])
 
     def z(value):
         return (value - 3) / scale

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.frame.html_page import experiment_page
 
 from rigidities import report
 from tests.support import browser
@@ -33,16 +34,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages")
     mean, std, target = arrays(400)
     inputs = {EVIL: [f"<b>{k}</b>" for k in range(400)], "a" * 90: list(range(400))}
-    one = report.html(mean, std, target, title=f"Four hundred rows {EVIL}", inputs=inputs)
+    one = report.html(mean, target, std=std, title=f"Four hundred rows {EVIL}", inputs=inputs)
     report.save(folder / "one.html", one)
-    report.save(folder / "many.html", report.html(*arrays(1200), inputs={QUOTED: [QUOTED] * 1200}))
-    three = (part.reshape(60, 3) for part in arrays(180))
-    report.save(folder / "three.html", report.html(*three, names=["energy", EVIL, "gap"]))
+    mean, std, target = arrays(1200)
+    many = report.html(mean, target, std=std, inputs={QUOTED: [QUOTED] * 1200})
+    report.save(folder / "many.html", many)
+    mean, std, target = (part.reshape(60, 3) for part in arrays(180))
+    three = report.html(mean, target, std=std, names=["energy", EVIL, "gap"])
+    report.save(folder / "three.html", three)
     methods = {name: {"rmse": [1.0, 0.1], "nll": [0.5, 0.2]} for name in ("llpr", QUOTED, EVIL)}
     numbers: dict[str, Any] = {f"set {k}": {"splits": 20, **methods} for k in range(3)}
     numbers["a case"] = {"points": {"std": [1.0, 2.0], "error": [0.5, 3.0]}}
     numbers["wide"] = {f"row {i}": {f"column {k}": i * k for k in range(30)} for i in range(4)}
-    report.save(folder / "experiment.html", report.experiment(numbers, title="UCI"))
+    report.save(folder / "experiment.html", experiment_page(numbers, title="UCI"))
     return folder
 
 

@@ -9,26 +9,17 @@ from scipy import stats
 
 from rigidities import metrics, plots
 from rigidities.report import figures
-from rigidities.report.rows import MOST_SHOWN, Rows, shown
+from rigidities.report.rows import MOST_SHOWN, TargetRows, rows_to_show
 from rigidities.report.scores import bin_sizes
 from tests.support.report_rows import changed, columns, page, rows
 
 pytestmark = pytest.mark.usefixtures("short")
 
 
-def test_long_names_of_methods_stay_distinct() -> None:
-    names = [f"an ensemble of many deep nets, number {k}, of them all" for k in range(12)]
-    (trace,) = figures.dots("set", {"NLL": dict.fromkeys(names, (1.0, 0.1))}).traces["NLL"]
-    assert len(set(trace["y"])) == 12
-    assert max(map(len, trace["y"])) <= 30
-
-
 def test_quotes_stay_quotes_in_what_plotly_shows() -> None:
     part = replace(rows(60), inputs={'the "name"': ["5' & <b>"] * 60})
     (text, *_) = figures.hover_texts(part, torch.arange(1))
     assert text.endswith('the "name": 5\' &amp; &lt;b&gt;')
-    (trace,) = figures.dots("set", {"NLL": {'"best"': (1.0, 0.1)}}).traces["NLL"]
-    assert trace["y"] == ['"best"']
 
 
 def test_the_band_of_the_coverage_is_said_to_hold_at_each_level() -> None:
@@ -51,7 +42,7 @@ def test_every_row_is_drawn_on_logarithmic_axes_zeros_at_the_lower_edge() -> Non
     _, std, target = columns(300)
     error = target.clone()
     error[:7] = 0
-    figure = figures.errors(std, error, {"rows": "t0"})
+    figure = figures.errors(std, error, hover="t0")
     drawn, below, *lines = figure.traces[""]
     low, high = figure.layouts[figures.LOG]["yaxis"]["range"]
     hidden = error.abs() < 10**low
@@ -115,10 +106,11 @@ def test_the_histogram_counts_every_row() -> None:
     assert max(curve["y"]) == pytest.approx(500 * 0.25 / math.sqrt(2 * math.pi), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_many_rows_are_thinned_and_the_extreme_ones_kept() -> None:
     mean, std, target = columns(20_000)
-    part = Rows(mean, std, target)
-    index = shown(part)
+    part = TargetRows(mean, std, target)
+    index = rows_to_show(part)
     assert len(index) == len(set(index.tolist())) == MOST_SHOWN
     for key in (std, (target - mean).abs(), part.z.abs()):
         assert set(key.topk(100).indices.tolist()) <= set(index.tolist())

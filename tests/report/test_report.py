@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
 from rigidities import metrics, report
-from rigidities.report.rows import labelled, rows_of
+from rigidities.report.rows import labelled_prediction, target_rows
 from tests.support.nets import Trained
 from tests.support.pages import Page
 from tests.support.refusals import refused
@@ -46,7 +46,7 @@ def test_the_page_asks_the_network_for_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_text_from_data_stays_text() -> None:
     mean, std, target = columns(60)
     inputs = {EVIL: [EVIL] * 60, "%{x}": ["</script><b>"] * 60}
-    text = report.html(mean, std, target, title=EVIL, names=[EVIL], inputs=inputs)
+    text = report.html(mean, target, std=std, title=EVIL, names=[EVIL], inputs=inputs)
     found = Page(text)
     assert len(found.running) == 2
     assert EVIL in found.text
@@ -81,6 +81,7 @@ def test_plots_have_labels_and_controls_can_be_reached() -> None:
     assert sum(a.get("type") == "radio" for _, a in found.elements) == 4
 
 
+@pytest.mark.thorough
 def test_each_target_has_a_section_and_all_stand_in_one_table() -> None:
     parts = [columns(200, scale=s) for s in (1.0, 2.0, 1.0)]
     mean, std, target = (torch.stack(each, 1) for each in zip(*parts, strict=True))
@@ -93,6 +94,7 @@ def test_each_target_has_a_section_and_all_stand_in_one_table() -> None:
     assert found.row("dipole")[6] == "Too narrow"
 
 
+@pytest.mark.thorough
 def test_of_many_targets_the_first_have_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "MOST_TARGETS", 3)
     mean, std, target = (part.reshape(10, 15) for part in columns(150))
@@ -104,18 +106,18 @@ def test_of_many_targets_the_first_have_sections(monkeypatch: pytest.MonkeyPatch
 
 def test_of_larger_outputs_every_number_is_a_row() -> None:
     mean, std, target = (part.reshape(10, 4, 5) for part in columns(200))
-    (part,) = rows_of(mean, std, target, inputs={"name": list("abcdefghij")})
+    (part,) = target_rows(mean, target, std=std, inputs={"name": list("abcdefghij")})
     assert len(part) == 200
     assert part.inputs["name"][:21] == ["a"] * 20 + ["b"]
 
 
 def test_inputs_are_repeated_for_the_rows_of_samples_alone() -> None:
-    large = [part.reshape(10, 4, 5) for part in columns(200)]
+    mean, std, target = (part.reshape(10, 4, 5) for part in columns(200))
     for count in (1, 5, 20, 100):
         with pytest.raises(ValueError, match="Expected 200 values in the input 'a', or 10"):
-            rows_of(*large, inputs={"a": [0] * count})
+            target_rows(mean, target, std=std, inputs={"a": [0] * count})
     with pytest.raises(ValueError, match=r"Expected 200 values in the input 'a'.*got 100"):
-        rows_of(*columns(200), inputs={"a": [0] * 100})
+        target_rows(mean.flatten(), target.flatten(), std=std.flatten(), inputs={"a": [0] * 100})
 
 
 def test_the_reference_of_several_targets_must_have_their_columns() -> None:
@@ -123,20 +125,22 @@ def test_the_reference_of_several_targets_must_have_their_columns() -> None:
     assert "can be" in page(*three, reference=three[1]).text
     for wrong in (three[1].flatten(), three[1].T, three[1].reshape(1, 60, 3)):
         with pytest.raises(ValueError, match=r"Expected a reference of shape \(M, 3\), got"):
-            report.html(*three, reference=wrong)
+            page(*three, reference=wrong)
 
 
-def test_importing_the_report_imports_no_plotly() -> None:
+def test_importing_the_report_imports_neither_plotly_nor_jinja() -> None:
     for path in Path(report.__file__).parent.glob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                assert not re.match(r"(import|from) plotly\b", ast.unparse(node))
+                assert not re.match(r"(import|from) (plotly|jinja2)\b", ast.unparse(node))
 
 
-def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "rigidities\[report\]"'):
-        report.html(*columns(40))
+@pytest.mark.parametrize("package", ["plotly", "jinja2"])
+def test_without_its_packages_the_extra_is_named(package, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    words = rf'A report needs {package}: pip install "rigidities\[report\]"'
+    with pytest.raises(ModuleNotFoundError, match=words):
+        page(*columns(40))
 
 
 # --- bad arrays --------------------------------------------------------------------------------
@@ -160,8 +164,16 @@ def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_bad_arrays_are_refused(options: dict[str, Any], words: str) -> None:
-    good = {"mean": [1.0, 2.0, 3.0], "std": [1.0, 1.0, 1.0], "target": [1.0, 2.5, 3.0]}
+    good = {"prediction": [1.0, 2.0, 3.0], "std": [1.0, 1.0, 1.0], "target": [1.0, 2.5, 3.0]}
     refused(re.escape(words), report.html, **{**good, **options})
+
+
+def test_arrays_in_the_old_order_are_told_the_new_one() -> None:
+    mean, std, target = columns(40)
+    with pytest.raises(TypeError, match=r"html\(mean, target, std=std\)"):
+        report.html(mean, std, target)
+    with pytest.raises(TypeError, match=r"means and std="):
+        report.html(mean, target)
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -187,8 +199,8 @@ def test_a_fitted_model_and_labelled_data_give_a_report(net, uq, tmp_path) -> No
 def test_a_shuffled_loader_keeps_rows_and_targets_together(net, uq) -> None:
     x, y = net.test
     loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
-    found = labelled(uq, loader)
-    p, target, inputs = (found[key] for key in ("mean", "target", "inputs"))
+    found = labelled_prediction(uq, loader)
+    p, target, inputs = found.prediction, found.target, found.inputs
     mean, std, expected = p.mean, p.std, uq(inputs)
     assert torch.allclose(mean, expected[0].detach())
     assert torch.allclose(std, expected[1].detach())
@@ -206,9 +218,9 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
         target=lambda batch: batch["energy"],
     )
     uq.fit(batches(net.train)).calibrate(batches(net.valid), criterion="nll")
-    found = labelled(uq, batches(net.test))
-    assert torch.equal(found["target"], net.test[1])
-    assert torch.equal(found["mean"].mean, uq.predict(batches(net.test)).mean)
+    found = labelled_prediction(uq, batches(net.test))
+    assert torch.equal(found.target, net.test[1])
+    assert torch.equal(found.prediction.mean, uq.predict(batches(net.test)).mean)
     unlabelled = [{"place": net.valid[0]}]
     path = report.write(tmp_path / "r.html", uq, batches(net.test), reference=unlabelled)
     assert "Calibration" in Page(path.read_text(encoding="utf-8")).text
@@ -216,8 +228,8 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
 
 def test_an_iterator_of_batches_and_flat_targets_will_do(net, uq) -> None:
     x, y = net.test
-    found = labelled(uq, iter([(x[:50], y[:50, 0]), (x[50:], y[50:, 0])]))
-    mean, target = found["mean"].mean, found["target"]
+    found = labelled_prediction(uq, iter([(x[:50], y[:50, 0]), (x[50:], y[50:, 0])]))
+    mean, target = found.prediction.mean, found.target
     assert mean.shape == target.shape == y.shape
     assert torch.equal(target, y)
 

@@ -11,7 +11,7 @@ VOID = {"meta", "input", "br"}
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave plotly's five million characters out of the pages of a test."""
-    monkeypatch.setattr("rigidities.report.document._plotly", lambda: "/* plotly.js v0 */")
+    monkeypatch.setattr("rigidities.report.document._plotly_script", lambda: "/* plotly.js v0 */")
 
 
 class Page(HTMLParser):

@@ -10,6 +10,8 @@ trap 'rm -rf "$place" "$tried"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 rm -rf dist "$tried"
+echo "The public surface (docs/reference/surface.txt) ..."
+cat docs/reference/surface.txt
 "$bin/python" -m hatchling build -d dist
 
 echo "The wheel, without extras ..."

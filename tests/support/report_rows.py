@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rigidities import report
-from rigidities.report.rows import Rows
+from rigidities.report.rows import TargetRows
 from tests.support.pages import Page
 
 
@@ -20,15 +20,15 @@ def columns(count: int = 400, scale: float = 1.0, seed: int = 0) -> tuple[Tensor
     return 3 * mean, std, 3 * mean + scale * std * z
 
 
-def rows(count: int = 400, scale: float = 1.0, seed: int = 0) -> Rows:
-    return Rows(*columns(count, scale, seed))
+def rows(count: int = 400, scale: float = 1.0, seed: int = 0) -> TargetRows:
+    return TargetRows(*columns(count, scale, seed))
 
 
-def changed(**parts: Callable[[Tensor], Tensor]) -> Rows:
+def changed(**parts: Callable[[Tensor], Tensor]) -> TargetRows:
     """Five hundred rows with something done to a column."""
     part = rows(500)
     return replace(part, **{key: change(getattr(part, key)) for key, change in parts.items()})
 
 
-def page(*arrays: Any, **options: Any) -> Page:
-    return Page(report.html(*arrays, **options))
+def page(mean: Tensor, std: Tensor, target: Tensor, **options: Any) -> Page:
+    return Page(report.html(mean, target, std=std, **options))

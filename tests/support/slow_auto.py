@@ -10,7 +10,7 @@ import torch
 from scipy.stats import t as student_t
 from torch import Tensor
 
-from rigidities.calibration.rows import Rows
+from rigidities.calibration.full_model.target_rows import TargetRows
 
 F64 = torch.float64
 
@@ -38,10 +38,10 @@ def minimum(value: Callable[[Tensor], Tensor], start: Tensor, steps: int = 400) 
     return x.detach()
 
 
-def squared_scale(rows: Rows, inputs: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def squared_scale(rows: TargetRows, inputs: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """s^2 of every row, and the noise's part of it."""
     optimism = torch.where(rows.seen, torch.exp(-p[2]), 1.0)
-    noise = torch.exp(p[0] + inputs @ p[3:-1]) * rows.share * optimism
+    noise = torch.exp(p[0] + inputs @ p[3:-1]) * rows.noise_factor * optimism
     return noise + torch.exp(p[1]) * rows.q * optimism, noise
 
 
@@ -53,7 +53,7 @@ def precisions(width: int, penalty: float, spread: float) -> Tensor:
 
 def posterior(
     p: Tensor,
-    rows: Rows,
+    rows: TargetRows,
     inputs: Tensor,
     square: Tensor,
     *,
@@ -72,7 +72,7 @@ def posterior(
     return nll.sum() + 0.5 * own
 
 
-def information(p: Tensor, rows: Rows, inputs: Tensor) -> Tensor:
+def information(p: Tensor, rows: TargetRows, inputs: Tensor) -> Tensor:
     """Expected information of the rows on all parameters but the tail, without the priors."""
     s2, noise = squared_scale(rows, inputs, p)
     nu, share = 2 + p[-1].exp(), noise / s2
@@ -81,7 +81,7 @@ def information(p: Tensor, rows: Rows, inputs: Tensor) -> Tensor:
     return nu / (2 * (nu + 3)) * design.T @ design
 
 
-def evidence(p: Tensor, rows: Rows, inputs: Tensor, value: Tensor, penalty: float) -> float:
+def evidence(p: Tensor, rows: TargetRows, inputs: Tensor, value: Tensor, penalty: float) -> float:
     """Laplace's, up to a constant."""
     prior = precisions(inputs.shape[1], penalty, 1.5)
     whole = information(p, rows, inputs) + torch.diag(prior)

@@ -13,13 +13,11 @@ from typing import Any
 
 MODULES = (
     "rigidities",
-    "rigidities.any_regressor",
     "rigidities.ase",
     "rigidities.calibration",
     "rigidities.cli",
     "rigidities.closed_forms",
     "rigidities.constrained",
-    "rigidities.data",
     "rigidities.export",
     "rigidities.fits",
     "rigidities.kernels",
@@ -28,9 +26,7 @@ MODULES = (
     "rigidities.local",
     "rigidities.losses",
     "rigidities.metrics",
-    "rigidities.models",
     "rigidities.plots",
-    "rigidities.posterior",
     "rigidities.prediction",
     "rigidities.prediction.distribution",
     "rigidities.prediction.noise",
@@ -86,7 +82,7 @@ def class_lines(name: str, cls: type) -> Iterator[str]:
 
 
 def signature(function: Any) -> str:
-    """The parameters with their defaults, without types: those differ between versions of Python."""
+    """The parameters with their defaults; types are left out, Python versions differ in them."""
     try:
         found = inspect.signature(function)
     except (TypeError, ValueError):  # built in, or made by its metaclass

@@ -31,7 +31,8 @@ def selected(config: Any) -> list[str | None]:
 def config() -> Any:
     gone: list[Any] = []
     hook = SimpleNamespace(pytest_deselected=lambda items: gone.extend(items))
-    return SimpleNamespace(stash=pytest.Stash(), hook=hook, gone=gone)
+    options = {"--part": None}
+    return SimpleNamespace(stash=pytest.Stash(), hook=hook, gone=gone, getoption=options.get)
 
 
 def summary(chosen: Any) -> str:

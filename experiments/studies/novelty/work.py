@@ -138,9 +138,9 @@ def _compared(
     uq: rg.LastLayerRigidity, inside: dict[str, Any], outside: dict[str, Any]
 ) -> dict[str, Any]:
     """How well each tells rows outside from rows inside, and what novelty flags."""
-    assert uq.report is not None
+    assert uq.calibration_report is not None
     flagged = {
-        side: float((one["novelty"] > uq.report.novelty_usual).double().mean())
+        side: float((one["novelty"] > uq.calibration_report.novelty_usual).double().mean())
         for side, one in (("inside", inside), ("outside", outside))
     }
     held = {

@@ -289,7 +289,7 @@ sharper test.""",
         f"""\
 **What to do.** Before propagating to means, sums or differences, take a calibration whose means
 come out right: {_right(found, size)}. With a floor of its own instead, compare `uq.scale` squared
-with `uq.noise.level`: in linear regression they are equal; where the square is many times larger, a
+with `uq.noise_model.level`: in linear regression they are equal; where the square is many times larger, a
 mean's error bar is too wide.""",
         f"""\
 **Ignoring the correlations** (sum of the variances / n²) looks right up to tens of predictions,

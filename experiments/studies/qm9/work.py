@@ -138,14 +138,14 @@ def _shown(uq: rg.LastLayerRigidity, bars: Rows, data: Samples) -> list[dict[str
 
 def _chosen(uq: rg.LastLayerRigidity, how: error_bars.Calibration) -> dict[str, Any]:
     """What the validation molecules chose; the noise is that of one atom."""
-    assert uq.report is not None
+    assert uq.calibration_report is not None
     return {
         "criterion": how.criterion,
         "noise": how.noise,
         "ridge": uq.ridge,
         "scale": float(uq.scale),
-        "noise_variance": float(uq.noise.level * uq.calibration.weight),  # at weight one
-        "effective_rank": uq.report.effective_rank,
+        "noise_variance": float(uq.noise_model.level * uq.calibration.weight),  # at weight one
+        "effective_rank": uq.calibration_report.effective_rank,
     }
 
 

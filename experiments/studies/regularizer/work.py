@@ -109,7 +109,7 @@ def _calibrated(one: Judged, how: Calibration, bin_size: int) -> dict[str, float
         "at_lower_edge": float(report.at_edge == "lower"),
         "at_upper_edge": float(report.at_edge == "upper"),
         "effective_rank": float(report.effective_rank),
-        "noise": math.sqrt(float(report.noise)),
+        "noise": math.sqrt(float(report.noise_level)),
         **_scores(_rows(one.uq, one.test), bin_size),
     }
 

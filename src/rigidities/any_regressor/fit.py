@@ -1,7 +1,14 @@
-"""What a fit of any regressor leaves, and how it is kept in files."""
+"""What a fit of any regressor leaves, and how it is stored in files.
+
+`PredictionRigidity.fit` ends in one frozen `Fit`: the regressor, the solved curvature, and the
+calibration. Predictions differentiate new inputs with it. `snapshot` turns a fit into the header
+and the tensors of a file; `restored_fit` reads them back for a regressor with the same parameters,
+which a fingerprint confirms. The parameters themselves are not in the file.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,26 +32,29 @@ from .derivatives.regressor import Regressor
 from .derivatives.tangents import Block, Explicit, Outer, Tangents
 
 KIND = "regressor"
-"""Of its files; see `data.schema`."""
+"""The kind of these files; see `data.schema`."""
 
-BLOCKS: dict[str, type[Block]] = {kind.__name__: kind for kind in (Explicit, Outer)}
+BLOCKS: dict[str, type[Block]] = {"Explicit": Explicit, "Outer": Outer}
+"""The classes of blocks by their names in files."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit leaves.
+    """A fitted regressor with its solved curvature.
 
     Attributes:
-        regressor: with the parameters that f uses.
-        form: the solved curvature.
-        shape: of one sample's output.
-        inputs: number of positional inputs.
-        gradient_norm: of the loss.
-        dispersion: training predictions with a curvature, and the sum of their squared residuals.
-        calibration: ridge, scale, noise and distribution.
-        report: of the last calibration.
-        differentiation: of the regressor; None after loading, until there are inputs.
-        columns: names of the columns of each data frame among the inputs, if any.
+        regressor: The regressor with the parameters that f uses.
+        form: The solved curvature.
+        shape: Shape of one sample's output.
+        inputs: Number of positional inputs of f.
+        gradient_norm: Norm of the loss's gradient at the parameters.
+        rows: Number of training predictions with a curvature.
+        dispersion: Sum of their squared residuals, in units of the loss; NaN where not known.
+        calibration: Ridge, scale, noise and distribution.
+        report: Report of the last calibration.
+        differentiation: How to differentiate the regressor; None after loading, until there are
+            inputs to learn it from.
+        columns: Names of the columns of each data frame among the inputs, if any.
     """
 
     regressor: Regressor
@@ -52,7 +62,8 @@ class Fit:
     shape: torch.Size
     inputs: int
     gradient_norm: float
-    dispersion: tuple[int, float]
+    rows: int
+    dispersion: float
     calibration: Calibration
     report: CalibrationReport | None = None
     differentiation: Differentiation | None = field(default=None, repr=False)
@@ -60,9 +71,9 @@ class Fit:
 
     @property
     def effective_rank(self) -> float:
-        """Directions that the data determine; refused where the form does not know."""
+        """Number of directions that the data determine; refused where the form does not know."""
         rank = self.form.effective_rank
-        if rank != rank:
+        if math.isnan(rank):
             raise ValueError(
                 "The matrix-free form does not know how many directions the data determine. "
                 "Calibrate on other data."
@@ -70,17 +81,19 @@ class Fit:
         return rank
 
     def ready(self, samples: Samples) -> Fit:
-        """The same, able to differentiate: the way is found on the first of the inputs."""
+        """The same fit, able to differentiate: it learns how on the first of the inputs."""
         if self.differentiation is not None:
             return self
-        first = next(iter(samples))
-        way = Differentiation.of(self.regressor, *first.args, **first.kwargs)
-        if way.shape != self.shape:
+        first_batch = next(iter(samples))
+        differentiation = Differentiation.of(
+            self.regressor, *first_batch.args, **first_batch.kwargs
+        )
+        if differentiation.shape != self.shape:
             raise ValueError(
-                f"f gives outputs of shape {tuple(way.shape)} for a sample, and gave "
+                f"f gives outputs of shape {tuple(differentiation.shape)} for a sample, and gave "
                 f"{tuple(self.shape)} in the fit. Load the file with the f it was made with."
             )
-        return replace(self, differentiation=way)
+        return replace(self, differentiation=differentiation)
 
     def differentiate(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tangents]:
         """Predictions (N, K) and their tangents."""
@@ -88,141 +101,185 @@ class Fit:
         return self.differentiation(*inputs, **keywords)
 
     def pieces(self, samples: Samples) -> Iterator[SampleBatch]:
-        """Batches, small enough for their tangents to be held."""
+        """Batches that are small enough for their tangents to fit into `PIECE` bytes."""
         assert self.differentiation is not None
-        numbers = self.differentiation.numbers
+        numbers_per_sample = self.differentiation.numbers_per_sample
         if self.form.name == "dense":
-            numbers = 2 * self.differentiation.outputs * len(self.regressor)
-        yield from samples.pieces(max(1, PIECE // (8 * numbers)))
+            # The rows (K, P) of a sample are written out, and projected into a second copy.
+            numbers_per_sample = 2 * self.differentiation.outputs * len(self.regressor)
+        yield from samples.pieces(max(1, PIECE // (8 * numbers_per_sample)))
 
     def differentiated(self, samples: Samples) -> tuple[Tensor, Tangents]:
-        """Predictions (N, K) of all inputs and their tangents."""
-        pieces = [self.differentiate(*b.args, **b.kwargs) for b in self.pieces(samples)]
-        mean = torch.cat([mean for mean, _ in pieces])
+        """Predictions (N, K) of all inputs, and their tangents."""
+        means = []
+        tangents = []
+        for batch in self.pieces(samples):
+            batch_mean, batch_tangents = self.differentiate(*batch.args, **batch.kwargs)
+            means.append(batch_mean)
+            tangents.append(batch_tangents)
+        mean = torch.cat(means)
         require_finite(mean, mean, lambda: samples, "rows")
-        return mean, Tangents.join([part for _, part in pieces])
+        return mean, Tangents.join(tangents)
 
     def shaped(self, rows: Tensor) -> Tensor:
         """(N, K) -> shaped like f's output."""
         return rows.reshape(len(rows), *self.shape)
 
     def samples(self, x: Any, y: Any = None) -> Samples:
-        """What a user hands in."""
-        known, like = self.columns, self.regressor.flat
-        return Samples.of(x, y, like=like, count=self.inputs, ordered=True, names=known)
+        """The user's new data, read as those of the fit were and in their own order."""
+        return Samples.of(
+            x,
+            y,
+            like=self.regressor.flat,
+            count=self.inputs,
+            ordered=True,
+            names=self.columns,
+        )
 
 
 def snapshot(fit: Fit) -> Snapshot:
     """Everything but f and its parameters; the matrix-free form is refused."""
-    form, tensors = _form_state(fit.form)
-    regressor = {
-        "names": fit.regressor.parameters.names,
-        "fingerprint": _fingerprint(fit.regressor),
-        "shape": list(fit.shape),
-        "inputs": fit.inputs,
-        "columns": fit.columns,
-        "gradient_norm": fit.gradient_norm,
-        "dispersion": list(fit.dispersion),
+    form_header, tensors = _form_state(fit.form)
+    header: dict[str, Any] = {
+        "kind": KIND,
+        "regressor": {
+            "names": fit.regressor.parameters.names,
+            "fingerprint": _fingerprint(fit.regressor),
+            "shape": list(fit.shape),
+            "inputs": fit.inputs,
+            "columns": fit.columns,
+            "gradient_norm": fit.gradient_norm,
+            "dispersion": [fit.rows, fit.dispersion],
+        },
     }
-    header = {"kind": KIND, "regressor": regressor, **form}
+    header.update(form_header)
     if fit.report is not None:
-        header |= fit.report.header()
-        tensors |= fit.report.tensors()
+        header.update(fit.report.header())
+        tensors.update(fit.report.tensors())
     else:
         header["calibration"] = fit.calibration.header()
-        tensors |= prefixed("calibration", fit.calibration.tensors())
+        tensors.update(prefixed("calibration", fit.calibration.tensors()))
     return Snapshot(tensors, header)
 
 
-def restored(given: Snapshot, regressor: Regressor) -> Fit:
-    """The fit of a file, for the regressor and the parameters it was made with."""
-    given = given.to(regressor.flat.device)
-    header, kept = given.header, given.header["regressor"]
-    with given.opened():
-        missing = [name for name in kept["names"] if name not in regressor.parameters.names]
-        if missing:
-            raise ValueError(
-                f"The file was made with a parameter {missing[0]!r}, which this regressor does not "
-                "have. Load it with the regressor and the subset= it was made with."
-            )
-        idle = set(regressor.parameters.names) - set(kept["names"])
-        if idle:
-            regressor = replace(regressor, parameters=regressor.parameters.without(idle))
-        if _fingerprint(regressor) != kept["fingerprint"]:
-            raise ValueError(
-                "The parameters or buffers differ from those the file was fitted with. Give the "
-                "same ones, or fit again."
-            )
+def restored_fit(stored: Snapshot, regressor: Regressor) -> Fit:
+    """The fit in a file, for the regressor and the parameters it was made with.
+
+    Raises:
+        ValueError: The file is damaged, or the regressor or its parameters are not the same.
+    """
+    stored = stored.to(regressor.flat.device)
+    header = stored.header
+    state = header["regressor"]
+    with stored.opened():
+        regressor = _stored_regressor(regressor, state)
         report = None
         if header.get("report") is not None:
-            report = CalibrationReport.from_state(header, given.tensors)
+            report = CalibrationReport.from_state(header, stored.tensors)
             calibration = report.calibration
         else:
-            chosen = unprefixed("calibration", given.tensors)
-            calibration = Calibration.from_state(header["calibration"], chosen)
-        rows, squares = kept["dispersion"]
+            calibration_tensors = unprefixed("calibration", stored.tensors)
+            calibration = Calibration.from_state(header["calibration"], calibration_tensors)
+        rows, dispersion = state["dispersion"]
         return Fit(
-            regressor,
-            _form_from(given),
-            shape=torch.Size(kept["shape"]),
-            inputs=kept["inputs"],
-            gradient_norm=kept["gradient_norm"],
-            dispersion=(rows, squares),
+            regressor=regressor,
+            form=_stored_form(stored),
+            shape=torch.Size(state["shape"]),
+            inputs=state["inputs"],
+            gradient_norm=state["gradient_norm"],
+            rows=rows,
+            dispersion=dispersion,
             calibration=calibration,
             report=report,
-            columns=kept["columns"],
+            columns=state["columns"],
         )
 
 
+def _stored_regressor(regressor: Regressor, state: dict[str, Any]) -> Regressor:
+    """The regressor with the parameters that the file names; refuses other values of them."""
+    stored_names = set(state["names"])
+    names = set(regressor.parameters.names)
+    missing = [name for name in state["names"] if name not in names]
+    if missing:
+        raise ValueError(
+            f"The file was made with a parameter {missing[0]!r}, which this regressor does not "
+            "have. Load it with the regressor and the subset= it was made with."
+        )
+    unused = names - stored_names  # f did not use them in the fit
+    if unused:
+        regressor = replace(regressor, parameters=regressor.parameters.without(unused))
+    if _fingerprint(regressor) != state["fingerprint"]:
+        raise ValueError(
+            "The parameters or buffers differ from those the file was fitted with. Give the "
+            "same ones, or fit again."
+        )
+    return regressor
+
+
 def _fingerprint(regressor: Regressor) -> str:
-    """Of all that predictions depend on: what varies, what is held, and buffers."""
-    buffers = {} if regressor.module is None else dict(regressor.module.named_buffers())
-    return fingerprint([*regressor.parameters.leaves, *buffers.items()])
+    """Of all that predictions depend on: parameters that vary, fixed ones, and buffers."""
+    tensors = list(regressor.parameters.leaves)
+    if regressor.module is not None:
+        tensors.extend(regressor.module.named_buffers())
+    return fingerprint(tensors)
 
 
 def _form_state(form: Form) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of a form, both under its name."""
-    header: dict[str, Any] = {"ridge": form.ridge}
     if isinstance(form, DenseForm):
-        hessian = form.hessian
-        header["names"] = hessian.names
-        header["rows"] = hessian.rows
-        header["flat"] = hessian.flat
-        header["exact"] = hessian.exact
-        header["epsilon"] = hessian.epsilon
-        tensors = {"matrix": hessian.matrix}
-        if hessian.data is not None:
-            tensors["data"] = hessian.data
-        return {"dense": header}, prefixed("dense", tensors)
+        return _dense_state(form)
     if isinstance(form, DualForm):
-        blocks = form.rows.blocks
-        header["blocks"] = [type(block).__name__ for block in blocks]
-        tensors = {}
-        for i, block in enumerate(blocks):
-            tensors |= prefixed(str(i), vars(block))
-        return {"dual": header}, prefixed("dual", tensors)
+        return _dual_state(form)
     raise ValueError(
         "A matrix-free rigidity goes through the training data for every prediction, and a file "
         "does not hold them. Fit again where they are, or use form='dense' or 'dual'."
     )
 
 
-def _form_from(given: Snapshot) -> Form:
-    """The form that `_form_state` was given, solved again."""
-    if given.header.get("dense") is not None:
-        header, tensors = given.header["dense"], unprefixed("dense", given.tensors)
+def _dense_state(form: DenseForm) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    hessian = form.hessian
+    header = {
+        "ridge": form.ridge,
+        "names": hessian.names,
+        "rows": hessian.rows,
+        "flat": hessian.flat_rows,
+        "exact": hessian.exact,
+        "epsilon": hessian.epsilon,
+    }
+    tensors = {"matrix": hessian.matrix}
+    if hessian.data is not None:
+        tensors["data"] = hessian.data
+    return {"dense": header}, prefixed("dense", tensors)
+
+
+def _dual_state(form: DualForm) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    blocks = form.rows.blocks
+    header = {"ridge": form.ridge, "blocks": [type(block).__name__ for block in blocks]}
+    tensors: dict[str, Tensor] = {}
+    for number, block in enumerate(blocks):
+        tensors.update(prefixed(str(number), vars(block)))
+    return {"dual": header}, prefixed("dual", tensors)
+
+
+def _stored_form(stored: Snapshot) -> Form:
+    """The form in a file, factorised again."""
+    if stored.header.get("dense") is not None:
+        header = stored.header["dense"]
+        tensors = unprefixed("dense", stored.tensors)
         hessian = Hessian(
             matrix=tensors["matrix"],
             names=[(name, size) for name, size in header["names"]],
             rows=header["rows"],
-            flat=header["flat"],
+            flat_rows=header["flat"],
             data=tensors.get("data"),
             exact=header["exact"],
             epsilon=header["epsilon"],
         )
         return DenseForm.of(hessian, header["ridge"])
-    header, tensors = given.header["dual"], unprefixed("dual", given.tensors)
+    header = stored.header["dual"]
+    tensors = unprefixed("dual", stored.tensors)
     blocks = []
-    for i, name in enumerate(header["blocks"]):
-        blocks.append(BLOCKS[name](**unprefixed(str(i), tensors)))
+    for number, name in enumerate(header["blocks"]):
+        block_class = BLOCKS[name]
+        blocks.append(block_class(**unprefixed(str(number), tensors)))
     return DualForm.of(Tangents(tuple(blocks)), header["ridge"])

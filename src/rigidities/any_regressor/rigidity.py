@@ -1,12 +1,21 @@
 r"""`PredictionRigidity`: error bars for any differentiable regressor.
 
+The rigidity of a prediction says how much the loss rises when the prediction is pushed away from
+its fitted value (the paper's Sec. 3.2). With the Hessian H of the summed loss at the fitted
+parameters and the derivative $g_\star$ of the prediction at $x_\star$,
+
 $$ R_\star = \bigl( g_\star^\top (H + \varsigma^2 I)^{-1} g_\star \bigr)^{-1}, \qquad
    g_\star = \frac{\partial \tilde y(x_\star, w)}{\partial w}, \qquad
-   \sigma_\star^2 = \alpha^2 / R_\star $$
+   \sigma_\star^2 = \alpha^2 / R_\star. $$
 
-with H the Hessian of the summed loss at the fitted parameters: exact, or in the Gauss-Newton form
-$\sum_i \ell''_i\, g_i g_i^\top$, which needs no second derivative of the model. Restricted to the
-last layer it is the form of `LastLayerRigidity`.
+H is exact, or in the Gauss-Newton form $\sum_i \ell''_i\, g_i g_i^\top$ (Sec. 3.4), which needs no
+second derivative of the model. Restricted to the last layer this is `LastLayerRigidity`.
+
+The way of the data: `fit` turns the training inputs into per-sample derivatives (`derivatives`),
+weighs them by the curvature of the loss and solves the Hessian in one of three forms (`curvature`).
+`calibrate` chooses $\varsigma^2$, $\alpha$ and the noise on new data (`validation`). `predict`
+differentiates at new inputs and asks the solved form for the variances. What a fit leaves, and its
+file, is `fit.Fit`.
 
 Reference: F. Bigi, S. Chong, M. Ceriotti, F. Grasselli, "A prediction rigidity formalism for
 low-cost uncertainties in trained neural networks" (2024), Sec. 3.2 to 3.4.
@@ -17,14 +26,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration, Wanted
-from ..calibration.report import CalibrationReport
-from ..calibration.summary import UNFITTED, summary
+from ..calibration.calibration import Calibration, CalibrationOptions
+from ..calibration.report import UNFITTED, CalibrationReport, summary
 from ..data.finiteness import require_finite
 from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot
@@ -36,14 +44,16 @@ from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from .curvature.exact_hessian import Penalty, Regulariser
-from .curvature.forms import FORMS, FormName, Problem, available, chosen
+from .curvature.forms import FORMS, FormName, Problem, available_memory, form_name
 from .curvature.pseudo_hessian import TrainingRows
-from .curvature.solving import solved
+from .curvature.solving import solved_form
 from .derivatives.differentiation import Differentiation
 from .derivatives.parameters import Subset
 from .derivatives.regressor import Function, Regressor
-from .fit import KIND, Fit, restored, snapshot
-from .validation import calibrated
+from .fit import KIND, Fit, restored_fit, snapshot
+from .validation import calibration_report
+
+__all__ = ["PredictionRigidity"]
 
 MEMORY_SHARE = 0.7
 """Share of the free memory that a fit may plan with."""
@@ -52,26 +62,38 @@ HessianName = Literal["gauss-newton", "exact"]
 
 
 class PredictionRigidity:
-    r"""Rigidities and error bars of a fitted regressor f(params, x) or `nn.Module`.
+    r"""Error bars of a fitted regressor f(params, x) or `nn.Module`, from all of its parameters.
+
+    Make the object with the fitted regressor, `fit` it on the training data, `calibrate` it on
+    other data, then `predict`:
+
+        pr = PredictionRigidity(model, ridge=1e-3).fit(x_train, y_train)
+        pr.calibrate(x_valid, y_valid)
+        prediction = pr.predict(x)
+
+    Parameters and buffers are copied when the object is made: later changes of a module have no
+    effect. All parameters count, frozen ones (`requires_grad=False`) too: name those that were
+    trained by `subset`.
 
     Args:
-        f: f(params, *inputs) -> (N,) or (N, K), batched, in torch; or a trained `nn.Module`.
-        params: the fitted parameters: a tensor, or mappings, lists and tuples of tensors, nested.
-            A module brings its own.
-        loss: the loss that was minimised, as in `LastLayerRigidity.fit`; summed over samples.
+        f: A batched function f(params, *inputs) -> (N,) or (N, K) in torch, or a trained
+            `nn.Module`.
+        params: The fitted parameters: a tensor, or nested mappings, lists and tuples of tensors.
+            Leave them out for a module, which brings its own.
+        loss: The loss that was minimised, summed over samples; as in `LastLayerRigidity.fit`.
         hessian: "gauss-newton" (the paper's) or "exact".
-        ridge: $\varsigma^2$, added to the diagonal of the Hessian.
-        regulariser: callable(params) -> a number that was added to the summed loss.
-        subset: names or prefixes of the parameters that may vary, or callable(name) -> bool; the
-            others are held fixed.
-        output: key, index or attribute of the output, where f returns several.
+        ridge: $\varsigma^2$, which is added to the diagonal of the Hessian.
+        regulariser: A function callable(params) -> number that was added to the summed loss.
+        subset: Names or prefixes of the parameters that may vary, or callable(name) -> bool. The
+            other parameters are held fixed.
+        output: Key, index or attribute of the output, where f returns several.
         form: "dense", "dual" or "matrix-free"; "auto" takes the cheapest that fits into memory.
-        tolerance: relative error allowed to the matrix-free form.
-        memory: bytes that may be used; by default 70 % of what is free.
+        tolerance: Relative error of the variances that is allowed to the matrix-free form.
+        memory: Bytes that may be used; by default 70 % of what is free.
 
-    Parameters and buffers are those at the time of the call: later changes of a module are not
-    seen. All parameters count, frozen ones (`requires_grad=False`) too: name those that were
-    trained by `subset`.
+    Raises:
+        ValueError: An option is out of its range, or the parameters are missing or not finite.
+        TypeError: f is neither a function nor a module.
 
     Examples:
         >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
@@ -109,26 +131,44 @@ class PredictionRigidity:
         if memory is not None and not memory > 0:
             raise ValueError(f"memory must be a positive number of bytes, got {memory}.")
         self._regressor = Regressor.of(f, params, subset=subset, output=output)
-        self._loss, self._hessian = loss_for(loss), hessian
-        self._given_ridge, self._regulariser = float(ridge), regulariser
-        self._wanted, self._tolerance, self._memory = form, tolerance, memory
+        self._loss = loss_for(loss)
+        self._hessian = hessian
+        self._initial_ridge = float(ridge)
+        self._regulariser = regulariser
+        self._form_option = form
+        self._tolerance = tolerance
+        self._memory = memory
         self._fit: Fit | None = None
-        name = type(f).__name__ if isinstance(f, torch.nn.Module) else getattr(f, "__name__", "f")
+        if isinstance(f, torch.nn.Module):
+            name = type(f).__name__
+        else:
+            name = getattr(f, "__name__", "f")
         self._title = f"PredictionRigidity of {name}, {len(self._regressor):,} parameters"
 
     def __repr__(self) -> str:
-        state = "unfitted" if self._fit is None else f"{self.form} form, ridge {self.ridge:.3g}"
-        said = "" if self.report is None else f", calibrated by {self.report.criterion}"
-        return f"<{self._title}: {state}{said}>"
+        if self._fit is None:
+            return f"<{self._title}: unfitted>"
+        description = f"{self._title}: {self.form} form, ridge {self.ridge:.3g}"
+        if self.calibration_report is not None:
+            description += f", calibrated by {self.calibration_report.criterion}"
+        return f"<{description}>"
 
     def summary(self) -> str:
-        """What is known, in ten lines or so, and what to do next."""
-        if (fit := self._fit) is None:
+        """The state of the object in about ten lines, and what to do next."""
+        fit = self._fit
+        if fit is None:
             return summary(self._title, UNFITTED)
-        rows, loss = fit.dispersion[0], loss_name(self._loss)
-        known = {"fit": f"{rows:,} rows, loss {loss}", "form": f"{self.form}, {self._hessian}"}
-        chosen = (fit.calibration, fit.report, "LastLayerRigidity.calibrate(x, y, conformal=0.3)")
-        return summary(self._title, known, *chosen)
+        facts = {
+            "fit": f"{fit.rows:,} rows, loss {loss_name(self._loss)}",
+            "form": f"{self.form}, {self._hessian}",
+        }
+        return summary(
+            self._title,
+            facts,
+            fit.calibration,
+            fit.report,
+            "LastLayerRigidity.calibrate(x, y, conformal=0.3)",
+        )
 
     @differentiating
     def fit(
@@ -141,58 +181,96 @@ class PredictionRigidity:
     ) -> PredictionRigidity:
         """Sum the Hessian over the training data and factorise it.
 
+        A warning tells where the parameters are far from a minimum of the loss, around which
+        rigidities are defined. An error leaves the object as it was.
+
         Args:
-            x: inputs, a tensor, an array, a data frame, or a tuple of several; or, without y, a
-                data set of both: (x, y), a Dataset, a DataLoader or a list of batches.
-            y: targets, shaped like the predictions.
-            sample_weight: weight of each sample in the loss: (N,) beside y, or callable(batch) ->
-                (N,).
-            batch_size: samples per call of f, where the data are not batches already.
+            x: Inputs: a tensor, an array, a data frame, or a tuple of several. Without y, a data
+                set of inputs and targets: (x, y), a Dataset, a DataLoader or a list of batches.
+            y: Targets, shaped like the predictions.
+            sample_weight: Weight of each sample in the loss, (N,) beside y, or
+                callable(batch) -> (N,).
+            batch_size: Samples per call of f, where the data are not batches already.
 
         Returns:
-            The object itself. An error leaves it as it was.
+            The object itself.
 
         Raises:
-            MemoryError: no form fits into memory.
-            ValueError: the Hessian is singular or indefinite, or the data do not fit f.
+            MemoryError: No form fits into memory.
+            ValueError: The Hessian is singular or indefinite, or the data do not fit f.
         """
         samples = Samples.of(x, y, sample_weight, like=self._regressor.flat, batch_size=batch_size)
-        first = next(iter(samples))
+        first_batch = next(iter(samples))
         regressor = self._regressor.used((batch.args, batch.kwargs) for batch in samples)
-        differentiation = Differentiation.of(regressor, *first.args, **first.kwargs)
-        exact = self._hessian == "exact"
-        training = TrainingRows(differentiation, samples, self._loss, curved=not exact)
+        differentiation = Differentiation.of(regressor, *first_batch.args, **first_batch.kwargs)
+        training = TrainingRows(
+            differentiation,
+            samples,
+            self._loss,
+            curved=self._hessian == "gauss-newton",
+        )
+
+        # The Hessian: which form, then one pass over the data and its solution.
         problem = self._problem(differentiation, samples.count)
-        penalty = None if self._regulariser is None else Penalty(regressor, self._regulariser)
-        form = solved(training, problem, chosen(problem, self._wanted), penalty, self._tolerance)
-        slope, totals = None if penalty is None else penalty.local.gradient, training.totals
-        norm = totals.check(slope, problem.ridge, regressor.flat)
-        sums = (norm, (totals.rows, totals.dispersion))
-        plain = Calibration.unscaled(form.ridge, 1, regressor.flat.device)
-        shape, inputs = differentiation.shape, len(first.args)
-        own = Fit(regressor, form, shape, inputs, *sums, plain, columns=first.columns)
-        self._fit = replace(own, differentiation=differentiation)
+        penalty = None
+        if self._regulariser is not None:
+            penalty = Penalty(regressor, self._regulariser)
+        name = form_name(problem, self._form_option)
+        form = solved_form(training, problem, name, penalty, self._tolerance)
+
+        # The pass has summed the gradient too: is this a minimum?
+        penalty_gradient = None if penalty is None else penalty.local.gradient
+        totals = training.totals
+        gradient_norm = totals.checked_gradient_norm(
+            penalty_gradient, problem.ridge, regressor.flat
+        )
+        self._fit = Fit(
+            regressor=regressor,
+            form=form,
+            shape=differentiation.shape,
+            inputs=len(first_batch.args),
+            gradient_norm=gradient_norm,
+            rows=totals.rows,
+            dispersion=totals.dispersion,
+            calibration=Calibration.unscaled(form.ridge, 1, regressor.flat.device),
+            differentiation=differentiation,
+            columns=first_batch.columns,
+        )
         return self
 
     @differentiating
     def predict(self, x: Any) -> Prediction:
-        """Mean and error bar, shaped like f's output."""
-        (fit, samples), means, quadratics = self._given(x), [], []
+        """Predictions and their error bars at new inputs.
+
+        Args:
+            x: Inputs, in any form that `fit` takes.
+
+        Returns:
+            Mean, epistemic variance, noise and rigidity, each shaped like f's output.
+
+        Raises:
+            NotFittedError: There is no fit yet.
+            ValueError: The inputs do not fit f, or a prediction is not finite.
+        """
+        fit, samples = self._fit_and_samples(x)
+        means = []
+        quadratics = []
         for batch in fit.pieces(samples):
             prediction, tangents = fit.differentiate(*batch.args, **batch.kwargs)
             means.append(prediction)
             quadratics.append(fit.form.quadratic(tangents))
-        q, calibration = torch.cat(quadratics), fit.calibration
-        mean = torch.cat(means).to(q)
-        found = Prediction(
+        q = torch.cat(quadratics)  # (N, K), g^T (H + s I)^-1 g
+        mean = torch.cat(means).to(q)  # (N, K)
+        calibration = fit.calibration
+        result = Prediction(
             mean=fit.shaped(mean),
             epistemic=fit.shaped(calibration.epistemic(q)),
             noise=fit.shaped(calibration.noise_variance(mean).to(q)),
             rigidity=fit.shaped(1 / q),
             distribution=calibration.distribution,
         )
-        require_finite(found.mean, found.epistemic, lambda: samples, "rows")
-        return found
+        require_finite(result.mean, result.epistemic, lambda: samples, "rows")
+        return result
 
     @differentiating
     def calibrate(
@@ -205,31 +283,33 @@ class PredictionRigidity:
         noise: str | type[Noise] | Noise = "none",
         distribution: str | Distribution | type[Distribution] = "gaussian",
     ) -> CalibrationReport:
-        r"""Choose ridge, $\alpha$ and noise on data not used in the fit.
+        r"""Choose ridge, $\alpha$ and noise on data that were not used in the fit.
 
         Args:
-            x: data not used in the fit, in any form that it takes.
-            y: targets.
+            x: Inputs that were not used in the fit, in any form that `fit` takes.
+            y: Their targets.
             criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
-            ridge: fix $\varsigma^2$ instead of choosing it; another than that of the fit needs the
-                dense form. The dual and the matrix-free form have it in their factorisation and
-                keep it, unless "search" insists, which they refuse.
-            noise: as in `LastLayerRigidity.calibrate`; one level for all outputs.
-            distribution: as there.
+            ridge: A number fixes $\varsigma^2$. By default the dense form searches it; the dual
+                and the matrix-free form, which have it in their factorisation, keep that of the
+                fit. They refuse any other number, and "search".
+            noise: As in `LastLayerRigidity.calibrate`; one level serves all outputs.
+            distribution: As in `LastLayerRigidity.calibrate`.
 
         Returns:
             What was chosen and how good it is; print it.
+
+        Raises:
+            NotFittedError: There is no fit yet.
+            ValueError: There are no targets, or the form cannot take the ridge or the criterion.
         """
-        wanted, (fit, samples) = (
-            Wanted.of(criterion, noise, distribution, ridge),
-            self._given(x, y),
-        )
+        wanted = CalibrationOptions.of(criterion, noise, distribution, ridge)
+        fit, samples = self._fit_and_samples(x, y)
         if wanted.ridge is not None:
             fit = replace(fit, form=fit.form.with_ridge(wanted.ridge))
         elif ridge is None and fit.form.name != "dense":
             wanted = replace(wanted, ridge=fit.form.ridge)
         assert fit.differentiation is not None
-        report = calibrated(fit.differentiation, fit.form, fit.pieces(samples), wanted)
+        report = calibration_report(fit.differentiation, fit.form, fit.pieces(samples), wanted)
         form = fit.form.with_ridge(report.ridge)
         self._fit = replace(fit, form=form, calibration=report.calibration, report=report)
         return report
@@ -239,46 +319,76 @@ class PredictionRigidity:
         return self.predict(x).epistemic
 
     def rigidity(self, x: Any) -> Tensor:
-        r"""The paper's $R = 1 / (g^\top (H + \varsigma^2 I)^{-1} g)$, unscaled."""
+        r"""The paper's $R = 1 / (g^\top (H + \varsigma^2 I)^{-1} g)$, without $\alpha$."""
         return self.predict(x).rigidity
 
     @differentiating
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
-        """Covariances between predictions: (N, M), or (N, K, M, K) for several outputs."""
-        fit, samples = self._given(x1)
-        left = fit.differentiated(samples)[1]
-        right = left if x2 is None else fit.differentiated(fit.samples(x2))[1]
+        """Covariances between the predictions at x1 and those at x2.
+
+        Args:
+            x1: N inputs.
+            x2: M inputs; by default those of x1 again.
+
+        Returns:
+            (N, M), or (N, K, M, K) for several outputs.
+        """
+        fit, samples = self._fit_and_samples(x1)
+        _, left = fit.differentiated(samples)
+        if x2 is None:
+            right = left
+        else:
+            _, right = fit.differentiated(fit.samples(x2))
         covariance = fit.calibration.epistemic(fit.form.covariance(left, right))
         return covariance.reshape(left.shape[0], *fit.shape, right.shape[0], *fit.shape)
 
     @differentiating
     def propagate(self, fn: Callable[[Any], Any], x: Any = None) -> Derived:
-        """Mean and standard deviation of a function of the predictions at x, correlations kept.
+        """Mean and standard deviation of a function of the predictions, or of the parameters.
 
-        To first order, by differences of an eighth of a standard deviation, so that fn may search
-        or integrate numerically; a warning tells where it is no straight line within its error bar.
-        fn takes the predictions, float64 and shaped like f's output; without x the parameters in
-        their container (the dense form only). It returns real numbers. Like errors of
-        parameters it wants `set_scale(residual_scale)` after `fit`, not a scale that holds noise.
+        Correlations between the predictions count. The propagation is of first order, by
+        differences of an eighth of a standard deviation, so that fn may search or integrate
+        numerically; a warning tells where fn is not straight within its error bar. As for errors
+        of parameters, call `set_scale(residual_scale)` after `fit`: a calibrated scale may include
+        the noise.
+
+        Args:
+            fn: A function of the predictions at x, float64 and shaped like f's output. Without x,
+                a function of the parameters in their container. It returns real numbers.
+            x: Inputs; None for the parameters, which needs the dense form.
+
+        Returns:
+            The function's value with its standard deviation and covariance.
         """
-        fit, samples = (self._fitted(), None) if x is None else self._given(x)
-        parameters, tangents = fit.regressor.parameters.double(), None
-        mean, shaped = parameters.flat, cast("Callable[[Tensor], Any]", parameters.restore)
-        if samples is not None:
-            (mean, tangents), shaped = fit.differentiated(samples), fit.shaped
-        directions = self._noiseless().scale * fit.form.root(tangents).mT
+        restore: Callable[[Tensor], Any]
+        if x is None:
+            fit = self._fitted()
+            parameters = fit.regressor.parameters.double()
+            mean = parameters.flat
+            tangents = None
+            restore = parameters.restore
+        else:
+            fit, samples = self._fit_and_samples(x)
+            mean, tangents = fit.differentiated(samples)
+            restore = fit.shaped
+        # One direction for each column of a root of the covariance, of one standard deviation.
+        directions = self._calibration_without_noise().scale * fit.form.root(tangents).mT
         point = mean.to(directions)
-        return Derived.by_differences(lambda d: fn(shaped(point + d.view_as(point))), directions)
+
+        def shifted(shift: Tensor) -> Any:
+            return fn(restore(point + shift.view_as(point)))
+
+        return Derived.by_differences(shifted, directions)
 
     @property
     def parameter_covariance(self) -> Tensor:
-        """(P, P), of the entries of `parameter_std` in their order, without those held fixed."""
+        """(P, P) covariance of the parameters that may vary, in the order of `parameter_std`."""
         root = self._fitted().form.root()
-        return self._noiseless().epistemic(root @ root.mT)
+        return self._calibration_without_noise().epistemic(root @ root.mT)
 
     @property
     def parameter_correlation(self) -> Tensor:
-        """(P, P), as `parameter_covariance`."""
+        """(P, P) correlations, in the order of `parameter_covariance`."""
         root = self._fitted().form.root()
         return correlation(root @ root.mT)
 
@@ -290,7 +400,11 @@ class PredictionRigidity:
 
     @differentiating
     def sample(self, n: int, generator: torch.Generator | None = None) -> Any:
-        r"""Parameters drawn from $N(w, \alpha^2 (H + \varsigma^2 I)^{-1})$.
+        r"""Draw parameters from $N(w, \alpha^2 (H + \varsigma^2 I)^{-1})$.
+
+        Args:
+            n: How many draws.
+            generator: Where the random numbers come from; torch's own by default.
 
         Returns:
             The container of the parameters, every leaf with a leading dimension n, as
@@ -301,60 +415,69 @@ class PredictionRigidity:
             raise ValueError(f"n must be at least 1, got {n}.")
         deviations = fit.calibration.scale * fit.form.sample(n, generator)
         flat = fit.regressor.flat
-        drawn = flat.to(torch.float64) + deviations
-        return fit.regressor.parameters.restore(drawn.to(flat))
+        draws = flat.to(torch.float64) + deviations  # (n, P)
+        return fit.regressor.parameters.restore(draws.to(flat))
 
     @property
     def residual_scale(self) -> float:
         r"""$\alpha$ from the training residuals, $\alpha^2 = \sum (\ell'^2 / \ell'') / (n - p)$.
 
-        The textbook's $s^2$ for a squared loss; n counts the predictions, p the directions that
-        the data determine (the number of parameters, without a ridge). Far too small for a model
-        with more parameters than the data hold: calibrate that one on new data.
+        For a squared loss this is the textbook's s. n counts the predictions and p the directions
+        that the data determine (the number of parameters, without a ridge). For a model with more
+        parameters than data it comes out far too small: calibrate such a model on new data.
+
+        Raises:
+            ValueError: There are no training residuals, or no degrees of freedom are left.
         """
         fit = self._fitted()
-        rows, dispersion = fit.dispersion
-        if not dispersion >= 0:
+        if not fit.dispersion >= 0:  # NaN too
             raise ValueError(
                 "There are no training residuals: fit(x, y) with targets, and a loss whose value "
                 "is known."
             )
-        left = rows - fit.effective_rank
-        if not left > 1e-6 * rows:
+        degrees_of_freedom = fit.rows - fit.effective_rank
+        if not degrees_of_freedom > 1e-6 * fit.rows:
             raise ValueError(
-                f"No residual degrees of freedom: {rows} rows and {fit.effective_rank:.3g} "
+                f"No residual degrees of freedom: {fit.rows} rows and {fit.effective_rank:.3g} "
                 "directions fitted to them. Calibrate on other data."
             )
-        return float((dispersion / left) ** 0.5)
+        return float((fit.dispersion / degrees_of_freedom) ** 0.5)
 
     def set_scale(self, scale: float) -> PredictionRigidity:
-        r"""Set $\alpha$, for example to `residual_scale`; returns the object itself."""
+        r"""Set $\alpha$, for example to `residual_scale`, and drop an earlier calibration.
+
+        Returns:
+            The object itself.
+        """
         if not 0 < scale < float("inf"):
             raise ValueError(f"scale must be positive and finite, got {scale}.")
         fit = self._fitted()
-        plain = Calibration.unscaled(fit.form.ridge, 1, fit.regressor.flat.device)
-        scaled = replace(plain, scale=float(scale) * plain.scale)
-        self._fit = replace(fit, calibration=scaled, report=None)
+        unscaled = Calibration.unscaled(fit.form.ridge, 1, fit.regressor.flat.device)
+        calibration = replace(unscaled, scale=float(scale) * unscaled.scale)
+        self._fit = replace(fit, calibration=calibration, report=None)
         return self
 
     @property
     def calibration(self) -> Calibration:
-        """Ridge, scale, noise and distribution; scale 1 and no noise until they are set or
-        calibrated."""
+        """Ridge, scale, noise and distribution; scale 1 and no noise until they are chosen."""
         return self._fitted().calibration
 
     @property
     def scale(self) -> float:
         r"""$\alpha$; 1 until it is set or calibrated."""
-        return 1.0 if self._fit is None else float(self._fit.calibration.scale)
+        if self._fit is None:
+            return 1.0
+        return float(self._fit.calibration.scale)
 
     @property
     def ridge(self) -> float:
-        r"""$\varsigma^2$."""
-        return self._given_ridge if self._fit is None else self._fit.form.ridge
+        r"""$\varsigma^2$, as given or as calibrated."""
+        if self._fit is None:
+            return self._initial_ridge
+        return self._fit.form.ridge
 
     @property
-    def noise(self) -> Noise:
+    def noise_model(self) -> Noise:
         """The noise; zero before calibration and with `noise="none"`."""
         return self.calibration.noise
 
@@ -364,15 +487,16 @@ class PredictionRigidity:
         return self.calibration.distribution
 
     @property
-    def report(self) -> CalibrationReport | None:
-        """The last calibration's report."""
+    def calibration_report(self) -> CalibrationReport | None:
+        """The report of the last calibration."""
         return None if self._fit is None else self._fit.report
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything but f and its parameters to a safetensors file, atomically.
 
         Raises:
-            ValueError: the form is matrix-free, which goes through the training data anew.
+            NotFittedError: There is no fit yet.
+            ValueError: The form is matrix-free, which goes through the training data anew.
         """
         snapshot(self._fitted()).write(path)
 
@@ -383,19 +507,24 @@ class PredictionRigidity:
         """Read a file for the regressor it was made with.
 
         Args:
-            path: written by `save`.
-            f: the same regressor.
-            args: its parameters, the same.
-            options: of the constructor; the form, its ridge and the scale come from the file.
+            path: The file that `save` wrote.
+            f: The same regressor.
+            args: The same parameters, if f is a function.
+            options: Options of the constructor; the form, its ridge and the scale come from the
+                file.
+
+        Returns:
+            A fitted object.
 
         Raises:
-            FileNotFoundError: no such file.
-            ValueError: damaged, foreign, or made with another regressor or other parameters.
+            FileNotFoundError: There is no such file.
+            ValueError: The file is damaged or foreign, or was made with another regressor or other
+                parameters.
         """
-        given = Snapshot.read(path, holds=KIND)
-        pr = cls(f, *args, **options)
-        pr._fit = restored(given, pr._regressor)
-        return pr
+        stored = Snapshot.read(path, holds=KIND)
+        rigidity = cls(f, *args, **options)
+        rigidity._fit = restored_fit(stored, rigidity._regressor)
+        return rigidity
 
     @property
     def form(self) -> str:
@@ -406,8 +535,8 @@ class PredictionRigidity:
     def tolerance(self) -> float:
         """Bound on the relative error of the variances against exact arithmetic.
 
-        For the matrix-free form, of the iteration; the others count the rounding of the
-        derivatives too, which in float32 is by far the larger part.
+        For the matrix-free form it is that of the iteration. For the others it includes the
+        rounding of the derivatives, which is by far the larger part in float32.
         """
         fit = self._fitted()
         if fit.form.name == "matrix-free":
@@ -422,37 +551,49 @@ class PredictionRigidity:
         return self._fitted().gradient_norm
 
     def _problem(self, differentiation: Differentiation, samples: int) -> Problem:
+        """The sizes and options that decide between the forms."""
         flat = differentiation.regressor.flat
-        memory = MEMORY_SHARE * available(flat.device) if self._memory is None else self._memory
+        if self._memory is None:
+            memory = MEMORY_SHARE * available_memory(flat.device)
+        else:
+            memory = self._memory
         return Problem(
             parameters=len(flat),
             samples=samples,
             outputs=differentiation.outputs,
-            numbers=differentiation.numbers,
+            numbers_per_sample=differentiation.numbers_per_sample,
             itemsize=flat.element_size(),
-            ridge=self._given_ridge,
-            dual=self._hessian == "gauss-newton" and self._regulariser is None,
+            ridge=self._initial_ridge,
+            has_dual=self._hessian == "gauss-newton" and self._regulariser is None,
             exact=self._hessian == "exact",
             memory=int(memory),
         )
 
     def _fitted(self) -> Fit:
+        """The fit; refuses where there is none."""
         if self._fit is None:
             raise NotFittedError(NO_FIT.format("fit(x, y)"))
         return self._fit
 
-    def _noiseless(self) -> Calibration:
-        """The calibration for what noise should not be in; says where it is."""
-        own = self.calibration
-        if self.report is not None and own.noise.name == "none":
+    def _calibration_without_noise(self) -> Calibration:
+        """The calibration, with a warning where its scale includes the noise.
+
+        Errors of parameters, means and integrals should not include it.
+        """
+        calibration = self.calibration
+        if self.calibration_report is not None and calibration.noise.name == "none":
             notify(
                 'With noise="none" the scale holds the noise too: errors of parameters, means and '
                 "integrals come out too wide. For those fit anew, then set_scale(residual_scale)."
             )
-        return own
+        return calibration
 
-    def _given(self, x: Any, y: Any = None) -> tuple[Fit, Samples]:
-        """The fit and the data, on which a loaded fit finds its way to differentiate."""
+    def _fit_and_samples(self, x: Any, y: Any = None) -> tuple[Fit, Samples]:
+        """The fit, ready to differentiate, and the user's data as samples.
+
+        A fit that was loaded from a file learns here, from the first inputs, how to differentiate
+        f, and is stored so that it learns it once.
+        """
         samples = self._fitted().samples(x, y)
         self._fit = self._fitted().ready(samples)
         return self._fit, samples

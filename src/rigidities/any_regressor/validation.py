@@ -1,8 +1,12 @@
 r"""Calibration of a rigidity: one pass over new data, and the report.
 
-The dense form has an eigenbasis, so that every ridge can be tried. The other forms keep their
-ridge, and so does a fixed one: that reads as one effective eigenvalue $\lambda = s$ with
-$q = p / (\lambda + s)$, $p = 2 s q$.
+Every prediction gives its error and the powers $p_j$ of its tangent along the eigenvectors of the
+Hessian, so that $q = \sum_j p_j / (\lambda_j + s)$ for every ridge s. The `calibration` room then
+chooses ridge, scale and noise from these sums.
+
+The dense form has an eigenbasis, and every ridge can be tried. The other forms have one ridge, and
+so has a form whose ridge the user fixed. Such a form is written as one effective eigenvalue
+$\lambda = s$ with $q = p / (\lambda + s)$ and $p = 2 s q$.
 """
 
 from __future__ import annotations
@@ -14,11 +18,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Wanted
-from ..calibration.choosing import chosen
-from ..calibration.coverage import remarks
-from ..calibration.gathering import Gathering
+from ..calibration.calibration import CalibrationOptions
+from ..calibration.coverage import coverage_remarks
 from ..calibration.report import CalibrationReport
+from ..calibration.residuals import Gathering
+from ..calibration.search import search_report
 from ..data.samples import SampleBatch
 from ..notices import notify
 from .curvature.forms import Form
@@ -26,59 +30,83 @@ from .derivatives.differentiation import Differentiation
 
 UNLIKE = 3.0
 """Ratio of best scales beyond which outputs should not share one."""
+
 _REMEDY = "Give f a noise that differs between rows (losses.GaussianNLL), or mend f there."
 
 
-def calibrated(
-    differentiation: Differentiation, form: Form, batches: Iterable[SampleBatch], wanted: Wanted
+def calibration_report(
+    differentiation: Differentiation,
+    form: Form,
+    batches: Iterable[SampleBatch],
+    wanted: CalibrationOptions,
 ) -> CalibrationReport:
     """Choose scale and noise, and a ridge that is not fixed; see `PredictionRigidity.calibrate`.
 
+    Args:
+        differentiation: How to differentiate the regressor.
+        form: The solved curvature, at the ridge that was fixed if one was.
+        batches: Data that were not used in the fit, with targets.
+        wanted: The options of the calibration.
+
+    Returns:
+        The choice, with remarks on how well it fits the data.
+
     Raises:
-        ValueError: no targets, a criterion of the last layer, or what `Gathering` refuses.
+        ValueError: There are no targets, the criterion is one of the last layer, or `Gathering`
+            refuses the errors.
     """
     if wanted.criterion in {"evidence", "loo"}:
         raise ValueError(f"criterion={wanted.criterion!r} is for LastLayerRigidity.")
-    searching = wanted.ridge is None
-    basis = form.eigenbasis if searching else None
-    gathered, standard = Gathering(), list[Tensor]()
+    ridge_is_searched = wanted.ridge is None
+    basis = form.eigenbasis if ridge_is_searched else None
+    fixed_eigenvalue = form.ridge or 0.5  # any positive number serves where there is no ridge
+
+    gathered = Gathering()
+    standardised: list[Tensor] = []
     for batch in batches:
         prediction, tangents = differentiation(*batch.args, **batch.kwargs)
         target = batch.target_rows(prediction, differentiation.shape)
         if target is None:
             raise ValueError("Calibration needs targets: calibrate(x, y).")
         mean = prediction.to(torch.float64)
-        error, shape = target - mean, wanted.noise.shape(mean, None)
-        column = None if shape is None else shape.expand(mean.shape).reshape(-1, 1)
+        error = target - mean  # (N, K)
+        noise_shape = wanted.noise.shape(mean, None)
+        if noise_shape is not None:
+            noise_shape = noise_shape.expand(mean.shape).reshape(-1, 1)
         if basis is None:
-            power = 2 * _shift(form) * form.quadratic(tangents).reshape(-1, 1)
+            powers = 2 * fixed_eigenvalue * form.quadratic(tangents).reshape(-1, 1)  # (N K, 1)
         else:
-            power = basis.projections(tangents.matrix().flatten(0, 1)).square()
-        gathered.add(error.reshape(-1, 1), power, shape=column, mean=mean.reshape(-1, 1))
-        if differentiation.outputs > 1:  # in units of the unscaled error bars
-            standard.append(error / form.quadratic(tangents).sqrt())
+            powers = basis.projections(tangents.matrix().flatten(0, 1)).square()  # (N K, P)
+        gathered.add(error.reshape(-1, 1), powers, shape=noise_shape, mean=mean.reshape(-1, 1))
+        if differentiation.outputs > 1:
+            # In units of the unscaled error bars, to compare the outputs below.
+            standardised.append(error / form.quadratic(tangents).sqrt())
+
     residuals = gathered.residuals()
-    effective = residuals.error.new_tensor([2 * _shift(form) - form.ridge])
-    eigenvalues = effective if basis is None else basis.eigenvalues
-    least = form.least_ridge if searching else -math.inf
-    report = chosen(residuals, eigenvalues, form.with_ridge, wanted, least=least)
+    if basis is None:
+        # q must come out as p / (lambda + s) with the form's own s, which may be 0.
+        eigenvalues = residuals.error.new_tensor([2 * fixed_eigenvalue - form.ridge])
+    else:
+        eigenvalues = basis.eigenvalues
+    least_ridge = form.least_ridge if ridge_is_searched else -math.inf
+    report = search_report(residuals, eigenvalues, form.with_ridge, wanted, least=least_ridge)
     report = replace(report, advice=_REMEDY)
-    said = remarks(report, residuals, eigenvalues)
-    report = replace(report, remarks=[*report.remarks, *said])
-    if standard:
-        _compare(torch.cat(standard))
+    new_remarks = coverage_remarks(report, residuals, eigenvalues)
+    report = replace(report, remarks=[*report.remarks, *new_remarks])
+    if standardised:
+        _warn_of_unlike_outputs(torch.cat(standardised))
     return report
 
 
-def _shift(form: Form) -> float:
-    """The effective eigenvalue: the ridge, or 1/2 where there is none."""
-    return form.ridge or 0.5
+def _warn_of_unlike_outputs(standardised: Tensor) -> None:
+    """Warn where the best scales of the outputs are so unlike that one cannot serve all.
 
-
-def _compare(standard: Tensor) -> None:
-    """Warn where the best scales of the outputs (N, K) are so unlike that one cannot serve all."""
-    rms = standard.square().mean(0).sqrt()
-    ratio = float(rms.max() / rms.clamp(min=torch.finfo(rms.dtype).tiny).min())
+    The errors (N, K) are in units of their unscaled error bars, so that their root mean square is
+    the best scale of an output.
+    """
+    scales = standardised.square().mean(0).sqrt()
+    tiny = torch.finfo(scales.dtype).tiny
+    ratio = float(scales.max() / scales.clamp(min=tiny).min())
     if ratio > UNLIKE:
         notify(
             f"The best scales of the outputs differ by a factor of {ratio:.2g}, and one serves "

@@ -11,8 +11,8 @@ energy's bar is that of the predictive distribution; the baseline adds to neithe
     atoms.calc = RigidityCalculator(uq, species=["H", "C", "O"], limits=limits)
     atoms.get_forces(), atoms.calc.results["forces_std"]
 
-Name the `species` of the training data: a net with a readout per element gives an atom of any other
-element no energy and no bar at all.
+Name the `species` of the training data: a network with a readout per element gives an atom of any
+other element no energy and no bar at all.
 
 With `limits`, molecular dynamics, relaxations and paths stop by themselves, by an
 `UncertainStructureError`. To stop without an error, look at each step:
@@ -40,5 +40,16 @@ try:
 except ModuleNotFoundError as error:
     missing(error, extra("ase"), "ase")
 
-__all__ = ["RigidityCalculator", "UncertainStructureError", "with_error_bars"]
-__all__ += ["Potential", "graphs", "mace", "schnetpack"]
+__all__ = [
+    "Potential",
+    "RigidityCalculator",
+    "UncertainStructureError",
+    "graphs",
+    "mace",
+    "schnetpack",
+    "with_error_bars",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

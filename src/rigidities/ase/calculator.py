@@ -1,4 +1,10 @@
-"""The calculator: results for ASE, one structure at a time, as far as they may be trusted."""
+"""The calculator: results for ASE, one structure at a time, as far as they may be trusted.
+
+ASE asks for properties of a structure. `RigidityCalculator.calculate` checks the structure, makes
+the model's inputs of it, predicts the energy (and, if forces or stress are wanted, differentiates
+it by positions and strain in the same pass), fills `results` in eV and Å, and raises an
+`UncertainStructureError` where an error bar passes its limit.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +32,7 @@ from .strain import StrainedPositions
 
 BARS = {"energy_std": "eV", "forces_std": "eV/Å", "stress_std": "eV/Å^3"}
 """The error bars among the results, and their units."""
+
 NO_STRESS = (
     "There is no stress: it needs strained=, the names of the inputs that move with the cell "
     "(cell, shift vectors), got {}, and a structure that repeats, with a cell of three vectors."
@@ -34,20 +41,27 @@ WITHOUT_CELL = (
     "The structure is periodic, and the model is given positions and numbers only. "
     "Pass {} to give it the cell, or set atoms.pbc = False."
 )
-ROUNDING = 16  # units in the last place by which positions may differ, of single precision or less
+ROUNDING = 16
+"""Units in the last place, of single precision or less, by which positions may differ."""
+
+STRESS_COMPONENTS = [0, 1, 2, 3, 3, 4, 4, 5, 5]
+"""The nine components of the stress among Voigt's six."""
+
+__all__ = ["RigidityCalculator", "UncertainStructureError", "with_error_bars"]
 
 
 class UncertainStructureError(host.CalculatorError):
     """An error bar passed its limit.
 
     Attributes:
-        atoms: a copy of the structure, without a calculator.
-        results: energy, forces and bars there, as far as they were asked for.
+        atoms: A copy of the structure, without a calculator.
+        results: Energy, forces and bars there, as far as they were asked for.
     """
 
     def __init__(self, message: str, atoms: Atoms, results: dict[str, Any]) -> None:
         super().__init__(message)
-        self.atoms, self.results = atoms, results
+        self.atoms = atoms
+        self.results = results
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.atoms, self.results)
@@ -62,36 +76,41 @@ class RigidityCalculator(host.Calculator):
     asking for the energy alone differentiates nothing. Forces bring the stress, where there is one.
 
     Args:
-        uq: fitted around the model, and calibrated; for one structure the model's output must be
+        uq: Fitted around the model, and calibrated. For one structure the model's output must be
             one number, shaped (1,) or (1, 1).
-        inputs: callable(atoms) -> what the model takes for this one structure: a tuple, a mapping
-            of keyword inputs, or the batch that `forward` of `uq` takes; where it needs a cell or
-            neighbours. By default (positions, numbers), (n, 3) and (n,), in the model's precision
-            and units and on its device. Its positions and cell must be in the model's units too,
+        inputs: callable(atoms) -> what the model takes for this one structure, where it needs a
+            cell or neighbours: a tuple, a mapping of keyword inputs, or the batch that `forward`
+            of `uq` takes. Positions and cell must be in the model's units,
             `atoms.positions / length_unit`; other positions are refused where forces are asked
-            for.
-        wrt: position or name of the input that holds the positions; by default the first.
-        strained: names of the inputs that move with the positions where a periodic structure is
+            for. By default (positions, numbers), (n, 3) and (n,), in the model's precision and
+            units and on its device.
+        wrt: Position or name of the input that holds the positions; by default the first.
+        strained: Names of the inputs that move with the positions where a periodic structure is
             strained (`("cell", "shifts")`, vectors in the model's unit of length), for its stress.
         energy_unit: eV per unit of the model's energy (`ase.units.Hartree`).
         length_unit: Å per unit of the model's positions (`ase.units.Bohr`).
         baseline: callable(atoms) -> eV, or {element: eV}, added to the energy: what was subtracted
             before training. It changes neither forces nor bars.
-        species: elements the model was trained on, symbols or atomic numbers; others are refused.
+        species: Elements the model was trained on, symbols or atomic numbers; others are refused.
             Without it, a model may give an atom of another element no energy and no bar; only a
-            structure all of such atoms is found out, and refused.
-        limits: {"energy_std": eV, "forces_std": eV/Å, "stress_std": eV/Å^3}, any of them: beyond
+            structure that consists of such atoms alone is noticed, and refused.
+        limits: {"energy_std": eV, "forces_std": eV/Å, "stress_std": eV/Å^3}, any of them. Beyond
             them an `UncertainStructureError` is raised, after `results` is filled, whenever a
             property of that structure is asked for. The bar of an atom's force is
-            $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, that of the stress likewise over all nine
-            components: they do not depend on the axes, and are looked at whenever forces are.
-        force_bars: compute the bars of forces and stress with them, which takes one forward pass,
-            and as many passes as there are coordinates or features, whichever are fewer: forces
-            and stress share them. False: by one backward pass without; bars when
-            `get_property("forces_std")` asks for them or `limits` has them.
-        members: as in `uq.gradient`; 0 for exact bars of forces however large the structure.
+            $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, that of the stress is the same over all
+            nine components. Neither depends on the axes; both are checked whenever forces are
+            computed.
+        force_bars: Whether to compute the bars of forces and stress with them. That takes one
+            forward pass, and as many passes as there are coordinates or features, whichever are
+            fewer; forces and stress share them. With False there is one backward pass, and bars
+            only when `get_property("forces_std")` asks for them or `limits` has them.
+        members: As in `uq.gradient`; 0 for exact bars of forces however large the structure.
         sample_weight: callable(atoms) -> loss weight of the structure, as in the fit
             (`lambda atoms: 1 / len(atoms)`), to which a calibrated noise is inversely proportional.
+
+    Raises:
+        TypeError: `uq` is no LastLayerRigidity.
+        ValueError: A unit or limit is not positive, or a limit is not known.
     """
 
     implemented_properties: list[str] = ["energy", "free_energy", "forces", "stress", *BARS]  # noqa: RUF012
@@ -119,21 +138,25 @@ class RigidityCalculator(host.Calculator):
                 "LastLayerRigidity(model).fit(x, y)."
             )
         _ = uq.gram  # an unfitted one says so
-        self.uq, self.inputs, self.wrt, self.members = uq, inputs, wrt, members
-        self.force_bars, self.sample_weight = force_bars, sample_weight
+        self.uq = uq
+        self.inputs = inputs
+        self.wrt = wrt
+        self.members = members
+        self.force_bars = force_bars
+        self.sample_weight = sample_weight
         self.strained = (strained,) if isinstance(strained, str) else tuple(strained)
         self.energy_unit = _positive(energy_unit, "energy_unit")
         self.length_unit = _positive(length_unit, "length_unit")
-        own = structures.no_baseline if baseline is None else baseline
-        self.baseline = structures.checked_baseline(own)
-        self.species = None if species is None else set(map(structures.atomic_number, species))
-        if unknown := set(limits or {}) - set(BARS):
-            raise ValueError(f"limits= knows {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
-        named = (limits or {}).items()
-        self.limits = {name: _positive(limit, f"The limit of {name}") for name, limit in named}
+        if baseline is None:
+            baseline = structures.no_baseline
+        self.baseline = structures.checked_baseline(baseline)
+        self.species: set[int] | None = None
+        if species is not None:
+            self.species = {structures.atomic_number(element) for element in species}
+        self.limits = _checked_limits(limits or {})
         if "stress_std" in self.limits and not self.strained:
             raise ValueError(NO_STRESS.format("none"))
-        self._said_periodic = False
+        self._noticed_periodic = False
 
     def calculate(
         self,
@@ -143,10 +166,15 @@ class RigidityCalculator(host.Calculator):
     ) -> None:
         """Fill `results`; ASE calls it.
 
+        Args:
+            atoms: The structure; by default the latest one.
+            properties: Which properties are wanted.
+            system_changes: What has changed since the last call; nothing keeps the results.
+
         Raises:
-            ValueError: the structure is no sensible one, or the model's answer is not.
-            PropertyNotImplementedError: it has no stress.
-            UncertainStructureError: a bar passed its limit.
+            ValueError: The structure is no sensible one, or the model's answer is not.
+            PropertyNotImplementedError: It has no stress.
+            UncertainStructureError: A bar passed its limit.
         """
         super().calculate(atoms, list(properties), list(system_changes))  # type: ignore[no-untyped-call]
         structure = self.atoms
@@ -155,15 +183,20 @@ class RigidityCalculator(host.Calculator):
         if system_changes:
             self.results = {}
         structures.check_structure(structure, self.species)
-        asked, bars = set(properties), {"forces_std", "stress_std"}
-        if asked & {"stress", "stress_std"} and not self._has_stress(structure):
+        wanted = set(properties)
+        if wanted & {"stress", "stress_std"} and not self._has_stress(structure):
             raise host.PropertyNotImplementedError(NO_STRESS.format(self.strained or "none"))
-        if asked & (bars | {"forces", "stress"}):
-            known = self.force_bars or bool(bars & (asked | set(self.limits)))
-            self.results = {**self._all(structure, bars=known), **self.results}
+        if wanted & {"forces", "stress", "forces_std", "stress_std"}:
+            wanted_bars = {"forces_std", "stress_std"} & (wanted | set(self.limits))
+            bars = self.force_bars or bool(wanted_bars)
+            # What is there already stays as it is.
+            self.results = {**self._all_results(structure, bars=bars), **self.results}
         elif "energy" not in self.results:
-            found = self.uq.predict([self._batch(structure)[0]], **self._options(structure))
-            self.results.update(self._energy(found, structure))
+            batch, _ = self._batch(structure)
+            prediction = self.uq.predict(
+                [batch], progress=False, sample_weight=self._weight_function(structure)
+            )
+            self.results.update(self._energy_results(prediction, structure))
         _check_limits(self.limits, structure, self.results)
 
     def get_property(
@@ -171,46 +204,64 @@ class RigidityCalculator(host.Calculator):
     ) -> Any:
         """One of the results; ASE calls it.
 
+        Args:
+            name: The property.
+            atoms: The structure; by default the latest one.
+            allow_calculation: Whether to compute what is not there; else the result is None.
+
         Raises:
-            UncertainStructureError: a bar passed its limit, now or when it was computed.
+            UncertainStructureError: A bar passed its limit, now or when it was computed.
         """
         value = super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
-        if allow_calculation and self.atoms is not None:  # else a file is written
+        # Nothing is calculated while ASE writes a file, which limits must not stop.
+        if allow_calculation and self.atoms is not None:
             _check_limits(self.limits, self.atoms, self.results)
         return value
 
     def set(self, **parameters: Any) -> dict[str, Any]:
-        """Nothing can be set: ASE would keep options that are of no effect.
+        """Refuse parameters: ASE would keep options that have no effect.
 
         Raises:
-            TypeError: something is given.
+            TypeError: Some parameter is given.
         """
         if parameters:
-            what = f"A RigidityCalculator has no parameters to set, got {', '.join(parameters)}"
-            raise TypeError(f"{what}. Make a new one: atoms.calc = RigidityCalculator(uq, ...).")
+            raise TypeError(
+                f"A RigidityCalculator has no parameters to set, got {', '.join(parameters)}. "
+                "Make a new one: atoms.calc = RigidityCalculator(uq, ...)."
+            )
         return {}
 
     def export_properties(self) -> Properties:
         """Those of the results that ASE has a definition of."""
-        return Properties({k: v for k, v in self.results.items() if k in all_outputs})
+        defined = {name: v for name, v in self.results.items() if name in all_outputs}
+        return Properties(defined)
 
-    def _options(self, atoms: Atoms) -> dict[str, Any]:
+    def _weight_function(self, atoms: Atoms) -> Callable[[Any], torch.Tensor] | None:
+        """The loss weight of a structure, as `uq` takes it: callable(batch) -> (1,)."""
         if self.sample_weight is None:
-            return {"progress": False}
-        own = _positive(self.sample_weight(atoms), "sample_weight")
-        weight = torch.tensor([own], dtype=torch.float64)
-        return {"progress": False, "sample_weight": lambda _: weight}
+            return None
+        value = _positive(self.sample_weight(atoms), "sample_weight")
+        weight = torch.tensor([value], dtype=torch.float64)
+        return lambda batch: weight
 
-    def _energy(self, found: Prediction, atoms: Atoms) -> dict[str, float]:
-        if found.mean.numel() != 1:
+    def _energy_results(self, prediction: Prediction, atoms: Atoms) -> dict[str, float]:
+        """The energy and its error bar in eV, with the baseline.
+
+        Raises:
+            ValueError: They are not finite, not of one structure, or of unknown elements.
+        """
+        if prediction.mean.numel() != 1:
             raise ValueError(
                 "Expected one number for the structure, got an output shaped "
-                f"{tuple(found.mean.shape)}. Let the model sum over its atoms, pick the energy "
-                "with output= or forward= of LastLayerRigidity, or let inputs= give one structure."
+                f"{tuple(prediction.mean.shape)}. Let the model sum over its atoms, pick the "
+                "energy with output= or forward= of LastLayerRigidity, or let inputs= give one "
+                "structure."
             )
-        energy, std = (self.energy_unit * float(value) for value in (found.mean, found.std))
-        _check_finite("energy", energy, std)
-        if self.species is None and float(found.epistemic) == 0:
+        energy = self.energy_unit * float(prediction.mean)
+        std = self.energy_unit * float(prediction.std)
+        _check_finite("energy", energy)
+        _check_finite("energy_std", std)
+        if self.species is None and float(prediction.epistemic) == 0:
             raise ValueError(
                 f"The energy's error bar is exactly zero: no readout saw an atom of "
                 f"{atoms.symbols}, as if none were of an element the model knows. Name those it "
@@ -219,28 +270,51 @@ class RigidityCalculator(host.Calculator):
         energy += structures.baseline_energy(self.baseline, atoms)
         return {"energy": energy, "free_energy": energy, "energy_std": std}
 
-    def _all(self, atoms: Atoms, *, bars: bool) -> dict[str, Any]:
-        """Energy, forces and stress of one pass, with their bars."""
-        given, wrt = self._batch(atoms)
-        (batch,) = self.uq.feed.unlabelled()([given], "forces", progress=False)
+    def _all_results(self, atoms: Atoms, *, bars: bool) -> dict[str, Any]:
+        """Energy, forces and stress of one pass.
+
+        Args:
+            atoms: The structure.
+            bars: Whether forces and stress come with their error bars.
+        """
+        raw, wrt = self._batch(atoms)
+        (batch,) = self.uq.feed.unlabelled()([raw], "forces", progress=False)
         slot = self._slot(batch, wrt, atoms)
-        options = {"members": self.members, **self._options(atoms)}
-        energy, slope = self.uq.predict_with_gradient([given], slot, gradient_bars=bars, **options)
-        if bars and not slope.mean.any():  # refuses positions that were detached
-            self.uq.predict_with_gradient([given], slot, gradient_bars=False, progress=False)
-        results: dict[str, Any] = dict(self._energy(energy, atoms))
-        for end, value in (("", slope.mean), ("_std", slope.std))[: 1 + bars]:
-            rows = self.energy_unit * value.detach().cpu().double().numpy().reshape(-1, 3)
-            forces, stress = rows[: len(atoms)] / self.length_unit, rows[len(atoms) :].flatten()
-            results[f"forces{end}"] = forces if end else -forces
-            if len(stress):
-                results[f"stress{end}"] = stress / atoms.get_volume()
-        for name in ("forces", "stress"):
-            _check_finite(name, *(value for key, value in results.items() if name in key))
+        energy, gradient = self.uq.predict_with_gradient(
+            [raw],
+            slot,
+            gradient_bars=bars,
+            members=self.members,
+            progress=False,
+            sample_weight=self._weight_function(atoms),
+        )
+        if bars and not gradient.mean.any():
+            # Without bars, positions that were detached are refused.
+            self.uq.predict_with_gradient([raw], slot, gradient_bars=False, progress=False)
+        results: dict[str, Any] = dict(self._energy_results(energy, atoms))
+        slopes, strain_slopes = self._position_and_strain_rows(gradient.mean, atoms)
+        results["forces"] = -slopes
+        if len(strain_slopes):
+            results["stress"] = strain_slopes / atoms.get_volume()
+        if bars:
+            slope_bars, strain_bars = self._position_and_strain_rows(gradient.std, atoms)
+            results["forces_std"] = slope_bars
+            if len(strain_bars):
+                results["stress_std"] = strain_bars / atoms.get_volume()
+        for name in ("forces", "forces_std", "stress", "stress_std"):
+            if name in results:
+                _check_finite(name, results[name])
         return results
 
+    def _position_and_strain_rows(
+        self, gradient: torch.Tensor, atoms: Atoms
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Derivatives by positions (n, 3) in eV/Å, and by the strain (6,) or (0,) in eV."""
+        rows = self.energy_unit * gradient.detach().cpu().double().numpy().reshape(-1, 3)
+        return rows[: len(atoms)] / self.length_unit, rows[len(atoms) :].flatten()
+
     def _slot(self, batch: Batch, wrt: InputName, atoms: Atoms) -> Slot:
-        """Where the positions stand, with the strain where there is a stress."""
+        """Where the positions stand in a batch, with the strain where there is a stress."""
         slot = Slot.find(batch, wrt, self.uq.readout)
         if self.inputs is not None:
             _check_positions(batch, slot, atoms, self.length_unit)
@@ -255,32 +329,41 @@ class RigidityCalculator(host.Calculator):
         return StrainedPositions(slot.key, slot.whole, others)
 
     def _has_stress(self, atoms: Atoms) -> bool:
+        """Whether the stress of a structure can be computed."""
         return bool(self.strained and atoms.pbc.any() and atoms.cell.rank == 3)
 
     def _batch(self, atoms: Atoms) -> tuple[Any, InputName]:
         """One structure as `uq` takes it, and where in it the positions stand."""
-        given = self._default_inputs(atoms) if self.inputs is None else self.inputs(atoms)
-        wrt, feed = self.wrt, self.uq.feed
-        if isinstance(given, (tuple, list)):
-            wrt = 0 if wrt is None else wrt
-            if not feed.whole and feed.inputs == 0:  # keywords were fitted
-                names = input_names(self.uq.model)
-                _check_count(len(given) <= len(names), f"takes {len(names)}", len(given))
-                if isinstance(wrt, int) and not 0 <= wrt < len(given):
-                    known = ", ".join(names[: len(given)])
-                    raise ValueError(f"There is no input {wrt}. Name one of {known} with wrt=.")
-                given = dict(zip(names, given, strict=False))
-                wrt = names[wrt] if isinstance(wrt, int) else wrt
-            elif not feed.whole:
-                fitted = f"was fitted with {feed.inputs}"
-                _check_count(feed.inputs == len(given), fitted, len(given))
-        if isinstance(given, Mapping) and wrt is None:
-            wrt = next(iter(given))
-        return given, wrt
+        raw = self._default_inputs(atoms) if self.inputs is None else self.inputs(atoms)
+        wrt = self.wrt
+        if isinstance(raw, (tuple, list)):
+            if wrt is None:
+                wrt = 0
+            batch_format = self.uq.feed.format
+            if not batch_format.whole and batch_format.inputs == 0:
+                return self._by_keyword(raw, wrt)
+            if not batch_format.whole and batch_format.inputs != len(raw):
+                raise ValueError(_wrong_count(f"was fitted with {batch_format.inputs}", len(raw)))
+        if isinstance(raw, Mapping) and wrt is None:
+            wrt = next(iter(raw))
+        return raw, wrt
+
+    def _by_keyword(self, inputs: Sequence[Any], wrt: str | int) -> tuple[dict[str, Any], str]:
+        """Positional inputs by keyword, as in the fit, and the keyword of the positions."""
+        names = input_names(self.uq.model)
+        if len(inputs) > len(names):
+            raise ValueError(_wrong_count(f"takes {len(names)}", len(inputs)))
+        if isinstance(wrt, int):
+            if not 0 <= wrt < len(inputs):
+                choices = ", ".join(names[: len(inputs)])
+                raise ValueError(f"There is no input {wrt}. Name one of {choices} with wrt=.")
+            wrt = names[wrt]
+        return dict(zip(names, inputs, strict=False)), wrt
 
     def _default_inputs(self, atoms: Atoms) -> tuple[torch.Tensor, torch.Tensor]:
-        if atoms.pbc.any() and not self._said_periodic:
-            self._said_periodic = True
+        """Positions (n, 3) in the model's unit, and atomic numbers (n,)."""
+        if atoms.pbc.any() and not self._noticed_periodic:
+            self._noticed_periodic = True
             notify(WITHOUT_CELL.format("inputs="))
         device, dtype = placement(self.uq.model)
         positions = torch.as_tensor(atoms.positions / self.length_unit, dtype=dtype, device=device)
@@ -295,57 +378,76 @@ def with_error_bars(atoms: Atoms) -> Atoms:
     No limit is looked at: a structure at which a simulation stopped can be written too.
 
     Args:
-        atoms: with a `RigidityCalculator`.
+        atoms: A structure with a `RigidityCalculator`.
 
     Raises:
-        TypeError: there is another calculator, or none.
+        TypeError: There is another calculator, or none.
     """
     calculator = atoms.calc
     if not isinstance(calculator, RigidityCalculator):
-        what = f"Expected atoms with a RigidityCalculator, got {type(calculator).__name__}"
-        raise TypeError(f"{what}. Set atoms.calc = RigidityCalculator(uq).")
+        raise TypeError(
+            f"Expected atoms with a RigidityCalculator, got {type(calculator).__name__}. Set "
+            "atoms.calc = RigidityCalculator(uq)."
+        )
     with suppress(UncertainStructureError):  # the results are there
         calculator.get_property("energy_std", atoms)
     results = calculator.results
-    kept: Atoms = atoms.copy()
-    for name in BARS:  # of a frame that was read from a file, say
-        kept.info.pop(name, None)
-    kept.info.update({name: results[name] for name in BARS if name in results})
-    own = {name: value for name, value in results.items() if name not in BARS}
-    kept.calc = SinglePointCalculator(kept, **own)
-    return kept
+    labelled: Atoms = atoms.copy()
+    for name in BARS:
+        # A structure that was read from a file may have old bars.
+        labelled.info.pop(name, None)
+        if name in results:
+            labelled.info[name] = results[name]
+    ase_results = {name: value for name, value in results.items() if name not in BARS}
+    labelled.calc = SinglePointCalculator(labelled, **ase_results)
+    return labelled
 
 
-def _check_count(right: bool, expected: str, got: int) -> None:
-    if not right:
-        what = f"The model {expected} inputs, got {got} for a structure"
-        raise ValueError(f"{what}. Pass inputs=lambda atoms: (...) that gives all of them.")
+def _wrong_count(expected: str, got: int) -> str:
+    """The message where a structure makes another number of inputs than the model takes."""
+    return (
+        f"The model {expected} inputs, got {got} for a structure. Pass inputs=lambda atoms: (...) "
+        "that gives all of them."
+    )
 
 
-def _check_finite(what: str, *values: Any) -> None:
-    for name, numbers in zip((what, f"{what}_std"), values, strict=False):
-        if not np.isfinite(numbers).all():
-            raise ValueError(
-                f"The model's {name} for this structure is NaN or infinite. Look at the positions, "
-                "at their unit, and at what the model does with atoms that have no neighbours."
-            )
+def _check_finite(name: str, values: Any) -> None:
+    """Refuse a result that is NaN or infinite."""
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"The model's {name} for this structure is NaN or infinite. Look at the positions, "
+            "at their unit, and at what the model does with atoms that have no neighbours."
+        )
+
+
+def _checked_limits(limits: Mapping[str, float]) -> dict[str, float]:
+    """Limits of error bars by name; refused where a name is unknown or a limit not positive."""
+    unknown = set(limits) - set(BARS)
+    if unknown:
+        raise ValueError(f"limits= knows {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
+    return {name: _positive(limit, f"The limit of {name}") for name, limit in limits.items()}
 
 
 def _check_limits(limits: Mapping[str, float], atoms: Atoms, results: Mapping[str, Any]) -> None:
-    for name in [name for name in limits if name in results]:
-        # one row for energy and stress, one per atom for forces
+    """Raise an `UncertainStructureError` where an error bar among the results passes its limit."""
+    for name, limit in limits.items():
+        if name not in results:
+            continue
+        # One row for the energy and for the stress, one per atom for forces.
         rows = np.atleast_2d(results[name])
-        rows = rows[:, [0, 1, 2, 3, 3, 4, 4, 5, 5]] if name == "stress_std" else rows
+        if name == "stress_std":
+            rows = rows[:, STRESS_COMPONENTS]
         bars = np.linalg.norm(rows, axis=1)
         worst = int(bars.argmax())
-        if bars[worst] <= limits[name]:
+        if bars[worst] <= limit:
             continue
-        what = f"the {name.removesuffix('_std')}"
         if name == "forces_std":
-            what = f"the force on atom {worst} ({atoms.symbols[worst]})"
+            quantity = f"the force on atom {worst} ({atoms.symbols[worst]})"
+        else:
+            quantity = f"the {name.removesuffix('_std')}"
         raise UncertainStructureError(
-            f"The error bar of {what} is {bars[worst]:.4g} {BARS[name]}, above the limit "
-            f"{name} = {limits[name]:.4g}. The model does not know this structure: label it "
+            f"The error bar of {quantity} is {bars[worst]:.4g} {BARS[name]}, above the limit "
+            f"{name} = {limit:.4g}. The model does not know this structure: label it "
             "(.atoms of this error), add it to the training data and fit again.",
             atoms.copy(),
             dict(results),
@@ -353,23 +455,34 @@ def _check_limits(limits: Mapping[str, float], atoms: Atoms, results: Mapping[st
 
 
 def _positive(value: float, name: str) -> float:
+    """A number that must be positive and finite."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a positive number, got {value}.")
     return float(value)
 
 
 def _check_positions(batch: Batch, slot: Slot, atoms: Atoms, length_unit: float) -> None:
-    """Forces are derivatives by positions: compare the input with those of the structure.
+    """Compare the input that holds the positions with those of the structure.
 
-    It may be shifted as a whole and by vectors of the cell, which changes no derivative. Inputs
-    that are not shaped (n, 3) or (1, n, 3) are not looked at.
+    Forces are derivatives by positions. The input may be shifted as a whole and by vectors of the
+    cell, which changes no derivative. Inputs that are not shaped (n, 3) or (1, n, 3) are not looked
+    at.
+
+    Args:
+        batch: The structure as the model takes it.
+        slot: Where in it the positions stand.
+        atoms: The structure.
+        length_unit: Å per unit of the model's positions.
+
+    Raises:
+        ValueError: They differ by more than rounding.
     """
-    given = slot.get(batch).detach()
-    if given.shape not in ((len(atoms), 3), (1, len(atoms), 3)):
+    inputs = slot.get(batch).detach()
+    if inputs.shape not in ((len(atoms), 3), (1, len(atoms), 3)):
         return
-    eps = max(torch.finfo(given.dtype).eps, torch.finfo(torch.float32).eps)
-    found = length_unit * given.cpu().double().numpy().reshape(-1, 3)
-    shift = found - atoms.positions
+    eps = max(torch.finfo(inputs.dtype).eps, torch.finfo(torch.float32).eps)
+    positions = length_unit * inputs.cpu().double().numpy().reshape(-1, 3)
+    shift = positions - atoms.positions
     shift -= shift[0]
     cell, periodic = structures.periodic_cell(atoms)
     images = np.round(np.linalg.solve(cell.T, shift.T).T) * periodic

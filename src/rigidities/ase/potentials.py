@@ -33,23 +33,33 @@ from ..notices import missing, notify
 from .calculator import WITHOUT_CELL, RigidityCalculator
 from .structures import Baseline, baseline_energy, checked_baseline, no_baseline
 
+__all__ = ["Potential", "graphs", "mace", "schnetpack"]
+
 
 @dataclass
 class Potential:
     """A trained potential and the way from `ase.Atoms` to its batches.
 
     Attributes:
-        model: the trained module, never changed.
+        model: The trained module, never changed.
         collate: list of structures -> one batch, a mapping.
-        forward: (model, batch) -> energies, or a mapping that holds them at the key `output`.
-        wrt: key of the batch that holds positions.
-        strained: keys of what moves with them under a strain, for stress.
-        layer: of the readout; by default the last linear map before the output.
+        forward: (model, batch) -> energies, or a mapping that holds them.
+        output: The key of the energies in such a mapping.
+        wrt: The batch's key of the positions.
+        strained: Keys of what moves with the positions under a strain, for the stress.
+        layer: The readout's layer; by default the last linear map before the output.
         weight: callable(atoms) -> weight of its energy in the training loss; None for one.
-        energy_unit, length_unit, baseline: as in `RigidityCalculator`; structures carry eV and Å.
-        energy_key, forces_key: of `atoms.info` and `atoms.arrays`; by default the calculator's, or
-            "energy" and "forces".
-        uq: the error bars, around the model; `labels` and `species` are those of the fit.
+        energy_unit: As in `RigidityCalculator`; structures carry eV.
+        length_unit: As in `RigidityCalculator`; structures carry Å.
+        baseline: As in `RigidityCalculator`.
+        energy_key: The energy's key in `atoms.info`; by default the calculator's energy, or
+            "energy".
+        forces_key: The forces' key in `atoms.arrays`; by default the calculator's forces, or
+            "forces".
+        batch_size: Structures of a batch.
+        uq: The error bars, around the model.
+        labels: What structures of the fit carried: "energy", perhaps "forces".
+        species: Atomic numbers of the fit's structures.
     """
 
     model: nn.Module = field(repr=False)
@@ -72,65 +82,116 @@ class Potential:
 
     def __post_init__(self) -> None:
         self.baseline = checked_baseline(self.baseline)
-        options: dict[str, Any] = {"layer": self.layer, "output": self.output}
-        self.uq = LastLayerRigidity(self.model, forward=self.forward, **options)
+        self.uq = LastLayerRigidity(
+            self.model, forward=self.forward, layer=self.layer, output=self.output
+        )
 
     def fit(
-        self, train: Iterable[Atoms], *, forces_weight: float | None = None, **options: Any
+        self, structures: Iterable[Atoms], *, forces_weight: float | None = None, **options: Any
     ) -> Potential:
         """Accumulate the Gram over the structures that the model was trained on.
 
-        `forces_weight` is that of the square of one component of a force in the training loss,
-        beside `weight`; `options` are those of `LastLayerRigidity.fit`, and go first.
+        Args:
+            structures: They carry their energies, and their forces if those were trained on.
+            forces_weight: Weight of the square of one component of a force in the training loss,
+                beside `weight`; None where the loss had no forces.
+            options: Those of `LastLayerRigidity.fit`, which prevail over what is chosen here.
+
+        Returns:
+            This potential.
         """
         if forces_weight is not None:
-            options = {"gradients": self.wrt, "gradient_weight": forces_weight, **options}
+            options.setdefault("gradients", self.wrt)
+            options.setdefault("gradient_weight", forces_weight)
         if self.weight is not None:
             options.setdefault("sample_weight", lambda batch: batch["sample_weight"])
-        frames, labels = _frames(train), _labelled(options, ("energy",))
+        frames = _as_list(structures)
+        labels = _labels_for(options, ("energy",))
         self.uq.fit(self.batches(frames, labels), **options)
         self.labels = labels
-        self.species = {int(number) for atoms in frames for number in atoms.numbers}
+        self.species = set()
+        for atoms in frames:
+            self.species.update(atoms.numbers.tolist())
         return self
 
-    def calibrate(self, valid: Iterable[Atoms], **options: Any) -> CalibrationReport:
-        """Calibrate on structures that the model has not seen; forces too, if they were fitted."""
-        labels = _labelled(options, self.labels)
-        return self.uq.calibrate(self.batches(valid, labels), **options)
+    def calibrate(self, structures: Iterable[Atoms], **options: Any) -> CalibrationReport:
+        """Calibrate on structures that the model has not seen; forces too, if they were fitted.
+
+        Args:
+            structures: They carry what those of the fit did.
+            options: Those of `LastLayerRigidity.calibrate`.
+        """
+        labels = _labels_for(options, self.labels)
+        return self.uq.calibrate(self.batches(structures, labels), **options)
 
     def calculator(self, **options: Any) -> RigidityCalculator:
-        """For `atoms.calc`; the options are those of `RigidityCalculator`."""
-        known: dict[str, Any] = {"sample_weight": self.weight, "species": self.species or None}
-        for name in ("wrt", "strained", "energy_unit", "length_unit", "baseline"):
-            known[name] = getattr(self, name)
-        inputs = lambda atoms: self.collate([atoms])  # noqa: E731
-        return RigidityCalculator(self.uq, inputs=inputs, **{**known, **options})
+        """A calculator for `atoms.calc`.
 
-    def batches(self, frames: Iterable[Atoms], labels: Sequence[str] = ()) -> list[Any]:
-        """Structures as `uq` takes them, with those labels ("energy", "forces")."""
-        frames, step = _frames(frames), self.batch_size
-        parts = [frames[start : start + step] for start in range(0, len(frames), step)]
-        return [{**self.collate(part), **self._labels(part, labels)} for part in parts]
+        Args:
+            options: Those of `RigidityCalculator`, which prevail over what is known from here.
+        """
+        defaults: dict[str, Any] = {
+            "wrt": self.wrt,
+            "strained": self.strained,
+            "energy_unit": self.energy_unit,
+            "length_unit": self.length_unit,
+            "baseline": self.baseline,
+            "species": self.species or None,
+            "sample_weight": self.weight,
+        }
 
-    def _labels(self, frames: list[Atoms], names: Sequence[str]) -> dict[str, Tensor]:
-        found: dict[str, Any] = {}
+        def inputs(atoms: Atoms) -> Mapping[str, Any]:
+            return self.collate([atoms])
+
+        return RigidityCalculator(self.uq, inputs=inputs, **{**defaults, **options})
+
+    def batches(self, structures: Iterable[Atoms], labels: Sequence[str] = ()) -> list[Any]:
+        """Structures as `uq` takes them.
+
+        Args:
+            structures: Any number of them.
+            labels: What the batches hold beside inputs: "energy", "forces".
+        """
+        frames = _as_list(structures)
+        batches = []
+        for start in range(0, len(frames), self.batch_size):
+            batch_frames = frames[start : start + self.batch_size]
+            batches.append(
+                {**self.collate(batch_frames), **self._label_tensors(batch_frames, labels)}
+            )
+        return batches
+
+    def _label_tensors(self, frames: list[Atoms], labels: Sequence[str]) -> dict[str, Tensor]:
+        """Weights, energies (B,) and slopes (N, 3) of structures in the model's units, by key."""
+        tensors: dict[str, Tensor] = {}
         if self.weight is not None:
-            found["sample_weight"] = [self.weight(atoms) for atoms in frames]
-        if "energy" in names:
+            weights = [self.weight(atoms) for atoms in frames]
+            tensors["sample_weight"] = torch.tensor(weights, dtype=torch.float64)
+        if "energy" in labels:
             energies = [_label(atoms, "energy", self.energy_key, atoms.info) for atoms in frames]
-            fixed = [baseline_energy(self.baseline, atoms) for atoms in frames]
-            found["y"] = np.subtract(energies, fixed) / self.energy_unit
-        if "forces" in names:
+            baselines = [baseline_energy(self.baseline, atoms) for atoms in frames]
+            targets = np.subtract(energies, baselines) / self.energy_unit
+            tensors["y"] = torch.tensor(targets, dtype=torch.float64)
+        if "forces" in labels:
             forces = [_label(atoms, "forces", self.forces_key, atoms.arrays) for atoms in frames]
-            found["slope"] = -self.length_unit / self.energy_unit * np.concatenate(forces)
-        return {key: torch.tensor(value, dtype=torch.float64) for key, value in found.items()}
+            # The derivative of the energy by positions is minus the force.
+            slopes = -self.length_unit / self.energy_unit * np.concatenate(forces)
+            tensors["slope"] = torch.tensor(slopes, dtype=torch.float64)
+        return tensors
 
 
 def mace(model: Any, *, head: str | None = None, **options: Any) -> Potential:
-    """A MACE, as trained, or a `MACECalculator` around it; `options` are those of `Potential`.
+    """A MACE model.
 
-    Weights are those of its default loss, of energies per atom; else pass `weight=`. `head` is that
-    of a model with several: by default the calculator's, or the last.
+    Its weights are those of MACE's default loss, of energies per atom; else pass `weight=`.
+
+    Args:
+        model: The model as trained, or a `MACECalculator` around it.
+        head: The head of a model with several; by default the calculator's, or the last.
+        options: Further attributes of `Potential`.
+
+    Raises:
+        ValueError: There are several models, the model is not for Å, or has no such head.
     """
     try:
         from mace import data
@@ -138,42 +199,67 @@ def mace(model: Any, *, head: str | None = None, **options: Any) -> Potential:
     except ModuleNotFoundError as error:
         missing(error, "pip install mace-torch", "mace")
 
-    if hasattr(model, "models"):
+    if hasattr(model, "models"):  # a calculator
         if len(model.models) > 1:
             raise ValueError(f"Expected one model, got {len(model.models)}. Give one of .models.")
         if model.length_units_to_A != 1:
             raise ValueError("length_units_to_A must be 1. Give the model itself, if it is for Å.")
-        head, options = head or model.head, {"energy_unit": model.energy_units_to_eV, **options}
+        head = head or model.head
+        options.setdefault("energy_unit", model.energy_units_to_eV)
         (model,) = model.models
     table = AtomicNumberTable([int(number) for number in model.atomic_numbers])
-    heads, (_, dtype) = list(getattr(model, "heads", ["Default"])), placement(model)
-    known = {"z_table": table, "cutoff": float(model.r_max), "heads": heads}
-    if (head := head or heads[-1]) not in heads:
+    cutoff = float(model.r_max)
+    heads = list(getattr(model, "heads", ["Default"]))
+    head = head or heads[-1]
+    if head not in heads:
         raise ValueError(f"Expected one of the model's heads, {heads}, got {head!r}.")
+    _, dtype = placement(model)
 
     def collate(frames: list[Atoms]) -> Mapping[str, Any]:
-        strange = {symbol for a in frames for symbol in a[~np.isin(a.numbers, table.zs)].symbols}
-        if strange:
-            raise ValueError(f"This MACE has no {', '.join(sorted(strange))}. Leave these out.")
-        configs = [data.config_from_atoms(a, head_name=head) for a in frames]
+        unknown: set[str] = set()
+        for atoms in frames:
+            unknown.update(atoms[~np.isin(atoms.numbers, table.zs)].symbols)
+        if unknown:
+            raise ValueError(f"This MACE has no {', '.join(sorted(unknown))}. Leave these out.")
+        configs = [data.config_from_atoms(atoms, head_name=head) for atoms in frames]
         with torch_tools.default_dtype(dtype):
-            graphs = [data.AtomicData.from_config(config, **known) for config in configs]
-            batch: dict[str, Any] = torch_geometric.Batch.from_data_list(graphs).to_dict()
+            atomic_data = [
+                data.AtomicData.from_config(config, z_table=table, cutoff=cutoff, heads=heads)
+                for config in configs
+            ]
+            batch: dict[str, Any] = torch_geometric.Batch.from_data_list(atomic_data).to_dict()
         return batch
 
-    forward = lambda model, batch: model(dict(batch), compute_force=False)  # noqa: E731
-    options = {"layer": "readouts", "weight": lambda atoms: 1 / len(atoms) ** 2, **options}
-    moved = ("cell", "shifts")
-    return Potential(model, collate, forward, "energy", "positions", moved, **options)
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(dict(batch), compute_force=False)
+
+    options.setdefault("layer", "readouts")
+    options.setdefault("weight", lambda atoms: 1 / len(atoms) ** 2)
+    return Potential(
+        model,
+        collate,
+        forward,
+        output="energy",
+        wrt="positions",
+        strained=("cell", "shifts"),
+        **options,
+    )
 
 
 def schnetpack(
     model: Any, *, converter: Any = None, output: str = "energy", **options: Any
 ) -> Potential:
-    """A `NeuralNetworkPotential` of schnetpack; `output` is the key of its energy.
+    """A `NeuralNetworkPotential` of schnetpack.
 
-    The `converter` is an `AtomsConverter`, by default with ASE's neighbours within the cutoff of
-    the representation; `options` are those of `Potential`.
+    Args:
+        model: The model as trained.
+        converter: An `AtomsConverter`; by default with ASE's neighbours within the cutoff of the
+            representation.
+        output: The key of the energy in what the model returns.
+        options: Further attributes of `Potential`.
+
+    Raises:
+        TypeError: The model has no representation that tells its cutoff.
     """
     if converter is None:
         try:
@@ -184,11 +270,22 @@ def schnetpack(
         if not hasattr(model, "representation"):
             raise TypeError(f"Expected a NeuralNetworkPotential, got a {type(model).__name__}.")
         neighbours = ASENeighborList(cutoff=float(model.representation.cutoff))
-        converter = AtomsConverter(neighbours, dtype=placement(model)[1])
+        _, dtype = placement(model)
+        converter = AtomsConverter(neighbours, dtype=dtype)
 
-    forward = lambda model, batch: model(dict(batch))  # noqa: E731, it adds its results to it
-    moved = ("_cell", "_offsets")
-    return Potential(model, converter, forward, output, "_positions", moved, **options)
+    def forward(model: nn.Module, batch: Any) -> Any:
+        # A copy of the mapping, since the model adds its results to it.
+        return model(dict(batch))
+
+    return Potential(
+        model,
+        converter,
+        forward,
+        output=output,
+        wrt="_positions",
+        strained=("_cell", "_offsets"),
+        **options,
+    )
 
 
 def graphs(
@@ -201,39 +298,55 @@ def graphs(
     """A model of graphs of atoms, as those of PyTorch Geometric, or of lists of systems.
 
     Args:
-        model: as trained.
+        model: The model as trained.
         forward: (model, batch) -> energies; by default `model(z, pos, batch)`, as SchNet and
             DimeNet are called. The batch is a mapping with `z`, `pos`, `cell` (B, 3, 3), `pbc`,
             `batch` and `ptr`, for `torch_geometric.data.Batch(**batch)`; with a cutoff also
             `edge_index` and `shifts`: a pair's vector is `pos[j] - pos[i] + shifts`. Where it is
             given, there is a stress.
         cutoff: Å up to which atoms are neighbours.
-        options: further attributes of `Potential`.
+        options: Further attributes of `Potential`.
     """
-    (_, dtype), unit = placement(model), options.get("length_unit", 1.0)
+    _, dtype = placement(model)
+    length_unit = options.get("length_unit", 1.0)
 
     def collate(frames: list[Atoms]) -> dict[str, Tensor]:
         if forward is None and any(atoms.pbc.any() for atoms in frames):
             notify(WITHOUT_CELL.format("a forward"))
-        columns = [(a.numbers, a.positions / unit, a.cell.array[None] / unit) for a in frames]
-        z, pos, cell = (torch.tensor(np.concatenate(part)) for part in zip(*columns, strict=True))
-        found = {"z": z, "pos": pos.to(dtype), "cell": cell.to(dtype)}
+        numbers = np.concatenate([atoms.numbers for atoms in frames])
+        positions = np.concatenate([atoms.positions / length_unit for atoms in frames])
+        cells = np.stack([atoms.cell.array / length_unit for atoms in frames])
         counts = torch.tensor([len(atoms) for atoms in frames])
-        found["ptr"] = nn.functional.pad(counts.cumsum(0), (1, 0))
-        found["batch"] = torch.arange(len(frames)).repeat_interleave(counts)
-        found["pbc"] = torch.tensor(np.stack([atoms.pbc for atoms in frames]))
-        return found if cutoff is None else found | _neighbours(frames, found, cutoff)
+        batch = {
+            "z": torch.tensor(numbers),
+            "pos": torch.tensor(positions).to(dtype),
+            "cell": torch.tensor(cells).to(dtype),
+            # Where each structure's atoms begin, (B + 1,), and which structure each belongs to.
+            "ptr": nn.functional.pad(counts.cumsum(0), (1, 0)),
+            "batch": torch.arange(len(frames)).repeat_interleave(counts),
+            "pbc": torch.tensor(np.stack([atoms.pbc for atoms in frames])),
+        }
+        if cutoff is not None:
+            batch.update(_neighbours(frames, batch, cutoff))
+        return batch
 
-    plain = lambda model, batch: model(batch["z"], batch["pos"], batch["batch"]).flatten()  # noqa: E731
-    moved = ("cell",) if cutoff is None else ("cell", "shifts")
-    options = {"strained": () if forward is None else moved, **options}
-    return Potential(model, collate, forward or plain, **options)
+    if forward is not None:
+        options.setdefault("strained", ("cell",) if cutoff is None else ("cell", "shifts"))
+    return Potential(model, collate, forward or _plain_forward, **options)
+
+
+def _plain_forward(model: nn.Module, batch: Any) -> Tensor:
+    """The energies of a model that is called as SchNet is."""
+    energies: Tensor = model(batch["z"], batch["pos"], batch["batch"])
+    return energies.flatten()
 
 
 def _neighbours(
     frames: list[Atoms], batch: Mapping[str, Tensor], cutoff: float
 ) -> dict[str, Tensor]:
-    pairs, shifts = [], []
+    """Pairs of neighbours (2, E), and the shifts (E, 3) of the second to its image."""
+    pairs = []
+    shifts = []
     for atoms, start, cell in zip(frames, batch["ptr"], batch["cell"], strict=False):
         i, j, images = neighbor_list("ijS", atoms, cutoff)
         pairs.append(torch.tensor(np.stack([i, j])) + start)
@@ -241,29 +354,47 @@ def _neighbours(
     return {"edge_index": torch.cat(pairs, 1), "shifts": torch.cat(shifts)}
 
 
-def _frames(given: Iterable[Atoms]) -> list[Atoms]:
-    if hasattr(given, "positions"):
+def _as_list(structures: Iterable[Atoms]) -> list[Atoms]:
+    """Structures as a list; refuses a single one."""
+    if hasattr(structures, "positions"):
         raise TypeError("Expected a list of ase.Atoms, got one structure: put it into a list.")
-    return list(given)
+    return list(structures)
 
 
-def _labelled(options: dict[str, Any], labels: tuple[str, ...]) -> tuple[str, ...]:
-    """What structures must carry; the options are told where the batches have it."""
+def _labels_for(options: dict[str, Any], labels: tuple[str, ...]) -> tuple[str, ...]:
+    """What structures must carry for a fit or a calibration.
+
+    Args:
+        options: Those of the fit or calibration. Where derivatives count, they are told which entry
+            of the batches has the derivatives' targets.
+        labels: What structures carry where the options say nothing of derivatives.
+    """
     if options.get("gradients") is None:
         return labels
     target = options.setdefault("gradient_target", "slope")
     return ("energy", "forces") if target == "slope" else ("energy",)
 
 
-def _label(atoms: Atoms, name: str, key: str | None, kept: Mapping[str, Any]) -> Any:
-    """An energy or forces that a structure carries."""
+def _label(atoms: Atoms, name: str, key: str | None, entries: Mapping[str, Any]) -> Any:
+    """An energy or forces that a structure carries.
+
+    Args:
+        atoms: The structure.
+        name: "energy" or "forces".
+        key: The key of the entry; None for the calculator's, or the entry called like `name`.
+        entries: The structure's `info` or `arrays`.
+
+    Raises:
+        ValueError: There is no such entry.
+    """
     if key is None and atoms.calc is not None:
         with suppress(PropertyNotImplementedError):
             return atoms.calc.get_property(name, atoms)
-    if (key or name) not in kept:
+    key = key or name
+    if key not in entries:
         where = "info" if name == "energy" else "arrays"
         raise ValueError(
-            f"{atoms.symbols} carries no {name}: there is no {key or name!r} in atoms.{where}. "
+            f"{atoms.symbols} carries no {name}: there is no {key!r} in atoms.{where}. "
             f"Name the key that holds it with {name}_key=, or set a calculator."
         )
-    return kept[key or name]
+    return entries[key]

@@ -17,7 +17,8 @@ from torch import Tensor
 from ..data.batches import Batch
 from ..data.slots import Slot
 
-VOIGT = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # which of the six stands where in the matrix, row by row
+VOIGT_OF_MATRIX = [0, 5, 4, 5, 1, 3, 4, 3, 2]
+"""Which of Voigt's six components stands where in the 3 x 3 matrix, row by row."""
 
 
 @dataclass(frozen=True)
@@ -25,23 +26,34 @@ class StrainedPositions(Slot):
     """Positions (n, 3) of one structure, and the strain, zero, in two rows below: (n + 2, 3).
 
     Attributes:
-        others: where the batch holds what moves with the positions: cell, shift vectors.
+        others: Where the batch holds what moves with the positions: cell, shift vectors.
     """
 
     others: tuple[Slot, ...] = ()
 
     def get(self, batch: Batch) -> Tensor:
-        """Positions and no strain."""
+        """The positions, and a strain of zero."""
         positions = super().get(batch).reshape(-1, 3)
         return torch.cat([positions, positions.new_zeros(2, 3)])
 
     def put(self, batch: Batch, tensor: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The model's inputs, strained."""
+        """The model's inputs for other positions and a strain.
+
+        Args:
+            batch: The structure.
+            tensor: Positions and strain, (n + 2, 3).
+        """
+        # Voigt's shear components are twice those of the matrix.
         halves = tensor.new_tensor([1.0, 1.0, 1.0, 0.5, 0.5, 0.5])
-        strain = (tensor[-2:].reshape(6) * halves)[VOIGT].reshape(3, 3)
-        own = Slot(self.key, self.whole)
-        moved = {own: tensor[:-2].reshape(own.get(batch).shape)}
-        for slot, value in (moved | {slot: slot.get(batch) for slot in self.others}).items():
-            args, kwargs = slot.put(batch, value + value @ strain.to(value.dtype))
+        strain = (tensor[-2:].reshape(6) * halves)[VOIGT_OF_MATRIX].reshape(3, 3)
+        positions_slot = Slot(self.key, self.whole)
+        positions = tensor[:-2].reshape(positions_slot.get(batch).shape)
+        # By slot, so that one that is named twice is strained once.
+        vectors = {positions_slot: positions}
+        for slot in self.others:
+            vectors[slot] = slot.get(batch)
+        for slot, unstrained in vectors.items():
+            strained = unstrained + unstrained @ strain.to(unstrained.dtype)
+            args, kwargs = slot.put(batch, strained)
             batch = replace(batch, args=args, kwargs=kwargs)
         return batch.args, batch.kwargs

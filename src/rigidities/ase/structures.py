@@ -1,4 +1,8 @@
-"""Structures that a model can answer for, and the part of their energy that it does not learn."""
+"""Structures that a model can answer for, and the part of their energy that it does not learn.
+
+`check_structure` refuses what no model can answer sensibly. A baseline is what was subtracted from
+the energies before training, by structure or by element.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +18,42 @@ from scipy.spatial import cKDTree
 
 from ase import Atoms
 
-CLOSEST = 0.1  # distance in Å below which two atoms are taken to lie on top of each other
+CLOSEST = 0.1
+"""Distance in Å below which two atoms are taken to lie on top of each other."""
+
 Baseline = Callable[[Atoms], float] | Mapping[Any, float]
-"""eV of a structure, or of each element, by symbol or atomic number."""
+"""callable(atoms) -> eV, or {element: eV} by symbol or atomic number."""
 
 
 def check_structure(atoms: Atoms, species: set[int] | None) -> None:
     """Refuse what no model can answer sensibly.
 
+    Args:
+        atoms: The structure.
+        species: Atomic numbers that the model knows; None for all.
+
     Raises:
-        ValueError: there are no atoms, one has no position or is of an unknown element, or two lie
+        ValueError: There are no atoms, one has no position or is of an unknown element, or two lie
             on top of each other, as do atoms and their images in a cell that is too flat.
     """
     if len(atoms) == 0:
         raise ValueError("The structure has no atoms. Give one with at least one atom.")
-    if len(lost := np.flatnonzero(~np.isfinite(atoms.positions).all(1))):
-        what = f"The position of atom {lost[0]} ({atoms.symbols[lost[0]]}) is not finite"
-        raise ValueError(f"{what}. Take a shorter time step, or look at the forces before.")
-    if species is not None and (unknown := sorted(set(atoms.numbers.tolist()) - species)):
+    without_position = np.flatnonzero(~np.isfinite(atoms.positions).all(1))
+    if len(without_position):
+        first = without_position[0]
         raise ValueError(
-            f"The model was not trained on {_listed(unknown)}: species= holds "
-            f"{_listed(sorted(species))}. Label structures with it and train again."
+            f"The position of atom {first} ({atoms.symbols[first]}) is not finite. Take a shorter "
+            "time step, or look at the forces before."
         )
-    if (pair := _own_image(atoms) or closest_pair(atoms, CLOSEST)) is not None:
+    if species is not None:
+        unknown = sorted(set(atoms.numbers.tolist()) - species)
+        if unknown:
+            raise ValueError(
+                f"The model was not trained on {_symbols(unknown)}: species= holds "
+                f"{_symbols(sorted(species))}. Label structures with it and train again."
+            )
+    pair = _own_image(atoms) or closest_pair(atoms, CLOSEST)
+    if pair is not None:
         i, j, distance = pair
         other = "its own image" if i == j else f"{j} ({atoms.symbols[j]})"
         raise ValueError(
@@ -47,31 +64,40 @@ def check_structure(atoms: Atoms, species: set[int] | None) -> None:
 
 
 def closest_pair(atoms: Atoms, within: float) -> tuple[int, int, float] | None:
-    """The two atoms nearest to each other, i <= j, and their distance; images count.
-
-    The cell must not be much flatter than `within`: the number of images grows as it gets flatter.
+    """The two atoms nearest to each other, of which images count too.
 
     A tree over the atoms of the cell and the images next to its faces: ASE's own neighbour lists
-    take every pair into account where there is no cell. None where no two are as near.
+    look at every pair where there is no cell.
+
+    Args:
+        atoms: The structure. Its cell must not be much flatter than `within`: the number of images
+            grows as it gets flatter.
+        within: The largest distance to look for, in Å.
+
+    Returns:
+        Their numbers, i <= j, and their distance in Å; None where no two are as near.
     """
     cell, periodic = periodic_cell(atoms)
-    places = np.linalg.solve(cell.T, atoms.positions.T).T
-    places[:, periodic] %= 1
+    fractions = np.linalg.solve(cell.T, atoms.positions.T).T  # positions in units of the cell
+    fractions[:, periodic] %= 1
+    # `within` as a fraction of the distance between opposite faces.
     margin = np.where(periodic, within * np.linalg.norm(np.linalg.inv(cell), axis=0), np.inf)
     reach = [math.ceil(width) if width < np.inf else 0 for width in margin]
-    images, owners = [], []
+    images = []
+    image_owners = []
     for shift in itertools.product(*(range(-most, most + 1) for most in reach)):
-        moved = places + shift
-        near = ((moved >= -margin) & (moved <= 1 + margin)).all(1)
-        images.append(moved[near] @ cell)
-        owners.append(np.flatnonzero(near))
-    points, owner = np.concatenate(images), np.concatenate(owners)
+        shifted = fractions + shift
+        near = ((shifted >= -margin) & (shifted <= 1 + margin)).all(1)
+        images.append(shifted[near] @ cell)
+        image_owners.append(np.flatnonzero(near))
+    points = np.concatenate(images)
+    owners = np.concatenate(image_owners)
     pairs = cKDTree(points).query_pairs(within, output_type="ndarray")
     if not len(pairs):
         return None
     distances = np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=1)
     nearest = int(distances.argmin())
-    i, j = sorted(owner[pairs[nearest]].tolist())
+    i, j = sorted(owners[pairs[nearest]].tolist())
     return i, j, float(distances[nearest])
 
 
@@ -84,14 +110,19 @@ def periodic_cell(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
 def _own_image(atoms: Atoms) -> tuple[int, int, float] | None:
     """The first atom, its nearest image and their distance, where a vector of the cell is short.
 
-    Refuses a cell of which no vector is, but where two or three nearly lie in a line or plane.
+    Returns:
+        The atom's number twice, as in `closest_pair`; None where no vector is short.
+
+    Raises:
+        ValueError: Vectors are long enough, but two or three nearly lie in a line or plane.
     """
     cell, periodic = periodic_cell(atoms)
     lengths = np.where(periodic, np.linalg.norm(cell, axis=1), np.inf)
     if lengths.min() < CLOSEST:
         return 0, 0, float(lengths.min())
-    faces = np.linalg.norm(np.cross(np.roll(cell, -1, 0), np.roll(cell, -2, 0)), axis=1)
-    if (abs(np.linalg.det(cell)) <= CLOSEST * faces)[periodic].any():
+    # The distance between opposite faces is the volume over the area of a face.
+    areas = np.linalg.norm(np.cross(np.roll(cell, -1, 0), np.roll(cell, -2, 0)), axis=1)
+    if (abs(np.linalg.det(cell)) <= CLOSEST * areas)[periodic].any():
         raise ValueError(
             f"The cell is flat: opposite faces are less than {CLOSEST} Å apart, for vectors "
             f"{atoms.cell.array.round(3).tolist()}. Check the cell and its unit."
@@ -100,23 +131,28 @@ def _own_image(atoms: Atoms) -> tuple[int, int, float] | None:
 
 
 def no_baseline(atoms: Atoms) -> float:
-    """Of every structure."""
+    """The baseline zero, of every structure."""
     return 0.0
 
 
 def checked_baseline(baseline: Baseline) -> Baseline:
-    """A baseline by atomic number, or the function as given."""
+    """A baseline with atomic numbers for elements; a function as it is."""
     if not isinstance(baseline, Mapping):
         return baseline
     return {atomic_number(element): float(energy) for element, energy in baseline.items()}
 
 
 def baseline_energy(baseline: Baseline, atoms: Atoms) -> float:
-    """The baseline of a structure in eV; refused where it lacks an element or is not finite."""
+    """The baseline of a structure in eV.
+
+    Raises:
+        ValueError: The baseline lacks an element, or is not finite.
+    """
     if isinstance(baseline, Mapping):
         numbers = atoms.numbers.tolist()
-        if missing := sorted(set(numbers) - set(baseline)):
-            raise ValueError(f"baseline= holds no energy of {_listed(missing)}. Add it, in eV.")
+        missing = sorted(set(numbers) - set(baseline))
+        if missing:
+            raise ValueError(f"baseline= holds no energy of {_symbols(missing)}. Add it, in eV.")
         energy = math.fsum(baseline[number] for number in numbers)
     else:
         energy = float(baseline(atoms))
@@ -126,7 +162,10 @@ def baseline_energy(baseline: Baseline, atoms: Atoms) -> float:
 
 
 def atomic_number(element: Any) -> int:
-    """Of a chemical symbol, or of itself.
+    """The atomic number of an element, which is given by its symbol or number.
+
+    Raises:
+        ValueError: There is no such element.
 
     Examples:
         >>> atomic_number("Cu"), atomic_number(29)
@@ -138,5 +177,6 @@ def atomic_number(element: Any) -> int:
     return number
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def _symbols(numbers: Iterable[int]) -> str:
+    """The symbols of some elements, for messages."""
     return ", ".join(chemical_symbols[number] for number in numbers)

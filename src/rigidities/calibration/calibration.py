@@ -1,4 +1,9 @@
-r"""What a calibration is asked, and what it chooses as everything after it uses it."""
+r"""What a calibration is asked for, and what it has chosen.
+
+`CalibrationOptions` holds the wishes of one call of `calibrate`, checked and with names replaced by
+classes. `Calibration` holds the outcome: the ridge $\varsigma^2$, the scale $\alpha$, the noise and
+the distribution around the mean. Predictions, files and reports read the outcome from it alone.
+"""
 
 from __future__ import annotations
 
@@ -24,35 +29,39 @@ from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
 from .conformal import Conformal, Groups
 from .criteria import AUTO, Criterion, criterion_for
 
+__all__ = ["Calibration", "CalibrationOptions", "NoiseFunction", "Support"]
+
 Support = tuple[float | None, float | None]
-Given = Callable[[Any], Tensor]
-_DEFAULTS = {True: ("features", "tilted"), False: ("none", "gaussian")}
-"""Noise and distribution of `criterion="auto"`, and of the others: the paper's form."""
+"""Lower and upper bound of the targets; None for no bound."""
+
+NoiseFunction = Callable[[Any], Tensor]
+"""A user's function from a batch to the noise variances of its rows."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CalibrationOptions:
     """What a user asks of a calibration.
 
     Attributes:
-        criterion: by name.
-        noise: its kind.
-        distribution: around the mean.
-        ridge: fixed; None searches.
-        given: variances of each batch's rows, for a noise that is known.
-        support: the targets' bounds.
-        guard: whether bars are widened beyond the training rows, or "q"; for `auto`.
-        optimism: whether left-out training rows may have smaller errors than new ones; for `auto`.
-        open_tails: whether the distribution is a Student-t whose degrees of freedom are to be
+        criterion: The criterion's name.
+        noise: The class of the noise.
+        distribution: The distribution around the mean.
+        ridge: A ridge that is fixed; None where it is to be searched.
+        noise_function: The function that gives the noise variances, for a noise that is known.
+        support: The targets' bounds.
+        guard: Whether `auto` widens bars beyond the training rows; "q" for a guard that grows with
+            q alone.
+        optimism: Whether `auto` allows left-out training rows to have smaller errors than new rows.
+        open_tails: Whether the distribution is a Student-t whose degrees of freedom are to be
             found.
-        early_stopped: whether the validation rows chose the model's checkpoint; None if unknown.
+        early_stopped: Whether the validation rows chose the model's checkpoint; None if unknown.
     """
 
     criterion: str
     noise: type[Noise]
     distribution: Distribution
     ridge: float | None = None
-    given: Given | None = None
+    noise_function: NoiseFunction | None = None
     support: Support | None = None
     guard: bool | Literal["q"] = True
     optimism: bool = True
@@ -63,47 +72,59 @@ class Wanted:
     def of(
         cls,
         criterion: str,
-        noise: str | type[Noise] | Noise | Given | None = None,
+        noise: str | type[Noise] | Noise | NoiseFunction | None = None,
         distribution: str | Distribution | type[Distribution] | None = None,
         ridge: float | str | None = None,
         support: Support | None = None,
         guard: bool | Literal["q"] = True,
         optimism: bool = True,
         early_stopped: bool | None = None,
-    ) -> Wanted:
-        """From names; None is the criterion's own, a ridge None or "search" is to be searched.
+    ) -> CalibrationOptions:
+        """The options that the arguments of `calibrate` name.
+
+        Args:
+            criterion: The criterion's name.
+            noise: A name, a class, an instance or a function; None takes the criterion's default.
+            distribution: A name, a class or an instance; None takes the criterion's default.
+            ridge: A number fixes the ridge; None and "search" leave it to be searched.
+            support: The targets' bounds.
+            guard: As in the attributes.
+            optimism: As in the attributes.
+            early_stopped: As in the attributes.
 
         Raises:
-            ValueError: a name is not known, or the criterion does not fit the distribution or
+            ValueError: A name is not known, or the criterion does not fit the distribution or the
                 noise.
         """
-        own = _DEFAULTS[criterion == AUTO]
-        noise, distribution = (
-            own[0] if noise is None else noise,
-            own[1] if distribution is None else distribution,
-        )
-        if isinstance(ridge, str) and ridge != "search":
-            raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
+        if noise is None:
+            noise = "features" if criterion == AUTO else "none"
+        if distribution is None:
+            distribution = "tilted" if criterion == AUTO else "gaussian"
         if not isinstance(guard, bool) and guard != "q":
             raise ValueError(
                 f"guard must be True, False or 'q' (bars that grow with q alone), got {guard!r}."
             )
-        number = None if ridge is None or isinstance(ridge, str) else float(ridge)
-        kind = noise_named(noise)
-        given: Any = noise.function if isinstance(noise, GivenNoise) else noise
-        given = given if kind is GivenNoise else None
-        if kind is GivenNoise and (not callable(given) or isinstance(given, type)):
-            raise ValueError("A given noise is a function: noise=lambda batch: variances.")
-        tails = distribution in ("student-t", StudentT)
         if criterion == AUTO and isinstance(distribution, StudentT | Tilted):
             raise ValueError(
-                f"criterion='auto' finds the distribution's settings itself, got {distribution.name!r} with its own: "
-                f"pass distribution={distribution.name!r}, or take criterion='nll'."
+                "criterion='auto' finds the distribution's settings itself, got "
+                f"{distribution.name!r} with its own: pass distribution={distribution.name!r}, or "
+                "take criterion='nll'."
             )
-        parts = (number, given, _support(support), guard, optimism, tails, early_stopped)
-        wanted = cls(criterion, kind, distribution_named(distribution), *parts)
-        criterion_for(criterion, wanted.distribution, kind.name)
-        return wanted
+        options = cls(
+            criterion=criterion,
+            noise=noise_named(noise),
+            distribution=distribution_named(distribution),
+            ridge=_fixed_ridge(ridge),
+            noise_function=_noise_function(noise),
+            support=_checked_support(support),
+            guard=guard,
+            optimism=optimism,
+            open_tails=distribution in ("student-t", StudentT),
+            early_stopped=early_stopped,
+        )
+        # Refuses a criterion that is unknown or does not fit the distribution or the noise.
+        criterion_for(criterion, options.distribution, options.noise.name)
+        return options
 
     @property
     def profile(self) -> Criterion:
@@ -111,8 +132,8 @@ class Wanted:
         return criterion_for(self.criterion, self.distribution)
 
     @property
-    def stopping(self) -> str:
-        """What early stopping on the validation rows means, or whether there was any.
+    def early_stopping_remark(self) -> str:
+        """What early stopping on the validation rows means, or a question whether there was any.
 
         Empty where there was none.
         """
@@ -135,22 +156,43 @@ class Wanted:
         return self.criterion == "loo"
 
 
-def _support(given: Any) -> Support | None:
-    """Two bounds, None or a number, the lower below the upper."""
-    if given is None:
+def _fixed_ridge(ridge: float | str | None) -> float | None:
+    """The ridge as a number; None where it is to be searched."""
+    if isinstance(ridge, str):
+        if ridge != "search":
+            raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
         return None
-    fits = isinstance(given, tuple | list) and len(given) == 2
-    low, high = (None if b is None else float(b) for b in given) if fits else (math.nan, 0.0)
-    if not (-math.inf if low is None else low) < (math.inf if high is None else high):
-        raise ValueError(
-            f"support must be (low, high) with low below high, None for no bound, got {given!r}."
-        )
-    return None if low is None and high is None else (low, high)
+    return None if ridge is None else float(ridge)
 
 
-def under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one part."""
-    return {key[len(name) + 1 :]: t for key, t in tensors.items() if key.startswith(f"{name}.")}
+def _noise_function(noise: Any) -> NoiseFunction | None:
+    """The function of a given noise; None for every other kind of noise."""
+    if noise_named(noise) is not GivenNoise:
+        return None
+    function = noise.function if isinstance(noise, GivenNoise) else noise
+    if not callable(function) or isinstance(function, type):
+        raise ValueError("A given noise is a function: noise=lambda batch: variances.")
+    return function
+
+
+def _checked_support(support: Any) -> Support | None:
+    """The bounds as numbers or None; None where there is neither."""
+    if support is None:
+        return None
+    refusal = ValueError(
+        f"support must be (low, high) with low below high, None for no bound, got {support!r}."
+    )
+    if not isinstance(support, tuple | list) or len(support) != 2:
+        raise refusal
+    low = None if support[0] is None else float(support[0])
+    high = None if support[1] is None else float(support[1])
+    if low is None and high is None:
+        return None
+    lowest = -math.inf if low is None else low
+    highest = math.inf if high is None else high
+    if not lowest < highest:  # also where one of them is NaN
+        raise refusal
+    return low, high
 
 
 @dataclass(frozen=True)
@@ -158,19 +200,19 @@ class Calibration:
     r"""$\sigma^2 = \alpha^2 q(\varsigma^2) + \text{noise}$, and the distribution of that variance.
 
     Attributes:
-        ridge: $\varsigma^2$.
-        scale: $\alpha$, one entry per target.
-        noise: with one level per target.
-        distribution: around the mean.
-        weight: the loss weight c of a row that has this level: the typical one (harmonic mean) of
-            the calibration rows, one entry per target; 1 where they had no weights.
+        ridge: The ridge $\varsigma^2$.
+        scale: The scale $\alpha$, one entry per target.
+        noise: The noise, with one level per target.
+        distribution: The distribution around the mean.
+        weight: The loss weight c of a row that has the noise's level, one entry per target: the
+            harmonic mean over the calibration rows, or 1 where they had no weights.
         joint: $\alpha_B$, the scale of what predictions share with one another, one entry per
             target; None where it is that of single predictions, `scale`.
-        head: of noise and tilt, where they follow the features; the distribution's squared scale is
-            then $e^h$ plus a multiple of q, plus the guard's.
-        guard: beyond the training rows, for a head.
-        support: the targets' bounds.
-        conformal: what guarantees intervals' coverage.
+        head: The head of noise and tilt, where they follow the features. The distribution's squared
+            scale is then $e^h$ plus a multiple of q, plus the guard's.
+        guard: What widens the bars of a head beyond the training rows.
+        support: The targets' bounds.
+        conformal: What guarantees the coverage of intervals.
     """
 
     ridge: float
@@ -189,12 +231,12 @@ class Calibration:
         cls, ridge: float, targets: int, device: torch.device | None = None
     ) -> Calibration:
         """Before any calibration: scale 1, no noise, Gaussian."""
-        one = torch.ones(targets, dtype=torch.float64, device=device)
-        return cls(ridge, one, NoNoise(torch.zeros_like(one)))
+        ones = torch.ones(targets, dtype=torch.float64, device=device)
+        return cls(ridge=ridge, scale=ones, noise=NoNoise(torch.zeros_like(ones)))
 
     @property
     def weighted(self) -> bool:
-        """Whether there is noise, whose level is that of rows of another weight than one."""
+        """Whether there is noise whose level is that of rows with another weight than one."""
         return bool(((self.weight != 1) & (self.noise.level > 0)).any())
 
     def epistemic(self, q: Tensor) -> Tensor:
@@ -204,120 +246,162 @@ class Calibration:
     def noise_variance(
         self, mean: Tensor, features: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
-        r"""Of rows whose predictions are (M, K), level x shape x $\bar c / c$: (M, K).
+        r"""The noise variance of rows, level x shape x $\bar c / c$, (M, K).
 
-        Rows without weights c are taken to have the typical one $\bar c$.
+        Args:
+            mean: Predictions, (M, K).
+            features: The rows' features, for a noise whose shape depends on them.
+            weight: The rows' loss weights c. Rows without weights are taken to have the typical
+                one, $\bar c$.
         """
         noise = self.noise.variance(mean, features)
-        return (noise if weight is None else noise * self.weight / weight).expand(mean.shape)
+        if weight is not None:
+            noise = noise * self.weight / weight
+        return noise.expand(mean.shape)
 
     def form(self, dtype: torch.dtype) -> HeadForm | None:
-        """The head folded with its guard and distribution, in that precision; None without a
-        head."""
+        """The head folded with its guard and distribution, in that precision; None without it."""
         if self.head is None:
             return None
         return HeadForm.of(self.head, self.guard, self.distribution, dtype)
 
-    def with_functions(self, noise: Given | None, groups: Groups | None) -> Calibration:
-        """With those again that a file does not hold; refused where none belongs to it."""
-        own = self
+    def with_functions(self, noise: NoiseFunction | None, groups: Groups | None) -> Calibration:
+        """The calibration with the functions that a file does not hold.
+
+        Raises:
+            ValueError: A function is given that this calibration does not use.
+        """
+        calibration = self
         if noise is not None:
-            if not isinstance(own.noise, GivenNoise):
+            if not isinstance(self.noise, GivenNoise):
                 raise ValueError(
-                    f"The noise of this calibration is {own.noise.name!r}, no function: load "
+                    f"The noise of this calibration is {self.noise.name!r}, no function: load "
                     "without noise=, or call calibrate(x, y, noise=function)."
                 )
-            own = replace(own, noise=replace(own.noise, function=noise))
+            calibration = replace(calibration, noise=replace(self.noise, function=noise))
         if groups is not None:
-            scores = own.conformal
-            if scores is None or scores.cuts is not None or not len(scores.labels):
+            conformal = self.conformal
+            by_function = conformal is not None and conformal.cuts is None
+            if conformal is None or not by_function or not len(conformal.labels):
                 raise ValueError(
                     "This calibration has no groups by a function: load without groups=, or call "
                     "calibrate(x, y, conformal=rows, groups=function)."
                 )
-            own = replace(own, conformal=replace(scores, function=groups))
-        return own
+            calibration = replace(calibration, conformal=replace(conformal, function=groups))
+        return calibration
 
     def shaped(self, tilt: Tensor) -> Distribution:
-        """The distribution of rows with this tilt, (M, K, J); without entries, the distribution
-        itself."""
-        return self.distribution.each(lambda _: tilt) if tilt.shape[-1] else self.distribution
+        """The distribution of rows with this tilt, (M, K, J); unchanged where J is zero."""
+        if not tilt.shape[-1]:
+            return self.distribution
+        return self.distribution.each(lambda _: tilt)
 
     def to(self, device: torch.device) -> Calibration:
         """The same on another device."""
-        noise = replace(self.noise, level=self.noise.level.to(device))
-        parts = ("scale", "weight", "joint", "head", "guard", "conformal")
-        held = {name: part for name in parts if (part := getattr(self, name)) is not None}
-        return replace(self, noise=noise, **{name: part.to(device) for name, part in held.items()})
+        return replace(
+            self,
+            scale=self.scale.to(device),
+            noise=replace(self.noise, level=self.noise.level.to(device)),
+            weight=self.weight.to(device),
+            joint=None if self.joint is None else self.joint.to(device),
+            head=None if self.head is None else self.head.to(device),
+            guard=None if self.guard is None else self.guard.to(device),
+            conformal=None if self.conformal is None else self.conformal.to(device),
+        )
 
     def header(self) -> dict[str, Any]:
-        """Plain values for a file's header; the tensors go by `tensors`."""
-        for what, part, known in (
-            ("noise", self.noise, NOISES),
-            ("distribution", self.distribution, DISTRIBUTIONS),
-        ):
-            if known.get(part.name) is not type(part):
-                raise ValueError(
-                    f"Files do not know the {what} {type(part).__name__}: give the class a name of "
-                    f"its own and register it (register_{what})."
-                )
-        distribution = {"name": self.distribution.name, "settings": self.distribution.settings()}
-        weight = {"weight": self.weight.tolist()} if self.weighted else {}
-        bounds = {} if self.support is None else {"support": list(self.support)}
-        return {
+        """Plain values for a file's header; the tensors go by `tensors`.
+
+        Raises:
+            ValueError: The noise or the distribution is of a class that is not registered.
+        """
+        if NOISES.get(self.noise.name) is not type(self.noise):
+            raise _unregistered("noise", self.noise)
+        if DISTRIBUTIONS.get(self.distribution.name) is not type(self.distribution):
+            raise _unregistered("distribution", self.distribution)
+        header: dict[str, Any] = {
             "ridge": self.ridge,
             "noise": self.noise.name,
-            "distribution": distribution,
-            **weight,
-            **bounds,
+            "distribution": {
+                "name": self.distribution.name,
+                "settings": self.distribution.settings(),
+            },
         }
+        if self.weighted:
+            header["weight"] = self.weight.tolist()
+        if self.support is not None:
+            header["support"] = list(self.support)
+        return header
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors for a file."""
-        found = {"scale": self.scale, "noise": self.noise.level}
-        found |= {} if self.joint is None else {"joint": self.joint}
-        for name in ("head", "guard", "conformal"):
-            part = getattr(self, name)
-            own = {} if part is None else part.tensors()
-            found |= {f"{name}.{key}": tensor for key, tensor in own.items()}
-        return found
+        """The tensors for a file; those of head, guard and conformal scores have prefixes."""
+        tensors = {"scale": self.scale, "noise": self.noise.level}
+        if self.joint is not None:
+            tensors["joint"] = self.joint
+        for prefix in ("head", "guard", "conformal"):
+            component = getattr(self, prefix)
+            if component is None:
+                continue
+            for name, tensor in component.tensors().items():
+                tensors[f"{prefix}.{name}"] = tensor
+        return tensors
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:
         """The calibration that `header` and `tensors` came from.
 
         Raises:
-            ValueError: the noise or distribution is none that is known here.
+            ValueError: The noise or the distribution is not known here.
         """
-        noise, distribution = header["noise"], header["distribution"]["name"]
-        for what, name, registered in (
-            ("noise", noise, NOISES),
-            ("distribution", distribution, DISTRIBUTIONS),
-        ):
-            if name not in registered:
-                raise ValueError(
-                    f"The {what} {name!r} of this file is not known here, only "
-                    f"{', '.join(registered)}. Where it is your own, register it first "
-                    f"(register_{what})."
-                )
+        noise_name = header["noise"]
+        distribution_name = header["distribution"]["name"]
+        if noise_name not in NOISES:
+            raise _unknown("noise", noise_name, NOISES)
+        if distribution_name not in DISTRIBUTIONS:
+            raise _unknown("distribution", distribution_name, DISTRIBUTIONS)
         try:
-            shape = DISTRIBUTIONS[distribution](**header["distribution"]["settings"])
+            settings = header["distribution"]["settings"]
+            distribution = DISTRIBUTIONS[distribution_name](**settings)
         except TypeError as error:
             raise ValueError(
-                f"The distribution {distribution!r} has other settings here: {error}."
+                f"The distribution {distribution_name!r} has other settings here: {error}."
             ) from error
-        head = under("head", tensors)
-        scores: dict[str, Any] = under("conformal", tensors)
         level = tensors["noise"]
+        head = without_prefix("head", tensors)
+        conformal: dict[str, Any] = without_prefix("conformal", tensors)
         return cls(
             ridge=header["ridge"],
             scale=tensors["scale"],
-            noise=NOISES[noise](level),
-            distribution=shape,
+            noise=NOISES[noise_name](level),
+            distribution=distribution,
             weight=level.new_tensor(header.get("weight", 1.0)),
             joint=tensors.get("joint"),
             head=Head(**head) if head else None,
-            guard=guard_from(under("guard", tensors)),
-            support=_support(header.get("support")),
-            conformal=Conformal(**scores) if scores else None,
+            guard=guard_from(without_prefix("guard", tensors)),
+            support=_checked_support(header.get("support")),
+            conformal=Conformal(**conformal) if conformal else None,
         )
+
+
+def without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with the prefix and a dot, by the rest of their names."""
+    start = f"{prefix}."
+    return {
+        name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)
+    }
+
+
+def _unregistered(kind: str, component: object) -> ValueError:
+    """The refusal to write a noise or a distribution that reading could not find again."""
+    return ValueError(
+        f"Files do not know the {kind} {type(component).__name__}: give the class a name of its "
+        f"own and register it (register_{kind})."
+    )
+
+
+def _unknown(kind: str, name: str, registered: dict[str, Any]) -> ValueError:
+    """The refusal to read a noise or a distribution that is not registered here."""
+    return ValueError(
+        f"The {kind} {name!r} of this file is not known here, only {', '.join(registered)}. Where "
+        f"it is your own, register it first (register_{kind})."
+    )

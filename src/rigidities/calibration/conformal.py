@@ -1,12 +1,15 @@
-r"""Intervals whose coverage is guaranteed: split conformal prediction by the distribution's own
-tails.
+r"""Intervals whose coverage is guaranteed: split conformal prediction by each distribution's tails.
 
 The score of a row is how far out its target lies in its distribution, $s = |2u - 1|$ with $u =
-F(y)$ (Chernozhukov, Wuethrich and Zhu, 2021). Held is the tail
+F(y)$ (Chernozhukov, Wuethrich and Zhu, 2021). What is kept is the tail
 $t = 1 - s = 2 \min(P(Y \le y), P(Y \ge y))$, at most 1: it keeps its digits where s rounds to one,
 and is the smallest score between F(y-) and F(y) where a distribution has mass at a bound. Of n rows
 that fitted nothing else an interval takes the $\lceil (n+1)\,\mathrm{level} \rceil$-th smallest
 score.
+
+The way of the data: `Conformal.of` sorts the tails of rows into one list for each target and group
+(groups are those of a user's function, or of the bar's size); `Conformal.bound` joins the lists to
+a prediction; `BoundConformal.interval` looks up the threshold of each of its rows.
 """
 
 from __future__ import annotations
@@ -23,22 +26,26 @@ from torch import Tensor
 from ..notices import notify, require_level
 from ..prediction.prediction import Prediction
 
+__all__ = ["BoundConformal", "Conformal", "Groups", "bar_cuts", "rows_needed"]
+
 LEAST = 50
 """Rows below which groups by the bar are merged, where nothing else is asked for."""
-
 USUAL = 0.9
 """Level for which a report says which groups are too small."""
 
 _SLACK = 1e-6
 """Share by which tails are narrowed: rounding must not push out the row that one came from."""
 _MIX = (-7046029254386353131, -4658895280553007687)
-_NONE = torch.iinfo(torch.int64).min
+"""Odd factors that mix the bits of a hash."""
+_UNLABELLED = torch.iinfo(torch.int64).min
+"""The label of rows without a group."""
 _GUARANTEE = (
     "They hold their level on average over draws of calibration and test rows, for rows used in "
     "neither training, stopping nor fitting; not per input."
 )
 
 Groups = Callable[[Any], Any]
+"""A user's function from a batch to the labels of its rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +53,13 @@ class Conformal:
     """Sorted tails of rows that fitted nothing else, for each target and group.
 
     Attributes:
-        tails: lists one after the other, each falling (its scores rise), (S,).
-        counts: rows of each list, (L,).
-        place: the list of each target and group, (K, G + 1); last that of all its rows.
-        labels: of the groups, rising, (G,); of those by the bar 1, 2, ....
-        cuts: of the bar, between its groups, (K, G - 1).
-        function: that labels a batch; files do not hold it.
+        tails: Lists of tails one after the other, each falling (its scores rise), (S,).
+        counts: The rows of each list, (L,).
+        place: The number of the list of each target and group, (K, G + 1); the last column is that
+            of all rows of the target.
+        labels: The groups' labels, rising, (G,); those by the bar are 1, 2, ....
+        cuts: Values of the bar that separate groups by the bar, (K, G - 1).
+        function: The function that labels a batch; files do not hold it.
     """
 
     tails: Tensor
@@ -73,72 +81,105 @@ class Conformal:
         function: Groups | None = None,
         merge_below: int | None = None,
     ) -> Conformal:
-        """From predictions of rows that fitted nothing else.
+        """The lists of predictions of rows that fitted nothing else.
 
         Args:
-            prediction: of any shape.
-            target: shaped like it; NaN where masked.
-            targets: which target each entry is of, broadcast against the prediction; by default
+            prediction: Predictions of any shape.
+            target: True values, shaped like them; NaN where masked.
+            targets: Which target each entry is of, broadcast against the prediction; by default
                 its place in the last of several dimensions.
-            labels: which group each entry is of, likewise.
-            cuts: of the bar, instead of labels; see `bar_cuts`.
-            function: that gave the labels.
-            merge_below: rows below which groups share one list. By default groups by labels are
+            labels: Which group each entry is of, broadcast likewise.
+            cuts: Cuts of the bar, instead of labels; see `bar_cuts`.
+            function: The function that gave the labels.
+            merge_below: Rows below which groups share one list. By default groups by labels are
                 never merged, since their guarantee would be that of the union, and groups by the
                 bar are below `LEAST`.
+
+        Raises:
+            ValueError: No target is known, or a prediction is not finite.
         """
         if merge_below is None:
             merge_below = 0 if cuts is None else LEAST
         tail = prediction.tail(target).detach()
-        known, which = ~tail.isnan(), _which(targets, tail)
+        known = ~tail.isnan()
         if not bool(known.any()) or bool((prediction.mean + prediction.std).isnan().any()):
             raise ValueError("Conformal rows need targets and finite predictions. Clean the data.")
-        given = _labels(prediction.std, which, labels, cuts)
-        seen: Tensor = torch.unique(given[known & (given != _NONE)])
-        if cuts is not None:
-            seen = torch.arange(1, cuts.shape[1] + 2, device=cuts.device)
-        count, groups, group = int(which.max()) + 1, len(seen), _number(seen, given)[known]
-        which = which[known]
-        table = (which * (groups + 1) + group).bincount(minlength=count * (groups + 1))
-        rows = table.reshape(count, -1)[:, :groups].tolist()
-        place = _lists(rows, by_size=cuts is None, merge_below=merge_below)
-        places = which.new_tensor(place)
-        columns = [places[which, -1], places[which, group]][: 2 if groups else 1]
-        lists, tails = torch.cat(columns), tail[known].repeat(len(columns))
+        target_numbers = _target_numbers(targets, tail)
+        entry_labels = _entry_labels(prediction.std, target_numbers, labels, cuts)
+        if cuts is None:
+            group_names = torch.unique(entry_labels[known & (entry_labels != _UNLABELLED)])
+        else:
+            group_names = torch.arange(1, cuts.shape[1] + 2, device=cuts.device)
+        groups = len(group_names)
+        group = _group_numbers(group_names, entry_labels)[known]
+        target_number = target_numbers[known]
+
+        # rows of each target and group, (K, G)
+        count = int(target_numbers.max()) + 1
+        cells = target_number * (groups + 1) + group
+        table = cells.bincount(minlength=count * (groups + 1)).reshape(count, -1)[:, :groups]
+        place = _list_numbers(table.tolist(), by_size=cuts is None, merge_below=merge_below)
+        place_tensor = target_number.new_tensor(place)
+
+        # Each tail goes into the list of all rows of its target, and into that of its group.
+        list_numbers = place_tensor[target_number, -1]
+        tails = tail[known]
+        if groups:
+            list_numbers = torch.cat([list_numbers, place_tensor[target_number, group]])
+            tails = tails.repeat(2)
         order = tails.argsort(descending=True)
-        order = order[lists[order].argsort(stable=True)]
-        counts = lists.bincount(minlength=place[-1][-1] + 1)
-        return cls(tails[order], counts, places, seen, cuts, function)
+        order = order[list_numbers[order].argsort(stable=True)]
+        return cls(
+            tails=tails[order],
+            counts=list_numbers.bincount(minlength=place[-1][-1] + 1),
+            place=place_tensor,
+            labels=group_names,
+            cuts=cuts,
+            function=function,
+        )
 
     def bound(self, labels: Tensor | None = None, targets: Tensor | None = None) -> BoundConformal:
-        """To the rows of a prediction; the arguments are those of `of`."""
+        """The lists for the rows of a prediction; the arguments are those of `of`."""
         return BoundConformal(self, labels, targets)
 
     def thresholds(self, level: float) -> Tensor:
-        r"""Tail of the $\lceil (n+1)\,\mathrm{level} \rceil$-th score of each list; 0 beyond n."""
-        share = _exact(level)
-        rank = self.counts.new_tensor([math.ceil((n + 1) * share) for n in self.counts.tolist()])
-        at = self.counts.cumsum(0) - self.counts + rank - 1
+        r"""The tail of the $\lceil (n+1)\,\mathrm{level} \rceil$-th score of each list, (L,).
+
+        It is 0 where the list has fewer rows than that.
+        """
+        share = _as_written(level)
+        ranks = [math.ceil((n + 1) * share) for n in self.counts.tolist()]
+        rank = self.counts.new_tensor(ranks)
+        index = self.counts.cumsum(0) - self.counts + rank - 1
         tails = torch.cat([self.tails, self.tails.new_zeros(1)])
-        return tails[torch.where(rank > self.counts, len(self.tails), at)]
+        return tails[torch.where(rank > self.counts, len(self.tails), index)]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Conformal) or {*self.tensors()} != {*other.tensors()}:
+        if not isinstance(other, Conformal):
             return False
-        return all(torch.equal(own, other.tensors()[k]) for k, own in self.tensors().items())
+        tensors = self.tensors()
+        other_tensors = other.tensors()
+        if set(tensors) != set(other_tensors):
+            return False
+        return all(torch.equal(tensor, other_tensors[name]) for name, tensor in tensors.items())
 
     @property
     def sentences(self) -> list[str]:
-        """What a report says of it."""
-        rows, groups = self.counts[self.place[:, -1]], len(self.labels)
-        least, most = int(rows.min()), int(rows.max())
-        said = f"Conformal intervals from {most} rows"
-        said += "" if least == most else f" ({least} where most targets are masked)"
-        said += f", in {groups} groups{' by the bar' * (self.cuts is not None)}" if groups else ""
-        if merged := self._merged():
-            said += f"; small ones are merged: {'; '.join(merged)}"
+        """What a report says of the intervals."""
+        rows = self.counts[self.place[:, -1]]
+        least = int(rows.min())
+        most = int(rows.max())
+        sentence = f"Conformal intervals from {most} rows"
+        if least < most:
+            sentence += f" ({least} where most targets are masked)"
+        if len(self.labels):
+            by_bar = "" if self.cuts is None else " by the bar"
+            sentence += f", in {len(self.labels)} groups{by_bar}"
+        merged = self._merged()
+        if merged:
+            sentence += f"; small ones are merged: {'; '.join(merged)}"
+        sentences = [f"{sentence}. {_GUARANTEE}"]
         small = self._too_small(USUAL)
-        sentences = [f"{said}. {_GUARANTEE}"]
         if small:
             sentences.append(
                 f"Groups too small for {USUAL:.0%} intervals, which need {rows_needed(USUAL)} "
@@ -152,10 +193,10 @@ class Conformal:
         merged = []
         for target, lists in enumerate(self.place[:, :-1]):
             for number in lists.unique().tolist():
-                shared = self.labels[lists == number].tolist()
-                if len(shared) > 1:
-                    names = ", ".join(map(str, shared)) + self._of_target(target)
-                    merged.append(f"{names} with {_rows(int(self.counts[number]))}")
+                labels = self.labels[lists == number].tolist()
+                if len(labels) > 1:
+                    names = ", ".join(map(str, labels)) + self._of_target(target)
+                    merged.append(f"{names} with {_row_count(int(self.counts[number]))}")
         return merged
 
     def _too_small(self, level: float) -> list[str]:
@@ -165,7 +206,7 @@ class Conformal:
             for label, number in zip(self.labels.tolist(), lists, strict=True):
                 count = int(self.counts[number])
                 if count < rows_needed(level):
-                    small.append(f"{label}{self._of_target(target)} with {_rows(count)}")
+                    small.append(f"{label}{self._of_target(target)} with {_row_count(count)}")
         return small
 
     def _of_target(self, target: int) -> str:
@@ -174,16 +215,23 @@ class Conformal:
 
     def to(self, device: torch.device | str) -> Conformal:
         """The same on another device."""
-        return replace(self, **{name: one.to(device) for name, one in self.tensors().items()})
+        moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        return replace(self, **moved)
 
     def tensors(self) -> dict[str, Any]:
         """The tensors for a file: everything but the function."""
-        return {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True)
 class BoundConformal:
-    """Conformal intervals of the rows of one prediction; see `Conformal.of`."""
+    """Conformal intervals of the rows of one prediction.
+
+    Attributes:
+        conformal: The sorted tails.
+        labels: Which group each entry is of, as in `Conformal.of`.
+        targets: Which target each entry is of, as in `Conformal.of`.
+    """
 
     wide: ClassVar[tuple[str, ...]] = ()
 
@@ -193,40 +241,58 @@ class BoundConformal:
 
     def to(self, device: torch.device | str) -> BoundConformal:
         """The same on another device."""
-        return replace(self, **{k: v.to(device) for k, v in vars(self).items() if v is not None})
+        return BoundConformal(
+            self.conformal.to(device),
+            None if self.labels is None else self.labels.to(device),
+            None if self.targets is None else self.targets.to(device),
+        )
 
     def resolved(self, prediction: Prediction) -> BoundConformal:
-        """With group and target of each entry, whatever its bar and its place become."""
-        which = _which(self.targets, prediction.std)
-        labels = _labels(prediction.std, which, self.labels, self.conformal.cuts)
-        return BoundConformal(replace(self.conformal, cuts=None), labels, which)
+        """The same with group and target of each entry, whatever its bar and its place become."""
+        target_numbers, labels = self._entries(prediction)
+        return BoundConformal(replace(self.conformal, cuts=None), labels, target_numbers)
+
+    def _entries(self, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        """Target and label of each entry of a prediction."""
+        target_numbers = _target_numbers(self.targets, prediction.std)
+        cuts = self.conformal.cuts
+        return target_numbers, _entry_labels(prediction.std, target_numbers, self.labels, cuts)
 
     def interval(self, prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
-        """Of each row's own distribution, between the tails at the threshold of its group: (low,
-        high).
+        """The interval of each row: between the tails at the threshold of its group.
 
         Where a group has too few rows for the level it is the whole line, or the support, and a
         warning names the group. A label that no conformal row had is such a group. Rows without a
         label get the threshold of all rows.
+
+        Args:
+            prediction: The prediction.
+            level: The share of true values that the intervals are to cover.
+
+        Returns:
+            Lower and upper ends.
         """
         require_level(level, "An interval's")
-        scores, labels, which = vars(self.resolved(prediction)).values()
-        group = _number(scores.labels, labels)
+        conformal = self.conformal
+        target_numbers, labels = self._entries(prediction)
+        group = _group_numbers(conformal.labels, labels)
         unseen = torch.zeros_like(labels, dtype=torch.bool)
-        if len(scores.labels):
-            unlabelled = labels == _NONE
-            unseen = (group == len(scores.labels)) & ~unlabelled
+        if len(conformal.labels):
+            unlabelled = labels == _UNLABELLED
+            unseen = (group == len(conformal.labels)) & ~unlabelled
             if bool(unlabelled.any()):
                 notify(
                     "Some rows have no group: their conformal intervals are those of all rows "
                     "together. Pass groups= to load, the function that calibrate was given."
                 )
-        lists = scores.place[which, group]
-        tail = scores.thresholds(level)[lists]
+        lists = conformal.place[target_numbers, group]
+        tail = conformal.thresholds(level)[lists]
         tail = torch.where(unseen, tail.new_zeros(()), tail)
-        if bool((whole := tail == 0).any()):
-            counts = torch.where(unseen, 0, scores.counts[lists])
-            notify(_why_whole(whole, counts, labels, level, grouped=len(scores.labels) > 0))
+        whole = tail == 0
+        if bool(whole.any()):
+            counts = torch.where(unseen, 0, conformal.counts[lists])
+            grouped = len(conformal.labels) > 0
+            notify(_why_whole(whole, counts, labels, level, grouped=grouped))
         return prediction.within(tail * (1 - _SLACK))
 
 
@@ -236,23 +302,31 @@ def rows_needed(level: float) -> int:
     >>> rows_needed(0.9), rows_needed(0.95)
     (9, 19)
     """
-    share = _exact(level)
+    share = _as_written(level)
     return math.ceil(share / (1 - share))
 
 
 def bar_cuts(std: Tensor | None, groups: int = 5) -> Tensor:
-    """Where the bars of training rows (n, K) are cut into equal groups, (K, groups - 1)."""
+    """Where the bars of training rows (n, K) are cut into equal groups, (K, groups - 1).
+
+    Raises:
+        ValueError: There are no training rows.
+    """
     if std is None or not len(std):
         raise ValueError(
             "groups='bar' cuts the bar at quantiles of training rows, and the fit kept none. Fit "
             "with sample=8192, or pass groups=callable(batch)."
         )
-    last = torch.arange(1, groups, device=std.device) * len(std) // groups
-    return std.double().sort(0).values[last].T.contiguous()
+    last_of_group = torch.arange(1, groups, device=std.device) * len(std) // groups
+    return std.double().sort(0).values[last_of_group].T.contiguous()
 
 
 def group_labels(function: Groups, batch: Any, output: Tensor) -> Tensor:
-    """Labels of a batch by the user's function, one per row, shaped like the model's output."""
+    """Labels of a batch by the user's function, one per row, shaped like the model's output.
+
+    Raises:
+        ValueError: The function does not return one whole number per row.
+    """
     try:
         labels = torch.as_tensor(function(batch), device=output.device)
     except (TypeError, ValueError, RuntimeError):  # strings, None
@@ -268,41 +342,51 @@ def set_aside(hashes: Tensor, share: float) -> Tensor:
     """Which rows, by their hashes (n,), are kept for conformal scores: n times the share.
 
     Equal rows stay together, and the order of rows does not matter.
+
+    Raises:
+        ValueError: The share does not lie between 0 and 1.
     """
     if not 0 < share < 1:
         raise ValueError(f"conformal= as a share must lie between 0 and 1, got {share}.")
+    # The sample of training rows takes low hashes, so that their bits are mixed first.
     mixed = hashes * _MIX[0]
-    mixed = (mixed ^ (mixed >> 29)) * _MIX[1]  # the sample of training rows takes low hashes
+    mixed = (mixed ^ (mixed >> 29)) * _MIX[1]
     return mixed <= mixed.sort().values[max(round(share * len(mixed)), 1) - 1]
 
 
-def _which(targets: Tensor | None, like: Tensor) -> Tensor:
-    """The target of each entry."""
+def _target_numbers(targets: Tensor | None, like: Tensor) -> Tensor:
+    """The target of each entry: the one given, or its place in the last of several dimensions."""
     if targets is None:
-        targets = torch.arange(like.shape[-1] if like.ndim > 1 else 1, device=like.device)
+        count = like.shape[-1] if like.ndim > 1 else 1
+        targets = torch.arange(count, device=like.device)
     return targets.expand(like.shape)
 
 
-def _labels(std: Tensor, which: Tensor, given: Tensor | None, cuts: Tensor | None) -> Tensor:
+def _entry_labels(
+    std: Tensor, target_numbers: Tensor, labels: Tensor | None, cuts: Tensor | None
+) -> Tensor:
     """The label of each entry: that of its bar, the one given, or none."""
     if cuts is not None:
-        return 1 + (std.double()[..., None] > cuts[which]).sum(-1)
-    return torch.full_like(which, _NONE) if given is None else given.expand(std.shape).contiguous()
+        return 1 + (std.double()[..., None] > cuts[target_numbers]).sum(-1)
+    if labels is None:
+        return torch.full_like(target_numbers, _UNLABELLED)
+    return labels.expand(std.shape).contiguous()
 
 
-def _number(seen: Tensor, given: Tensor) -> Tensor:
-    """Where each label stands among those seen; their count, the last column, for others."""
-    found = torch.searchsorted(seen, given)
-    same = torch.cat([seen, seen.new_full((1,), _NONE)])[found] == given
-    return torch.where(same, found, len(seen))
+def _group_numbers(group_names: Tensor, labels: Tensor) -> Tensor:
+    """Where each label stands among the groups' (G,); G, the last column, for others."""
+    number = torch.searchsorted(group_names, labels)
+    padded = torch.cat([group_names, group_names.new_full((1,), _UNLABELLED)])
+    return torch.where(padded[number] == labels, number, len(group_names))
 
 
-def _exact(level: float) -> Fraction:
+def _as_written(level: float) -> Fraction:
     """The level as it is written: 0.9 is nine tenths, whatever its last bit."""
     return Fraction(str(float(level)))
 
 
-def _rows(count: int) -> str:
+def _row_count(count: int) -> str:
+    """A number of rows in words."""
     return "1 row" if count == 1 else f"{count} rows"
 
 
@@ -316,48 +400,61 @@ def _listed(names: list[str], most: int = 8) -> str:
 def _why_whole(
     whole: Tensor, counts: Tensor, labels: Tensor, level: float, *, grouped: bool
 ) -> str:
-    """Why intervals hold everything, with the groups, their rows and the rows they need.
+    """Why intervals cover everything, with the groups, their rows and the rows they need.
 
     Args:
-        whole: which intervals do.
-        counts: conformal rows of each one's list.
-        labels: its group.
-        level: of the intervals.
-        grouped: whether there are groups.
+        whole: Which intervals do.
+        counts: The conformal rows of each one's list.
+        labels: The group of each one.
+        level: The intervals' level.
+        grouped: Whether there are groups.
     """
     needed = rows_needed(level)
     begin = f"{int(whole.sum())} of {whole.numel()} conformal intervals hold everything: "
     few = whole & (counts < needed)
     if not bool(few.any()):
         return (
-            f"{begin}too many conformal rows have targets that the distribution holds impossible for level "
-            f"{level:g}. Check the support and bars of zero."
+            f"{begin}too many conformal rows have targets that the distribution holds impossible "
+            f"for level {level:g}. Check the support and bars of zero."
         )
-    if not grouped or bool((labels[few] == _NONE).any()):
-        least = _rows(int(counts[few].min()))
+    if not grouped or bool((labels[few] == _UNLABELLED).any()):
+        least = _row_count(int(counts[few].min()))
         return f"{begin}{least} are too few for level {level:g}, which needs {needed}."
     pairs = torch.unique(torch.stack([labels[few], counts[few]], -1), dim=0).tolist()
-    names = _listed([f"{label} with {_rows(count)}" for label, count in pairs])
+    names = _listed([f"{label} with {_row_count(count)}" for label, count in pairs])
     return (
         f"{begin}groups too small for level {level:g}, which needs {needed} rows: {names}. Give "
         f"calibrate more conformal rows of them, or merge_groups={LEAST} to merge small groups."
     )
 
 
-def _lists(table: list[list[int]], *, by_size: bool, merge_below: int) -> list[list[int]]:
-    """Numbers of the lists of each target's groups, of those rows (K, G), and of all its rows.
+def _list_numbers(table: list[list[int]], *, by_size: bool, merge_below: int) -> list[list[int]]:
+    """The numbers of the lists of each target's groups, and last that of all its rows, (K, G + 1).
 
-    Neighbours (by size) are together until they have `merge_below` rows; too few at the end join
-    those before. With 0 every group has a list of its own.
+    Args:
+        table: The rows of each target's groups, (K, G).
+        by_size: Whether groups of similar size are neighbours; else those of similar labels.
+        merge_below: Neighbours are together until they have so many rows; too few at the end join
+            those before. With 0 every group has a list of its own.
     """
-    place, first = [], 0
+    place = []
+    first = 0  # number of the target's first list
     for counts in table:
-        numbers, number, held = [0] * len(counts), 0, 0
-        for i in sorted(range(len(counts)), key=lambda i: counts[i] if by_size else i):
-            numbers[i], held = number, held + counts[i]
-            if held >= merge_below:
-                number, held = number + 1, 0
+        order = list(range(len(counts)))
+        if by_size:
+            order.sort(key=lambda group: counts[group])
+        numbers = [0] * len(counts)
+        number = 0
+        rows = 0
+        for group in order:
+            numbers[group] = number
+            rows += counts[group]
+            if rows >= merge_below:
+                number += 1
+                rows = 0
         last = max(number - 1, 0)
-        place.append([first + min(i, last) for i in numbers] + [first + last + bool(counts)])
-        first = place[-1][-1] + 1
+        of_groups = [first + min(number, last) for number in numbers]
+        of_all_rows = first + last + 1 if counts else first + last
+        place.append([*of_groups, of_all_rows])
+        first = of_all_rows + 1
     return place

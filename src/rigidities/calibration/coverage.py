@@ -1,7 +1,13 @@
-"""Where 90 % intervals hold more or less than they promise: in all rows, and in fifths of them.
+"""Where 90 % intervals cover more or less than they promise: in all rows, and in fifths of them.
 
-They may hold 90 % of all rows and of no part. So rows are cut into fifths by their prediction and
-by their bar, and each is held against the binomial distribution, with tails for so many looks.
+Intervals may cover 90 % of all rows and of no part of them. So rows are cut into fifths by their
+prediction and by their bar, and each fifth is compared with the binomial distribution, with tails
+for so many looks.
+
+The way of the data: `rows_prediction` gives the rows of a calibration their error bars;
+`ScoredRows` turns predictions and true values into scores, standard normal numbers if the bars are
+right; `Coverage` counts the scores of all rows or of a fifth, and says what is wrong;
+`coverage_remarks` makes sentences of it for a report.
 """
 
 from __future__ import annotations
@@ -17,27 +23,48 @@ from torch import Tensor
 
 from ..prediction.prediction import Prediction
 from .calibration import Calibration
-from .gathering import Residuals
 from .report import CalibrationReport
+from .residuals import Residuals
 
-LEVEL, HALF_WIDTH = 0.9, 1.6448536269514722
-TAIL, FIFTHS_TAIL = 0.005, 0.001
-"""How often right bars are called too narrow, as often too wide: all rows, each of ten fifths."""
-GOOD, CAREFUL, BAD = STATUSES = "good", "careful", "bad"
-_LITTLE, _MUCH = math.log(1.1), math.log(1.5)
-"""Factors of the bars up to which a fault is small, and from which it is grave."""
-_FEWEST, _MOST = 10, 1 << 14
-"""Rows of a fifth at least; scores that a calibration looks at, at most."""
+LEVEL = 0.9
+"""The level of the intervals."""
+HALF_WIDTH = 1.6448536269514722
+"""Half the width of such an interval of a standard normal number."""
+TAIL = 0.005
+"""How often right bars are called too narrow, and as often too wide, by all rows."""
+FIFTHS_TAIL = 0.001
+"""The same by each of ten fifths."""
+GOOD = "good"
+CAREFUL = "careful"
+BAD = "bad"
+STATUSES = (GOOD, CAREFUL, BAD)
+"""How grave a fault is, from none to grave."""
+
+_LITTLE = math.log(1.1)
+"""Logarithm of the factor of the bars up to which a fault is small."""
+_MUCH = math.log(1.5)
+"""Logarithm of the factor of the bars from which on a fault is grave."""
+_FEWEST = 10
+"""Rows of a fifth at least."""
+_MOST = 1 << 14
+"""Scores that a calibration looks at, at most."""
 _NEVER = 37.0
 """The score of what cannot be: 1e-300 in double precision."""
 _PLACES = ("lowest", "second", "middle", "fourth", "highest")
 
 
-class Held(NamedTuple):
-    """How many of some rows 90 % intervals hold, what chance allows, and what is wrong.
+class Coverage(NamedTuple):
+    """How many of some rows 90 % intervals cover, what chance allows, and what is wrong.
 
-    `factor` would make the bars hold 90 %, `rms` is that of errors in bars, `side` "narrow" or
-    "wide".
+    Attributes:
+        rows: How many rows there are.
+        inside: How many of them lie inside of their interval.
+        low: The least number that chance allows.
+        high: The largest number that chance allows.
+        factor: By what the bars would have to be multiplied to cover 90 %.
+        rms: The root mean square of errors in bars.
+        side: "narrow" or "wide" where the bars are wrong beyond chance, else empty.
+        where: Which rows these are, in words.
     """
 
     rows: int
@@ -50,17 +77,36 @@ class Held(NamedTuple):
     where: str
 
     @classmethod
-    def of(cls, columns: Tensor, tail: float = TAIL, where: str = "") -> Held:
-        """Of scores, reaches and errors, (3, N), as `Scored` has them."""
-        (score, reach, error), count = columns, columns.shape[1]
-        inside, (low, high) = int((score.abs() <= HALF_WIDTH).sum()), held_by_chance(count, tail)
-        factor, rms = _nine_tenths(reach), float(error.square().mean().sqrt())
-        # where all may lie inside by chance, the sum of squares shows bars that are too wide
+    def of(cls, columns: Tensor, tail: float = TAIL, where: str = "") -> Coverage:
+        """The coverage of rows.
+
+        Args:
+            columns: Scores, reaches and errors, (3, N), as `ScoredRows.columns` has them.
+            tail: How often right bars may be called too narrow, and as often too wide.
+            where: Which rows these are, in words.
+        """
+        score, reach, error = columns
+        rows = columns.shape[1]
+        inside = int((score.abs() <= HALF_WIDTH).sum())
+        low, high = covered_by_chance(rows, tail)
+        # Where all may lie inside by chance, the sum of squares shows bars that are too wide.
         squares = score.square().sum()
-        chance = torch.special.gammainc(squares.new_tensor(count / 2), squares / 2)
-        wide = inside > high or (high == count and bool(chance < tail))
-        side = "narrow" if inside < low else "wide" * wide
-        return cls(count, inside, low, high, factor, rms, side, where)
+        chance = torch.special.gammainc(squares.new_tensor(rows / 2), squares / 2)
+        side = ""
+        if inside < low:
+            side = "narrow"
+        elif inside > high or (high == rows and bool(chance < tail)):
+            side = "wide"
+        return cls(
+            rows=rows,
+            inside=inside,
+            low=low,
+            high=high,
+            factor=_nine_tenths(reach),
+            rms=float(error.square().mean().sqrt()),
+            side=side,
+            where=where,
+        )
 
     @property
     def off(self) -> float:
@@ -69,27 +115,31 @@ class Held(NamedTuple):
 
     @property
     def status(self) -> str:
-        """By the size of the fault, where there is one beyond chance."""
-        small = not self.side or self.off < _LITTLE
-        return GOOD if small else BAD if self.off > _MUCH else CAREFUL
+        """How grave the fault is, where there is one beyond chance."""
+        if not self.side or self.off < _LITTLE:
+            return GOOD
+        return BAD if self.off > _MUCH else CAREFUL
 
     @property
     def sentence(self) -> str:
         """What is wrong with these rows."""
-        holds, low, high = (f"{100 * n / self.rows:.3g}" for n in self[1:4])
-        counted = f"90 % intervals hold {holds} %, where chance allows {low} to {high} %, and "
-        counted = counted if not self.low <= self.inside <= self.high else ""
+        counts = ""
+        if not self.low <= self.inside <= self.high:
+            counts = (
+                f"90 % intervals hold {100 * self.inside / self.rows:.3g} %, where chance allows "
+                f"{100 * self.low / self.rows:.3g} to {100 * self.high / self.rows:.3g} %, and "
+            )
         errors = f"errors are {self.rms:.2g} bars (RMS)"
-        return f"In the {self.where} {counted}{errors}: too {self.side} there."
+        return f"In the {self.where} {counts}{errors}: too {self.side} there."
 
 
-def held_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
-    """How few and how many of the true values right 90 % intervals hold.
+def covered_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
+    """How few and how many of the true values right 90 % intervals cover.
 
     Quantiles of the binomial distribution: fewer, as well as more, are as rare as `tail`.
 
     Examples:
-        >>> held_by_chance(100, 0.025), held_by_chance(20, 0.025)  # of 20 all may lie inside
+        >>> covered_by_chance(100, 0.025), covered_by_chance(20, 0.025)  # of 20 all may lie inside
         ((84, 95), (15, 20))
     """
     spread = 12 * math.sqrt(count * LEVEL * (1 - LEVEL)) + 12  # what lies beyond has no weight
@@ -97,24 +147,26 @@ def held_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
     last = min(count, math.ceil(LEVEL * count + spread))
     k = torch.arange(first, last + 1, dtype=torch.float64)
     total = torch.tensor(float(count), dtype=torch.float64)
-    ways = torch.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
-    chance = (ways + k * math.log(LEVEL) + (total - k) * math.log1p(-LEVEL)).exp().cumsum(0)
-    low, high = (int((chance < limit).sum()) for limit in (tail, 1 - tail))
+    log_ways = torch.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
+    log_mass = log_ways + k * math.log(LEVEL) + (total - k) * math.log1p(-LEVEL)
+    probability = log_mass.exp().cumsum(0)
+    low = int((probability < tail).sum())
+    high = int((probability < 1 - tail).sum())
     return first + low, first + min(high, last - first)
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Rows of one target held against their own distribution, and what 90 % intervals hold of them.
+class ScoredRows:
+    """Rows of one target compared with their own distribution.
 
     Of a target at a bound of the support, where probability is in a lump, all is that of a
     repeatable draw from what the distribution has beyond the bound.
 
     Attributes:
-        p: the predictions, (N,).
-        z: standard normal numbers as likely as the targets: `error`, for a Gaussian distribution.
-        error: (y - mean) / std.
-        looks: how many targets are looked at, by which tails are divided.
+        p: The predictions, (N,), without bounds.
+        z: Standard normal numbers as likely as the targets, (N,): `error`, for a Gaussian.
+        error: (y - mean) / std, (N,).
+        looks: How many targets are looked at, by which tails are divided.
     """
 
     p: Prediction
@@ -123,61 +175,75 @@ class Scored:
     looks: int = 1
 
     @classmethod
-    def of(cls, p: Prediction, target: Tensor, looks: int = 1) -> Scored:
-        """Of predictions that are `judgeable` and their true values."""
-        (y, beyond), free = _latent(p, target), _free(p)
-        z = error = (y - free.mean) / free.std
+    def of(cls, p: Prediction, target: Tensor, looks: int = 1) -> ScoredRows:
+        """The scores of predictions that are `judgeable`, by their true values."""
+        y, impossible = _drawn_beyond_bounds(p, target)
+        free = _without_bounds(p)
+        error = (y - free.mean) / free.std
+        z = error
         if p.distribution.name != "gaussian":
-            place = torch.where(y == free.mean, 0.0, (y - free.mean) / free.scale)
-            below, above = free.distribution.cdf(place), free.distribution.mirrored.cdf(-place)
+            place = torch.where(y == free.mean, 0.0, (y - free.mean) / free.unit)
+            below = free.distribution.cdf(place)
+            above = free.distribution.mirrored.cdf(-place)
+            # the smaller tail keeps its digits
             far = torch.special.ndtri(torch.minimum(below, above).clamp(min=1e-300, max=0.5))
             z = far.copysign(below - above)
-        return cls(free, torch.where(beyond, z.sign() * _NEVER, z), error, looks)
+        z = torch.where(impossible, z.sign() * _NEVER, z)
+        return cls(free, z, error, looks)
 
     def reach(self, level: float = LEVEL) -> Tensor:
-        """What bars must be multiplied with for an interval to end at the target."""
-        unit, tiny = self.p.scale / self.p.std, torch.finfo(torch.float64).tiny
+        """What bars must be multiplied with for an interval to end at the target, (N,)."""
+        unit = self.p.unit / self.p.std
+        tiny = torch.finfo(torch.float64).tiny
         levels = self.error.new_tensor([(1 - level) / 2, (1 + level) / 2])
         low, high = self.p.distribution.quantile(levels[:, None]) * unit
         return torch.maximum(self.error / low.clamp(max=-tiny), self.error / high.clamp(min=tiny))
 
     @cached_property
     def columns(self) -> Tensor:
-        """Scores, reaches and errors, (3, N), for `Held`."""
+        """Scores, reaches and errors, (3, N), for `Coverage`."""
         never = (self.z.abs() >= _NEVER) * _NEVER
         return torch.stack([self.z, torch.maximum(self.reach(), never), self.error])
 
     @cached_property
-    def held(self) -> Held:
-        """Of all rows."""
-        return Held.of(self.columns, TAIL / self.looks)
+    def coverage(self) -> Coverage:
+        """The coverage of all rows."""
+        return Coverage.of(self.columns, TAIL / self.looks)
 
     @cached_property
-    def fifths(self) -> list[Held]:
+    def fifths(self) -> list[Coverage]:
         """Coverage by fifths of the prediction, then of the bar; none of a key that is constant."""
         return list(self._fifths(self.columns))
 
     @cached_property
-    def uneven(self) -> list[Held]:
+    def uneven(self) -> list[Coverage]:
         """The fifths that are wrong, narrow ones first; none where one factor mends all."""
-        if self.held.side and self.fifths:
-            factors = [_nine_tenths(self.z.abs()) / HALF_WIDTH, *[self.held.factor] * 2]
-            mended = self.columns / self.z.new_tensor(factors)[:, None].clamp(min=1e-9)
-            if not any(one.side for one in self._fifths(mended)):
+        if self.coverage.side and self.fifths:
+            bar_factor = self.coverage.factor
+            score_factor = _nine_tenths(self.z.abs()) / HALF_WIDTH
+            factors = self.z.new_tensor([score_factor, bar_factor, bar_factor])
+            mended = self.columns / factors[:, None].clamp(min=1e-9)
+            if not any(fifth.side for fifth in self._fifths(mended)):
                 return []
-        found = (one for one in self.fifths if one.side)
-        return sorted(found, key=lambda one: (one.side, -one.off))
+        wrong = [fifth for fifth in self.fifths if fifth.side]
+        return sorted(wrong, key=lambda fifth: (fifth.side, -fifth.off))
 
-    def _fifths(self, columns: Tensor) -> Iterator[Held]:
-        # equal keys in random order: a table may be sorted by the target
-        mixed, tail = _shuffled(len(self.z)).to(self.z.device), FIFTHS_TAIL / self.looks
+    def _fifths(self, columns: Tensor) -> Iterator[Coverage]:
+        """The coverage of each fifth by the predictions, then by the bars."""
+        tail = FIFTHS_TAIL / self.looks
+        # Equal keys come in random order: a table may be sorted by the target.
+        mixed = _shuffled(len(self.z)).to(self.z.device)
         for name, key in (("predictions", self.p.mean), ("bars", self.p.std)):
-            if len(key) < 5 * _FEWEST or key.max() <= key.min() + 1e-9 * key.abs().max():
+            if len(key) < 5 * _FEWEST:
+                continue
+            if key.max() <= key.min() + 1e-9 * key.abs().max():  # practically constant
                 continue
             order = mixed[key[mixed].argsort(stable=True)]
-            parts = columns[:, order].tensor_split(5, 1), key[order].tensor_split(5)
-            for at, held, keys in zip(_PLACES, *parts, strict=True):
-                yield Held.of(held, tail, f"{at} fifth of the {name} ({_values(at, keys)})")
+            fifth_columns = columns[:, order].tensor_split(5, 1)
+            fifth_keys = key[order].tensor_split(5)
+            for place, scores, keys in zip(_PLACES, fifth_columns, fifth_keys, strict=True):
+                where = f"{place} fifth of the {name} ({_key_range(place, keys)})"
+                yield Coverage.of(scores, tail, where)
 
 
 def _nine_tenths(sizes: Tensor) -> float:
@@ -185,15 +251,21 @@ def _nine_tenths(sizes: Tensor) -> float:
     return float(sizes.kthvalue(math.ceil(LEVEL * len(sizes))).values)
 
 
-def _values(at: str, part: Tensor) -> str:
-    """Which keys a fifth has; neighbours share one that is repeated."""
-    low, high = (f"{float(end):.3g}" for end in (part[0], part[-1]))
+def _key_range(place: str, keys: Tensor) -> str:
+    """Which keys a fifth has, in words; neighbours share one that is repeated."""
+    low = f"{float(keys[0]):.3g}"
+    high = f"{float(keys[-1]):.3g}"
     if low == high:
         return low
-    return {"lowest": f"up to {high}", "highest": f"from {low}"}.get(at, f"{low} to {high}")
+    if place == "lowest":
+        return f"up to {high}"
+    if place == "highest":
+        return f"from {low}"
+    return f"{low} to {high}"
 
 
 def _shuffled(count: int) -> Tensor:
+    """A repeatable permutation."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
@@ -206,12 +278,14 @@ def judgeable(p: Prediction) -> bool:
     return True
 
 
-def _free(p: Prediction) -> Prediction:
-    """The same in double precision and without bounds."""
-    tensors = {name: part for name, part in vars(p).items() if isinstance(part, Tensor)}
-    own: dict[str, Any] = {name: part.detach().double() for name, part in tensors.items()}
+def _without_bounds(p: Prediction) -> Prediction:
+    """The same in double precision, without bounds and gradients."""
+    tensors: dict[str, Any] = {}
+    for name, value in vars(p).items():
+        if isinstance(value, Tensor):
+            tensors[name] = value.detach().double()
     return replace(
-        p, **own, distribution=p.distribution.each(Tensor.detach), support=None, conformal=None
+        p, **tensors, distribution=p.distribution.each(Tensor.detach), support=None, conformal=None
     )
 
 
@@ -220,67 +294,98 @@ def at_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
 
     A side is -1 or 1 at the lower or the upper bound, -2 or 2 beyond it, else 0.
     """
-    y, side = p.matched(target.detach()), torch.zeros_like(target, dtype=torch.long)
-    for sign, end in zip((-1, 1), p.support or (), strict=False):
-        if end is not None:
-            past = sign * (y - torch.as_tensor(end, dtype=torch.float64).to(y.device))
+    y = p.matched(target.detach())
+    side = torch.zeros_like(target, dtype=torch.long)
+    for sign, bound in zip((-1, 1), p.support or (), strict=False):
+        if bound is not None:
+            past = sign * (y - torch.as_tensor(bound, dtype=torch.float64).to(y.device))
             side = torch.where(past > 0, 2 * sign, torch.where(past == 0, sign, side))
     return y, side
 
 
-def _latent(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets with those at a bound drawn from beyond it, and which cannot be."""
+def _drawn_beyond_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets with those at a bound drawn from beyond it, and which targets are impossible."""
     y, side = at_bounds(p, target)
     generator = torch.Generator().manual_seed(0)
     for sign in (-1, 1):
-        if bool((at := side == sign).any()):
-            part = _free(p[at])
-            distribution = part.distribution if sign < 0 else part.distribution.mirrored
-            mass = distribution.cdf(-sign * (y[at] - part.mean) / part.scale)
-            drawn = mass * (1 - torch.rand(mass.shape, generator=generator).to(mass))
-            y[at] = part.mean - sign * part.scale * distribution.quantile(drawn.clamp(min=1e-300))
+        at = side == sign
+        if not bool(at.any()):
+            continue
+        free = _without_bounds(p[at])
+        # seen with the bound below
+        distribution = free.distribution if sign < 0 else free.distribution.mirrored
+        mass = distribution.cdf(-sign * (y[at] - free.mean) / free.unit)
+        drawn = mass * (1 - torch.rand(mass.shape, generator=generator).to(mass))
+        y[at] = free.mean - sign * free.unit * distribution.quantile(drawn.clamp(min=1e-300))
     return y, side.abs() == 2
 
 
-def predicted(
-    calibration: Calibration, part: Residuals, eigenvalues: Tensor, *, seen: bool = False
+def rows_prediction(
+    calibration: Calibration, residuals: Residuals, eigenvalues: Tensor, *, seen: bool = False
 ) -> Prediction:
-    """Gathered rows with their error bars, in the layout of rows (n, K), float64."""
-    q = part.quadratic(eigenvalues, eigenvalues.new_tensor([calibration.ridge]))[..., 0]
-    q = q / (1 - part.weight * q).clamp(min=1e-3) if seen else q
-    mean = part.kept["mean"].to(torch.float64)
-    distribution, epistemic = calibration.distribution, calibration.epistemic(q).expand(mean.shape)
-    share = part.share * calibration.weight / part.typical
-    share = torch.where(share.isfinite(), share, 1.0)  # of weight zero, whose errors are not known
-    noise = calibration.noise.level * share
+    """Gathered rows with their error bars, in the layout of rows (n, K), float64.
+
+    Args:
+        calibration: What was chosen.
+        residuals: The rows, with the extra column "mean", and "inputs" where there is a head.
+        eigenvalues: Those of the Gram, (D,) or (K, D).
+        seen: Whether the rows were trained on, and are to be taken as if left out.
+    """
+    q = residuals.quadratic_at(eigenvalues, calibration.ridge)
+    if seen:
+        q = q / (1 - residuals.weight * q).clamp(min=1e-3)
+    mean = residuals.extra["mean"].to(torch.float64)
+    epistemic = calibration.epistemic(q).expand(mean.shape)
+    # Noise is that of rows with the calibration's weight. The errors of rows of weight zero are not
+    # known, and their noise does not matter.
+    factor = residuals.noise_factor * calibration.weight / residuals.typical_weight
+    factor = torch.where(factor.isfinite(), factor, 1.0)
     form = calibration.form(torch.float64)
-    if form is not None:
-        inputs = part.kept["inputs"].to(torch.float64)
-        squared, second, tilt = form(q, mean, inputs, share)
-        noise = (squared * second - epistemic).clamp(min=0)
+    if form is None:
+        distribution = calibration.distribution
+        noise = calibration.noise.level * factor
+    else:
+        inputs = residuals.extra["inputs"].to(torch.float64)
+        squared_scale, second, tilt = form(q, mean, inputs, factor)
         distribution = calibration.shaped(tilt)
-    noise, rigidity = (t.expand(mean.shape) for t in (noise, 1 / q))
+        noise = (squared_scale * second - epistemic).clamp(min=0)
     return Prediction(
-        mean, epistemic, noise, rigidity, distribution=distribution, support=calibration.support
+        mean,
+        epistemic,
+        noise.expand(mean.shape),
+        (1 / q).expand(mean.shape),
+        distribution=distribution,
+        support=calibration.support,
     )
 
 
-def remarks(report: CalibrationReport, part: Residuals, lam: Tensor) -> Iterator[str]:
-    """On the rows of a calibration: fifths with wrong bars, and a noise that came out as zero."""
-    rows = min(len(part.error), max(1, _MOST // part.error.shape[1]))
-    part = part.picked(_shuffled(len(part.error)).to(lam.device) < rows)
-    chosen, targets = report.calibration, part.error.shape[1]
-    p = predicted(chosen, part, lam)
-    for k, known in enumerate(part.error.isfinite().unbind(1)):
-        if not bool(known.any()):  # masked in all rows that are looked at
+def coverage_remarks(
+    report: CalibrationReport, residuals: Residuals, eigenvalues: Tensor
+) -> Iterator[str]:
+    """Sentences on the rows of a calibration: fifths with wrong bars, and a noise of zero.
+
+    Args:
+        report: What was chosen.
+        residuals: The rows, as in `rows_prediction`.
+        eigenvalues: Those of the Gram, (D,) or (K, D).
+    """
+    targets = residuals.error.shape[1]
+    rows = min(len(residuals.error), max(1, _MOST // targets))
+    looked_at = _shuffled(len(residuals.error)).to(eigenvalues.device) < rows
+    residuals = residuals.subset(looked_at)
+    p = rows_prediction(report.calibration, residuals, eigenvalues)
+    for target, finite in enumerate(residuals.error.isfinite().unbind(1)):
+        if not bool(finite.any()):  # masked in all rows that are looked at
             continue
-        which = f"Target {k}: " if targets > 1 else ""
-        own = p[known, k]
-        y = own.mean + part.error[known, k]
-        if wrong := Scored.of(own, y, targets).uneven if judgeable(own) else []:
-            told = " ".join(one.sentence for one in wrong[:3])
-            yield f"{which}{told} {report.remedy('uneven')}"
-        if chosen.noise.name != "none" and bool((own.noise / own.variance).median() < 1e-3):
+        which = f"Target {target}: " if targets > 1 else ""
+        target_p = p[finite, target]
+        y = target_p.mean + residuals.error[finite, target]
+        uneven = ScoredRows.of(target_p, y, targets).uneven if judgeable(target_p) else []
+        if uneven:
+            sentences = " ".join(fifth.sentence for fifth in uneven[:3])
+            yield f"{which}{sentences} {report.remedy('uneven')}"
+        has_noise = report.calibration.noise.name != "none"
+        if has_noise and bool((target_p.noise / target_p.variance).median() < 1e-3):
             yield (
                 f"{which}The noise came out as practically zero: the scale holds it, and bars will "
                 "shrink with more data, noise or no noise. Calibrate on more rows, or fix ridge=."

@@ -1,9 +1,9 @@
 r"""How good a spread is, once its scale is the best one: profile criteria of calibration.
 
-Each takes residuals r (n, J) and unscaled variances u = q + floor (n, J) for J candidates at
-once, finds the best $\alpha^2$ of each candidate in closed form (or by bisection) and returns
-($\alpha^2$, value), both (J,); smaller values are better. The likelihood's is the distribution's
-own (`Distribution.profile`).
+Each criterion takes residuals r (n, J) and unscaled variances u = q + floor (n, J) for J candidates
+at once. It finds the best $\alpha^2$ of each candidate, in closed form or by bisection, and returns
+($\alpha^2$, value), both (J,); smaller values are better. The criterion of the likelihood is the
+distribution's own (`Distribution.profile`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,21 @@ from torch import Tensor
 from ..prediction.distribution import Distribution, Gaussian
 from ..prediction.quadrature import increasing_root
 
+__all__ = ["AUTO", "BIN_SIZE", "CRITERIA", "Criterion", "absolute", "bins", "criterion_for", "crps"]
+
 Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Residuals and unscaled variances, both (n, J), to the best squared scales and values, (J,)."""
 
 BIN_SIZE = 100
+"""Rows of a bin, where there are enough of them."""
+
+AUTO = "auto"
+"""The full model; see `full_model`."""
+
+BY_LIKELIHOOD = ("nll", "evidence", "loo")
+"""Criteria that set the scale by the distribution's likelihood."""
+
+_DISTRIBUTIONS_OF_AUTO = ("tilted", "student-t", "gaussian")
 
 
 def absolute(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,18 +53,23 @@ def crps(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     """
     root = spread.sqrt()
     z = residual.abs() / root
+    # The bracket of log alpha: beyond its upper end no residual is as large as its bar.
     high = z.amax(0).clamp(min=1e-300).log() + 1
     low = high - 31
     start = ((root * z).sum(0) / root.sum(0)).log().clamp(low, high)
 
     def value_and_slope(log_scale: Tensor) -> tuple[Tensor, Tensor]:
         x = z / log_scale.exp()
-        each = 2 * root * _density(x)
-        return (each - math.pi**-0.5 * root).sum(0), (each * x.square()).sum(0)
+        terms = 2 * root * _normal_density(x)
+        value = (terms - math.pi**-0.5 * root).sum(0)
+        slope = (terms * x.square()).sum(0)
+        return value, slope
 
     scale = increasing_root(value_and_slope, start, low, high, steps=60, near=1e-12).exp()
-    sigma, z = scale * root, z / scale
-    value = sigma * (z * torch.erf(z / 2**0.5) + 2 * _density(z) - math.pi**-0.5)
+    sigma = scale * root
+    z = z / scale
+    # the closed form of Gneiting and Raftery (2007), section 4.2
+    value = sigma * (z * torch.erf(z / 2**0.5) + 2 * _normal_density(z) - math.pi**-0.5)
     return scale.square(), value.mean(0)
 
 
@@ -66,12 +83,13 @@ def bins(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     count = len(spread) // size
     order = spread.argsort(dim=0)[: count * size]
     square = residual.expand_as(spread).gather(0, order).square()
+    # (bins, rows of a bin, J) -> (bins, J)
     mse = square.reshape(count, size, -1).mean(1)
     variance = spread.gather(0, order).reshape(count, size, -1).mean(1)
-    ratio = (mse / variance).log()
-    scale = ratio.mean(0)
-    value = (ratio - scale).square().sum(0)
-    return scale.exp(), value.nan_to_num(nan=math.inf)
+    log_ratio = (mse / variance).log()
+    log_scale2 = log_ratio.mean(0)
+    value = (log_ratio - log_scale2).square().sum(0)
+    return log_scale2.exp(), value.nan_to_num(nan=math.inf)
 
 
 def bin_size(rows: int) -> int:
@@ -84,54 +102,62 @@ def pooled(criterion: Criterion, values: Tensor) -> Tensor:
 
     A mean; for the CRPS, which has the target's unit, a geometric mean.
     """
-    return values.log().mean(-1).exp() if criterion is crps else values.mean(-1)
+    if criterion is crps:
+        return values.log().mean(-1).exp()
+    return values.mean(-1)
 
 
 CRITERIA: dict[str, Criterion] = {"bins": bins, "crps": crps, "absolute": absolute}
-_PRICES = {Gaussian.profile: 1, absolute: 1, crps: 24, bins: 48}
-AUTO = "auto"
-"""The full model; see `automatic`."""
+"""Criteria by name, but for those of the likelihood."""
 
-_BY_AUTO = ("tilted", "student-t", "gaussian")
-BY_LIKELIHOOD = ("nll", "evidence", "loo")
-"""Criteria that set the scale by the distribution's likelihood."""
+_PRICES = {Gaussian.profile: 1, absolute: 1, crps: 24, bins: 48}
+_PRICE_OF_OTHERS = 128
 
 
 def price(criterion: Criterion) -> int:
-    """What a criterion costs beside the cheapest: a sort, golden sections."""
-    return _PRICES.get(getattr(criterion, "__func__", criterion), 128)
+    """What a criterion costs beside the cheapest: a sort or an iteration costs more."""
+    function = getattr(criterion, "__func__", criterion)  # of a bound method
+    return _PRICES.get(function, _PRICE_OF_OTHERS)
 
 
 def criterion_for(name: str, distribution: Distribution, noise: str = "none") -> Criterion:
     """The profile criterion of that name under a distribution; for `auto` the likelihood.
 
+    Args:
+        name: The criterion's name.
+        distribution: The distribution around the mean.
+        noise: The noise's name.
+
     Raises:
-        ValueError: there is none, it is made for another distribution, or the noise is not for it.
+        ValueError: There is no such criterion, or it is not for that distribution or noise.
     """
-    if name != AUTO and (noise == "features" or distribution.name == "tilted"):
-        raise ValueError(
-            f"noise='features' and distribution='tilted' are fitted by criterion='auto', not by {name!r}."
-        )
-    if name == AUTO and (noise in ("none", "bayes") or distribution.name not in _BY_AUTO):
-        raise ValueError(
-            "criterion='auto' fits noise='features', 'constant' or a function, and distribution='tilted', "
-            f"'student-t' or 'gaussian', got noise={noise!r} and distribution={distribution.name!r}. For the paper's "
-            "form take criterion='nll'."
-        )
     if name == AUTO:
+        if noise in ("none", "bayes") or distribution.name not in _DISTRIBUTIONS_OF_AUTO:
+            raise ValueError(
+                "criterion='auto' fits noise='features', 'constant' or a function, and "
+                "distribution='tilted', 'student-t' or 'gaussian', got "
+                f"noise={noise!r} and distribution={distribution.name!r}. For the paper's "
+                "form take criterion='nll'."
+            )
         return Gaussian().profile
+    if noise == "features" or distribution.name == "tilted":
+        raise ValueError(
+            "noise='features' and distribution='tilted' are fitted by criterion='auto', not by "
+            f"{name!r}."
+        )
     if name in BY_LIKELIHOOD:
         return distribution.profile
     if name not in CRITERIA:
-        known = ", ".join([AUTO, "nll", *CRITERIA, *BY_LIKELIHOOD[1:]])
-        raise ValueError(f"Unknown criterion {name!r}. Known: {known}.")
+        names = ", ".join([AUTO, "nll", *CRITERIA, *BY_LIKELIHOOD[1:]])
+        raise ValueError(f"Unknown criterion {name!r}. Known: {names}.")
     if name != "bins" and not isinstance(distribution, Gaussian):
         raise ValueError(
-            f"criterion={name!r} is a formula of the Gaussian distribution, and the distribution here is "
-            f"{distribution.name!r}. Take 'nll', or 'bins', which looks at variances alone."
+            f"criterion={name!r} is a formula of the Gaussian distribution, and the distribution "
+            f"here is {distribution.name!r}. Take 'nll', or 'bins', which looks at variances alone."
         )
     return CRITERIA[name]
 
 
-def _density(z: Tensor) -> Tensor:
+def _normal_density(z: Tensor) -> Tensor:
+    """The standard normal density."""
     return (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)

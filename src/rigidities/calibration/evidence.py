@@ -1,9 +1,17 @@
-r"""The evidence of a ridge: how probable the training data are under it."""
+r"""The evidence of a ridge: how probable the training data are under it.
+
+Bayesian linear regression on the features has a closed form in the sums that a fit keeps: the Gram
+$G = F^\top F$, the features' sums with the residuals $b = F^\top r$ and the residuals' sum of
+squares. `evidence` turns these into a function of the ridge, which `search.most_evident_ridge`
+minimises; `ridge_solution` gives the weights that are best at a ridge. Both treat biases alike:
+they have no prior, so their columns are projected out first (`bias_projection`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +19,8 @@ from torch import Tensor
 from ..posterior.gram import Gram
 from ..posterior.memory import require_memory
 from ..posterior.posterior import Posterior
-from .objective import DECADES, PER_DECADE, about, ridge_exponents
+
+__all__ = ["evidence", "ridge_solution"]
 
 _ROUNDING = 1e-14
 """Share of the residuals' sum of squares below which what is left of it is not known."""
@@ -30,13 +39,16 @@ def evidence(
     which divide the noise of one observation and do not make it several.
 
     Args:
-        gram: with residual sums.
-        posterior: its eigenbasis.
-        weights: the trained readout weights (D, K), about which the residuals were taken.
-        biases: columns of the features that belong to biases.
+        gram: The Gram of the training data, with residual sums.
+        posterior: The posterior that has its eigenbasis.
+        weights: The trained readout weights (D, K), about which the residuals were taken.
+        biases: The columns of the features that belong to biases.
 
     Returns:
-        ridges (J,) -> values (J,), the mean over targets.
+        A function from ridges (J,) to values (J,), the mean over targets.
+
+    Raises:
+        ValueError: The fit has no residuals, not those of all rows, or fewer rows than biases.
     """
     if gram.square is None:
         raise ValueError(
@@ -48,96 +60,125 @@ def evidence(
             "The evidence needs the residuals of all rows, and the fit counted derivatives "
             "without targets: pass gradient_target= to fit, or take another criterion."
         )
-    lam, basis = posterior.eigenvalues, posterior.eigenvectors
-    cross, w = gram.cross.mT[..., None], weights.to(basis).mT[..., None]
-    rr = total = gram.square.diagonal() if gram.square.ndim == 2 else gram.square
+    eigenvalues = posterior.eigenvalues  # (D,) or (K, D)
+    basis = posterior.eigenvectors  # (D, D) or (K, D, D)
+    cross = gram.cross.mT[..., None]  # (K, D, 1)
+    weight = weights.to(basis).mT[..., None]  # (K, D, 1)
+    total = gram.square.diagonal() if gram.square.ndim == 2 else gram.square  # (K,)
+    square = total
     rows = gram.informative.to(torch.float64)
     if biases is not None and len(biases):
-        matrix, free, cross, explained, rank = projected(gram, cross, biases.to(gram.device))
-        (lam, basis), w = torch.linalg.eigh(matrix), w[:, free]
-        lam, rr, rows = lam.clamp(min=0), rr - explained, rows - rank
+        projection = bias_projection(gram, cross, biases.to(gram.device))
+        eigenvalues, basis = torch.linalg.eigh(projection.matrix)
+        eigenvalues = eigenvalues.clamp(min=0)
+        cross = projection.cross
+        weight = weight[:, projection.columns]
+        square = square - projection.explained
+        rows = rows - projection.rank
     if not bool((rows > 0).all()):
         raise ValueError(
             "The evidence needs more rows than the readout has biases, got "
             f"{int(gram.informative.min())}. Fit on more data, or take another criterion."
         )
-    lam, basis = (part if part.ndim > n else part[None] for n, part in ((1, lam), (2, basis)))
-    u, c = ((basis.mT @ part)[..., 0] for part in (w, cross))
+    if eigenvalues.ndim == 1:
+        eigenvalues = eigenvalues[None]
+    if basis.ndim == 2:
+        basis = basis[None]
+    # weights and sums with the residuals in the eigenbasis, (K, D)
+    u = (basis.mT @ weight)[..., 0]
+    c = (basis.mT @ cross)[..., 0]
 
     def value(ridges: Tensor) -> Tensor:
-        ridges = ridges.to(lam.device)
-        s = ridges[:, None, None]
-        gained = ((c - s * u).square() / (lam + s)).sum(-1)
-        fit = rr + ridges[:, None] * u.square().sum(-1) - gained
-        fit = torch.where(fit > _ROUNDING * total, fit, torch.nan)
-        log_volume = (lam + s).log().sum(-1) - lam.shape[-1] * ridges[:, None].log()
-        minus_log = 0.5 * rows * ((2 * math.pi * fit / rows).log() + 1) + 0.5 * log_volume
+        ridges = ridges.to(eigenvalues.device)
+        s = ridges[:, None, None]  # (J, 1, 1)
+        # S, (J, K): what the best weights at this ridge leave of the sum of squares
+        gained = ((c - s * u).square() / (eigenvalues + s)).sum(-1)
+        least = square + ridges[:, None] * u.square().sum(-1) - gained
+        least = torch.where(least > _ROUNDING * total, least, torch.nan)
+        log_volume = (eigenvalues + s).log().sum(-1)
+        log_volume = log_volume - eigenvalues.shape[-1] * ridges[:, None].log()
+        minus_log = 0.5 * rows * ((2 * math.pi * least / rows).log() + 1) + 0.5 * log_volume
         return (minus_log / rows).mean(-1).cpu()
 
     return value
 
 
-def projected(gram: Gram, cross: Tensor, biases: Tensor) -> tuple[Tensor, ...]:
-    """The Gram's sums with the bias columns B projected out of features and residuals.
+@dataclass(frozen=True)
+class BiasProjection:
+    r"""A Gram's sums with the bias columns projected out of features and residuals.
 
-    A Schur complement, $F^T F - F^T B (B^T B)^{-1} B^T F$, and likewise with r.
-
-    Returns:
-        The matrix, the columns left, their part of `cross` (K, D, 1), what the biases explain of
-        $r^T r$, and how many rows they take: equal ones, of heads that are summed, take one.
+    Attributes:
+        matrix: $F^\top F - F^\top B (B^\top B)^{-1} B^\top F$ of the other columns F.
+        columns: The numbers of these other columns.
+        cross: The same of $F^\top r$, (K, columns, 1).
+        explained: What the biases explain of $r^\top r$, (K,).
+        rank: How many rows the biases take: equal columns, of heads that are summed, take one.
     """
-    require_memory(5, gram.width, gram.targets, gram.device)  # what is left, and its eigenbasis
-    columns = torch.arange(gram.width, device=gram.device)
-    free, matrix = columns[~torch.isin(columns, biases)], gram.matrix
+
+    matrix: Tensor
+    columns: Tensor
+    cross: Tensor
+    explained: Tensor
+    rank: Tensor
+
+
+def bias_projection(gram: Gram, cross: Tensor, biases: Tensor) -> BiasProjection:
+    """Project the bias columns out of a Gram and of its sums with residuals, (K, D, 1)."""
+    require_memory(5, gram.width, gram.targets, gram.device)  # the Schur complement and its basis
+    every_column = torch.arange(gram.width, device=gram.device)
+    columns = every_column[~torch.isin(every_column, biases)]
+    matrix = gram.matrix
+    # root root^T is the pseudo-inverse of B^T B
     values, vectors = torch.linalg.eigh(matrix[..., biases[:, None], biases])
-    held = values > 1e-12 * values[..., -1:]
-    root = vectors * torch.where(held, values, torch.inf).rsqrt().unsqueeze(-2)
-    left = matrix[..., free[:, None], biases] @ root
-    own = root.mT @ cross[:, biases]
-    rest = matrix[..., free[:, None], free]
-    del matrix  # as wide as what is left, which is factorised next
-    rest -= left @ left.mT
-    explained = own.square().sum((-2, -1))
-    return rest, free, cross[:, free] - left @ own, explained, held.sum(-1)
-
-
-def most_evident_ridge(
-    value: Callable[[Tensor], Tensor], largest: float
-) -> tuple[float, float, str | None]:
-    """The ridge that minimises the negative log evidence, its value, and the edge it lies at."""
-    exponents, width = ridge_exponents(), 1 / PER_DECADE
-    for _ in range(3):
-        values = value(largest * 10**exponents).nan_to_num(nan=math.inf)
-        at, best = int(values.argmin()), float(values.min())
-        if not math.isfinite(best) or math.isinf(values[max(at - 1, 0)]):
-            raise ValueError(
-                "The evidence finds no ridge: beside a far offset, or one far residual, "
-                "the others are lost to rounding. Fit to other targets, or take another criterion."
-            )
-        centre = float(exponents[at])
-        exponents, width = about(centre, width, 17), width / 8
-    edge = {DECADES[0]: "lower", DECADES[1]: "upper"}.get(centre)
-    return largest * 10**centre, best, edge
+    positive = values > 1e-12 * values[..., -1:]
+    root = vectors * torch.where(positive, values, torch.inf).rsqrt().unsqueeze(-2)
+    by_bias = matrix[..., columns[:, None], biases] @ root
+    bias_cross = root.mT @ cross[:, biases]
+    complement = matrix[..., columns[:, None], columns]
+    del matrix  # as large as the complement, which is factorised next
+    complement -= by_bias @ by_bias.mT
+    return BiasProjection(
+        matrix=complement,
+        columns=columns,
+        cross=cross[:, columns] - by_bias @ bias_cross,
+        explained=bias_cross.square().sum((-2, -1)),
+        rank=positive.sum(-1),
+    )
 
 
 def ridge_solution(
     gram: Gram, weights: Tensor, biases: Tensor, ridge: float
 ) -> tuple[Tensor, Tensor]:
-    r"""The change (D, K) to the ridge-optimal weights, and how many of them the rows determine.
+    r"""The change to the ridge-optimal weights, and how many weights the rows determine.
 
     $w^* = \arg\min_w |y - F w|^2 + s |P w|^2 = w + (G + s P)^{-1} (b - s P w)$, where P leaves out
-    the biases, and the trace of $(G + s P)^{-1} G$, () or (K,). Equal bias columns share the
-    change. The arguments are those of `evidence`.
+    the biases. Equal bias columns share the change.
+
+    Args:
+        gram: As in `evidence`.
+        weights: As in `evidence`.
+        biases: As in `evidence`.
+        ridge: The ridge s.
+
+    Returns:
+        The change $w^* - w$ (D, K), and the trace of $(G + s P)^{-1} G$, () or (K,).
     """
     assert gram.cross is not None
-    biases, matrix = biases.to(gram.device), gram.matrix
-    cross, w = gram.cross.mT[..., None], weights.to(gram.cross).mT[..., None]
-    rest, free, right, _, rank = projected(gram, cross, biases)
-    values, basis = torch.linalg.eigh(rest)
-    values, change = values.clamp(min=0), torch.zeros_like(cross)
-    right = basis.mT @ (right - ridge * w[:, free])
-    change[:, free] = basis @ (right / (values + ridge)[..., None])
-    right = cross[:, biases] - matrix[..., biases[:, None], free] @ change[:, free]
-    own = torch.linalg.pinv(matrix[..., biases[:, None], biases], rtol=1e-12, hermitian=True)
-    change[:, biases] = own @ right
-    return change[..., 0].mT, (values / (values + ridge)).sum(-1) + rank
+    biases = biases.to(gram.device)
+    matrix = gram.matrix
+    cross = gram.cross.mT[..., None]  # (K, D, 1)
+    weight = weights.to(gram.cross).mT[..., None]
+    projection = bias_projection(gram, cross, biases)
+    columns = projection.columns
+    values, basis = torch.linalg.eigh(projection.matrix)
+    values = values.clamp(min=0)
+    change = torch.zeros_like(cross)
+    # the weights without the biases, then the biases that fit to them
+    right = basis.mT @ (projection.cross - ridge * weight[:, columns])
+    change[:, columns] = basis @ (right / (values + ridge)[..., None])
+    right = cross[:, biases] - matrix[..., biases[:, None], columns] @ change[:, columns]
+    bias_matrix = matrix[..., biases[:, None], biases]
+    inverse = torch.linalg.pinv(bias_matrix, rtol=1e-12, hermitian=True)
+    change[:, biases] = inverse @ right
+    determined = (values / (values + ridge)).sum(-1) + projection.rank
+    return change[..., 0].mT, determined

@@ -2,7 +2,8 @@ r"""What error bars are worth beside one constant bar, on rows that neither was 
 
 The constant bar is a Gaussian distribution around the model's predictions whose standard deviation
 is the root mean square error of calibration rows. Both it and the bars are fitted to all folds of
-the calibration rows but one, and judged on that one.
+the calibration rows but one, and judged on that one. The differences of the rows' negative
+log-likelihoods make the `Gain`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 FOLDS = 5
+"""Folds of a cross-validation, where there are as many rows."""
 FEWEST_ROWS = 3
 """Rows without which nothing can be left out and judged."""
-_LOG_ROOT = 0.5 * math.log(2 * math.pi)
+_LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 def folds(rows: int, device: torch.device | None = None) -> Tensor:
@@ -26,34 +28,42 @@ def folds(rows: int, device: torch.device | None = None) -> Tensor:
 
 
 def constant_nll(error: Tensor, side: Tensor | None = None) -> Tensor:
-    """NLL of each row (n,) under the constant bar of the other folds.
+    """The NLL of each row (n,) under the constant bar of the other folds.
 
-    Rows at a bound of the support, by their `side` (-1 below, 1 above, 0 inside), count by the
-    mass beyond it.
+    Args:
+        error: Target minus prediction, (n,).
+        side: -1 or 1 where the target lies at the lower or the upper bound of its support, else 0,
+            (n,). Rows at a bound count by the mass beyond it.
     """
     fold = folds(len(error), error.device)
     square = error.square()
-    found = torch.empty_like(square)
+    nll = torch.empty_like(square)
     for k in range(int(fold.max()) + 1):
         out = fold == k
         variance = square[~out].mean().clamp(min=1e-300)
-        found[out] = 0.5 * (variance.log() + square[out] / variance) + _LOG_ROOT
+        nll[out] = 0.5 * (variance.log() + square[out] / variance) + _LOG_ROOT_TWO_PI
         if side is not None:
             beyond = -torch.special.log_ndtr(-side[out] * error[out] / variance.sqrt())
-            found[out] = torch.where(side[out] == 0, found[out], beyond)
-    return found
+            nll[out] = torch.where(side[out] == 0, nll[out], beyond)
+    return nll
 
 
 def error_of_sum(values: Sequence[Tensor], fold: Sequence[int | None] | None = None) -> float:
-    """The standard error of the sum of the targets' means, of values (n,) for each target.
+    """The standard error of the sum of the targets' means.
 
     Values of several targets at the same rows may be wholly correlated, so that their standard
     errors add up. Values at different rows are independent: the squares of their errors add up.
-    `fold` says which rows the values of each target belong to; without it, all to the same.
+
+    Args:
+        values: The values (n,) of each target.
+        fold: Which rows the values of each target belong to; None for the same rows of all targets.
     """
-    errors: dict[int | None, float] = {}
-    for each, own in zip(values, fold or [None] * len(values), strict=True):
-        errors[own] = errors.get(own, 0.0) + float(each.std()) / len(each) ** 0.5
+    if fold is None:
+        fold = [None] * len(values)
+    errors: dict[int | None, float] = {}  # of the targets that share a fold
+    for target_values, target_fold in zip(values, fold, strict=True):
+        error = float(target_values.std()) / len(target_values) ** 0.5
+        errors[target_fold] = errors.get(target_fold, 0.0) + error
     return math.hypot(*errors.values())
 
 
@@ -62,9 +72,9 @@ class Gain:
     """Nats per row by which error bars beat the constant bar.
 
     Attributes:
-        mean: over rows; NaN where there were too few to leave any out.
-        error: its standard error.
-        without: the mean without the one row that moves it most.
+        mean: The mean over rows; NaN where there were too few to leave any out.
+        error: Its standard error.
+        without: The mean without the one row that moves it most.
     """
 
     mean: float = math.nan
@@ -73,17 +83,26 @@ class Gain:
 
     @classmethod
     def of(cls, differences: Sequence[Tensor], fold: Sequence[int | None] | None = None) -> Gain:
-        """From the gain of each left-out row, one tensor (n,) per target.
+        """The gain of all targets, which count alike.
 
-        Targets count alike. `fold` says which rows each target has, as in `error_of_sum`.
+        Args:
+            differences: The gain of each left-out row, (n,), for each target.
+            fold: Which rows each target has, as in `error_of_sum`.
         """
-        if any(len(each) < FEWEST_ROWS for each in differences):
+        if any(len(rows) < FEWEST_ROWS for rows in differences):
             return cls()
-        means = [each.mean() for each in differences]
+        targets = len(differences)
+        means = [rows.mean() for rows in differences]
         mean = float(torch.stack(means).mean())
-        error = error_of_sum(differences, fold) / len(differences)
-        # a mean of n values moves by (mean - value) / (n - 1) without that value
-        moves = [(m - each) / (len(each) - 1) for m, each in zip(means, differences, strict=True)]
-        joined = torch.cat(moves) / len(differences)
-        farthest = float(joined[joined.abs().argmax()])
-        return cls(mean, error, mean + farthest)
+        # A mean of n values moves by (mean - value) / (n - 1) without that value.
+        moves = [
+            (target_mean - rows) / (len(rows) - 1)
+            for target_mean, rows in zip(means, differences, strict=True)
+        ]
+        moves_of_mean = torch.cat(moves) / targets
+        farthest = float(moves_of_mean[moves_of_mean.abs().argmax()])
+        return cls(
+            mean=mean,
+            error=error_of_sum(differences, fold) / targets,
+            without=mean + farthest,
+        )

@@ -1,4 +1,9 @@
-"""The outcome of a calibration: what was chosen, how good it is, and what to beware of."""
+"""The outcome of a calibration: what was chosen, how good it is, and what to beware of.
+
+`CalibrationReport` holds the choice (`Calibration`) beside the numbers that a user needs to judge
+it, says in sentences what to beware of, and prints as a page. It goes into files as a header of
+plain values and a few tensors. `summary` tells a whole fit, calibrated or not, in a few lines.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,46 @@ from torch import Tensor
 from ..notices import notify
 from ..prediction.distribution import Distribution
 from ..prediction.guards import RigidityGuard
-from .calibration import Calibration, under
+from .calibration import Calibration, without_prefix
+
+__all__ = ["CalibrationReport", "summary"]
 
 LARGEST_DOUBT = 1e-3
 """Relative error of variances by mixed precision beyond which it is not used without a word."""
+
+RUNGS = {
+    "constant bar": "one constant bar, which grows beyond the training rows alone",
+    "paper": "the paper's form",
+    "constant noise": "constant noise and a Gaussian distribution",
+    "heavy tails": "constant noise and heavy tails",
+    "noise that follows the inputs": "noise that follows the inputs",
+    "full": "the full model",
+}
+"""The rungs of the ladder of `auto`, the simplest first, and what they are in words."""
+_CONSTANT_BAR, _PAPER, _CONSTANT_NOISE, _TAILS, _FEATURE_NOISE, _FULL = RUNGS
+
+_FEW_ROWS = 10
+"""Calibration rows below which it is said that they are few."""
+_SWAMPED = 0.5
+"""Effective rank below which the data determine no direction."""
+_NOTICEABLE = 0.01
+"""Share of calibration rows that were trained on, from which on bars may be too narrow by 0.5 %."""
+_APART_FROM_HEADER = ("calibration", "constant", "gradient_scale")
+"""Fields of a report that are no plain values."""
+_REMEDIES = {
+    "uneven": {
+        "features": "With calibrate(valid, noise='features') the noise follows the inputs.",
+        "groups": "With calibrate(..., conformal=, groups=) intervals hold in groups.",
+    },
+    "skew": {"tilted": "With calibrate(valid, distribution='tilted') the distribution can lean."},
+    "tails": {
+        "student-t": (
+            "With calibrate(valid, distribution='student-t') the distribution has such tails."
+        )
+    },
+}
+"""For each fault, what helps, by the name of what is then in use."""
+_LAST_REMEDY = "More rows like these to train and calibrate on, or another model, would help."
 
 
 @dataclass(frozen=True)
@@ -23,41 +64,42 @@ class CalibrationReport:
     r"""Chosen ridge, scale, noise and distribution, with what a user needs to judge them.
 
     Attributes:
-        calibration: what was chosen.
-        criterion: its name.
-        value: of the criterion at the choice (smaller is better).
+        calibration: What was chosen.
+        criterion: The criterion's name.
+        value: The criterion's value at the choice (smaller is better).
         at_edge: "lower" or "upper" where the best ridge lies at the end of its range.
-        condition: condition number of $G + \varsigma^2 I$.
-        effective_rank: directions that the data determine.
-        width: number of features.
-        nll: negative log-likelihood per row under the distribution, on the rows that it was fitted
-            to.
-        nll_constant: the same for one constant bar, a Gaussian of the rows' root mean square error.
-        constant: standard deviation of that constant bar, one entry per target.
-        gain: nats per row by which the bars beat one constant bar, cross-validated: both were
+        condition: The condition number of $G + \varsigma^2 I$.
+        effective_rank: How many directions the data determine.
+        width: The number of features.
+        nll: The negative log-likelihood per row under the distribution, on the rows that it was
+            fitted to.
+        nll_constant: The same for one constant bar, a Gaussian of the rows' root mean square error.
+        constant: The standard deviation of that constant bar, one entry per target.
+        gain: Nats per row by which the bars beat one constant bar, cross-validated: both were
             fitted to other calibration rows than those that they are judged by. NaN where there
             are fewer than three.
-        gain_error: its standard error.
-        gain_without: the same gain without the one row that moves it most.
-        rows: calibration rows (predictions, where a sample has several).
-        used: how many of them the choice was made with, evenly chosen where there are very many.
-        samples: calibration samples compared with the training data.
-        duplicates: how many of those stand in the training data too.
-        fixed: whether the ridge was given, by the user or by the form, and not chosen.
-        zero_curvature: training rows that the loss gave no weight, counted for each target that
+        gain_error: The standard error of the gain.
+        gain_without: The gain without the one row that moves it most.
+        rows: How many calibration rows there were (predictions, where a sample has several).
+        fixed: Whether the ridge was given, by the user or by the form, and not chosen.
+        samples: How many calibration samples were compared with the training data.
+        duplicates: How many of those are in the training data too.
+        zero_curvature: How many training rows the loss gave no weight, counted for each target that
             has weights of its own.
-        stale: whether data were added or removed since.
-        gradient_scale: scale of derivatives, one entry per target, where it was calibrated.
-        seen: training rows that `auto` used, as if left out.
-        ladder: for `auto`, the cross-validated NLL per row of one constant bar, of the paper's
+        stale: Whether data were added or removed since.
+        used: With how many of the calibration rows the choice was made, evenly chosen where there
+            are very many.
+        gradient_scale: The scale of derivatives, one entry per target, where it was calibrated.
+        seen: How many training rows `auto` used, as if left out.
+        ladder: For `auto`, the cross-validated NLL per row of one constant bar, of the paper's
             form, and of each part of the full model with those before it.
-        rung: for `auto`, the one of these that was taken.
-        remarks: on the rows and what followed from them.
-        rounding: bound on the relative error of variances by products of mixed precision.
-        advice: what helps against uneven bars, where it is not what `LastLayerRigidity` has.
-        novelty: where the fit has watched layers, for each the squared distance that 95 % of the
+        rung: For `auto`, the one of these that was taken.
+        remarks: Sentences on the rows and what followed from them.
+        rounding: A bound on the relative error of variances by products of mixed precision.
+        advice: What helps against uneven bars, where it is not what `LastLayerRigidity` has.
+        novelty: Where the fit has watched layers, for each the squared distance that 95 % of the
             calibration rows stay below.
-        novelty_usual: of the novelty, the value that 99 % of those rows stay below.
+        novelty_usual: The novelty that 99 % of those rows stay below.
     """
 
     calibration: Calibration
@@ -101,39 +143,43 @@ class CalibrationReport:
         return self.calibration.scale
 
     @property
-    def noise(self) -> Tensor:
+    def noise_level(self) -> Tensor:
         """Noise variance (its level, where it has a shape), one entry per target."""
         return self.calibration.noise.level
 
     @property
     def warnings(self) -> list[str]:
         """What to beware of, in sentences."""
-        found = [*self.repeated, *self.few]
-        remedy = " Try noise='constant'." if self.calibration.noise.name == "none" else ""
+        sentences = [*self.repeated, *self.few]
+        try_noise = ""
+        if self.calibration.noise.name == "none":
+            try_noise = " Try noise='constant'."
         if self.useless:
-            found.append(f"{self.useless}{remedy}")
+            sentences.append(f"{self.useless}{try_noise}")
         if self.at_edge == "upper":
-            found.append(
+            sentences.append(
                 "The best ridge lies at the upper end of its range: the variance follows the "
-                f"length of the features alone, so the ridge may stand in for noise.{remedy}"
+                f"length of the features alone, so the ridge may stand in for noise.{try_noise}"
             )
         if self.at_edge == "lower":
-            found.append("The best ridge lies at the lower end of its range (practically zero).")
+            sentences.append(
+                "The best ridge lies at the lower end of its range (practically zero)."
+            )
         if self.effective_rank < _SWAMPED < self.width:
             instead = "a smaller ridge=" if self.advice else "criterion='auto', or a smaller ridge="
-            found.append(
+            sentences.append(
                 "The ridge swamps every direction that the data determine (effective rank "
                 f"{self.effective_rank:.2g} of {self.width}): the bars know no unfamiliar inputs. "
                 f"Take {instead}."
             )
         if self.zero_curvature:
-            found.append(
+            sentences.append(
                 f"{self.zero_curvature} training rows have zero curvature and add nothing "
                 "(with a Huber loss: residuals beyond delta)."
             )
         if self.rounding > LARGEST_DOUBT:
-            found.append(self._doubt)
-        return found
+            sentences.append(self._rounding_warning)
+        return sentences
 
     @property
     def worth(self) -> str:
@@ -148,57 +194,61 @@ class CalibrationReport:
     @property
     def varies(self) -> bool:
         """Whether bars differ among rows like those of the training, by what was taken."""
-        return self.rung != "constant bar"
+        return self.rung != _CONSTANT_BAR
 
     @property
     def useless(self) -> str:
         """That the bars were not shown to be better than one constant bar; empty where they were.
 
-        One row may make the difference: then it is said.
+        Where one row makes the difference, that is said too.
         """
         if not math.isfinite(self.gain):
             return ""
-        bar = f"one constant bar (± {numbers(self.constant)}, the calibration rows' RMS error)"
-        said = ""
         if not self.varies:
             return (
                 f"The error bars are one constant bar (± {numbers(self.constant)}), which grows "
                 "only beyond the training rows: no others were shown to be better on these rows. "
                 "More rows to calibrate on would help."
             )
+        bar = f"one constant bar (± {numbers(self.constant)}, the calibration rows' RMS error)"
+        sentence = ""
         if self.gain < 2 * self.gain_error or self.gain < 1e-6:
             verdict = "are not shown to be better than"
             if self.gain < -2 * self.gain_error:
                 verdict = "are worse than"
-            said = (
+            sentence = (
                 f"The error bars {verdict} {bar}: {self.gain:+.3g} ± {self.gain_error:.2g} nats "
                 "a row on rows left out. Trust them only to flag inputs far from the training data."
             )
         if (self.gain > 0) != (self.gain_without > 0):
-            row = f"One row alone decides: without it {self.gain_without:+.3g}."
-            said = f"{said} {row}" if said else f"The gain over {bar} is {self.gain:+.3g}. {row}"
-        return said
+            if not sentence:
+                sentence = f"The gain over {bar} is {self.gain:+.3g}."
+            sentence += f" One row alone decides: without it {self.gain_without:+.3g}."
+        return sentence
 
     @property
     def repeated(self) -> list[str]:
-        """That calibration rows stand in the training data, where it matters."""
+        """That calibration rows are in the training data too, where it matters."""
         share = self.duplicates / max(1, self.samples)
-        effect = 1 - math.sqrt(max(0.0, 1 - share))  # of rows without any error
-        said = (
+        if share < _NOTICEABLE:
+            return []
+        effect = 1 - math.sqrt(max(0.0, 1 - share))  # if those rows had no error at all
+        return [
             f"{self.duplicates} of {self.samples} calibration rows stand in the training data too "
             f"({100 * share:.3g} %): where the model knows those by heart the bars are too narrow, "
             f"by up to {100 * effect:.3g} %. Calibrate on rows that the model has not seen."
-        )
-        return [said] if share >= _NOTICEABLE else []
+        ]
 
     @property
     def few(self) -> list[str]:
-        """That the size of the bars rests on a handful of rows."""
-        if not 0 < self.rows < _FEW:
+        """That the size of the bars rests on a handful of rows, where it does."""
+        if not 0 < self.rows < _FEW_ROWS:
             return []
-        doubt = f"their size is uncertain by {100 / math.sqrt(2 * self.rows):.0f} %"
         if self.seen:
             doubt = "how much more the model errs there than on its training rows is a guess"
+        else:
+            # the relative error of a standard deviation
+            doubt = f"their size is uncertain by {100 / math.sqrt(2 * self.rows):.0f} %"
         return [
             f"The bars were calibrated on {self.rows} rows that the model has not seen: from so "
             f"few {doubt}. Calibrate on a hundred or more."
@@ -207,61 +257,106 @@ class CalibrationReport:
     @property
     def has(self) -> set[str]:
         """Names of what the bars have, or was tried in vain: noise, distribution, and "groups"."""
-        chosen = self.calibration
-        names = {chosen.noise.name, chosen.distribution.name}
-        tried = {"heavy tails": "student-t", "full": "tilted"}
-        tried["noise that follows the inputs"] = "features"
-        names |= {tried[rung] for rung in self.ladder if rung in tried}
-        if chosen.conformal is not None and len(chosen.conformal.labels) > 0:
+        calibration = self.calibration
+        names = {calibration.noise.name, calibration.distribution.name}
+        if _TAILS in self.ladder:
+            names.add("student-t")
+        if _FEATURE_NOISE in self.ladder:
+            names.add("features")
+        if _FULL in self.ladder:
+            names.add("tilted")
+        if calibration.conformal is not None and len(calibration.conformal.labels) > 0:
             names.add("groups")
         return names
 
     def remedy(self, fault: str) -> str:
         """What helps against uneven coverage, skew or tails and is not in use yet."""
-        own = {"uneven": self.advice, "skew": _LAST} if self.advice else {}
-        return own.get(fault) or remedy(fault, self.has)
+        if self.advice and fault == "uneven":
+            return self.advice
+        if self.advice and fault == "skew":
+            return _LAST_REMEDY
+        return remedy(fault, self.has)
 
     @property
-    def _doubt(self) -> str:
+    def _rounding_warning(self) -> str:
         return (
             f"The Gram's products were of mixed precision, whose rounding may change variances by "
             f"up to {self.rounding:.2g} of themselves at ridge {self.ridge:.2g}, more than "
             f"{LARGEST_DOUBT:g}. Fit again with precision='double', or pass a larger ridge=."
         )
 
-    def certified(self, rounding: float, own: float) -> CalibrationReport:
-        """The report with the certificate of mixed precision, which may warn or refuse.
+    def certified(self, rounding: float, feature_rounding: float) -> CalibrationReport:
+        """The report with the certificate of mixed precision.
 
         Args:
-            rounding: bound on the relative error that it brings.
-            own: that of the features themselves, below which nothing is said.
+            rounding: A bound on the relative error that mixed precision brings.
+            feature_rounding: The relative error of the features themselves, below which nothing is
+                said.
+
+        Raises:
+            ValueError: Rounding may change variances by half of themselves or more.
         """
         report = replace(self, rounding=rounding)
         if rounding > 0.5:
-            raise ValueError(report._doubt)
-        if rounding > max(LARGEST_DOUBT, own):
-            notify(report._doubt)
+            raise ValueError(report._rounding_warning)
+        if rounding > max(LARGEST_DOUBT, feature_rounding):
+            notify(report._rounding_warning)
         return report
 
     def __str__(self) -> str:
-        some = f" ({self.used} of them used)" if 0 < self.used < self.rows else ""
-        kept = f" and {self.seen} left-out training rows" if self.seen else ""
-        none = self.calibration.noise.name == "none"
-        noise = "none: the scale holds the noise too" if none else numbers(self.noise)
+        # Rows that are in the training data have a line of their own.
+        warnings = self.warnings[len(self.repeated) :]
         lines = [
-            f"Calibrated on {self.rows} rows{some}{kept} by {self.criterion}: {self.value:.6g}",
-            f"  ridge           {self.ridge:.4g}{' (fixed)' if self.fixed else ''}",
+            *self._rows_line,
+            *self._choice_lines,
+            *self._quality_lines,
+            *(f"  {line}" for line in self._ladder_lines),
+            *(f"  {line}" for line in self._guard_line),
+            *self._novelty_line,
+        ]
+        if self.duplicates:
+            lines.append(f"  seen before     {self.duplicates} of {self.samples} rows")
+        lines += [f"  ! {sentence}" for sentence in (*warnings, *self.remarks)]
+        return "\n".join(lines)
+
+    @property
+    def _rows_line(self) -> list[str]:
+        """Which rows it was calibrated on, by which criterion."""
+        rows = f"{self.rows} rows"
+        if 0 < self.used < self.rows:
+            rows += f" ({self.used} of them used)"
+        if self.seen:
+            rows += f" and {self.seen} left-out training rows"
+        return [f"Calibrated on {rows} by {self.criterion}: {self.value:.6g}"]
+
+    @property
+    def _choice_lines(self) -> list[str]:
+        """Ridge, scale and noise."""
+        fixed = " (fixed)" if self.fixed else ""
+        lines = [
+            f"  ridge           {self.ridge:.4g}{fixed}",
             f"  scale           {numbers(self.scale)}",
-            f"  noise variance  {noise}",
+        ]
+        if self.gradient_scale is not None:
+            lines.append(f"  of derivatives  {numbers(self.gradient_scale)}")
+        noise = numbers(self.noise_level)
+        if self.calibration.noise.name == "none":
+            noise = "none: the scale holds the noise too"
+        lines.append(f"  noise variance  {noise}")
+        if self.calibration.weighted:
+            weight = numbers(self.calibration.weight)
+            lines.append(f"  for a weight of {weight}, as rows without one are taken to have")
+        return lines
+
+    @property
+    def _quality_lines(self) -> list[str]:
+        """NLL, gain, distribution and what is known of the curvature."""
+        lines = [
             f"  NLL             {self.nll:.4g} on the rows fitted to",
             f"  gain            {self.worth} (± {numbers(self.constant)}), on rows left out",
         ]
-        if self.calibration.weighted:
-            weight = numbers(self.calibration.weight)
-            lines.insert(4, f"  for a weight of {weight}, as rows without one are taken to have")
-        if self.gradient_scale is not None:
-            lines.insert(3, f"  of derivatives  {numbers(self.gradient_scale)}")
-        if (distribution := self.calibration.distribution).name != "gaussian":
+        distribution = self.calibration.distribution
+        if distribution.name != "gaussian":
             lines.append(f"  distribution    {distribution_line(distribution)}")
         if math.isfinite(self.effective_rank):
             lines.append(
@@ -270,55 +365,50 @@ class CalibrationReport:
             )
         if self.rounding:
             lines.append(f"  rounding        at most {self.rounding:.2g} of variances (mixed)")
-        lines += [f"  {line}" for line in [*self._rungs, *self._beyond]]
-        if self.novelty:
-            layers = "1 layer" if len(self.novelty) == 1 else f"{len(self.novelty)} layers"
-            lines.append(
-                f"  novelty         {layers} watched; one row in a hundred of these is above "
-                f"{self.novelty_usual:.2f}"
-            )
-        if self.duplicates:
-            lines.append(f"  seen before     {self.duplicates} of {self.samples} rows")
-        said = [*self.warnings[len(self.repeated) :], *self.remarks]  # repeated ones have warned
-        return "\n".join([*lines, *(f"  ! {warning}" for warning in said)])
-
-    @property
-    def _rungs(self) -> list[str]:
-        """What was taken and what each part brought on rows left out, in plain words."""
-        if not self.ladder or self.rung not in _RUNGS:  # files of other versions
-            return []
-        names = list(self.ladder)
-        why = "" if self.rung == names[-1] else ": richer ones are not shown to be better"
-        lines = [f"chosen: {_RUNGS[self.rung]}{why}. Cross-validated NLL"]
-        before, taken = None, True
-        for name, value in self.ladder.items():
-            said = f"{value:.4g} of {_RUNGS[name]}"
-            if before is not None and name not in _WHOLE:
-                part = "the noise that was given" if self._given(name) else name
-                part = (
-                    "shape of the distribution" if name == names[-1] and name in _SHAPED else part
-                )
-                said = f"{value - before:+.4f} by {part}"
-            lines.append(f"  {said}" if taken else f"  {said} (not taken)")
-            before, taken = value, taken and name != self.rung
         return lines
 
-    def _given(self, rung: str) -> bool:
-        """Whether the constant noise of a rung is one that was given."""
-        return rung == "constant noise" and self.calibration.noise.name == "given"
+    @property
+    def _ladder_lines(self) -> list[str]:
+        """What was taken and what each part brought on rows left out, in plain words."""
+        if not self.ladder or self.rung not in RUNGS:  # files of other versions
+            return []
+        richest = list(self.ladder)[-1]
+        why = "" if self.rung == richest else ": richer ones are not shown to be better"
+        lines = [f"chosen: {RUNGS[self.rung]}{why}. Cross-validated NLL"]
+        nll_before = None
+        passed = False  # whether the rung that was taken lies below
+        for rung, nll in self.ladder.items():
+            # The constant bar and the paper's form are no steps from the rung before.
+            if nll_before is None or rung in (_CONSTANT_BAR, _PAPER):
+                text = f"{nll:.4g} of {RUNGS[rung]}"
+            else:
+                text = f"{nll - nll_before:+.4f} by {self._step_name(rung, richest)}"
+            lines.append(f"  {text} (not taken)" if passed else f"  {text}")
+            nll_before = nll
+            if rung == self.rung:
+                passed = True
+        return lines
+
+    def _step_name(self, rung: str, richest: str) -> str:
+        """What a rung adds to the one before."""
+        if rung == _FULL and rung == richest:
+            return "shape of the distribution"
+        if rung == _CONSTANT_NOISE and self.calibration.noise.name == "given":
+            return "the noise that was given"
+        return rung
 
     @property
-    def _beyond(self) -> list[str]:
-        """How the bars behave far from the training rows."""
+    def _guard_line(self) -> list[str]:
+        """How the bars behave far from the training rows; none without a guard."""
         guard = self.calibration.guard
         if guard is None:
             return []
         widths = ""
         if self.calibration.noise.name != "given":  # the noise of a usual row is known
-            twice, far = self._usual_std(2.0), self._usual_std(10.0)
             widths = (
                 f": a usual one is {numbers(self._usual_std(1.0))} at that q, at least "
-                f"{numbers(twice)} at twice and {numbers(far)} at ten times"
+                f"{numbers(self._usual_std(2.0))} at twice and "
+                f"{numbers(self._usual_std(10.0))} at ten times"
             )
         where = f"beyond q = {numbers(guard.reference)}, where a tenth of the training rows lie, "
         if isinstance(guard, RigidityGuard):
@@ -328,38 +418,57 @@ class CalibrationReport:
     def _usual_std(self, times: float) -> Tensor:
         """The bar (K,) of a usual prediction whose q is so many times the guard's reference.
 
-        Usual are the noise, and a prediction that is the targets' mean.
+        It has the usual noise, and the prediction is the targets' mean.
         """
         calibration = self.calibration
-        guard, head = calibration.guard, calibration.head
+        guard = calibration.guard
+        head = calibration.head
         assert guard is not None
         assert head is not None, "a guard belongs to a head"
         q = times * guard.reference
         second = torch.as_tensor(calibration.distribution.second).to(q)
-        squared_scale = self.noise / second + head.scale2 * q
+        squared_scale = self.noise_level / second + head.scale2 * q
         squared_scale = guard.widened(
             squared_scale, q, distance=torch.zeros_like(q), extent=torch.ones_like(q)
         )
         return (squared_scale * second).sqrt()
 
+    @property
+    def _novelty_line(self) -> list[str]:
+        """What is usual in the layers that the fit has watched, if any."""
+        if not self.novelty:
+            return []
+        layers = "1 layer" if len(self.novelty) == 1 else f"{len(self.novelty)} layers"
+        return [
+            f"  novelty         {layers} watched; one row in a hundred of these is above "
+            f"{self.novelty_usual:.2f}"
+        ]
+
     def to(self, device: torch.device) -> CalibrationReport:
         """The same report on another device."""
-        derivatives = self.gradient_scale
+        gradient_scale = self.gradient_scale
+        if gradient_scale is not None:
+            gradient_scale = gradient_scale.to(device)
         return replace(
             self,
             calibration=self.calibration.to(device),
             constant=self.constant.to(device),
-            gradient_scale=None if derivatives is None else derivatives.to(device),
+            gradient_scale=gradient_scale,
         )
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header: of the calibration, and of the report on it."""
-        said = {name: value for name, value in vars(self).items() if name not in _APART}
-        return {"calibration": self.calibration.header(), "report": said}
+        values = {}
+        for name, value in vars(self).items():
+            if name not in _APART_FROM_HEADER:
+                values[name] = value
+        return {"calibration": self.calibration.header(), "report": values}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a file, with the part of the header they belong to as a prefix."""
-        tensors = {f"calibration.{name}": t for name, t in self.calibration.tensors().items()}
+        tensors = {}
+        for name, tensor in self.calibration.tensors().items():
+            tensors[f"calibration.{name}"] = tensor
         tensors["report.constant"] = self.constant
         if self.gradient_scale is not None:
             tensors["report.gradient_scale"] = self.gradient_scale
@@ -370,64 +479,111 @@ class CalibrationReport:
         """The report that `header` and `tensors` came from.
 
         Raises:
-            ValueError: the noise or distribution is none that is known here.
+            ValueError: The noise or the distribution is not known here.
         """
-        chosen = under("calibration", tensors)
+        calibration_tensors = without_prefix("calibration", tensors)
         return cls(
-            calibration=Calibration.from_state(header["calibration"], chosen),
+            calibration=Calibration.from_state(header["calibration"], calibration_tensors),
             constant=tensors["report.constant"],
             gradient_scale=tensors.get("report.gradient_scale"),
             **header["report"],
         )
 
 
-_RUNGS = {
-    "constant bar": "one constant bar, which grows beyond the training rows alone",
-    "paper": "the paper's form",
-    "constant noise": "constant noise and a Gaussian distribution",
-    "heavy tails": "constant noise and heavy tails",
-    "noise that follows the inputs": "noise that follows the inputs",
-    "full": "the full model",
-}
-"""What the rungs of `ladder` are, in words."""
-_WHOLE, _SHAPED = ("constant bar", "paper"), ("full",)
-"""Rungs that are no step from the one before, and the one that gives the distribution its shape."""
-_APART = ("calibration", "constant", "gradient_scale")
-_FEW = 10
-"""Calibration rows below which it is said that they are few."""
-_SWAMPED = 0.5
-"""Effective rank below which the data determine no direction."""
-_NOTICEABLE = 0.01
-"""Share of calibration rows that were trained on, from which on bars may be too narrow by 0.5 %."""
-_REMEDIES = {
-    "uneven": {
-        "features": "With calibrate(valid, noise='features') the noise follows the inputs.",
-        "groups": "With calibrate(..., conformal=, groups=) intervals hold in groups.",
-    },
-    "skew": {"tilted": "With calibrate(valid, distribution='tilted') the distribution can lean."},
-    "tails": {
-        "student-t": "With calibrate(valid, distribution='student-t') the distribution has such tails."
-    },
-}
-_LAST = "More rows like these to train and calibrate on, or another model, would help."
-
-
 def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
-    """What the library has against uneven coverage, skew or tails and is not `used` yet."""
-    has = used | ({"student-t"} if "tilted" in used else set())
-    found = next((text for name, text in _REMEDIES[fault].items() if name not in has), _LAST)
-    return found if sure or found == _LAST else f"Unless it is in use already: {found}"
+    """What the library has against a fault of the bars.
+
+    Args:
+        fault: "uneven" coverage, "skew" or "tails".
+        used: Names of what is in use already, as in `CalibrationReport.has`.
+        sure: Whether these are all; otherwise the sentence says so.
+    """
+    for name, text in _REMEDIES[fault].items():
+        # A tilted distribution has the tails of a Student-t.
+        in_use = name in used or (name == "student-t" and "tilted" in used)
+        if not in_use:
+            return text if sure else f"Unless it is in use already: {text}"
+    return _LAST_REMEDY
 
 
 def distribution_line(distribution: Distribution) -> str:
     """A distribution's name, with its degrees of freedom where it has any."""
     df = getattr(distribution, "df", None)
-    tails = "" if df is None else f", {numbers(torch.as_tensor(df))} degrees of freedom"
-    return distribution.name + tails
+    if df is None:
+        return distribution.name
+    return f"{distribution.name}, {numbers(torch.as_tensor(df))} degrees of freedom"
 
 
 def numbers(tensor: Tensor, most: int = 6) -> str:
     """Entries for reading, the first of many."""
-    values = [f"{value:.4g}" for value in tensor.flatten()[:most].tolist()]
-    more = f", ... ({tensor.numel()} targets)" if tensor.numel() > most else ""
-    return ", ".join(values) + more
+    text = ", ".join(f"{value:.4g}" for value in tensor.flatten()[:most].tolist())
+    if tensor.numel() > most:
+        text += f", ... ({tensor.numel()} targets)"
+    return text
+
+
+UNFITTED = {"fit": "none yet: call fit(x, y) with the training data"}
+"""The lines of a summary before any fit."""
+
+
+def summary(
+    title: str,
+    fit_lines: dict[str, str],
+    calibration: Calibration | None = None,
+    report: CalibrationReport | None = None,
+    guarantee: str = "calibrate(x, y, conformal=0.3)",
+) -> str:
+    """A fit in a few lines: what is known, how good it is, what to do next.
+
+    Args:
+        title: The first line.
+        fit_lines: What is known of the fit, by name.
+        calibration: What is in use, if there is a fit.
+        report: How it was chosen, if it was calibrated.
+        guarantee: The call that guarantees the coverage of intervals.
+    """
+    lines = dict(fit_lines)
+    if calibration is not None:
+        lines |= _calibration_lines(calibration, report)
+    if calibration is not None and report is not None:
+        if calibration.conformal is None:
+            lines["intervals"] = f"no guarantee; {guarantee} gives one"
+        elif report.stale:
+            lines["intervals"] = f"the guarantee is void: call {guarantee} again"
+        else:
+            lines["intervals"] = "guaranteed by p.interval(0.9, conformal=True)"
+    return "\n".join([title, *(f"  {name:<14}{text}" for name, text in lines.items())])
+
+
+def _calibration_lines(
+    calibration: Calibration, report: CalibrationReport | None
+) -> dict[str, str]:
+    """Ridge, scale, noise and distribution, and how good they are."""
+    if report is None:
+        origin = "as given or by default"
+    elif report.fixed:
+        origin = "fixed"
+    else:
+        origin = f"chosen by {report.criterion}"
+    noise = calibration.noise.name
+    if bool(calibration.noise.level.any()):
+        noise += f", variance {numbers(calibration.noise.level)}"
+    lines = {
+        "ridge": f"{calibration.ridge:.4g}, {origin}",
+        "scale": numbers(calibration.scale),
+        "noise": noise,
+        "distribution": distribution_line(calibration.distribution),
+    }
+    if report is None:
+        lines["calibrated"] = "not yet: call calibrate(x, y) with data that the model has not seen"
+        return lines
+    rows = f"on {report.rows:,} rows"
+    if report.seen:
+        rows += f" and {report.seen:,} left-out training rows"
+    lines["calibrated"] = f"{rows}, {report.worth}"
+    if report.stale:
+        lines["calibrated"] += "; stale: call calibrate again"
+    notes = len(report.warnings) + len(report.remarks)
+    if notes:
+        lines["notes"] = f"{notes}: print(uq.calibration_report) tells them"
+    return lines

@@ -229,11 +229,7 @@ def _add_report(commands: Commands) -> None:
         ["predictions.csv", "uq.safetensors --model my_module:build --data test.npz"],
     )
     add = parser.add_argument
-    add(
-        "file",
-        type=Path,
-        help="predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors)",
-    )
+    add("file", type=Path, help="predictions (.csv) or a saved fit (.safetensors)")
     add("--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)")
     add("--title", help="its heading (default: the name of the file)")
     contents = {"mean": "predictions", "std": "error bars", "target": "true values"}
@@ -267,10 +263,9 @@ def _report(
         model=model,
         data=data,
     )
-    if verdict is not None:
-        say(str(verdict))
+    say(str(verdict))
     say(f"Wrote {page}")
-    return {"out": str(page), "verdict": None if verdict is None else verdict.plain()}
+    return {"out": str(page), "verdict": verdict.plain()}
 
 
 def _add_merge(commands: Commands) -> None:

@@ -33,7 +33,7 @@ from ..last_layer.rigidity import LastLayerRigidity
 from ..notices import extra
 from ..report.document import checked_place
 from ..report.judgement import Judgements
-from ..report.scores import Judged
+from ..report.scores import TargetScores
 from . import learners
 from .columns import Column, inputs, matrix
 from .tables import Table
@@ -297,7 +297,7 @@ def train(
         ModuleNotFoundError: A package of the extra `tabular` is missing.
         ValueError: Nothing can be learnt from the table.
     """
-    _require("pandas", "sklearn", "plotly")
+    _require("pandas", "sklearn", "plotly", "jinja2")
     begun = time.monotonic()
     _require_results_can_be_written(out, id)
     with _moved(out) as folder, warnings.catch_warnings(record=True) as caught:
@@ -521,21 +521,21 @@ def _judgements(model: TableModel, data: Training, kind: str) -> Judgements:
     constant_bar = metrics.rmse(calibrated.mean, calibration_targets)
     frame = data.frame[data.part == "test"]
     shown_names = [*model.identifiers, *frame][:_INPUTS_SHOWN]
-    return report.judged(
+    return report.judge(
         model.uq.predict(x, progress=False),
         y,
         names=[model.target],
         inputs={name: frame[name].astype(str).tolist() for name in shown_names},
         row_numbers=[row + 1 for row in frame.index],
-        calibration=model.uq.report,
+        calibration=model.uq.calibration_report,
         constant=[constant_bar] if constant_bar > 0 else None,
         reference=calibrated.std,
         level=model.level,
-        helps=partial(_helps, kind),
+        advice=partial(_advice, kind),
     )
 
 
-def _helps(kind: str, fault: str, remedy: str) -> str:
+def _advice(kind: str, fault: str, remedy: str) -> str:
     """What the command has against a fault, in place of the library's `remedy`.
 
     The distribution and the noise are the best that it has already.
@@ -551,7 +551,7 @@ def _helps(kind: str, fault: str, remedy: str) -> str:
     return f"--model {other_kind}, other inputs or more rows may help."
 
 
-def _scores(judged: Judged, quantile_ends: Sequence[Tensor]) -> Scores:
+def _scores(judged: TargetScores, quantile_ends: Sequence[Tensor]) -> Scores:
     """Scores of the error bars, of one constant bar, and of quantile regression.
 
     Args:

@@ -19,5 +19,16 @@ from .linear_regression import (
 )
 from .subset_of_regressors import GaussianKernel, SubsetOfRegressors
 
-__all__ = ["GaussianKernel", "SubsetOfRegressors", "linear_regression"]
-__all__ += ["dual_quadratic", "kernel_quadratic", "primal_quadratic", "unexplained"]
+__all__ = [
+    "GaussianKernel",
+    "SubsetOfRegressors",
+    "dual_quadratic",
+    "kernel_quadratic",
+    "linear_regression",
+    "primal_quadratic",
+    "unexplained",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,21 +1,30 @@
 r"""Linear regression with any penalty: loss $\frac12 |y - X w|^2 + \frac12 w^\top \Sigma w$.
 
-With Woodbury's two forms of $q = f^\top (F^\top F + s I)^{-1} f$, and the limit $s \to 0$.
+`linear_regression` solves it and hands the Jacobian, which is X, to `fits.from_jacobian`. Beside it
+stand Woodbury's two forms of $q = f^\top (F^\top F + s I)^{-1} f$, and the limit $s \to 0$.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..fits.arrays import Values, column, float64
-from ..fits.fit_rigidity import FitRigidity, linear_model
+from ..fits.fit_rigidity import FitRigidity, LinearModel
 from ..fits.sources import from_jacobian, penalty_rows, weight_roots
 from ..posterior.row_span import RowSpan
+
+__all__ = [
+    "dual_quadratic",
+    "kernel_quadratic",
+    "linear_regression",
+    "primal_quadratic",
+    "unexplained",
+]
 
 
 def linear_regression(
@@ -34,12 +43,16 @@ def linear_regression(
     \Sigma^{-1})$), without it that of the textbook.
 
     Args:
-        X: (N, P) design matrix; add a column of ones for an intercept.
-        y: (N,) targets.
+        X: Design matrix (N, P); add a column of ones for an intercept.
+        y: Targets (N,).
         penalty: $\Sigma$, any symmetric positive semi-definite (P, P).
-        ridge: added to its diagonal.
-        weights: (N,) loss weights.
-        scale: $\sigma$, where known; otherwise from the residuals.
+        ridge: A number that is added to the diagonal of the penalty.
+        weights: Loss weights (N,).
+        scale: $\sigma$, where known; otherwise it is estimated from the residuals.
+
+    Raises:
+        ValueError: The design matrix is singular and there is no penalty, shapes do not fit, or
+            values are not finite.
 
     Examples:
         >>> fit = linear_regression([[1.0], [2.0]], [1.0, 2.0], penalty=[[5.0]], scale=1.0)
@@ -48,25 +61,31 @@ def linear_regression(
     """
     design = float64(X, "X", 2)
     target = column(y, "y", len(design))
-    root = weight_roots(weights, len(design))
-    extra = penalty_rows(ridge, penalty, design.shape[1])
-    rows = torch.cat([root[:, None] * design, *extra])
+    # A penalised fit is a plain one with more rows, whose targets are zero.
+    root_weights = weight_roots(weights, len(design))
+    penalties = penalty_rows(ridge, penalty, design.shape[1])
+    rows = torch.cat([root_weights[:, None] * design, *penalties])
     zeros = rows.new_zeros(len(rows) - len(design))
-    right = torch.cat([root * target, zeros])[:, None]
-    w = torch.linalg.lstsq(rows, right, driver="gelsd").solution[:, 0]
-    residuals = target - design @ w
+    right_side = torch.cat([root_weights * target, zeros])[:, None]
+    w = torch.linalg.lstsq(rows, right_side, driver="gelsd").solution[:, 0]
     fit = from_jacobian(
-        design, residuals, weights=weights, ridge=ridge, penalty=penalty, scale=scale, parameters=w
+        design,
+        residuals=target - design @ w,
+        weights=weights,
+        ridge=ridge,
+        penalty=penalty,
+        scale=scale,
+        parameters=w,
     )
-    return replace(fit, model=partial(linear_model, partial(float64, name="x", dims=2), w))
+    return replace(fit, model=LinearModel(_design_rows, w))
 
 
 def primal_quadratic(F: Values, f: Values, ridge: float) -> Tensor:
     r"""$f^\top (F^\top F + s I)^{-1} f$ with as many unknowns as features.
 
     Args:
-        F: (N, D) training features.
-        f: (M, D) features of the predictions.
+        F: Training features (N, D).
+        f: Features of the predictions (M, D).
         ridge: s > 0, or zero for N >= D of full rank.
 
     Examples:
@@ -83,7 +102,7 @@ def dual_quadratic(F: Values, f: Values, ridge: float) -> Tensor:
 
     Here $k = F f$. Its relative rounding error is about machine epsilon times $f^\top f / s q$.
     """
-    rows, features = _pair(F, f)
+    rows, features = _training_and_test(F, f)
     return kernel_quadratic(rows @ rows.mT, rows @ features.mT, features.square().sum(1), ridge)
 
 
@@ -95,14 +114,22 @@ def kernel_quadratic(kernel: Values, cross: Values, own: Values, ridge: float) -
         cross: k, (N, M) between training rows and predictions.
         own: $k_{**}$, (M,).
         ridge: s > 0.
+
+    Raises:
+        ValueError: The ridge is not positive, or shapes do not fit.
     """
     if not 0 < ridge < math.inf:
-        what = f"The dual form divides by the ridge: expected ridge > 0, got {ridge}"
-        raise ValueError(f"{what}. Its limit times the ridge is unexplained(F, f).")
-    matrix, columns = float64(kernel, "kernel", 2), float64(cross, "cross", 2)
-    if tuple(matrix.shape) != 2 * (len(columns),):
-        what = "Expected kernel (N, N) and cross (N, M)"
-        raise ValueError(f"{what}, got {tuple(matrix.shape)} and {tuple(columns.shape)}.")
+        raise ValueError(
+            f"The dual form divides by the ridge: expected ridge > 0, got {ridge}. Its limit times "
+            "the ridge is unexplained(F, f)."
+        )
+    matrix = float64(kernel, "kernel", 2)
+    columns = float64(cross, "cross", 2)
+    if tuple(matrix.shape) != (len(columns), len(columns)):
+        raise ValueError(
+            "Expected kernel (N, N) and cross (N, M), got "
+            f"{tuple(matrix.shape)} and {tuple(columns.shape)}."
+        )
     factor = torch.linalg.cholesky(matrix + ridge * torch.eye(len(matrix), dtype=torch.float64))
     whitened = torch.linalg.solve_triangular(factor, columns, upper=False)
     explained: Tensor = whitened.square().sum(0)
@@ -122,13 +149,22 @@ def unexplained(F: Values, f: Values) -> Tensor:
         >>> unexplained([[1.0, 0.0]], [[3.0, 2.0]])
         tensor([4.], dtype=torch.float64)
     """
-    rows, features = _pair(F, f)
-    return RowSpan.of(rows).outside(features)[0]
+    rows, features = _training_and_test(F, f)
+    squared_distances, _ = RowSpan.of(rows).outside(features)
+    return squared_distances
 
 
-def _pair(F: Values, f: Values) -> tuple[Tensor, Tensor]:
-    rows, features = float64(F, "F", 2), float64(f, "f", 2)
+def _design_rows(x: Any) -> Tensor:
+    """New rows of the design matrix, (M, P)."""
+    return float64(x, "x", 2)
+
+
+def _training_and_test(F: Values, f: Values) -> tuple[Tensor, Tensor]:
+    """Features (N, D) and (M, D), their shapes checked."""
+    rows = float64(F, "F", 2)
+    features = float64(f, "f", 2)
     if rows.shape[1] != features.shape[1]:
-        what = "Expected F (N, D) and f (M, D)"
-        raise ValueError(f"{what}, got {tuple(rows.shape)} and {tuple(features.shape)}.")
+        raise ValueError(
+            f"Expected F (N, D) and f (M, D), got {tuple(rows.shape)} and {tuple(features.shape)}."
+        )
     return rows, features

@@ -16,15 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..fits.arrays import Values, float64
-from ..fits.fit_rigidity import FitRigidity, linear_model
+from ..fits.fit_rigidity import FitRigidity, LinearModel
 from .linear_regression import linear_regression
+
+__all__ = ["GaussianKernel", "SubsetOfRegressors"]
 
 Kernel = Callable[[Any, Any], Any]
 """k(X, Z): (n, d), (m, d) -> (n, m)."""
@@ -35,8 +37,8 @@ class GaussianKernel:
     r"""$v \exp(-|x - z|^2 / 2 \ell^2)$.
 
     Args:
-        length: $\ell$.
-        variance: $v$.
+        length: The length scale $\ell$.
+        variance: The prior variance $v$.
 
     Examples:
         >>> GaussianKernel(length=2.0)(torch.zeros(1, 1), torch.tensor([[0.0], [2.0]]))
@@ -52,6 +54,14 @@ class GaussianKernel:
         return self.variance * torch.exp(-0.5 * (distances / self.length).square())
 
 
+class _Eigenbasis(NamedTuple):
+    """Eigenvalues (r,) and eigenvectors (m, r) of K_mm above the floor, and the largest below."""
+
+    values: Tensor
+    vectors: Tensor
+    dropped: float
+
+
 @dataclass(frozen=True, eq=False)
 class SubsetOfRegressors:
     r"""Gaussian process regression on inducing points.
@@ -59,8 +69,8 @@ class SubsetOfRegressors:
     In the eigenbasis $K_{mm} = U \,\mathrm{diag}(\mu)\, U^\top$ the model is linear with features
     $\phi(x) = \mu^{-1/2} U^\top k(Z, x)$ and ridge $\sigma^2$, which is as well conditioned as the
     problem allows. Eigenvalues below `floor` times the largest are rounding: their directions are
-    dropped. `rank` are kept; `dropped`, the largest of the others, bounds the prior variance that
-    a prediction at an inducing point loses by it.
+    dropped, and `rank` directions remain. `dropped`, the largest eigenvalue among those, bounds the
+    prior variance that a prediction at an inducing point loses by it.
 
     *Far from the inducing points its variance tends to zero*, where that of the full Gaussian
     process tends to the prior's: no feature is left there. With the training inputs as inducing
@@ -68,10 +78,13 @@ class SubsetOfRegressors:
     and `unexplained` vanishes at the inducing points.
 
     Args:
-        kernel: k(X, Z) -> (n, m) on float64 tensors, or a scikit-learn kernel.
-        inducing: Z, (m, d), or (m,) for one input.
+        kernel: A function k(X, Z) -> (n, m) of float64 tensors, or a scikit-learn kernel.
+        inducing: The inducing points Z, (m, d), or (m,) for one input.
         noise: $\sigma^2$, the variance of an observation.
-        floor: as above.
+        floor: Smallest eigenvalue of $K_{mm}$ that counts, relative to the largest.
+
+    Raises:
+        ValueError: The noise is not positive, or the kernel is not positive semi-definite.
 
     Examples:
         >>> x = torch.tensor([0.0, 1.0, 2.0])
@@ -93,18 +106,20 @@ class SubsetOfRegressors:
     def fit(self, X: Values, y: Values) -> FitRigidity:
         r"""Condition on targets y (N,) at inputs X (N, d).
 
-        The result has `predict(x)`; its parameters are the weights of `features`, and
-        `predict(x, noise=True)` adds $\sigma^2$.
+        Returns:
+            A fit with `predict(x)`. Its parameters are the weights of `features`, and
+            `predict(x, noise=True)` adds $\sigma^2$.
         """
         scale = math.sqrt(self.noise)
         fit = linear_regression(self.features(X), y, ridge=self.noise, scale=scale)
         assert fit.parameters is not None
-        return replace(fit, model=partial(linear_model, self.features, fit.parameters))
+        return replace(fit, model=LinearModel(self.features, fit.parameters))
 
     def features(self, x: Values) -> Tensor:
         r"""$\mu^{-1/2} U^\top k(Z, x)$, (N, rank)."""
-        values, vectors, _ = self._basis
-        return self._kernel(_points(x, "x"), self._points) @ vectors / values.sqrt()
+        basis = self._basis
+        cross = self._kernel_matrix(_points(x, "x"), self._inducing_points)  # (N, m)
+        return cross @ basis.vectors / basis.values.sqrt()
 
     def unexplained(self, x: Values) -> Tensor:
         r"""$k(x, x) - k^\top K_{mm}^{-1} k \ge 0$, (N,): prior variance that no feature carries.
@@ -113,48 +128,57 @@ class SubsetOfRegressors:
         (7e-10 of it): what rounding leaves below zero is zero.
 
         Raises:
-            ValueError: negative beyond 1e-6 of $k(x, x)$: the kernel is not positive semi-definite.
+            ValueError: It is negative beyond 1e-6 of $k(x, x)$: the kernel is not positive
+                semi-definite.
         """
+        # Small blocks: of each the whole matrix is computed for its diagonal.
         blocks = torch.split(_points(x, "x"), 64)
-        own = torch.cat([self._kernel(block, block).diagonal() for block in blocks])
-        rest: Tensor = own - self.features(x).square().sum(1)
-        if bool((rest < -1e-6 * own.abs()).any()):
+        prior = torch.cat([self._kernel_matrix(block, block).diagonal() for block in blocks])
+        difference: Tensor = prior - self.features(x).square().sum(1)
+        if bool((difference < -1e-6 * prior.abs()).any()):
             raise ValueError(
                 "Expected a positive semi-definite kernel, got one whose features carry more than "
-                f"its own variance: k(x, x) less theirs is {float(rest.min()):.3g}."
+                f"its own variance: k(x, x) less theirs is {float(difference.min()):.3g}."
             )
-        return rest.clamp(min=0)
+        return difference.clamp(min=0)
 
     @property
     def rank(self) -> int:
-        """Number of features kept."""
-        return len(self._basis[0])
+        """Number of features."""
+        return len(self._basis.values)
 
     @property
     def dropped(self) -> float:
         """The largest eigenvalue of K_mm that was dropped; zero where none was."""
-        return self._basis[2]
+        return self._basis.dropped
 
     @cached_property
-    def _points(self) -> Tensor:
+    def _inducing_points(self) -> Tensor:
+        """Z, (m, d)."""
         return _points(self.inducing, "inducing")
 
     @cached_property
-    def _basis(self) -> tuple[Tensor, Tensor, float]:
-        """Kept eigenvalues (r,) and eigenvectors (m, r) of K_mm; the largest one dropped."""
-        values, vectors = torch.linalg.eigh(self._kernel(self._points, self._points))
+    def _basis(self) -> _Eigenbasis:
+        """The eigenbasis of K_mm, without what is rounding."""
+        points = self._inducing_points
+        values, vectors = torch.linalg.eigh(self._kernel_matrix(points, points))
         if not bool(values[-1] > 0) or bool(values[0] < -1e-8 * values[-1]):
             raise ValueError(
                 "Expected a positive semi-definite kernel, got one with eigenvalues from "
                 f"{float(values[0]):.3g} to {float(values[-1]):.3g} on the inducing points."
             )
-        kept = values > self.floor * values[-1]
-        dropped = 0.0 if bool(kept.all()) else max(0.0, float(values[~kept].max()))
-        return values[kept], vectors[:, kept], dropped
+        above_floor = values > self.floor * values[-1]
+        dropped = 0.0
+        if not bool(above_floor.all()):
+            dropped = max(0.0, float(values[~above_floor].max()))
+        return _Eigenbasis(values[above_floor], vectors[:, above_floor], dropped)
 
-    def _kernel(self, X: Tensor, Z: Tensor) -> Tensor:
-        foreign = hasattr(self.kernel, "hyperparameters")  # scikit-learn's take arrays
-        values = self.kernel(X.numpy(), Z.numpy()) if foreign else self.kernel(X, Z)
+    def _kernel_matrix(self, X: Tensor, Z: Tensor) -> Tensor:
+        """k(X, Z), (n, m) in float64, its shape checked."""
+        if hasattr(self.kernel, "hyperparameters"):  # scikit-learn's kernels take arrays
+            values = self.kernel(X.numpy(), Z.numpy())
+        else:
+            values = self.kernel(X, Z)
         matrix = float64(values, "the kernel's values", 2)
         if tuple(matrix.shape) != (len(X), len(Z)):
             raise ValueError(
@@ -167,7 +191,8 @@ class SubsetOfRegressors:
 def _points(x: Values, name: str) -> Tensor:
     """Inputs (N, d); (N,) counts as (N, 1)."""
     points = float64(x, name)
-    points = points[:, None] if points.ndim == 1 else points
+    if points.ndim == 1:
+        points = points[:, None]
     if points.ndim != 2:
         raise ValueError(f"Expected {name} (N, d) or (N,), got {tuple(points.shape)}.")
     return points

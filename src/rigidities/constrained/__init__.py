@@ -16,5 +16,13 @@ from .rigidity import (
     constrained_rigidity,
 )
 
-__all__ = ["ConstrainedProfile", "ConstrainedRigidity"]
-__all__ += ["constrained_profile", "constrained_rigidity"]
+__all__ = [
+    "ConstrainedProfile",
+    "ConstrainedRigidity",
+    "constrained_profile",
+    "constrained_rigidity",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

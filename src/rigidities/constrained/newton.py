@@ -1,15 +1,24 @@
-r"""Newton's method for the minimum and for the constrained minimum.
+r"""Newton's method for the minimum of the loss and for its constrained minimum.
 
-At a point with loss gradient g, prediction slope a and multiplier $\lambda = a^\top g / a^\top a$
-the step has a part along a, which meets the linearised constraint, and a part in the null space Z
-of a, which minimises the Lagrangian's quadratic model with $W = H - \lambda \nabla^2 \tilde y$:
+At a point with loss gradient g, prediction gradient a and multiplier
+$\lambda = a^\top g / a^\top a$ the step has a part along a, which meets the linearised constraint,
+and a part in the null space Z of a, which minimises the Lagrangian's quadratic model with
+$W = H - \lambda \nabla^2 \tilde y$:
 
 $$ \Delta = \frac{\epsilon - \tilde y}{|a|^2}\, a + Z p, \qquad
    (Z^\top W Z)\, p = -Z^\top \Bigl( g + \frac{\epsilon - \tilde y}{|a|^2} W a \Bigr). $$
 
 Negative curvatures count by their size, flat directions are left alone, and steps are damped until
-they lower either the residual of these equations or the merit $\mathcal{L} + \mu |\epsilon -
-\tilde y|$. A saddle is left along its most negative curvature. Without constraint Z is everything.
+they lower either the residual of these equations or the merit
+$\mathcal{L} + \mu |\epsilon - \tilde y|$. A saddle is left along its most negative curvature.
+Without a constraint every direction is free.
+
+Differences of multipliers need solutions to nearly all digits: the iteration goes on until rounding
+stops it, at relative residuals of about 1e-15. Solvers that compare values of the merit alone stop
+at about 1e-8, and at saddles.
+
+`minimum` and `constrained_minimum` are the two entries. Both run a `_Search`, which knows the
+problem and the constraint.
 """
 
 from __future__ import annotations
@@ -20,12 +29,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .problem import ConstrainedProblem, Local
+from .problem import ConstrainedProblem, Expansion
 
-FLAT = 1e-13  # curvatures below this times the largest: directions in which nothing happens
-WEAKEST, STRONGEST = 1e-9, 1e2
-"""Range of the damping that is added to the curvatures, relative to the largest of them."""
-LENGTHS = (10.0, 1.0, 0.1, 0.01)  # of steps that leave a saddle, by the losses' derivatives
+FLAT = 1e-13
+"""Curvatures below this times the largest: directions in which nothing happens."""
+
+WEAKEST_DAMPING = 1e-9
+"""The smallest damping above zero, relative to the largest curvature, to which it is added."""
+
+STRONGEST_DAMPING = 1e2
+"""The largest damping that is tried."""
+
+ESCAPE_LENGTHS = (10.0, 1.0, 0.1, 0.01)
+"""Lengths of steps that leave a saddle, in units of the gradient's natural size."""
 
 
 class NotConverged(ValueError):
@@ -37,26 +53,30 @@ class Solution:
     r"""A stationary point, free or constrained.
 
     Attributes:
-        local: where, with the derivatives there.
-        loss: there.
-        prediction: at x, exactly the value that was asked for.
+        expansion: The point, with the derivatives there.
+        loss: The loss there.
+        prediction: The prediction at x; with a constraint exactly the value that was asked for.
         multiplier: $\lambda = d \mathcal{L}_c / d\epsilon$; zero without a constraint.
-        residual: of the stationarity conditions, relative to the losses' own gradients.
+        residual: Residual of the stationarity conditions, relative to the losses' own gradients.
     """
 
-    local: Local
+    expansion: Expansion
     loss: float
     prediction: float
     multiplier: float
     residual: float
 
 
-def minimised(problem: ConstrainedProblem, tolerance: float, max_iterations: int) -> Solution:
-    """The minimum of the loss near the given parameters."""
-    return _solved(problem, problem.start, None, tolerance, max_iterations)
+def minimum(problem: ConstrainedProblem, tolerance: float, max_iterations: int) -> Solution:
+    """The minimum of the loss near the given parameters.
+
+    Raises:
+        NotConverged: The residual stays above the tolerance.
+    """
+    return _Search(problem, None).solution(problem.start, tolerance, max_iterations)
 
 
-def constrained(
+def constrained_minimum(
     problem: ConstrainedProblem,
     start: Solution,
     value: float,
@@ -64,188 +84,253 @@ def constrained(
     max_iterations: int,
     halvings: int = 6,
 ) -> Solution:
-    """The minimum with the prediction held at `value`, by steps from a known solution.
+    """The minimum with the prediction held at a value, by steps from a known solution.
 
-    A step that fails is halved; after so many halvings the value counts as out of reach.
+    Args:
+        problem: The loss and the prediction.
+        start: The solution to begin at.
+        value: Where to hold the prediction.
+        tolerance: Largest relative residual of a solution.
+        max_iterations: Iterations of a step. A step that fails is halved.
+        halvings: After so many halvings the value counts as out of reach.
+
+    Raises:
+        NotConverged: The value could not be reached.
+        ValueError: The value is not finite.
     """
     if not math.isfinite(value):  # no sequence of steps ends there
         raise ValueError(f"A prediction can only be held at a finite value, got {value}.")
-    reached, step = start, value - start.prediction
-    smallest = abs(step) / 2**halvings
+    reached = start
+    step = value - start.prediction
+    smallest_step = abs(step) / 2**halvings
     while reached.prediction != value:
         aim = reached.prediction + step
-        aim = value if abs(value - aim) < smallest else aim
+        if abs(value - aim) < smallest_step:
+            aim = value
+        search = _Search(problem, aim)
         try:
-            reached = _solved(problem, reached.local.vector, aim, tolerance, max_iterations)
-            step = math.copysign(min(2 * abs(step), abs(value - aim)), value - aim)
+            reached = search.solution(reached.expansion.vector, tolerance, max_iterations)
         except NotConverged as failure:
             step /= 2
-            if abs(step) < smallest:
+            if abs(step) < smallest_step:
                 raise NotConverged(
                     f"No parameters were found that predict {value:.6g} at x: from the fitted "
                     f"{start.prediction:.6g} the constraint could be followed to "
                     f"{reached.prediction:.6g} only. The model may be unable to predict that value "
                     "(bounded outputs)."
                 ) from failure
+        else:
+            # Twice as far next time, but not beyond the value.
+            left = value - aim
+            step = math.copysign(min(2 * abs(step), abs(left)), left)
     return reached
 
 
-def _solved(
-    problem: ConstrainedProblem,
-    start: Tensor,
-    value: float | None,
-    tolerance: float,
-    max_iterations: int,
-) -> Solution:
-    """Iterate until rounding stops the descent; refuse a residual above the tolerance."""
-    at, floor = Local(problem, start), 1e-12 * (float(problem.target.norm()) or 1.0)
-    size = smallest = _residual(at, value)
-    shift = price = 0.0
-    for _ in range(max_iterations):
-        if not size < math.inf:
-            break
-        near = size <= tolerance * max(at.force, floor)
-        price = max(price, 2 * _coming_multiplier(at, value))  # never lower, or steps could cycle
-        damping = (0.0, 0.0) if near else (shift, STRONGEST)
-        found = _improved(problem, at, value, smallest, price, damping)
-        if found is None or size <= 1e-3 * at.force:
-            lower = _escaped(problem, at, value, price)
-            found, smallest = (found, smallest) if lower is None else ((lower, 0.0), math.inf)
-        if found is None:
-            break
-        at, shift = found[0], found[1] / 10 if found[1] > WEAKEST else 0.0
-        size = _residual(at, value)
-        smallest = min(size, smallest)
-    scale = max(at.force, floor)
-    if not size <= tolerance * scale:
-        raise NotConverged(
-            f"Newton's method stopped at a relative residual of {size / scale:.2g}, above the "
-            f"tolerance {tolerance:g}."
-        )
-    prediction = at.prediction if value is None else value
-    return Solution(at, at.loss, prediction, _multiplier(at, value), residual=size / scale)
+@dataclass(frozen=True)
+class _Improvement:
+    """A better point, and the damping of the step that led there."""
+
+    expansion: Expansion
+    damping: float
 
 
-def _improved(
-    problem: ConstrainedProblem,
-    at: Local,
-    value: float | None,
-    smallest: float,
-    price: float,
-    damping: tuple[float, float],
-) -> tuple[Local, float] | None:
-    """The first step, ever more damped, with a new smallest residual or a lower merit.
+@dataclass(frozen=True)
+class _Search:
+    """Newton's method on one problem.
 
-    Of the damping, the first and the strongest to try are given, and that which it took is returned
-    with the new point; None if there is none.
+    Attributes:
+        problem: The loss and the prediction.
+        value: Where the prediction is held; None where it is free.
     """
-    (shift, strongest), merit = damping, _merit(at, value, price)
-    while shift <= strongest:
-        there = _returned(problem, Local(problem, at.vector + _step(at, value, shift)), value)
-        left = _residual(there, value)
-        lower = 1e-8 * there.force < left < math.inf and _merit(there, value, price) < merit
-        if lower or left < 0.5 * smallest:
-            return there, shift
-        shift = max(4 * shift, WEAKEST)
-    return None
 
+    problem: ConstrainedProblem
+    value: float | None
 
-def _escaped(
-    problem: ConstrainedProblem, at: Local, value: float | None, price: float
-) -> Local | None:
-    """Down from a saddle along the direction of most negative curvature; None at a minimum."""
-    space, lagrangian = _surface(at, value)
-    values, vectors = torch.linalg.eigh(space.mT @ lagrangian @ space)
-    if not len(values) or bool(values[0] >= -1e-7 * values[-1].abs()):
+    def solution(self, start: Tensor, tolerance: float, max_iterations: int) -> Solution:
+        """Iterate until rounding stops the descent; refuse a residual above the tolerance."""
+        at = Expansion(self.problem, start)
+        floor = 1e-12 * (float(self.problem.target.norm()) or 1.0)
+        residual = self.residual(at)
+        smallest_residual = residual
+        damping = 0.0
+        price = 0.0  # mu, of a violated constraint in the merit
+        for _ in range(max_iterations):
+            if not residual < math.inf:
+                break
+            converged = residual <= tolerance * max(at.gradient_scale, floor)
+            price = max(price, 2 * self.coming_multiplier(at))  # never lower, or steps could cycle
+            if converged:  # full steps alone, until rounding stops them
+                improvement = self.improved(at, smallest_residual, price, 0.0, 0.0)
+            else:
+                improvement = self.improved(
+                    at, smallest_residual, price, damping, STRONGEST_DAMPING
+                )
+            if improvement is None or residual <= 1e-3 * at.gradient_scale:
+                below_saddle = self.escaped(at, price)
+                if below_saddle is not None:
+                    improvement = _Improvement(below_saddle, 0.0)
+                    smallest_residual = math.inf
+            if improvement is None:
+                break
+            at = improvement.expansion
+            damping = improvement.damping / 10 if improvement.damping > WEAKEST_DAMPING else 0.0
+            residual = self.residual(at)
+            smallest_residual = min(residual, smallest_residual)
+
+        scale = max(at.gradient_scale, floor)
+        if not residual <= tolerance * scale:
+            raise NotConverged(
+                f"Newton's method stopped at a relative residual of {residual / scale:.2g}, above "
+                f"the tolerance {tolerance:g}."
+            )
+        return Solution(
+            expansion=at,
+            loss=at.loss,
+            prediction=at.prediction if self.value is None else self.value,
+            multiplier=self.multiplier(at),
+            residual=residual / scale,
+        )
+
+    def improved(
+        self,
+        at: Expansion,
+        smallest_residual: float,
+        price: float,
+        weakest: float,
+        strongest: float,
+    ) -> _Improvement | None:
+        """The first step, ever more damped, with a new smallest residual or a lower merit.
+
+        Args:
+            at: Where to begin.
+            smallest_residual: The smallest residual so far, which a step has to halve.
+            price: Price of the constraint in the merit.
+            weakest: The first damping to try.
+            strongest: The last one.
+
+        Returns:
+            None if there is no such step.
+        """
+        merit = self.merit(at, price)
+        damping = weakest
+        while damping <= strongest:
+            there = self.returned(Expansion(self.problem, at.vector + self.step(at, damping)))
+            residual = self.residual(there)
+            # Near a solution the merit is rounding: there the residual alone decides.
+            merit_counts = 1e-8 * there.gradient_scale < residual < math.inf
+            lower_merit = merit_counts and self.merit(there, price) < merit
+            if lower_merit or residual < 0.5 * smallest_residual:
+                return _Improvement(there, damping)
+            damping = max(4 * damping, WEAKEST_DAMPING)
         return None
-    direction = max(at.force, 1e-6) * (space @ vectors[:, 0])
-    trials = [Local(problem, at.vector + t * direction) for k in LENGTHS for t in (k, -k)]
-    trials = [_returned(problem, there, value, rounds=4) for there in trials]
-    best = min(trials, key=lambda there: _merit(there, value, price))
-    merit = _merit(at, value, price)
-    return best if _merit(best, value, price) < merit - 1e-9 * abs(merit) else None
+
+    def escaped(self, at: Expansion, price: float) -> Expansion | None:
+        """Down from a saddle along the direction of most negative curvature; None at a minimum."""
+        directions, hessian = self.free_directions(at)
+        values, vectors = torch.linalg.eigh(directions.mT @ hessian @ directions)
+        if not len(values) or bool(values[0] >= -1e-7 * values[-1].abs()):
+            return None
+        direction = max(at.gradient_scale, 1e-6) * (directions @ vectors[:, 0])
+        trials = []
+        for length in ESCAPE_LENGTHS:
+            for signed_length in (length, -length):
+                there = Expansion(self.problem, at.vector + signed_length * direction)
+                trials.append(self.returned(there, rounds=4))
+        best = min(trials, key=lambda there: self.merit(there, price))
+        merit = self.merit(at, price)
+        if self.merit(best, price) < merit - 1e-9 * abs(merit):
+            return best
+        return None
+
+    def free_directions(self, at: Expansion) -> tuple[Tensor, Tensor]:
+        """The free directions Z in columns, and the Hessian W that counts in them."""
+        if self.value is None:
+            return torch.eye(len(at.vector), dtype=at.vector.dtype), at.hessian
+        lagrangian_hessian = at.hessian - self.multiplier(at) * at.prediction_hessian
+        return _null_space(at.prediction_gradient), lagrangian_hessian
+
+    def returned(self, at: Expansion, rounds: int = 1) -> Expansion:
+        """Back towards the constraint, which a long step leaves by its curvature."""
+        if self.value is None:
+            return at
+        for _ in range(rounds):
+            gap = self.value - at.prediction
+            square = float(at.prediction_gradient.square().sum())
+            near = 1e-3 * math.sqrt(square) * at.gradient_scale / 10 ** (3 * (rounds - 1))
+            if not abs(gap) > near or not 0 < square < math.inf:
+                break
+            back = Expansion(self.problem, at.vector + gap / square * at.prediction_gradient)
+            if not abs(self.value - back.prediction) < abs(gap):
+                break
+            at = back
+        return at
+
+    def multiplier(self, at: Expansion) -> float:
+        """lambda = a.g / a.a; zero without a constraint."""
+        if self.value is None:
+            return 0.0
+        return float(_share_along(at.prediction_gradient, at.gradient))
+
+    def coming_multiplier(self, at: Expansion) -> float:
+        """The size of the multiplier here, or after a full step if that is larger."""
+        if self.value is None:
+            return 0.0
+        _, hessian = self.free_directions(at)
+        gradient_after = at.gradient + hessian @ self.step(at, 0.0)
+        multiplier_after = float(_share_along(at.prediction_gradient, gradient_after))
+        return max(abs(self.multiplier(at)), abs(multiplier_after))
+
+    def step(self, at: Expansion, damping: float) -> Tensor:
+        """The step Delta of the module's docstring, (P,)."""
+        if self.value is None:
+            return _descent(at.hessian, -at.gradient, damping)
+        square = float(at.prediction_gradient.square().sum())
+        along = at.prediction_gradient * ((self.value - at.prediction) / square)
+        directions, hessian = self.free_directions(at)
+        push = -directions.mT @ (at.gradient + hessian @ along)
+        across = directions @ _descent(directions.mT @ hessian @ directions, push, damping)
+        return (along + across) / (1 + damping)
+
+    def residual(self, at: Expansion) -> float:
+        """Length of what should vanish, in units of a gradient."""
+        if self.value is None:
+            return float(at.gradient.norm())
+        length = float(at.prediction_gradient.norm())
+        if length < 1e-100:
+            return math.inf  # nothing moves the prediction from here
+        across = at.gradient - self.multiplier(at) * at.prediction_gradient
+        return math.hypot(float(across.norm()), (self.value - at.prediction) / length)
+
+    def merit(self, at: Expansion, price: float) -> float:
+        """The loss, plus the price of a violated constraint."""
+        if self.value is None:
+            return at.loss
+        return at.loss + price * abs(self.value - at.prediction)
 
 
-def _surface(at: Local, value: float | None) -> tuple[Tensor, Tensor]:
-    """The directions that are free, in columns, and the Hessian that counts in them."""
-    if value is None:
-        return torch.eye(len(at.vector), dtype=at.vector.dtype), at.hessian
-    return _null_space(at.slope), at.hessian - _multiplier(at, value) * at.bend
+def _share_along(direction: Tensor, vector: Tensor) -> Tensor:
+    """The coefficient of a vector along a direction, a.v / a.a."""
+    return direction @ vector / direction.square().sum()
 
 
-def _returned(
-    problem: ConstrainedProblem, at: Local, value: float | None, rounds: int = 1
-) -> Local:
-    """Back towards the constraint, which a long step leaves by its curvature."""
-    for _ in range(rounds if value is not None else 0):
-        gap, square = (value or 0.0) - at.prediction, float(at.slope.square().sum())
-        far = abs(gap) > 1e-3 * math.sqrt(square) * at.force / 10 ** (3 * (rounds - 1))
-        if not far or not 0 < square < math.inf:
-            break
-        back = Local(problem, at.vector + gap / square * at.slope)
-        if not abs((value or 0.0) - back.prediction) < abs(gap):
-            break
-        at = back
-    return at
-
-
-def _multiplier(at: Local, value: float | None) -> float:
-    if value is None:
-        return 0.0
-    return float(at.slope @ at.gradient / at.slope.square().sum())
-
-
-def _coming_multiplier(at: Local, value: float | None) -> float:
-    """The size of the multiplier here, or after a full step if that is larger."""
-    if value is None:
-        return 0.0
-    _, lagrangian = _surface(at, value)
-    after = at.gradient + lagrangian @ _step(at, value, 0.0)
-    return max(abs(_multiplier(at, value)), abs(float(at.slope @ after / at.slope.square().sum())))
-
-
-def _null_space(slope: Tensor) -> Tensor:
-    """Orthonormal columns that are orthogonal to the slope, (P, P - 1), by a Householder mirror."""
-    mirror = slope / slope.norm()
+def _null_space(direction: Tensor) -> Tensor:
+    """Orthonormal columns orthogonal to a direction, (P, P - 1), by a Householder mirror."""
+    mirror = direction / direction.norm()
     mirror[0] += 1.0 if float(mirror[0]) >= 0 else -1.0
-    identity = torch.eye(len(slope), dtype=slope.dtype)
+    identity = torch.eye(len(direction), dtype=direction.dtype)
     reflection: Tensor = identity - 2 * torch.outer(mirror, mirror) / mirror.square().sum()
     return reflection[:, 1:]
 
 
-def _step(at: Local, value: float | None, shift: float) -> Tensor:
-    if value is None:
-        return _descent(at.hessian, -at.gradient, shift)
-    along = at.slope * ((value - at.prediction) / float(at.slope.square().sum()))
-    space, lagrangian = _surface(at, value)
-    push = -space.mT @ (at.gradient + lagrangian @ along)
-    step = along + space @ _descent(space.mT @ lagrangian @ space, push, shift)
-    return step / (1 + shift)
-
-
-def _descent(hessian: Tensor, push: Tensor, shift: float) -> Tensor:
-    """Solve with curvatures by their size, damped; none along flat directions."""
+def _descent(hessian: Tensor, push: Tensor, damping: float) -> Tensor:
+    """Solve H p = push with curvatures by their size, damped; zero along flat directions."""
     if not len(push):
         return push
     values, vectors = torch.linalg.eigh(hessian)
     largest = values.abs().max()
-    curvature = values.abs() + shift * largest
-    flat = curvature <= FLAT * largest
-    components = torch.where(flat, 0.0, (vectors.mT @ push) / torch.where(flat, 1.0, curvature))
-    found: Tensor = vectors @ components
-    return found
-
-
-def _residual(at: Local, value: float | None) -> float:
-    """Length of what should vanish, in units of a gradient."""
-    if value is None:
-        return float(at.gradient.norm())
-    length = float(at.slope.norm())
-    if length < 1e-100:
-        return math.inf  # nothing moves the prediction from here
-    across = at.gradient - _multiplier(at, value) * at.slope
-    return math.hypot(float(across.norm()), (value - at.prediction) / length)
-
-
-def _merit(at: Local, value: float | None, price: float) -> float:
-    return at.loss if value is None else at.loss + price * abs(value - at.prediction)
+    curvatures = values.abs() + damping * largest
+    flat = curvatures <= FLAT * largest
+    safe_curvatures = torch.where(flat, 1.0, curvatures)
+    components = torch.where(flat, 0.0, (vectors.mT @ push) / safe_curvatures)
+    solution: Tensor = vectors @ components
+    return solution

@@ -1,4 +1,10 @@
-"""The loss and the constrained prediction as functions of one float64 vector, with derivatives."""
+"""The loss and the constrained prediction as functions of one float64 vector, with derivatives.
+
+`ConstrainedProblem.of` reads what the user hands in and checks it. Its methods map a vector to the
+loss and to the prediction at x. An `Expansion` is the problem at one vector, with first and second
+derivatives. Vectors are parameters in units of the problem's own, which the solver chooses so that
+curvatures are near one.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +26,13 @@ from ..posterior.posterior import check_ridge
 
 
 @dataclass(frozen=True, eq=False)
-class Local:
-    """Loss and prediction at one point with their derivatives, each computed when asked for."""
+class Expansion:
+    """Loss and prediction at one point with their derivatives, each computed when asked for.
+
+    Attributes:
+        problem: The loss and the prediction as functions of a vector.
+        vector: The point, (P,).
+    """
 
     problem: ConstrainedProblem
     vector: Tensor
@@ -33,36 +44,35 @@ class Local:
 
     @property
     def gradient(self) -> Tensor:
-        """Of the loss, (P,)."""
+        """Gradient of the loss, (P,)."""
         return self._loss.gradient
 
     @cached_property
     def hessian(self) -> Tensor:
-        """Of the loss, (P, P)."""
+        """Hessian of the loss, (P, P)."""
         return self._loss.hessian()
 
     @property
     def prediction(self) -> float:
-        """At x."""
+        """The prediction at x."""
         return float(self._prediction.value)
 
     @property
-    def slope(self) -> Tensor:
+    def prediction_gradient(self) -> Tensor:
         """Gradient of the prediction, (P,)."""
         return self._prediction.gradient
 
     @cached_property
-    def bend(self) -> Tensor:
+    def prediction_hessian(self) -> Tensor:
         """Hessian of the prediction, (P, P)."""
         return self._prediction.hessian()
 
     @cached_property
-    def force(self) -> float:
+    def gradient_scale(self) -> float:
         """Length of the losses' derivatives by the predictions: the natural size of a gradient."""
-        problem = self.problem
         with torch.no_grad():
-            outputs = problem.outputs(self.vector)
-        return float(Differentiated.of(problem.losses, outputs).gradient.norm())
+            outputs = self.problem.outputs(self.vector)
+        return float(Differentiated.of(self.problem.losses, outputs).gradient.norm())
 
     @cached_property
     def _loss(self) -> Differentiated:
@@ -78,24 +88,24 @@ class ConstrainedProblem:
     """Minimise the summed loss, with or without the prediction at x held fixed.
 
     Attributes:
-        regressor: in float64.
-        loss: per sample.
-        inputs: of the training data.
-        target: (N, K).
-        point: the one input x, batched.
-        output: which of the K predictions at x.
-        regulariser: callable(params) -> a number added to the loss, or None.
-        ridge: half of it times the squared distance from the given parameters is added too.
-        weight: (N, 1) of the samples, or None.
-        units: (P,) the vectors here are parameters divided by it.
+        regressor: The model, in float64.
+        loss: The loss of one sample.
+        inputs: Training inputs.
+        target: Training targets, (N, K).
+        x: The one input x, as a batch of one.
+        output_index: Which of the K predictions at x.
+        regulariser: A function callable(params) -> number that is added to the loss, or None.
+        ridge: Half of it times the squared distance from the given parameters is added too.
+        weight: Weights of the samples, (N, 1), or None.
+        units: The vectors here are the parameters divided by these, (P,).
     """
 
     regressor: Regressor
     loss: ValuedLoss
     inputs: tuple[Tensor, ...]
     target: Tensor
-    point: tuple[Tensor, ...]
-    output: int
+    x: tuple[Tensor, ...]
+    output_index: int
     regulariser: Regulariser | None
     ridge: float
     weight: Tensor | None
@@ -117,25 +127,39 @@ class ConstrainedProblem:
         sample_weight: Any = None,
         output: int | None = None,
     ) -> ConstrainedProblem:
-        """Read what the user handed in, in float64."""
+        """Check the arguments of `constrained_rigidity` and turn them into float64 tensors.
+
+        Raises:
+            ValueError: Shapes do not fit, or values are not finite.
+        """
         check_ridge(ridge)
         regressor = Regressor.of(f, params, subset=subset).double()
-        inputs, point = _inputs(X), _point(x, X)
+        inputs = _inputs(X)
+        query = _query(x, inputs)
         with torch.no_grad():
             outputs = regressor.outputs(regressor.flat, *inputs)
-            prediction = regressor.outputs(regressor.flat, *point)
+            prediction = regressor.outputs(regressor.flat, *query)
         if not bool(prediction.isfinite().all()):
             raise ValueError("The prediction at x is NaN or infinite: look at x.")
         if regulariser is not None:
-            Penalty(regressor, regulariser)  # which refuses what is not one number
-        weight, valued = _weight(sample_weight, len(outputs)), require_valued(loss)
-        target, chosen = _target(y, outputs, weight), _output(output, outputs.shape[1])
-        terms = (regulariser, float(ridge), weight, torch.ones_like(regressor.flat))
-        return cls(regressor, valued, inputs, target, point, chosen, *terms)
+            Penalty(regressor, regulariser)  # refuses what is not one number
+        weight = _weight(sample_weight, len(outputs))
+        return cls(
+            regressor=regressor,
+            loss=require_valued(loss),
+            inputs=inputs,
+            target=_target(y, outputs, weight),
+            x=query,
+            output_index=_output_index(output, outputs.shape[1]),
+            regulariser=regulariser,
+            ridge=float(ridge),
+            weight=weight,
+            units=torch.ones_like(regressor.flat),
+        )
 
     @property
     def start(self) -> Tensor:
-        """The given parameters."""
+        """The given parameters, in these units, (P,)."""
         return self.regressor.flat / self.units
 
     def outputs(self, vector: Tensor) -> Tensor:
@@ -143,16 +167,20 @@ class ConstrainedProblem:
         return self.regressor.outputs(self.units * vector, *self.inputs)
 
     def losses(self, outputs: Tensor) -> Tensor:
-        """The samples' losses, summed."""
+        """The weighted losses of the samples, summed."""
         batch = (*self.inputs, self.target)
         values = self.loss.value(outputs, self.target, batch).reshape(len(outputs), -1)
-        for weight in (own_weights(self.loss, batch), self.weight):
-            values = values if weight is None else values * weight
+        loss_weight = own_weights(self.loss, batch)
+        if loss_weight is not None:
+            values = values * loss_weight
+        if self.weight is not None:
+            values = values * self.weight
         return values.sum()
 
     def total(self, vector: Tensor) -> Tensor:
         """The summed loss, the regulariser and the ridge."""
-        total, flat = self.losses(self.outputs(vector)), self.units * vector
+        total = self.losses(self.outputs(vector))
+        flat = self.units * vector
         if self.regulariser is not None:
             total = total + self.regulariser(self.regressor.parameters.restore(flat))
         if self.ridge:
@@ -161,36 +189,44 @@ class ConstrainedProblem:
 
     def prediction(self, vector: Tensor) -> Tensor:
         """The prediction at x, a scalar."""
-        return self.regressor.outputs(self.units * vector, *self.point)[0, self.output]
+        return self.regressor.outputs(self.units * vector, *self.x)[0, self.output_index]
 
 
 def _inputs(X: Any) -> tuple[Tensor, ...]:
+    """One input, or a tuple of several, as float64 tensors."""
     columns = X if isinstance(X, tuple) else (X,)
     return tuple(doubled(as_tensor(column)) for column in columns)
 
 
-def _point(x: Any, X: Any) -> tuple[Tensor, ...]:
-    """One input as a batch of one."""
-    columns, rows = _inputs(x), _inputs(X)
-    if len(columns) != len(rows):
-        raise ValueError(f"Expected x with {len(rows)} inputs like X, got {len(columns)}.")
-    pairs = zip(columns, rows, strict=True)
-    batched = tuple(one[None] if one.ndim == many.ndim - 1 else one for one, many in pairs)
-    for one, many in zip(batched, rows, strict=True):
-        if one.ndim != many.ndim or len(one) != 1:
-            what = f"Expected one input x, shaped (1, ...) or as a row of X {tuple(many.shape)}"
-            raise ValueError(f"{what}, got {tuple(one.shape)}. Call once for each input.")
-    return batched
+def _query(x: Any, training_inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The one input x as a batch of one, shaped like the training inputs."""
+    inputs = _inputs(x)
+    if len(inputs) != len(training_inputs):
+        raise ValueError(
+            f"Expected x with {len(training_inputs)} inputs like X, got {len(inputs)}."
+        )
+    batched = []
+    for value, training in zip(inputs, training_inputs, strict=True):
+        if value.ndim == training.ndim - 1:
+            value = value[None]
+        if value.ndim != training.ndim or len(value) != 1:
+            raise ValueError(
+                "Expected one input x, shaped (1, ...) or as a row of X "
+                f"{tuple(training.shape)}, got {tuple(value.shape)}. Call once for each input."
+            )
+        batched.append(value)
+    return tuple(batched)
 
 
 def _weight(sample_weight: Any, rows: int) -> Tensor | None:
-    """(N, 1), checked; None without weights."""
+    """Checked weights (N, 1); None without weights."""
     if sample_weight is None:
         return None
     weight = as_tensor(sample_weight).double()
     if weight.numel() != rows or len(weight) != rows:
-        what = f"sample_weight must have one entry per sample, {rows}"
-        raise ValueError(f"{what}, got {tuple(weight.shape)}.")
+        raise ValueError(
+            f"sample_weight must have one entry per sample, {rows}, got {tuple(weight.shape)}."
+        )
     if not bool((weight >= 0).all()) or not bool(weight.isfinite().all()):
         raise ValueError("sample_weight must be finite and not negative.")
     return weight.reshape(rows, 1)
@@ -205,15 +241,19 @@ def _target(y: Any, outputs: Tensor, weight: Tensor | None) -> Tensor:
             f"{tuple(target.shape)}."
         )
     target = target.reshape(outputs.shape)
-    target = target if weight is None else torch.where(weight > 0, target, 0.0)
+    if weight is not None:
+        target = torch.where(weight > 0, target, 0.0)
     if not bool(target.isfinite().all()) or not bool(outputs.isfinite().all()):
         raise ValueError("Targets or predictions hold NaN or infinity. Drop those rows.")
     return target
 
 
-def _output(output: int | None, outputs: int) -> int:
-    if output is None and outputs > 1:
-        raise ValueError(f"The model has {outputs} outputs. Pass output=k, which to hold at x.")
-    if not 0 <= (chosen := output or 0) < outputs:
+def _output_index(output: int | None, outputs: int) -> int:
+    """The output to hold, of so many; the only one by default."""
+    if output is None:
+        if outputs > 1:
+            raise ValueError(f"The model has {outputs} outputs. Pass output=k, which to hold at x.")
+        return 0
+    if not 0 <= output < outputs:
         raise ValueError(f"Expected output in 0..{outputs - 1}, got {output}.")
-    return chosen
+    return output

@@ -1,9 +1,14 @@
-"""The curvature of the constrained loss, and the constrained loss along given values."""
+"""The curvature of the constrained loss, and the constrained loss along given values.
+
+`constrained_rigidity` minimises the loss, then minimises it again with the prediction held a step h
+to either side, for shrinking h, and extrapolates the differences to step zero (`Tableau`).
+`constrained_profile` follows the constrained minimum from value to value. Both read their arguments
+through `problem.ConstrainedProblem` and solve by `newton`.
+"""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,16 +20,34 @@ from ..any_regressor.curvature.exact_hessian import Regulariser
 from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Function
 from ..losses import LossLike
-from .newton import NotConverged, Solution, constrained, minimised
-from .problem import ConstrainedProblem, Local
+from ..notices import notify
+from .newton import NotConverged, Solution, constrained_minimum, minimum
+from .problem import ConstrainedProblem, Expansion
 
-LEVELS = 24  # halvings of the step at most
-ITERATIONS = 20
-"""Of Newton's method from the minimum to a prediction held nearby; more mean that it is too far."""
-FOLLOWING = 60  # iterations from one value of a profile to the next; then the step is halved
-FAILURES = 3  # values of a profile in a row that cannot be reached: those beyond are not tried
-ROUNDING = 1e-12  # eigenvalues of the Hessian below this times the largest count as zero
-LEAK = 1e-6  # share of a prediction's slope along flat directions of the loss that counts as none
+__all__ = [
+    "ConstrainedProfile",
+    "ConstrainedRigidity",
+    "constrained_profile",
+    "constrained_rigidity",
+]
+
+LEVELS = 24
+"""Halvings of the step, at most."""
+
+NEAR_ITERATIONS = 20
+"""Newton iterations from the minimum to a prediction held nearby; more mean that it is too far."""
+
+PROFILE_ITERATIONS = 60
+"""Newton iterations from one value of a profile to the next; then the step is halved."""
+
+FAILURES = 3
+"""After so many values of a profile in a row that cannot be reached, no further one is tried."""
+
+ROUNDING = 1e-12
+"""Eigenvalues of the Hessian below this times the largest count as zero."""
+
+LEAK = 1e-6
+"""Share of the prediction's gradient along flat directions of the loss that counts as none."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +57,14 @@ class ConstrainedRigidity:
     Attributes:
         rigidity: $R = d\lambda / d\epsilon$, from the multipliers $\lambda = d\mathcal{L}_c /
             d\epsilon$ (envelope theorem), extrapolated to step zero.
-        error: estimate of its relative error.
-        from_losses: the same from second differences of the losses, which lose more digits.
+        error: Estimate of its relative error.
+        from_losses: The same from second differences of the losses, which lose more digits.
         prediction: $\tilde y$ at x at the minimum.
         epsilons: (S,) ascending, the values that the prediction was held at.
         losses: (S,) $\mathcal{L}_c$ there.
         multipliers: (S,) $\lambda$ there.
-        parameters: at the unconstrained minimum, shaped as they were given.
-        moved: how much the loss fell from the given parameters to that minimum.
+        parameters: Those of the unconstrained minimum, shaped as they were given.
+        moved: How much the loss fell from the given parameters to that minimum.
     """
 
     rigidity: float
@@ -60,12 +83,12 @@ class ConstrainedProfile:
     r"""$\mathcal{L}_c$ along given values of one prediction.
 
     Attributes:
-        epsilons: (S,) as given.
-        losses: (S,) $\mathcal{L}_c$.
-        multipliers: (S,) its slope $\lambda$.
+        epsilons: (S,) the values, as given.
+        losses: (S,) $\mathcal{L}_c$ there.
+        multipliers: (S,) its slope $\lambda$ there.
         prediction: $\tilde y$ at x at the minimum.
-        minimum: the loss there.
-        parameters: there, shaped as they were given.
+        minimum: The loss at the minimum.
+        parameters: Those of the minimum, shaped as they were given.
     """
 
     epsilons: Tensor
@@ -83,12 +106,12 @@ class Tableau:
     For an even error series $D(h) = D + c_1 h^2 + c_2 h^4 + \ldots$ the tableau
     $A_{i,j} = (4^j A_{i,j-1} - A_{i-1,j-1}) / (4^j - 1)$ over $h_i = h / 2^i$ removes one term a
     column (Richardson; Ridders). Its entries first agree better, then worse, when rounding takes
-    over: the one that agrees best with its neighbours is taken, and that disagreement is the error
-    estimate.
+    over. The entry that agrees best with its neighbours is the value, and that disagreement is the
+    error estimate.
 
     Attributes:
-        value: the limit, as far as known.
-        error: estimate of its absolute error.
+        value: The limit, as far as known.
+        error: Estimate of its absolute error.
 
     Examples:
         >>> tableau = Tableau()
@@ -100,31 +123,35 @@ class Tableau:
 
     value: float = math.nan
     error: float = math.inf
-    _row: list[float] = field(default_factory=list)
-    _best: int = 0
+    _last_row: list[float] = field(default_factory=list)
+    _best_row: int = 0  # number of the row that holds the value
 
     def add(self, difference: float) -> None:
-        """The difference at half the step of the one before."""
+        """Add the difference at half the step of the one before."""
         row = [difference]
-        for j, above in enumerate(self._row, start=1):
-            entry = (4**j * row[-1] - above) / (4**j - 1)
-            error = max(abs(entry - row[-1]), abs(entry - above))
+        for j, above in enumerate(self._last_row, start=1):
+            left = row[-1]
+            entry = (4**j * left - above) / (4**j - 1)
+            error = max(abs(entry - left), abs(entry - above))
             if error < self.error:
-                self.value, self.error, self._best = entry, error, len(self._row) + 1
+                self.value = entry
+                self.error = error
+                self._best_row = len(self._last_row) + 1
             row.append(entry)
-        if not self._row:
+        if not self._last_row:
             self.value = difference
-        self._row = row
+        self._last_row = row
 
     @property
-    def relative(self) -> float:
+    def relative_error(self) -> float:
         """The error relative to the value."""
         return self.error / abs(self.value) if self.value else math.inf
 
     @property
     def stalled(self) -> bool:
         """Whether three smaller steps in a row brought nothing: rounding has taken over."""
-        return self.relative < 1e-3 and len(self._row) - self._best >= 3
+        rows_since_best = len(self._last_row) - self._best_row
+        return self.relative_error < 1e-3 and rows_since_best >= 3
 
 
 def constrained_rigidity(
@@ -150,26 +177,30 @@ def constrained_rigidity(
     at $\tilde y \pm h$, $\pm h/2$, ... All in float64 with exact second derivatives.
 
     Args:
-        f: f(params, *inputs) -> (N,) or (N, K); or an `nn.Module`, with params=None.
-        params: fitted parameters, a tensor or nested containers of tensors.
-        X: training inputs (a tuple of several), and
-        y: targets.
-        x: one input, shaped (1, ...) or as a row of X.
-        loss: as in `PredictionRigidity`, summed over samples.
-        regulariser: callable(params) -> a number added to it.
+        f: A batched function f(params, *inputs) -> (N,) or (N, K), or an `nn.Module`.
+        params: The fitted parameters, a tensor or nested containers of tensors; None for a module.
+        X: Training inputs; a tuple of several.
+        y: Training targets.
+        x: One input, shaped (1, ...) or as a row of X.
+        loss: As in `PredictionRigidity`, summed over samples.
+        regulariser: A function callable(params) -> number that is added to the loss.
         ridge: $\varsigma^2$, as in `PredictionRigidity`: $\frac12 \varsigma^2 |w - w_0|^2$ about
             the given parameters is added. (Weight decay, about zero, is a regulariser.)
-        subset: names or prefixes of the parameters that may vary, or callable(name) -> bool.
+        subset: Names or prefixes of the parameters that may vary, or callable(name) -> bool.
         sample_weight: (N,) weights of the samples in the loss.
-        output: which of several outputs to hold at x.
-        step: the first h; by default a third of the prediction's standard error. It is halved until
+        output: Which of several outputs to hold at x.
+        step: The first h; by default a third of the prediction's standard error. It is halved until
             the differences agree or rounding takes over.
-        tolerance: largest residual of a solution, relative to the losses' own gradients.
-        max_iterations: of Newton's method for the minimum.
+        tolerance: Largest residual of a solution, relative to the losses' own gradients.
+        max_iterations: Iterations of Newton's method for the minimum, at most.
+
+    Returns:
+        The rigidity with an estimate of its error, and the solutions that it comes from.
 
     Raises:
-        ValueError: no minimum is near, or the rigidity is zero (a Hessian singular along the
-            prediction's slope) or infinite (the parameters have no say in the prediction).
+        ValueError: No minimum is near, or the rigidity is zero (a Hessian singular along the
+            prediction's gradient) or infinite (the parameters have no say in the prediction).
+        TypeError: An argument is missing, or params are given beside a module.
 
     Examples:
         >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0])
@@ -178,21 +209,37 @@ def constrained_rigidity(
         >>> round(result.rigidity, 9)  # N at the mean of the inputs
         4.0
     """
-    _check_given(f, params, {"X": X, "y": y, "x": x})
+    _check_complete(f, params, {"X": X, "y": y, "x": x})
     _check_options(tolerance, max_iterations, step)
-    setting: dict[str, Any] = {"loss": loss, "regulariser": regulariser, "ridge": ridge}
-    setting |= {"subset": subset, "sample_weight": sample_weight, "output": output}
-    problem = ConstrainedProblem.of(f, params, X, y, x, **setting)
-    before = float(problem.total(problem.start))
-    problem, optimum = _minimum(problem, tolerance, max_iterations)
-    h = _first_step(problem, optimum) if step is None else step
-    slopes, curvatures, solutions = _differenced(problem, optimum, h, tolerance)
-    solutions.sort(key=lambda s: s.prediction)
-    names = ("prediction", "loss", "multiplier")
-    epsilons, losses, multipliers = (_column(solutions, name) for name in names)
-    found = (slopes.value, slopes.relative, curvatures.value, optimum.prediction)
-    minimum = (_restored(problem, optimum), before - optimum.loss)
-    return ConstrainedRigidity(*found, epsilons, losses, multipliers, *minimum)
+    problem = ConstrainedProblem.of(
+        f,
+        params,
+        X,
+        y,
+        x,
+        loss=loss,
+        regulariser=regulariser,
+        ridge=ridge,
+        subset=subset,
+        sample_weight=sample_weight,
+        output=output,
+    )
+    loss_before = float(problem.total(problem.start))
+    problem, optimum = _scaled_minimum(problem, tolerance, max_iterations)
+    first_step = _first_step(problem, optimum) if step is None else step
+    slopes, curvatures, solutions = _differences(problem, optimum, first_step, tolerance)
+    solutions.sort(key=lambda solution: solution.prediction)
+    return ConstrainedRigidity(
+        rigidity=slopes.value,
+        error=slopes.relative_error,
+        from_losses=curvatures.value,
+        prediction=optimum.prediction,
+        epsilons=_column(solutions, "prediction"),
+        losses=_column(solutions, "loss"),
+        multipliers=_column(solutions, "multiplier"),
+        parameters=_parameters(problem, optimum),
+        moved=loss_before - optimum.loss,
+    )
 
 
 def constrained_profile(
@@ -203,53 +250,85 @@ def constrained_profile(
     x: Any = None,
     epsilons: Any = None,
     *,
+    loss: LossLike = "mse",
+    regulariser: Regulariser | None = None,
+    ridge: float = 0.0,
+    subset: Subset | None = None,
+    sample_weight: Any = None,
+    output: int | None = None,
     partial: bool = False,
     tolerance: float = 1e-8,
     max_iterations: int = 200,
-    **setting: Any,
 ) -> ConstrainedProfile:
     r"""$\mathcal{L}_c(\epsilon)$ at given values, each followed from its neighbour.
 
-    From the fit outwards and back, keeping the lower loss: where several constrained minima compete
-    this finds the lowest that descent reaches, and a finer grid can find a lower one.
+    The values are followed from the fit outwards and back, keeping the lower loss: where several
+    constrained minima compete this finds the lowest that descent reaches, and a finer grid can find
+    a lower one.
 
     Args:
-        f: as in `constrained_rigidity`, like
-        params: fitted parameters,
-        X: training inputs,
-        y: targets, and
-        x: one input.
+        f: As in `constrained_rigidity`.
+        params: As in `constrained_rigidity`.
+        X: Training inputs.
+        y: Training targets.
+        x: One input.
         epsilons: (S,) values of the prediction.
-        partial: whether values that cannot be reached are nan instead of an error.
-        tolerance: largest relative residual.
-        max_iterations: of Newton's method for the minimum.
-        **setting: loss, regulariser, ridge, subset, sample_weight, output, as in
-            `constrained_rigidity`.
+        loss: As in `constrained_rigidity`.
+        regulariser: As in `constrained_rigidity`.
+        ridge: As in `constrained_rigidity`.
+        subset: As in `constrained_rigidity`.
+        sample_weight: As in `constrained_rigidity`.
+        output: As in `constrained_rigidity`.
+        partial: Whether values that cannot be reached are NaN instead of an error.
+        tolerance: Largest relative residual of a solution.
+        max_iterations: Iterations of Newton's method for the minimum, at most.
+
+    Returns:
+        The losses and multipliers in the order of the values.
 
     Raises:
-        ValueError: a value that the model cannot predict.
+        ValueError: The model cannot predict a value, or no minimum is near.
+        TypeError: An argument is missing, or params are given beside a module.
     """
-    _check_given(f, params, {"X": X, "y": y, "x": x, "epsilons": epsilons})
+    _check_complete(f, params, {"X": X, "y": y, "x": x, "epsilons": epsilons})
     _check_options(tolerance, max_iterations)
     values = torch.as_tensor(epsilons, dtype=torch.float64).reshape(-1)
     if not len(values) or not bool(values.isfinite().all()):
-        what = "epsilons must be finite, at least one"
-        raise ValueError(f"{what}, got {values.tolist()[:5]} (of {len(values)}).")
-    problem = ConstrainedProblem.of(f, params, X, y, x, **setting)
-    problem, optimum = _minimum(problem, tolerance, max_iterations)
-    found: dict[int, Solution] = {}
+        raise ValueError(
+            f"epsilons must be finite, at least one, got {values.tolist()[:5]} (of {len(values)})."
+        )
+    problem = ConstrainedProblem.of(
+        f,
+        params,
+        X,
+        y,
+        x,
+        loss=loss,
+        regulariser=regulariser,
+        ridge=ridge,
+        subset=subset,
+        sample_weight=sample_weight,
+        output=output,
+    )
+    problem, optimum = _scaled_minimum(problem, tolerance, max_iterations)
+    solutions: dict[int, Solution] = {}
     for side in (values >= optimum.prediction, values < optimum.prediction):
         outward = side.nonzero().flatten().tolist()
         outward.sort(key=lambda i: abs(float(values[i]) - optimum.prediction))
-        found |= _followed(problem, optimum, values, outward, tolerance, partial)
-    ordered = [found.get(i) for i in range(len(values))]
-    losses, multipliers = (_column(ordered, name) for name in ("loss", "multiplier"))
-    minimum = (optimum.prediction, optimum.loss, _restored(problem, optimum))
-    return ConstrainedProfile(values, losses, multipliers, *minimum)
+        solutions |= _followed(problem, optimum, values, outward, tolerance, partial)
+    ordered = [solutions.get(i) for i in range(len(values))]
+    return ConstrainedProfile(
+        epsilons=values,
+        losses=_column(ordered, "loss"),
+        multipliers=_column(ordered, "multiplier"),
+        prediction=optimum.prediction,
+        minimum=optimum.loss,
+        parameters=_parameters(problem, optimum),
+    )
 
 
-def _check_given(f: Any, params: Any, data: dict[str, Any]) -> None:
-    """Refuse calls that leave something out, or take a module's params for granted."""
+def _check_complete(f: Any, params: Any, data: dict[str, Any]) -> None:
+    """Refuse calls that leave something out, or give params beside a module."""
     names = ", ".join(data)
     if isinstance(f, nn.Module) and params is not None:
         by_name = ", ".join(f"{name}={name}" for name in data)
@@ -257,11 +336,13 @@ def _check_given(f: Any, params: Any, data: dict[str, Any]) -> None:
             f"A module brings its own parameters: pass params=None, as in (model, None, {names}), "
             f"or name the others, (model, {by_name})."
         )
-    if missing := [name for name, value in data.items() if value is None]:
+    missing = [name for name, value in data.items() if value is None]
+    if missing:
         raise TypeError(f"Expected (f, params, {names}), got no {', no '.join(missing)}.")
 
 
 def _check_options(tolerance: float, max_iterations: int, step: float | None = None) -> None:
+    """Refuse options out of their range."""
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}.")
     if not max_iterations >= 1:
@@ -270,33 +351,45 @@ def _check_options(tolerance: float, max_iterations: int, step: float | None = N
         raise ValueError(f"step must be positive and finite, got {step}.")
 
 
-def _differenced(
+def _differences(
     problem: ConstrainedProblem, optimum: Solution, h: float, tolerance: float
 ) -> tuple[Tableau, Tableau, list[Solution]]:
     """First differences of the multipliers, second ones of the losses, and their solutions."""
-    slopes, curvatures, found = Tableau(), Tableau(), [optimum]
+    slopes = Tableau()
+    curvatures = Tableau()
+    solutions = [optimum]
     for _ in range(LEVELS):
         try:
-            low, high = (
-                constrained(problem, optimum, optimum.prediction + d, tolerance, ITERATIONS, 0)
-                for d in (-h, h)
-            )
-        except NotConverged:  # too far for the loss to be smooth: begin again from here
-            slopes, curvatures, found, h = Tableau(), Tableau(), [optimum], h / 2
+            low = _solution_near(problem, optimum, -h, tolerance)
+            high = _solution_near(problem, optimum, h, tolerance)
+        except NotConverged:
+            # Too far for the loss to be smooth: begin again with a smaller step.
+            slopes = Tableau()
+            curvatures = Tableau()
+            solutions = [optimum]
+            h /= 2
             continue
-        found = [low, *found, high]
+        solutions += [low, high]
         slopes.add((high.multiplier - low.multiplier) / (2 * h))
         curvatures.add((high.loss - 2 * optimum.loss + low.loss) / h**2)
-        if slopes.stalled or slopes.relative < 1e-10:
+        if slopes.stalled or slopes.relative_error < 1e-10:
             break
         h /= 2
-    if not slopes.relative < 0.1:
+    if not slopes.relative_error < 0.1:
         raise NotConverged(
             "The constrained loss has no curvature that differences of shrinking steps agree on: "
             f"at the last, {h:.2g}, its slope gives {slopes.value:.6g} within {slopes.error:.2g}. "
             "Pass another step."
         )
-    return slopes, curvatures, found
+    return slopes, curvatures, solutions
+
+
+def _solution_near(
+    problem: ConstrainedProblem, optimum: Solution, shift: float, tolerance: float
+) -> Solution:
+    """The constrained minimum a shift away from the optimum's prediction, in one step."""
+    value = optimum.prediction + shift
+    return constrained_minimum(problem, optimum, value, tolerance, NEAR_ITERATIONS, halvings=0)
 
 
 def _followed(
@@ -311,51 +404,77 @@ def _followed(
 
     Where the solution that began at the minimum is not the lowest any more, another takes over: the
     way back finds it earlier.
+
+    Args:
+        problem: The loss and the prediction.
+        optimum: The minimum.
+        values: (S,) values of the prediction.
+        outward: Numbers of the values on one side of the minimum, from the nearest on.
+        tolerance: Largest relative residual of a solution.
+        partial: Whether to leave out values that cannot be reached.
+
+    Returns:
+        Solutions by the number of their value.
     """
-    found, reached, failed = dict[int, Solution](), optimum, 0
+    solutions: dict[int, Solution] = {}
+    reached = optimum
+    failures_in_a_row = 0
     for i in outward:
+        value = float(values[i])
         try:
-            reached = constrained(problem, reached, float(values[i]), tolerance, FOLLOWING)
+            reached = constrained_minimum(problem, reached, value, tolerance, PROFILE_ITERATIONS)
         except NotConverged:
             if not partial:
                 raise
-            if (failed := failed + 1) == FAILURES:
+            failures_in_a_row += 1
+            if failures_in_a_row == FAILURES:
                 break
             continue
-        found[i], failed = reached, 0
-    for i in [i for i in reversed(outward) if i in found][1:]:
+        solutions[i] = reached
+        failures_in_a_row = 0
+
+    inward = [i for i in reversed(outward) if i in solutions]
+    for i in inward[1:]:
+        value = float(values[i])
         try:
-            reached = constrained(problem, reached, float(values[i]), tolerance, FOLLOWING, 3)
+            reached = constrained_minimum(
+                problem, reached, value, tolerance, PROFILE_ITERATIONS, halvings=3
+            )
         except NotConverged:  # this branch ends here
-            reached = found[i]
-        found[i] = reached = min(reached, found[i], key=lambda s: s.loss)
-    return found
+            reached = solutions[i]
+        if solutions[i].loss < reached.loss:
+            reached = solutions[i]
+        solutions[i] = reached
+    return solutions
 
 
-def _minimum(
+def _scaled_minimum(
     problem: ConstrainedProblem, tolerance: float, max_iterations: int
 ) -> tuple[ConstrainedProblem, Solution]:
-    """The minimum nearby, in parameters scaled to unit curvature; warns where it is another one."""
-    start = Local(problem, problem.start)
+    """The minimum nearby, and the problem in parameters scaled to unit curvature there.
+
+    Warns where the loss falls much on the way: the result is then for another point.
+    """
+    start = Expansion(problem, problem.start)
     problem = _rescaled(problem, start.hessian)
     try:
-        optimum = minimised(problem, tolerance, max_iterations)
+        optimum = minimum(problem, tolerance, max_iterations)
     except NotConverged as failure:
         raise ValueError(
             f"No minimum of the loss was found near the parameters, where its gradient has norm "
             f"{float(start.gradient.norm()):.3g}. Fit further, or add a regulariser. {failure}"
         ) from failure
     if start.loss - optimum.loss > 0.01 * abs(start.loss):
-        warnings.warn(
+        notify(
             f"The parameters are not a minimum of the loss (gradient norm "
             f"{float(start.gradient.norm()):.3g}): it fell from {start.loss:.6g} to "
-            f"{optimum.loss:.6g} when minimised further. The result is for that minimum.",
-            stacklevel=3,
+            f"{optimum.loss:.6g} when minimised further. The result is for that minimum."
         )
+    # From the curvatures at the start to those at the minimum.
     units = problem.units
-    problem = _rescaled(problem, optimum.local.hessian / units / units[:, None])
-    vector = optimum.local.vector * units / problem.units
-    optimum = replace(optimum, local=Local(problem, vector))
+    problem = _rescaled(problem, optimum.expansion.hessian / units / units[:, None])
+    vector = optimum.expansion.vector * units / problem.units
+    optimum = replace(optimum, expansion=Expansion(problem, vector))
     _check_determined(optimum)
     return problem, optimum
 
@@ -368,13 +487,15 @@ def _rescaled(problem: ConstrainedProblem, hessian: Tensor) -> ConstrainedProble
 
 
 def _check_determined(optimum: Solution) -> None:
-    slope = optimum.local.slope
-    if not bool(slope.any()):
-        what = "The prediction at x does not depend on the parameters"
-        raise ValueError(f"{what}: it is infinitely rigid.")
-    values, vectors = torch.linalg.eigh(optimum.local.hessian)
-    rounding = ROUNDING * values.abs().max()
-    leak = (vectors[:, values <= rounding].mT @ slope).norm() / slope.norm()
+    """Refuse a prediction that no parameter moves, or that moves at no cost."""
+    gradient = optimum.expansion.prediction_gradient
+    if not bool(gradient.any()):
+        raise ValueError(
+            "The prediction at x does not depend on the parameters: it is infinitely rigid."
+        )
+    values, vectors = torch.linalg.eigh(optimum.expansion.hessian)
+    flat = values <= ROUNDING * values.abs().max()
+    leak = (vectors[:, flat].mT @ gradient).norm() / gradient.norm()
     if bool(leak > LEAK):
         raise ValueError(
             f"The Hessian is singular along the prediction's slope ({float(leak):.2g} of it): the "
@@ -384,20 +505,25 @@ def _check_determined(optimum: Solution) -> None:
 
 def _first_step(problem: ConstrainedProblem, optimum: Solution) -> float:
     """A third of the prediction's standard error, within 1e-4 and 0.1 of the targets' spread."""
-    target = problem.target[:, problem.output]
+    target = problem.target[:, problem.output_index]
     spread = float(target.std()) if len(target) > 1 else 0.0
     spread = spread or float(target.abs().max()) or 1.0
-    values, vectors = torch.linalg.eigh(optimum.local.hessian)
-    known = values > ROUNDING * values[-1]
-    share = ((vectors[:, known].mT @ optimum.local.slope).square() / values[known]).sum()
-    error = optimum.local.force * math.sqrt(float(share) / len(target))
-    return min(max(error / 3, 1e-4 * spread), 0.1 * spread)
+    expansion = optimum.expansion
+    values, vectors = torch.linalg.eigh(expansion.hessian)
+    determined = values > ROUNDING * values[-1]
+    components = vectors[:, determined].mT @ expansion.prediction_gradient
+    q = (components.square() / values[determined]).sum()  # g^T H^-1 g
+    standard_error = expansion.gradient_scale * math.sqrt(float(q) / len(target))
+    return min(max(standard_error / 3, 1e-4 * spread), 0.1 * spread)
 
 
-def _restored(problem: ConstrainedProblem, solution: Solution) -> Any:
-    return problem.regressor.parameters.restore(problem.units * solution.local.vector)
+def _parameters(problem: ConstrainedProblem, solution: Solution) -> Any:
+    """The parameters of a solution in their container."""
+    return problem.regressor.parameters.restore(problem.units * solution.expansion.vector)
 
 
 def _column(solutions: Sequence[Solution | None], name: str) -> Tensor:
-    """NaN where there is no solution."""
-    return torch.tensor([getattr(s, name, math.nan) for s in solutions], dtype=torch.float64)
+    """One attribute of all solutions, (S,); NaN where there is no solution."""
+    return torch.tensor(
+        [getattr(solution, name, math.nan) for solution in solutions], dtype=torch.float64
+    )

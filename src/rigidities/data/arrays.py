@@ -1,4 +1,10 @@
-"""Arrays, data frames, series and lists of numbers, and inputs x with targets y as one data set."""
+"""Arrays, data frames, series and lists of numbers, and inputs x with targets y as one data set.
+
+The library reads arrays of every package that gives NumPy arrays of its own, without importing any
+of them: what has `__array__` and a shape is an array, and what has names of columns besides is a
+data frame. Frames become float64 arrays, and the names of their columns are remembered, so that a
+later frame with other columns is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +17,57 @@ import torch
 from torch import Tensor
 
 Columns = list[list[str]] | None
-TARGET_KEYS = ("labels", "y", "target", "label")  # the first that is there
+"""Names of the columns of each data frame in a batch; None without frames."""
+
+TARGET_KEYS = ("labels", "y", "target", "label")
+"""Keys under which a mapping may hold the target; the first that is there counts."""
 
 
-def columns(tensors: Any) -> list[Any]:
-    """The tensors of a data set that is cut into slices."""
-    if isinstance(tensors, Mapping):
-        return list(tensors.values())
-    return list(tensors) if isinstance(tensors, tuple) else [tensors]
+def members_of(data: Any) -> list[Any]:
+    """The tensors of a data set: the entries of a mapping or tuple, or the data set itself."""
+    if isinstance(data, Mapping):
+        return list(data.values())
+    if isinstance(data, tuple):
+        return list(data)
+    return [data]
 
 
-def each_member(whole: Any, change: Callable[[Any], Any]) -> Any:
-    """The same mapping, tuple or list with each member changed; of anything else, itself."""
-    if isinstance(whole, Mapping):
-        return {key: change(value) for key, value in whole.items()}
-    if isinstance(whole, tuple):
-        members = map(change, whole)
-        return type(whole)(*members) if hasattr(whole, "_fields") else tuple(members)
-    return [change(value) for value in whole] if isinstance(whole, list) else change(whole)
+def each_member(data: Any, change: Callable[[Any], Any]) -> Any:
+    """The same mapping, tuple or list with each member changed; anything else is changed itself."""
+    if isinstance(data, Mapping):
+        return {key: change(value) for key, value in data.items()}
+    if isinstance(data, tuple):
+        members = [change(value) for value in data]
+        if hasattr(data, "_fields"):  # a named tuple
+            return type(data)(*members)
+        return tuple(members)
+    if isinstance(data, list):
+        return [change(value) for value in data]
+    return change(data)
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array, a series or a frame of any library, and no tensor."""
+    """Whether a value is an array, a series or a frame of any library, and no tensor."""
     return hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, Tensor)
 
 
 def as_array(value: Any) -> Any:
     """Frames, series and lists of numbers as float64 arrays; anything else as it is."""
-    if (names := _labels(value)) is not None:
-        found = [_numbers(value[name], name) for name in names]
-        return torch.cat([torch.empty(len(value), 0, dtype=torch.float64), *found], 1).numpy()
+    labels = _column_labels(value)
+    if labels is not None:
+        # An empty column first, so that a frame without columns is (N, 0).
+        columns = [torch.empty(len(value), 0, dtype=torch.float64)]
+        columns += [_numeric_column(value[label], label) for label in labels]
+        return torch.cat(columns, 1).numpy()
     if not is_array(value) or not hasattr(value, "to_numpy"):
-        return listed(value)
+        return list_as_array(value)
     if len(value.shape) != 1:
         return value.to_numpy()
-    return _numbers(value, getattr(value, "name", None)).flatten().numpy()
+    return _numeric_column(value, getattr(value, "name", None)).flatten().numpy()
 
 
-def listed(value: Any) -> Any:
-    """A list of numbers, or lists of equally many, as a float64 array; anything else as it is.
+def list_as_array(value: Any) -> Any:
+    """A list of numbers, or of equally long such lists, as a float64 array; else as it is.
 
     Whole numbers become real ones: those meant for an embedding come as an array or a tensor.
     """
@@ -57,69 +75,106 @@ def listed(value: Any) -> Any:
     while isinstance(first, list) and first:
         first = first[0]
     if isinstance(value, list) and isinstance(first, Real):
-        with suppress(ValueError, TypeError):  # other lengths, or what is no number
+        # Lists of different lengths, or with entries that are no numbers, stay lists.
+        with suppress(ValueError, TypeError):
             return torch.tensor(value, dtype=torch.float64).numpy()
     return value
-
-
-def _numbers(series: Any, name: Any) -> Tensor:
-    """A column, (N, 1) in float64; NaN may stand in it, as a model may know what to do with it."""
-    found = series.to_numpy()
-    if found.ndim != 1 or found.dtype.kind not in "fiub":
-        kind = getattr(series, "dtype", found.dtype) if found.ndim == 1 else "several columns"
-        raise TypeError(
-            f"Column {name!r} holds {kind}, expected numbers. Leave it out, encode it as in "
-            "training, and fill what is missing."
-        )
-    return torch.tensor(found, dtype=torch.float64)[:, None]
-
-
-def _labels(value: Any) -> list[Any] | None:
-    """Names of a frame's columns (Arrow calls them otherwise); None of anything else."""
-    value = value if is_array(value) else None
-    names = getattr(value, "column_names", getattr(value, "columns", None))
-    return None if names is None else list(names)
 
 
 def frame_columns(data: Any) -> list[list[str]]:
     """Names of the columns of every frame among the inputs of a batch or data set, in order."""
     if isinstance(data, Mapping):
-        data = [one for key, one in data.items() if key not in TARGET_KEYS]
+        data = [value for key, value in data.items() if key not in TARGET_KEYS]
     if isinstance(data, (tuple, list)):
-        return [names for one in data for names in frame_columns(one)]
-    names = _labels(data)
-    return [] if names is None else [[str(name) for name in names]]
+        frames = []
+        for member in data:
+            frames += frame_columns(member)
+        return frames
+    labels = _column_labels(data)
+    if labels is None:
+        return []
+    return [[str(label) for label in labels]]
 
 
-def agreed(given: Columns, fitted: Columns) -> Columns:
-    """The columns of the fit's frames, or those given; another name or order is refused."""
-    # Frames beyond as many as the fit had stand where that had none, and may be targets.
-    for one in (given or [])[: len(fitted or [])]:
-        if fitted and one not in fitted:
+def agreed_columns(columns: Columns, fitted: Columns) -> Columns:
+    """The columns of the fit's frames; those given where the fit had none.
+
+    Args:
+        columns: Names of the columns of each frame here.
+        fitted: Names of the columns of each frame of the fit.
+
+    Raises:
+        ValueError: A frame has other columns than the fit's, or the same in another order.
+    """
+    # Frames beyond as many as the fit had stand where it had none, and may be targets.
+    comparable = (columns or [])[: len(fitted or [])]
+    for names in comparable:
+        if fitted and names not in fitted:
+            expected = " or ".join(dict.fromkeys(map(str, fitted)))
             raise ValueError(
-                f"The fit had the columns {' or '.join(dict.fromkeys(map(str, fitted)))}, here are "
-                f"{one}. Pass the same ones in the same order, frame[columns], or arrays, which "
+                f"The fit had the columns {expected}, here are "
+                f"{names}. Pass the same ones in the same order, frame[columns], or arrays, which "
                 "have no names."
             )
-    return fitted or given or None
+    return fitted or columns or None
 
 
 def with_target(x: Any, y: Any) -> Any:
-    """Inputs x and targets y as one data set, which x alone is without y."""
+    """Inputs x and targets y as one data set; without y, x is the data set.
+
+    Raises:
+        ValueError: x holds targets too, or x and y have different lengths.
+        TypeError: x or y has no rows.
+    """
     if y is None:
         return x
-    twice = [repr(key) for key in TARGET_KEYS if isinstance(x, Mapping) and key in x]
-    twice += ["their last entry"] if isinstance(x, tuple) and len(x) > 1 and x[-1] is y else []
-    if twice:
-        raise ValueError(f"There are targets both in the inputs ({twice[0]}) and apart: give one.")
-    x, y = listed(x) if isinstance(x, list) else each_member(x, listed), listed(y)
-    for one in (y, *columns(x)):
-        if not getattr(one, "shape", None):
+    place = _place_of_target(x, y)
+    if place is not None:
+        raise ValueError(f"There are targets both in the inputs ({place}) and apart: give one.")
+    x = list_as_array(x) if isinstance(x, list) else each_member(x, list_as_array)
+    y = list_as_array(y)
+    for member in (y, *members_of(x)):
+        if not getattr(member, "shape", None):
             raise TypeError(
                 "With y, both are tensors, arrays or data frames with one row per sample, or x is "
-                f"a tuple of such; got {'y' if one is y else 'x'} of type {type(one).__name__}. "
+                f"a tuple of such; got {'y' if member is y else 'x'} of type "
+                f"{type(member).__name__}. "
                 "What brings its own targets (a Dataset, a DataLoader, batches) comes without y."
             )
-        if len(one) != len(y):
-            raise ValueError(f"x has {len(one)} rows and y has {len(y)}. Give one target per row.")
-    return {**x, TARGET_KEYS[0]: y} if isinstance(x, Mapping) else (*columns(x), y)
+        if len(member) != len(y):
+            raise ValueError(
+                f"x has {len(member)} rows and y has {len(y)}. Give one target per row."
+            )
+    if isinstance(x, Mapping):
+        return {**x, TARGET_KEYS[0]: y}
+    return (*members_of(x), y)
+
+
+def _place_of_target(x: Any, y: Any) -> str | None:
+    """Where inputs hold a target already, for the message; None where they hold none."""
+    if isinstance(x, Mapping):
+        return next((repr(key) for key in TARGET_KEYS if key in x), None)
+    if isinstance(x, tuple) and len(x) > 1 and x[-1] is y:
+        return "their last entry"
+    return None
+
+
+def _numeric_column(series: Any, name: Any) -> Tensor:
+    """A column as (N, 1) in float64; it may hold NaN, which some models know how to treat."""
+    values = series.to_numpy()
+    if values.ndim != 1 or values.dtype.kind not in "fiub":
+        kind = getattr(series, "dtype", values.dtype) if values.ndim == 1 else "several columns"
+        raise TypeError(
+            f"Column {name!r} holds {kind}, expected numbers. Leave it out, encode it as in "
+            "training, and fill what is missing."
+        )
+    return torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+def _column_labels(value: Any) -> list[Any] | None:
+    """The labels of a frame's columns; None of anything else."""
+    if not is_array(value):
+        return None
+    # Arrow's tables have `column_names`, and other columns than pandas' labels in `columns`.
+    labels = getattr(value, "column_names", getattr(value, "columns", None))
+    return None if labels is None else list(labels)

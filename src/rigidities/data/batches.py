@@ -10,17 +10,20 @@
 | any other `Dataset` | through a `DataLoader` |
 | a list or any other iterable | batches, each a tensor, a tuple, a mapping or an object |
 
-Tensors are sliced, never collated row by row. A user's `forward` takes a batch whole, and always
-one of the kind that the fit had: (x,) where a tensor comes after a fit to (x, y). With it, and
-where the fit had lists for inputs (tokens, say), lists of numbers are batches as other lists are.
+`raw_batches` goes from the left column to raw batches: it slices tensors, and never collates them
+row by row. A `Reader` takes a raw batch apart into a `Batch`, on the model's device.
+
+A user's `forward` takes a batch whole, and always one of the kind that the fit had: (x,) where a
+tensor comes after a fit to (x, y). With a `forward`, and where the fit had lists for inputs, such
+as tokens, lists of numbers are batches as other lists are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter, length_hint
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,28 +39,63 @@ from torch.utils.data import (
 )
 
 from ..models.calling import described
-from . import arrays
-from .arrays import TARGET_KEYS, Columns, as_array, columns, each_member, is_array
+from .arrays import (
+    TARGET_KEYS,
+    Columns,
+    agreed_columns,
+    as_array,
+    each_member,
+    frame_columns,
+    is_array,
+    members_of,
+)
 from .shards import ShardSampler, is_shuffle
 
 BATCH_SIZE = 1024
+"""Rows of a batch where neither the user nor a loader says how many."""
+
+KINDS = {
+    "tensor": "x",
+    "tuple": "(x, ...)",
+    "mapping": "{key: x, ...}",
+    "object": "[batch]",
+    "tuple(tensor)": "[(x, ...)]",
+    "tuple(tuple)": "[((x, ...), ...)]",
+    "tuple(mapping)": "[({key: x, ...}, ...)]",
+    "tuple(object)": "[(batch, ...)]",
+}
+"""The kinds of batches that `kind_of` tells apart, and how data of each kind are written."""
+
 B = TypeVar("B", bound="Batch")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of one call of the model, the target where there is one, and the batch as given."""
+    """The inputs of one call of the model, and the target where there is one.
+
+    Attributes:
+        args: The positional inputs.
+        kwargs: The inputs by keyword.
+        target: The target; None without one.
+        raw: The batch as the user's functions (`sample_weight`, a loss) see it.
+        rows: Number of samples, where the library cut or wrapped the data itself.
+        total: Number of samples of all batches, where that is known.
+        columns: Names of the columns of data frames, here or in the fit.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Tensor | None
     raw: Any
-    rows: int | None = None  # samples, where the library cut or wrapped the data itself
-    total: int | None = None  # samples of all batches, where that is known
-    columns: Columns = None  # of the data frames, here or in the fit
+    rows: int | None = None
+    total: int | None = None
+    columns: Columns = None
 
     def check(self, outputs: int) -> None:
-        """Refuse another number of outputs; one sample may have lost its dimension to a squeeze."""
+        """Refuse another number of outputs than there are samples.
+
+        A single sample may have lost its dimension to a squeeze.
+        """
         if self.rows not in (None, 1, outputs):
             raise ValueError(
                 f"The model gives {outputs} outputs for {self.rows} rows of data, expected one for "
@@ -67,34 +105,31 @@ class Batch:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """All inputs, those by keyword in the order of their names."""
+        """All inputs; those by keyword come last, in the order of their names."""
         if not self.kwargs:
             return self.args
         return (*self.args, *(self.kwargs[name] for name in sorted(self.kwargs)))
 
     def mapped(self: B, change: Callable[[Any], Any]) -> B:
-        """The same with each input changed."""
+        """The same batch with a function applied to each input."""
+        args = tuple(change(value) for value in self.args)
         kwargs = {key: change(value) for key, value in self.kwargs.items()}
-        return replace(self, args=tuple(map(change, self.args)), kwargs=kwargs)
+        return replace(self, args=args, kwargs=kwargs)
 
 
 @dataclass(frozen=True)
-class Reader:
-    """How to take a batch apart.
+class BatchFormat:
+    """What the batches of a data set consist of.
 
     Attributes:
-        device: where tensors go.
-        dtype: of floating-point NumPy arrays (tensors keep theirs).
-        whole: the batch is the model's one input (a user's `forward` takes it apart).
-        target: callable(batch) -> target, where the usual places do not hold it.
-        inputs: number of positional inputs where known, to tell (x1, x2) from (x, y).
-        apart: key of a mapping that is neither input nor target.
-        kind: of the fit's batches, where known; see `kind_of`.
-        columns: of the fit's data frames, in every one of which they must be the same.
+        whole: Whether the batch is the model's one input, which a user's `forward` takes apart.
+        target: callable(batch) -> target, where the target is not in one of the usual places.
+        inputs: Number of positional inputs where known, to tell (x1, x2) from (x, y).
+        apart: Key of a mapping's entry that is neither input nor target.
+        kind: What the fit's batches were, where known; see `kind_of`.
+        columns: Columns of the fit's data frames, which must be the same in every frame.
     """
 
-    device: torch.device
-    dtype: torch.dtype
     whole: bool = False
     target: Callable[[Any], Tensor | None] | None = None
     inputs: int | None = None
@@ -102,40 +137,89 @@ class Reader:
     kind: str | None = None
     columns: Columns = None
 
-    def knowing(self, data: Any) -> Reader:
-        """The same for a data set, which may be a frame or hold some."""
-        given = [] if isinstance(data, list) else arrays.frame_columns(data)
-        return replace(self, columns=arrays.agreed(given, self.columns))
 
-    def batches(self, raws: Iterable[Any], total: int | None, cut: bool) -> Iterator[Batch]:
-        """All of them taken apart; `total` samples where known, `cut` as `raw_batches` says."""
-        read = self
+@dataclass(frozen=True)
+class Reader:
+    """Takes raw batches apart, and puts their tensors on a device.
+
+    Attributes:
+        device: Where tensors go.
+        dtype: Precision of floating-point NumPy arrays; tensors keep theirs.
+        format: What the batches consist of.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    format: BatchFormat = field(default_factory=BatchFormat)
+
+    def knowing(self, data: Any) -> Reader:
+        """The same reader for a data set, which may be a data frame or contain some.
+
+        Frames in a list of batches are looked at when their turn comes.
+        """
+        names = [] if isinstance(data, list) else frame_columns(data)
+        return self._with_columns(agreed_columns(names, self.format.columns))
+
+    def batches(self, raws: Iterable[Any], total: int | None, sliced: bool) -> Iterator[Batch]:
+        """All raw batches taken apart.
+
+        Args:
+            raws: The raw batches.
+            total: Number of samples of all batches, where known.
+            sliced: Whether `raw_batches` cut them out of tensors, so that their rows are samples.
+        """
+        reader = self
         for raw in raws:
-            rows = columns(raw)[0].shape[0] if cut else None
-            batch = read(raw, rows, total)
-            if batch.columns is not read.columns and batch.columns != read.columns:
-                read = replace(read, columns=batch.columns)
+            rows = members_of(raw)[0].shape[0] if sliced else None
+            batch = reader(raw, rows, total)
+            # The first frame decides which columns all later ones must have.
+            names = reader.format.columns
+            if batch.columns is not names and batch.columns != names:
+                reader = reader._with_columns(batch.columns)
             yield batch
 
     def __call__(self, raw: Any, rows: int | None = None, total: int | None = None) -> Batch:
-        """Take one batch apart, of so many samples in all batches where that is known."""
+        """Take one raw batch apart.
+
+        Args:
+            raw: The batch.
+            rows: Its number of samples, where known.
+            total: Number of samples of all batches, where known.
+        """
+        names = self.format.columns
         placed = self._placed_tensors(raw)
-        if placed is not None:
-            raw, names = placed, self.columns
-        else:
-            names = arrays.agreed(arrays.frame_columns(raw), self.columns)
-            raw = self.placed(raw)
-        args, kwargs, target = self._parts(raw)
-        if self.whole:
-            whole, wrapped_rows = of_kind(raw, self.kind, args)
-            args, kwargs = (whole,), {}
+        if placed is None:
+            names = agreed_columns(frame_columns(raw), names)
+            placed = self.placed(raw)
+        args, kwargs, target = self._inputs_and_target(placed)
+        if self.format.whole:
+            whole, wrapped_rows = as_fitted_kind(placed, self.format.kind, args)
+            args = (whole,)
+            kwargs = {}
             rows = wrapped_rows or rows
-            raw = whole if isinstance(raw, Tensor) else raw
-        if self.target is not None:
-            target = self.placed(self.target(raw))
+            if isinstance(placed, Tensor):
+                placed = whole
+        if self.format.target is not None:
+            target = self.placed(self.format.target(placed))
         if type(target) is not Tensor or not target.shape:
-            target = self._tensor(target)
-        return Batch(args, kwargs, target, raw, rows, total, names)
+            target = self._as_target(target)
+        return Batch(args, kwargs, target, placed, rows, total, names)
+
+    def placed(self, value: Any) -> Any:
+        """Tensors, and objects with a method `to`, on the device; arrays as tensors there."""
+        if isinstance(value, Tensor):
+            return value.detach().to(self.device)
+        if callable(getattr(value, "to", None)):
+            moved = value.to(self.device)
+            # An object that moves itself in place returns None.
+            return value if moved is None else moved
+        if isinstance(value, (Mapping, tuple, list)):
+            return each_member(value, self.placed)
+        if is_array(value):
+            tensor = torch.as_tensor(as_array(value))
+            dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
+            return tensor.to(self.device, dtype)
+        return value
 
     def _placed_tensors(self, raw: Any) -> Any:
         """A tensor, or a plain tuple or list of tensors, on the device; None for anything else.
@@ -155,14 +239,41 @@ class Reader:
             tensors.append(tensor.detach() if tensor.requires_grad else tensor)
         return tensors if type(raw) is list else tuple(tensors)
 
-    def _tensor(self, target: Any) -> Tensor | None:
-        """The target as a tensor; of (y, None) the one that is there."""
+    def _inputs_and_target(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        """The positional inputs, the inputs by keyword, and the target of a batch."""
+        if isinstance(raw, (tuple, list)):
+            if len(raw) == 1 or len(raw) == self.format.inputs:
+                return tuple(raw), {}, None
+            return tuple(raw[:-1]), {}, raw[-1]
+        if isinstance(raw, Mapping):
+            target_key = next((key for key in TARGET_KEYS if key in raw), None)
+            kwargs = {}
+            for key, value in raw.items():
+                if key not in (target_key, self.format.apart):
+                    kwargs[str(key)] = value
+            target = None if target_key is None else raw[target_key]
+            return (), kwargs, target
+        if self.format.whole:
+            return (raw,), {}, getattr(raw, "y", None)
+        if isinstance(raw, Tensor) or self.format.target is not None:
+            return (raw,), {}, None
+        raise TypeError(
+            f"Cannot read a batch of type {type(raw).__name__}. Expected a tensor, (x, y), "
+            "(x1, x2, ..., y) or a mapping; for anything else pass "
+            "forward=lambda model, batch: ... and target=lambda batch: ...."
+        )
+
+    def _as_target(self, target: Any) -> Tensor | None:
+        """The target as a tensor; of several entries, such as (y, None), the only tensor."""
         if isinstance(target, (tuple, list)):
-            known = [one for one in target if isinstance(one, Tensor) and one.ndim]
-            if len(known) > 1:
-                what = f"The target is a {described(target)}, expected one tensor"
-                raise ValueError(f"{what}. Name it, for example target=lambda b: b[-1][0].")
-            target = known[0] if known else target
+            tensors = [entry for entry in target if isinstance(entry, Tensor) and entry.ndim]
+            if len(tensors) > 1:
+                raise ValueError(
+                    f"The target is a {described(target)}, expected one tensor. Name it, for "
+                    "example target=lambda b: b[-1][0]."
+                )
+            if tensors:
+                target = tensors[0]
         if target is None:
             return None
         tensor = target if isinstance(target, Tensor) else torch.as_tensor(target).to(self.device)
@@ -170,91 +281,97 @@ class Reader:
             raise ValueError(f"The target is a single number, {tensor}, expected one per sample.")
         return tensor
 
-    def _parts(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        if isinstance(raw, (tuple, list)):
-            if len(raw) == 1 or len(raw) == self.inputs:
-                return tuple(raw), {}, None
-            return tuple(raw[:-1]), {}, raw[-1]
-        if isinstance(raw, Mapping):
-            key = next((key for key in TARGET_KEYS if key in raw), None)
-            kwargs = {str(k): v for k, v in raw.items() if k not in (key, self.apart)}
-            return (), kwargs, None if key is None else raw[key]
-        if isinstance(raw, Tensor) or self.whole or self.target is not None:
-            return (raw,), {}, getattr(raw, "y", None) if self.whole else None
-        raise TypeError(
-            f"Cannot read a batch of type {type(raw).__name__}. Expected a tensor, (x, y), "
-            "(x1, x2, ..., y) or a mapping; for anything else pass "
-            "forward=lambda model, batch: ... and target=lambda batch: ...."
-        )
-
-    def placed(self, value: Any) -> Any:
-        """Tensors, and objects that can, moved to the model's device; arrays made tensors."""
-        if isinstance(value, Tensor):
-            return value.detach().to(self.device)
-        if callable(getattr(value, "to", None)):
-            moved = value.to(self.device)
-            return value if moved is None else moved  # None: it moved itself
-        if isinstance(value, (Mapping, tuple, list)):
-            return each_member(value, self.placed)
-        if is_array(value):
-            tensor = torch.as_tensor(as_array(value))
-            dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
-            return tensor.to(self.device, dtype)
-        return value
+    def _with_columns(self, names: Columns) -> Reader:
+        """The same reader for frames with these columns."""
+        return replace(self, format=replace(self.format, columns=names))
 
 
 def kind_of(raw: Any) -> str:
     """What a batch is to a function that takes it whole: one of `KINDS`."""
     if isinstance(raw, (tuple, list)):
-        return f"tuple({kind_of(raw[0]).partition('(')[0]})" if raw else "tuple"
+        if not raw:
+            return "tuple"
+        first_kind = kind_of(raw[0]).partition("(")[0]
+        return f"tuple({first_kind})"
     if isinstance(raw, Mapping) or (hasattr(raw, "keys") and hasattr(raw, "__getitem__")):
         return "mapping"
-    return "tensor" if isinstance(raw, Tensor) or is_array(raw) else "object"
+    if isinstance(raw, Tensor) or is_array(raw):
+        return "tensor"
+    return "object"
 
 
-def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> tuple[Any, int | None]:
-    """A batch of known `inputs` as one of the fit's kind, target or not; rows if it is wrapped."""
-    given = kind_of(raw)
-    unsure = "tuple(object)" in (kind, given)  # an input that is None
-    if kind is None or given == kind or (unsure and kind[:5] == given[:5]):
+def as_fitted_kind(
+    raw: Any, fitted_kind: str | None, inputs: tuple[Any, ...]
+) -> tuple[Any, int | None]:
+    """A batch as one of the kind that the fit had, with or without its target.
+
+    Args:
+        raw: The batch.
+        fitted_kind: The kind of the fit's batches; None where it is not known.
+        inputs: The positional inputs in the batch.
+
+    Returns:
+        The batch, and its number of samples where a tensor was wrapped in a tuple, else None.
+
+    Raises:
+        ValueError: A batch of this kind cannot stand for one of the fit's kind.
+    """
+    kind = kind_of(raw)
+    if fitted_kind is None or kind == fitted_kind:
         return raw, None
-    if kind == "tuple(tensor)" and given == "tensor":
-        return (raw,), raw.shape[0] if raw.shape else 1
-    if (kind, given) == ("tensor", "tuple(tensor)") and len(inputs) == 1:
+    both_tuples = kind.startswith("tuple") and fitted_kind.startswith("tuple")
+    # The first input of a "tuple(object)" may be None, and tells nothing of the kind then.
+    if both_tuples and "tuple(object)" in (kind, fitted_kind):
+        return raw, None
+    if fitted_kind == "tuple(tensor)" and kind == "tensor":
+        rows = raw.shape[0] if raw.shape else 1
+        return (raw,), rows
+    if fitted_kind == "tensor" and kind == "tuple(tensor)" and len(inputs) == 1:
         return inputs[0], None
     raise ValueError(
-        f"forward= must get batches of one kind in every call: the fit had a {kind}, here is a "
-        f"{given}. Pass {KINDS[kind]}, with or without the target."
+        f"forward= must get batches of one kind in every call: the fit had a {fitted_kind}, here "
+        f"is a {kind}. Pass {KINDS[fitted_kind]}, with or without the target."
     )
 
 
-KINDS = {"tensor": "x", "tuple": "(x, ...)", "mapping": "{key: x, ...}", "object": "[batch]"}
-"""What `kind_of` tells apart, and how each is written."""
-KINDS |= {f"tuple({one})": f"[({like.strip('[]')}, ...)]" for one, like in KINDS.items()}
+class RawBatches(NamedTuple):
+    """Batches as they come out of a data set, not yet taken apart.
+
+    Attributes:
+        batches: The batches.
+        number: How many there are, where that is known.
+        sliced: Whether they were cut out of tensors here, so that their rows are samples.
+    """
+
+    batches: Iterable[Any]
+    number: int | None
+    sliced: bool
 
 
-def raw_batches(
-    data: Any, batch_size: int | None = None, *, any_order: bool = False
-) -> tuple[Iterable[Any], int | None, bool]:
-    """Batches as given, how many there are if that is known, and whether they were cut here.
+def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = False) -> RawBatches:
+    """The batches of a data set, as they come.
 
     Args:
-        data: what the user handed in; see the module's table.
-        batch_size: rows per batch where the data are not batches already; by default a loader's
+        data: What the user handed in; see the module's table.
+        batch_size: Rows per batch where the data are not batches already; by default a loader's
             own, else 1024.
-        any_order: whether a shuffled loader may be read in the order of its data set.
+        any_order: Whether a shuffled loader may be read in the order of its data set.
+
+    Raises:
+        ValueError: The batch size is not positive, or tensors have different lengths.
+        TypeError: The data are nothing that the table knows.
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    tensors = _whole(data, any_order=any_order)
+    tensors = _sliceable(data, any_order=any_order)
     if tensors is not None:
-        own = data.batch_size if isinstance(data, DataLoader) else None
-        return *_slices(tensors, batch_size or own or BATCH_SIZE), True
+        loader_size = data.batch_size if isinstance(data, DataLoader) else None
+        return _slices(tensors, batch_size or loader_size or BATCH_SIZE)
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         hint = length_hint(data, -1)
-        return data, None if hint < 0 else hint, False
+        return RawBatches(data, number=None if hint < 0 else hint, sliced=False)
     raise TypeError(
         f"Expected tensors, a Dataset, a DataLoader or an iterable of batches, got "
         f"{type(data).__name__}."
@@ -264,12 +381,12 @@ def raw_batches(
 def sample_total(data: Any) -> int | None:
     """How many samples all batches of a data set have, where that is known without reading it.
 
-    Of a list of batches, their first tensors' rows, which may be no samples (atoms).
+    Of a list of batches it is the rows of their first tensors, which may be no samples (atoms).
     """
     if isinstance(data, DataLoader):
-        sampler: Any = data.sampler
         if data.batch_size is None or isinstance(data.dataset, IterableDataset):
             return None
+        sampler: Any = data.sampler
         if not isinstance(sampler, Sized):
             return None
         rows = len(sampler)
@@ -278,16 +395,21 @@ def sample_total(data: Any) -> int | None:
         sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
         return len(data) if sized else None  # type: ignore[arg-type]
     if isinstance(data, list):
-        total = 0
-        for raw in data:
-            first = raw[0] if isinstance(raw, (tuple, list)) and raw else raw
-            if not isinstance(first, Tensor) or first.is_nested or not first.shape:
-                return None
-            total += first.shape[0]
-        return total
+        return _rows_of_first_tensors(data)
     if isinstance(data, (Tensor, tuple, Mapping)) or is_array(data):
         return _first_length(data)
     return None
+
+
+def _rows_of_first_tensors(raws: list[Any]) -> int | None:
+    """Rows of the first tensors of all batches together; None where a batch begins with none."""
+    total = 0
+    for raw in raws:
+        first = raw[0] if isinstance(raw, (tuple, list)) and raw else raw
+        if not isinstance(first, Tensor) or first.is_nested or not first.shape:
+            return None
+        total += first.shape[0]
+    return total
 
 
 def _first_length(data: Any) -> int | None:
@@ -300,13 +422,14 @@ def _first_length(data: Any) -> int | None:
     return int(shape[0]) if len(shape) else None
 
 
-def _whole(data: Any, *, any_order: bool) -> Any:
+def _sliceable(data: Any, *, any_order: bool) -> Any:
     """The data as one set of tensors that can be sliced; None where they are batches."""
     if isinstance(data, DataLoader):
         if not _is_plain_loader(data, any_order):
             return None
-        if isinstance(rows := data.sampler, (ShardSampler, list)):  # of this process
-            return _tensors_of(Subset(data.dataset, rows))  # type: ignore[arg-type]
+        sampler = data.sampler
+        if isinstance(sampler, (ShardSampler, list)):  # this process reads some rows only
+            return _tensors_of(Subset(data.dataset, sampler))  # type: ignore[arg-type]
         return _tensors_of(data.dataset)
     if isinstance(data, Dataset):
         return _tensors_of(data)
@@ -314,9 +437,10 @@ def _whole(data: Any, *, any_order: bool) -> Any:
         return as_array(data)
     if not isinstance(data, (tuple, Mapping)):
         return None
-    members = columns(data := each_member(data, as_array))
+    data = each_member(data, as_array)
+    members = members_of(data)
     if not members or not all(isinstance(m, Tensor) or is_array(m) for m in members):
-        kinds = ", ".join(type(m).__name__ for m in members)
+        kinds = ", ".join(type(member).__name__ for member in members)
         raise TypeError(
             f"A {type(data).__name__} is read as one data set of tensors, got entries of type "
             f"{kinds or 'nothing'}. Pass a list for batches."
@@ -346,12 +470,22 @@ def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
     )
 
 
-def _slices(tensors: Any, size: int) -> tuple[Iterator[Any], int]:
-    members = columns(tensors)
+def _slices(tensors: Any, size: int) -> RawBatches:
+    """The tensors of a data set cut into batches of `size` rows; the last may have fewer.
+
+    Raises:
+        ValueError: The tensors have different lengths.
+    """
+    members = members_of(tensors)
     lengths = {len(member) for member in members}
     if len(lengths) > 1:
         shapes = ", ".join(str(tuple(member.shape)) for member in members)
         raise ValueError(f"All tensors of a data set must have the same length, got {shapes}.")
     (rows,) = lengths
-    parts = (slice(start, start + size) for start in range(0, rows, size))
-    return (each_member(tensors, itemgetter(part)) for part in parts), -(-rows // size)
+
+    def batches() -> Iterator[Any]:
+        for start in range(0, rows, size):
+            yield each_member(tensors, itemgetter(slice(start, start + size)))
+
+    number = -(-rows // size)  # rounded up
+    return RawBatches(batches(), number, sliced=True)

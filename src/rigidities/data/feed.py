@@ -1,10 +1,16 @@
-"""From what users hand in to batches on the model's device: one way for every call."""
+"""From what users hand in to batches on the model's device: one way for every call.
+
+Data sets go through `Feed.__call__`: loaders are read without repeated or dropped rows where that
+is asked for, the data are cut into raw batches (`batches.raw_batches`), a progress bar goes along,
+and a `batches.Reader` takes each raw batch apart into inputs and target on the model's device.
+The inputs of a single call, `uq(x)`, become one batch in `Feed.handed`.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -13,8 +19,8 @@ from tqdm.auto import tqdm
 
 from ..models.shadow import placement
 from ..notices import notify
-from .arrays import Columns, each_member, is_array, listed
-from .batches import Batch, Reader, of_kind, raw_batches, sample_total
+from .arrays import each_member, is_array, list_as_array
+from .batches import Batch, BatchFormat, Reader, as_fitted_kind, raw_batches, sample_total
 from .shards import unpadded
 
 T = TypeVar("T")
@@ -22,41 +28,55 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Feed:
-    """How data reach one model, whose device and precision decide theirs; see `batches.Reader`."""
+    """How data reach one model.
+
+    Attributes:
+        model: Its device and precision, at the time of the call, decide those of the data.
+        format: What the batches consist of.
+    """
 
     model: nn.Module
-    whole: bool = False
-    target: Callable[[Any], Tensor | None] | None = None
-    inputs: int | None = None
-    apart: str | None = None
-    kind: str | None = None
-    columns: Columns = None
+    format: BatchFormat = field(default_factory=BatchFormat)
 
     def unlabelled(self) -> Feed:
-        """The same for data whose targets are of no interest, and may not be there."""
-        return self if self.target is None else replace(self, target=_none)
+        """The same for data whose targets are of no interest, and may be missing."""
+        if self.format.target is None:
+            return self
+        return replace(self, format=replace(self.format, target=_no_target))
 
     def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
-        """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
-        if not all(isinstance(one, Tensor) for one in (*inputs, *keywords.values())):
-            read = Reader(*placement(self.model), columns=self.columns).knowing((inputs, keywords))
-            inputs = (*map(listed, inputs[:1]), *inputs[1:]) if self._takes_tensors else inputs
-            inputs, keywords = _tensors((inputs, keywords), read)
-        raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
-        if not self.whole or self.kind is None or (inputs and keywords):
-            return Batch(inputs, keywords, None, raw, columns=self.columns)
-        whole, rows = of_kind(raw, self.kind, raw if isinstance(raw, tuple) else ())
-        return Batch((whole,), {}, None, whole, rows, columns=self.columns)
+        """The batch that the inputs of one call make.
 
-    @property
-    def _takes_tensors(self) -> bool:
-        """Whether the first input is one, as far as is known, so that a list may stand for it."""
-        return not self.whole and self.kind in (None, "tensor", "tuple(tensor)")
+        A user's `forward` gets them as one batch of the fit's kind.
+
+        Args:
+            inputs: The positional inputs of the call.
+            keywords: The inputs by keyword.
+        """
+        columns = self.format.columns
+        if not all(isinstance(value, Tensor) for value in (*inputs, *keywords.values())):
+            reader = self._reader(BatchFormat(columns=columns), (inputs, keywords))
+            if self._takes_tensors and inputs:
+                inputs = (list_as_array(inputs[0]), *inputs[1:])
+            inputs, keywords = _arrays_placed((inputs, keywords), reader)
+        raw: Any
+        if keywords:
+            raw = keywords
+        elif len(inputs) == 1:
+            raw = inputs[0]
+        else:
+            raw = inputs
+        mixed = inputs and keywords
+        if not self.format.whole or self.format.kind is None or mixed:
+            return Batch(inputs, keywords, None, raw, columns=columns)
+        positional = raw if isinstance(raw, tuple) else ()
+        whole, rows = as_fitted_kind(raw, self.format.kind, positional)
+        return Batch((whole,), {}, None, whole, rows, columns=columns)
 
     def __call__(
         self,
         data: Any,
-        what: str,
+        purpose: str,
         *,
         batch_size: int | None = None,
         progress: bool | None = None,
@@ -64,24 +84,58 @@ class Feed:
         once: bool = False,
         passing: Callable[[Iterator[Any]], Iterator[Any]] = iter,
     ) -> Iterator[Batch]:
-        """The batches of data, as `raw_batches` reads them, for `what`; `passing` may skip some.
+        """The batches of a data set.
 
-        Each row comes `once`, or where the order is free, whatever the loader repeats or drops.
+        Args:
+            data: What the user handed in; see the table in `batches`.
+            purpose: What the batches are for, such as "fit"; the progress bar and messages say it.
+            batch_size: Rows per batch where the data are not batches already.
+            progress: Whether to show a progress bar; None shows it on a terminal only.
+            any_order: Whether the order of the rows is free. Then every row comes once too.
+            once: Whether every row comes once, whatever a loader repeats or drops.
+            passing: Gets the iterator of raw batches and gives one of those to read; it may skip
+                some.
         """
-        device, dtype = placement(self.model)
-        own = (self.whole, self.target, self.inputs, self.apart, self.kind, self.columns)
-        read = Reader(device, dtype, *own).knowing(data)
-        data = unpadded(data) if any_order or once else data
+        reader = self._reader(self.format, data)
+        if any_order or once:
+            data = unpadded(data)
         if any_order:
-            notice_dropped_rows(data, what)
-        data = listed(data) if self._takes_tensors else data
-        raws, number, cut = raw_batches(data, batch_size, any_order=any_order)
-        shown = passing(progressing(raws, number, what, progress))
-        return read.batches(shown, sample_total(data), cut)
+            _notice_dropped_rows(data, purpose)
+        if self._takes_tensors:
+            data = list_as_array(data)
+        raw = raw_batches(data, batch_size, any_order=any_order)
+        shown = _with_progress_bar(raw.batches, raw.number, purpose, progress)
+        return reader.batches(passing(shown), sample_total(data), raw.sliced)
+
+    @property
+    def _takes_tensors(self) -> bool:
+        """Whether the model's first input is a tensor, so that a list of numbers may stand for it.
+
+        It is taken to be one as long as no fit has shown the kind of batches.
+        """
+        return not self.format.whole and self.format.kind in (None, "tensor", "tuple(tensor)")
+
+    def _reader(self, batch_format: BatchFormat, data: Any) -> Reader:
+        """A reader of batches for the model's device, which knows the columns of frames in data."""
+        device, dtype = placement(self.model)
+        return Reader(device, dtype, batch_format).knowing(data)
 
 
-def notice_dropped_rows(data: Any, what: str) -> None:
-    """Say that a loader with drop_last=True leaves rows out of what should take them all."""
+def _no_target(batch: Any) -> None:
+    """Give no target; a named function, so that it can be pickled."""
+
+
+def _arrays_placed(value: Any, reader: Reader) -> Any:
+    """The same nested inputs with every array turned into a tensor on the reader's device."""
+    if isinstance(value, (tuple, Mapping)) and not hasattr(value, "to"):
+        return each_member(value, lambda member: _arrays_placed(member, reader))
+    if is_array(value):
+        return reader.placed(value)
+    return value
+
+
+def _notice_dropped_rows(data: Any, purpose: str) -> None:
+    """Tell the user that a loader with drop_last=True leaves out rows that should all count."""
     if not isinstance(data, DataLoader) or not data.drop_last or not data.batch_size:
         return
     lost = f"the rows after the last full batch of {data.batch_size}"
@@ -93,26 +147,25 @@ def notice_dropped_rows(data: Any, what: str) -> None:
             return
         lost = f"{dropped} of its {rows} rows"
     notify(
-        f"The loader given to {what} has drop_last=True and leaves out {lost}. Pass one with "
+        f"The loader given to {purpose} has drop_last=True and leaves out {lost}. Pass one with "
         "drop_last=False, so that all count."
     )
 
 
-def _tensors(value: Any, read: Reader) -> Any:
-    if isinstance(value, (tuple, Mapping)) and not hasattr(value, "to"):
-        return each_member(value, lambda one: _tensors(one, read))
-    return read.placed(value) if is_array(value) else value
-
-
-def _none(batch: Any) -> None:
-    """No target; by a name, so that it can be pickled."""
-
-
-def progressing(
+def _with_progress_bar(
     items: Iterable[T], total: int | None, description: str, show: bool | None
 ) -> Iterator[T]:
-    """The same items, with a bar on standard error; None shows it only on a terminal."""
-    if not (sys.stderr.isatty() if show is None else show):
+    """The same items, with a bar on standard error.
+
+    Args:
+        items: What to go through.
+        total: How many items there are, where that is known.
+        description: What the bar says.
+        show: Whether there is a bar; None shows it only on a terminal.
+    """
+    if show is None:
+        show = sys.stderr.isatty()
+    if not show:
         return iter(items)
-    # An iterator, since tqdm may begin an iterable twice, which moves a shuffled loader on.
+    # tqdm may begin an iterable twice, which would move a shuffled loader on: give an iterator.
     return iter(tqdm(iter(items), total=total, desc=description, unit="batch", leave=False))

@@ -1,4 +1,8 @@
-"""Refusal of predictions that are not finite, with the rows and the cause."""
+"""Refusal of predictions that are not finite, with the rows and the cause.
+
+`require_finite` looks at the predictions with one sum. Only where that is not finite does it look
+for the rows, and then read the inputs once more to say whether they are to blame.
+"""
 
 from __future__ import annotations
 
@@ -13,52 +17,104 @@ from .batches import Batch
 from .samples import sample_count
 
 Again = Callable[[], Iterable[Batch]]
+"""Reads the inputs once more."""
+
+_LISTED_ROWS = 5
+"""Rows that a message lists at most."""
 
 
 def require_finite(
     mean: Tensor, spread: Tensor, again: Again = list, rows: str = "rows of a batch"
 ) -> None:
-    """Refuse a mean that is NaN or infinite, or a bar that is NaN.
+    """Refuse a mean that is NaN or infinite, or an error bar that is NaN.
 
-    Inputs are looked at for the message alone, as `again` reads them (an iterator gives none). An
-    infinite bar around a finite mean says that nothing is known, and stays.
+    An infinite bar around a finite mean says that nothing is known, and is allowed.
+
+    Args:
+        mean: The predictions, (N, ...).
+        spread: Their error bars, shaped like the mean.
+        again: Reads the inputs once more, for the message; of an iterator it gives none.
+        rows: What the message calls the rows.
+
+    Raises:
+        ValueError: Some rows have no finite prediction.
     """
-    if torch._C._get_tracing_state() is not None or math.isfinite((mean + spread).sum().item()):
+    tracing = torch._C._get_tracing_state() is not None
+    if tracing or math.isfinite((mean + spread).sum().item()):
         return
     bad = (~mean.isfinite() | spread.isnan()).reshape(len(mean), -1).any(1)
-    found = bad.nonzero().flatten().tolist()
-    if found:  # else the sum alone is beyond the precision
-        first = ", ".join(map(str, found[:5])) + ", ..." * (len(found) > 5)
-        what = f"No finite prediction for {len(found)} of {len(bad)} {rows} ({first})"
-        raise ValueError(f"{what}: {_cause(again(), bad)}")
+    bad_rows = bad.nonzero().flatten().tolist()
+    if not bad_rows:  # the sum alone is beyond the precision
+        return
+    listed = ", ".join(map(str, bad_rows[:_LISTED_ROWS]))
+    if len(bad_rows) > _LISTED_ROWS:
+        listed += ", ..."
+    raise ValueError(
+        f"No finite prediction for {len(bad_rows)} of {len(bad)} {rows} ({listed}): "
+        f"{_cause(again(), bad)}"
+    )
 
 
 def _cause(batches: Iterable[Batch], bad: Tensor) -> str:
-    """What a model takes in rows with a finite prediction is not what spoils the others."""
-    count, there, elsewhere, known = 0, set[str](), set[str](), True
+    """What spoils the predictions of the bad rows, and what to do about it.
+
+    A column that holds NaN in rows with a finite prediction too is not the cause: the model knows
+    what to do with it.
+
+    Args:
+        batches: The inputs.
+        bad: Which rows have no finite prediction, (N,).
+    """
+    rows_read = 0
+    in_bad_rows: set[str] = set()
+    in_good_rows: set[str] = set()
+    only_tensors = True
     for batch in batches:
         leaves = tree_leaves([batch.args, batch.kwargs])
-        known = known and all(isinstance(one, Tensor) for one in leaves)
-        here = bad[count : count + (rows := sample_count(*leaves) or 0)]
-        there, elsewhere = there | spoilt(batch, here), elsewhere | spoilt(batch, ~here)
-        count += rows
-    if found := there - elsewhere if count == len(bad) else there | elsewhere:
-        names = ", ".join(sorted(found - {""}))
+        only_tensors = only_tensors and all(isinstance(leaf, Tensor) for leaf in leaves)
+        rows = sample_count(*leaves) or 0
+        bad_here = bad[rows_read : rows_read + rows]
+        in_bad_rows |= spoilt(batch, bad_here)
+        in_good_rows |= spoilt(batch, ~bad_here)
+        rows_read += rows
+    if rows_read == len(bad):
+        causes = in_bad_rows - in_good_rows
+    else:  # rows of inputs and of predictions do not correspond
+        causes = in_bad_rows | in_good_rows
+    if causes:
+        names = ", ".join(sorted(causes - {""}))
         where = f"NaN or infinity in {names}" if names else "NaN or infinity"
         return f"the inputs hold {where}. Leave these rows out, or fill them as in training."
-    if known and count and not there:
+    if only_tensors and rows_read and not in_bad_rows:
         return "their inputs are finite. Are their units those of training? Look at the model."
     return "are their inputs finite, and is the model defined there? Leave such rows out."
 
 
 def spoilt(batch: Batch, rows: Tensor) -> set[str]:
-    """Columns with NaN or infinity in these rows, where inputs have one each, "" without a name."""
-    found = set[str]()
-    for one in tree_leaves([batch.args, batch.kwargs]):
-        if isinstance(one, Tensor):
-            wrong = ~(one[rows] if one.shape[:1] == rows.shape else one).isfinite()
-            names = {tuple(n) for n in batch.columns or () if one.shape[1:] == (len(n),)}
-            known = names.pop() if len(names) == 1 else None
-            places = wrong.any(0).nonzero().flatten().tolist() if known else [0] * bool(wrong.any())
-            found |= {repr(known[i]) if known else "" for i in places}
-    return found
+    """Names of the inputs' columns that hold NaN or infinity in some rows.
+
+    Args:
+        batch: The inputs.
+        rows: Which rows to look at, (N,), of inputs that have as many; of others all.
+
+    Returns:
+        The names in quotation marks, as data frames have them; "" for a column without a name.
+    """
+    columns: set[str] = set()
+    for leaf in tree_leaves([batch.args, batch.kwargs]):
+        if not isinstance(leaf, Tensor):
+            continue
+        values = leaf[rows] if leaf.shape[:1] == rows.shape else leaf
+        wrong = ~values.isfinite()
+        names = _column_names(batch, leaf)
+        if names is not None:
+            columns |= {repr(names[i]) for i in wrong.any(0).nonzero().flatten().tolist()}
+        elif bool(wrong.any()):
+            columns.add("")
+    return columns
+
+
+def _column_names(batch: Batch, tensor: Tensor) -> tuple[str, ...] | None:
+    """Names of a tensor's columns, where just one of the data frames' sets of names fits it."""
+    fitting = {tuple(names) for names in batch.columns or () if tensor.shape[1:] == (len(names),)}
+    return fitting.pop() if len(fitting) == 1 else None

@@ -1,31 +1,50 @@
-"""Batches from Parquet files that do not fit into memory."""
+"""Batches from Parquet files that do not fit into memory.
+
+A Parquet file consists of row groups. `ParquetBatches` looks at the files' metadata once, deals the
+row groups out to the processes of a job, and reads its own ones batch by batch whenever it is
+iterated over.
+"""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..notices import extra
 from .shards import ShardSampler
 
+__all__ = ["ParquetBatches"]
+
+
+class _RowGroup(NamedTuple):
+    """A row group of a file, by its number."""
+
+    path: Path
+    number: int
+    rows: int
+
 
 class ParquetBatches:
     """Batches (x, y) from Parquet files, a row group at a time, as often as they are asked for.
 
     Args:
-        paths: a file, a folder (all `*.parquet` below it), a glob pattern, or a list of those.
-        inputs: columns of x (n, d): numbers, or fixed-size lists, which give several columns each.
-        target: column of y (n,), or columns of y (n, k); None for x alone.
-        batch_size: rows of a batch; the last one of a row group may have fewer.
-        dtype: of x and y.
-        rank: of this process, which reads its share of the row groups; as in `ShardSampler`.
-        ranks: how many processes share them; likewise those of the job where torch.distributed
+        paths: A file, a folder (all `*.parquet` below it), a glob pattern, or a list of those.
+        inputs: Columns of x (n, d): numbers, or fixed-size lists, which give several columns each.
+        target: The column of y (n,), or columns of y (n, k); None for x alone.
+        batch_size: Rows of a batch; the last one of a row group may have fewer.
+        dtype: The dtype of x and y.
+        rank: The number of this process, which reads its share of the row groups; as in
+            `ShardSampler`.
+        ranks: How many processes share them; by default those of the job where torch.distributed
             runs, else one.
+
+    Raises:
+        ValueError: Columns, files or rows are missing, or the batch size is not positive.
     """
 
     def __init__(
@@ -39,61 +58,103 @@ class ParquetBatches:
         rank: int | None = None,
         ranks: int | None = None,
     ) -> None:
-        self.batch_size, self.dtype, self._single = batch_size, dtype, isinstance(target, str)
-        self._x, self._y = ([n] if isinstance(n, str) else [*(n or ())] for n in (inputs, target))
-        groups = [group for path in _files(paths) for group in self._groups(path)]
-        if batch_size < 1 or not self._x or not groups:
+        self.batch_size = batch_size
+        self.dtype = dtype
+        self._input_names = _names(inputs)
+        self._target_names = _names(target)
+        self._flat_target = isinstance(target, str)
+        groups: list[_RowGroup] = []
+        for path in _files(paths):
+            groups += self._row_groups(path)
+        if batch_size < 1 or not self._input_names or not groups:
             raise ValueError(
                 f"Expected inputs, batch_size >= 1 and files with rows, got {inputs=}, "
                 f"{batch_size=} and {len(groups)} row groups in {paths}."
             )
-        self._own = [groups[number] for number in ShardSampler(groups, rank, ranks)]
+        self._groups = [groups[number] for number in ShardSampler(groups, rank, ranks)]
 
     def __len__(self) -> int:
-        return sum(-(-rows // self.batch_size) for *_, rows in self._own)
+        # Rounded up for each row group: a batch never goes beyond one.
+        return sum(-(-group.rows // self.batch_size) for group in self._groups)
 
     def __iter__(self) -> Iterator[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
-        for path, group, _ in self._own:
-            with _opened(path) as file:
-                for batch in file.iter_batches(self.batch_size, [group], self._x + self._y):
-                    x = torch.cat([self._read(batch, name) for name in self._x], 1)
-                    y = [self._read(batch, name) for name in self._y]
-                    yield (x, y[0].squeeze(1) if self._single else torch.cat(y, 1)) if y else x
+        names = self._input_names + self._target_names
+        for group in self._groups:
+            with _opened(group.path) as file:
+                for batch in file.iter_batches(self.batch_size, [group.number], names):
+                    x = self._columns(batch, self._input_names)
+                    if not self._target_names:
+                        yield x
+                        continue
+                    y = self._columns(batch, self._target_names)
+                    yield x, y.squeeze(1) if self._flat_target else y
 
-    def _groups(self, path: Path) -> list[tuple[Path, int, int]]:
-        """Number and rows of each row group in a file that must have the columns."""
+    def _row_groups(self, path: Path) -> list[_RowGroup]:
+        """The row groups of a file that have rows.
+
+        Raises:
+            ValueError: The file lacks a column, or has several of its name.
+        """
         with _opened(path) as file:
             names = file.schema_arrow.names
-            if lacking := [name for name in self._x + self._y if names.count(name) != 1]:
-                raise ValueError(f"Expected one column {lacking[0]!r}, got {', '.join(names)}.")
+            for name in self._input_names + self._target_names:
+                if names.count(name) != 1:
+                    raise ValueError(f"Expected one column {name!r}, got {', '.join(names)}.")
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        return [(path, i, rows) for i, rows in enumerate(sizes) if rows]
+        return [_RowGroup(path, number, rows) for number, rows in enumerate(sizes) if rows]
 
-    def _read(self, batch: Any, name: str) -> torch.Tensor:
+    def _columns(self, batch: Any, names: list[str]) -> torch.Tensor:
+        """Columns of a batch side by side, (n, d)."""
+        return torch.cat([self._column(batch, name) for name in names], 1)
+
+    def _column(self, batch: Any, name: str) -> torch.Tensor:
+        """A column of a batch: (n, 1) of numbers, (n, length) of fixed-size lists."""
         column = batch.column(name)
         flat = column.flatten() if hasattr(column.type, "list_size") else column
-        numbers, missing = flat.to_numpy(zero_copy_only=False), column.null_count or flat.null_count
-        if missing or numbers.dtype.kind not in "biuf":
-            raise ValueError(f"Column {name!r} ({column.type}, {missing} nulls), expected numbers.")
+        numbers = flat.to_numpy(zero_copy_only=False)
+        nulls = column.null_count or flat.null_count
+        if nulls or numbers.dtype.kind not in "biuf":
+            raise ValueError(f"Column {name!r} ({column.type}, {nulls} nulls), expected numbers.")
         return torch.tensor(numbers, dtype=self.dtype).reshape(len(column), -1)
+
+
+def _names(columns: str | Sequence[str] | None) -> list[str]:
+    """The names of columns as a list."""
+    if columns is None:
+        return []
+    if isinstance(columns, str):
+        return [columns]
+    return list(columns)
 
 
 def _files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """Each file once, in an order that is the same in every process."""
-    found = set[Path]()
+    files: set[Path] = set()
     for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
-        several = [path] if path.is_file() else map(Path, glob.glob(str(path), recursive=True))
-        if path.is_dir():  # names that begin so are of unfinished writes
-            inside = ((one, one.relative_to(path).parts) for one in path.rglob("*.parquet"))
-            several = [one for one, names in inside if not any(n[0] in "._" for n in names)]
-        if not (files := {one.resolve() for one in several}):
+        matching = {file.resolve() for file in _matching_files(path)}
+        if not matching:
             raise ValueError(f"There is no Parquet file {path}, and none in it or like it.")
-        found |= files
-    return sorted(found)
+        files |= matching
+    return sorted(files)
+
+
+def _matching_files(path: Path) -> Iterable[Path]:
+    """The file at a path, the Parquet files in a folder, or the files that a pattern stands for."""
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return [file for file in path.rglob("*.parquet") if not _is_hidden(file, path)]
+    return [Path(name) for name in glob.glob(str(path), recursive=True)]
+
+
+def _is_hidden(file: Path, folder: Path) -> bool:
+    """Whether a name on the way from a folder to a file is one of an unfinished write."""
+    return any(name[0] in "._" for name in file.relative_to(folder).parts)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    """A Parquet file, closed at the end; errors inside name it and what to do."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
@@ -101,6 +162,6 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with ParquetFile(path, buffer_size=1 << 20) as file:
             yield file
-    except (ValueError, OSError, NotImplementedError) as error:  # pyarrow's own are such
+    except (ValueError, OSError, NotImplementedError) as error:  # those of pyarrow are such
         remedy = "Name other columns, encode text, fill or drop nulls, or write the file again."
         raise ValueError(f"{path}: {error} {remedy}") from error

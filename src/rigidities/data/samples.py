@@ -1,4 +1,9 @@
-"""Training data as batches that can be gone through more than once."""
+"""Training data as batches that can be gone through more than once.
+
+`Samples.of` reads what the user handed in (inputs, targets, weights). Iterating over the result
+gives `SampleBatch`es with the weights of their rows, as often as needed; `pieces` cuts batches that
+are too large for one step.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +17,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..models.modes import ordinary
-from .arrays import Columns, as_array, columns, each_member, is_array, with_target
-from .batches import Batch, Reader, raw_batches
+from .arrays import Columns, as_array, each_member, is_array, members_of, with_target
+from .batches import Batch, BatchFormat, Reader, raw_batches
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
 class SampleBatch(Batch):
-    """A batch with the weights (N, 1) of its samples, in float64, where there are any."""
+    """A batch with the weights of its samples.
+
+    Attributes:
+        weight: (N, 1) in float64; None where there are no weights.
+    """
 
     weight: Tensor | None = None
 
@@ -28,11 +37,20 @@ class SampleBatch(Batch):
         return sample_count(*self.args, **self.kwargs) or 0
 
     def target_rows(self, outputs: Tensor, shape: torch.Size) -> Tensor | None:
-        """The target as rows like the predictions (N, K), of samples shaped like `shape`."""
+        """The target as rows like the predictions; None where there is no target.
+
+        Args:
+            outputs: The predictions, (N, K).
+            shape: The shape of one sample's prediction; dimensions of length one do not count.
+
+        Raises:
+            ValueError: The target is not shaped like the predictions.
+        """
         if self.target is None:
             return None
-        given = [size for size in self.target.shape[1:] if size != 1]
-        if self.target.shape[0] != len(outputs) or given != [size for size in shape if size != 1]:
+        target_shape = [size for size in self.target.shape[1:] if size != 1]
+        expected_shape = [size for size in shape if size != 1]
+        if self.target.shape[0] != len(outputs) or target_shape != expected_shape:
             raise ValueError(
                 f"Targets must be shaped like the predictions, {(len(outputs), *shape)}, got "
                 f"{tuple(self.target.shape)}."
@@ -50,25 +68,34 @@ class SampleBatch(Batch):
             yield self
             return
         for start in range(0, count, rows):
-            part = slice(start, start + rows)
+            yield self._piece(slice(start, start + rows), count)
 
-            def cut(value: Any, part: slice = part) -> Any:
-                same = isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
-                return value[part] if same else value
+    def _piece(self, rows: slice, count: int) -> SampleBatch:
+        """Some of the `count` samples: every tensor with one row per sample is cut."""
 
-            own = {"target": cut(self.target), "weight": cut(self.weight)}
-            yield replace(self.mapped(cut), raw=each_member(self.raw, cut), **own)
+        def cut(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.ndim > 0 and len(value) == count:
+                return value[rows]
+            return value
+
+        return replace(
+            self.mapped(cut),
+            target=cut(self.target),
+            weight=cut(self.weight),
+            raw=each_member(self.raw, cut),
+        )
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Data that can be gone through again, batch by batch; nothing but the source is held.
+    """Data that can be gone through again, batch by batch; only the source is kept in memory.
 
     Attributes:
-        data: what `batches.raw_batches` reads.
-        weight: of each sample, (N,), or callable(batch) -> (N,).
-        batch_size: rows per batch where the data are not batches already.
-        ordered: whether a shuffled loader is to be read in its own order.
+        data: What `batches.raw_batches` reads.
+        reader: Takes raw batches apart.
+        weight: Of each sample, (N,), or callable(batch) -> (N,); None for equal weights.
+        batch_size: Rows per batch where the data are not batches already.
+        ordered: Whether a shuffled loader is to be read in its own order.
     """
 
     data: Any
@@ -92,14 +119,28 @@ class Samples:
     ) -> Samples:
         """Read what the user handed in: x and y, or one data set of both.
 
-        An iterator is read into a list. The parameters, `like`, give device and precision; `count`
-        and `names` are the positional inputs' number and columns in the fit, where known.
+        Args:
+            inputs: x, or a data set with targets. An iterator is read into a list.
+            targets: y; None where `inputs` brings them.
+            weight: The weights of samples, as in the class.
+            like: A parameter of the model, which gives device and precision.
+            batch_size: Rows per batch where the data are not batches already.
+            count: Number of positional inputs in the fit, where known.
+            ordered: Whether a shuffled loader is to be read in its own order.
+            names: Columns of the data frames of the fit, where known.
+
+        Raises:
+            ValueError: The inputs are not batched, there are none, or weights do not fit them.
         """
         if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
             raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")
         data = with_target(inputs, targets)
-        reader = Reader(like.device, like.dtype, inputs=count, columns=names).knowing(data)
-        data = each_member(data, as_array) if isinstance(data, (tuple, Mapping)) else as_array(data)
+        batch_format = BatchFormat(inputs=count, columns=names)
+        reader = Reader(like.device, like.dtype, batch_format).knowing(data)
+        if isinstance(data, (tuple, Mapping)):
+            data = each_member(data, as_array)
+        else:
+            data = as_array(data)
         if isinstance(data, Iterator):
             data = list(data)
         if weight is not None and not callable(weight):
@@ -114,17 +155,17 @@ class Samples:
 
     def __iter__(self) -> Iterator[SampleBatch]:
         offset = 0
-        raws, _, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
-        for plain in self.reader.batches(raws, None, cut=False):
-            batch = _with_weight(plain, self.weight, offset)
-            yield batch
-            offset += len(batch)
+        raw = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
+        for batch in self.reader.batches(raw.batches, None, sliced=False):
+            weighted = _with_weight(batch, self.weight, offset)
+            yield weighted
+            offset += len(weighted)
 
     @cached_property
     def count(self) -> int:
         """Number of samples; of a loader, of its data set."""
         if isinstance(self.data, (Tensor, tuple, Mapping)) or is_array(self.data):
-            return len(columns(self.data)[0])
+            return len(members_of(self.data)[0])
         source = self.data.dataset if isinstance(self.data, DataLoader) else self.data
         if isinstance(source, Dataset) and hasattr(source, "__len__"):
             return len(source)
@@ -136,6 +177,7 @@ class Samples:
             yield from batch.pieces(rows)
 
     def _check(self) -> None:
+        """Refuse data without samples, and another number of weights than of samples."""
         first = next(iter(self), None)
         if first is None or len(first) == 0:
             raise ValueError("There are no data: expected at least one sample.")
@@ -148,15 +190,33 @@ class Samples:
 
 
 def doubled(value: Any) -> Any:
-    """In float64 where it is a tensor of real numbers."""
-    floating = isinstance(value, Tensor) and value.is_floating_point()
-    return value.double() if floating else value
+    """A floating-point tensor in float64; anything else as it is."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.double()
+    return value
+
+
+def sample_count(*inputs: Any, **kwargs: Any) -> int | None:
+    """Rows of the first tensor among the inputs; None where there is none."""
+    for value in (*inputs, *kwargs.values()):
+        if isinstance(value, Tensor) and value.ndim:
+            return len(value)
+    return None
 
 
 def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> SampleBatch:
-    column, rows = None, sample_count(*batch.args, **batch.kwargs) or 0
+    """A batch with the weights of its samples.
+
+    Args:
+        batch: The batch; inference tensors in it are copied, since those have no derivatives.
+        weight: Of all samples, (N,), or callable(batch) -> (n,), or None.
+        offset: Number of samples in the batches before this one.
+    """
+    rows = sample_count(*batch.args, **batch.kwargs) or 0
+    column: Tensor | None = None
     if isinstance(weight, Tensor):
-        column = weight[offset : offset + rows] if weight.ndim else None
+        if weight.ndim:
+            column = weight[offset : offset + rows]
     elif weight is not None:
         column = torch.as_tensor(weight(batch.raw))
         if column.ndim == 0 or len(column) != rows:
@@ -170,11 +230,3 @@ def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> Samp
             raise ValueError("sample_weight must be finite and not negative.")
     args, kwargs, target = ordinary((batch.args, batch.kwargs, batch.target))
     return SampleBatch(args, kwargs, target, batch.raw, columns=batch.columns, weight=column)
-
-
-def sample_count(*inputs: Any, **kwargs: Any) -> int | None:
-    """Rows of the first tensor among the inputs; None where there is none."""
-    for value in (*inputs, *kwargs.values()):
-        if isinstance(value, Tensor) and value.ndim:
-            return len(value)
-    return None

@@ -17,7 +17,8 @@ anything. Shapes are words, one for each dimension:
 | _ | any |
 | ... | as an entry's only word: any shape |
 
-A statistic that joins a fit says here, or by `declare` where it lives, what it keeps in files.
+A statistic that joins a fit says here, or by `declare` in its own module, what it writes to files.
+`check` compares a file's tensors and header with the table before anything reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PER_TARGET = ("T", "U", "S")
 
 
 class Finite(float):
-    """As the type of a header entry: a number that is neither NaN nor infinite."""
+    """The type of a header entry that is a number, and neither NaN nor infinite."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Array:
     """The table's entry for a tensor.
 
     Attributes:
-        dtype: such as "float64"; "floating" for any floating-point one, "any" for all.
-        shape: in words, as the module's table says.
-        finite: whether a sound tensor holds neither NaN nor infinity.
+        dtype: Such as "float64"; "floating" for any floating-point one, "any" for all.
+        shape: In words, as the module's table says.
+        finite: Whether a sound tensor holds neither NaN nor infinity.
     """
 
     dtype: str
@@ -59,7 +60,7 @@ class Array:
             return True
         if self.dtype == "floating":
             return tensor.is_floating_point()
-        return self.dtype == _dtype(tensor)
+        return self.dtype == _dtype_name(tensor)
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Part:
     """The table's entry for a part of a file.
 
     Attributes:
-        tensors: by name, without the part's prefix.
-        header: types of what the header says of the part, by name; None if it says nothing.
-        needed: whether every file of this kind has the part.
+        tensors: The tensors' entries by name, without the part's prefix.
+        header: Types of what the header says of the part, by name; None if it says nothing.
+        needed: Whether every file of this kind has the part.
     """
 
     tensors: Mapping[str, Array] = field(default_factory=dict)
@@ -82,9 +83,11 @@ class Kind:
     """The table for one kind of file.
 
     Attributes:
-        header: types of entries that belong to no part, by name.
-        parts: by the prefix of their tensors' names; of the empty one, the names have none.
-        targets: the number of targets K, or the header entry that says it; None where tensors do.
+        header: Types of header entries that belong to no part, by name.
+        parts: The parts by the prefix of their tensors' names; names under the empty prefix have
+            none.
+        targets: The number of targets K, or the header entry that says it; None where the shapes
+            of tensors say it.
     """
 
     header: Mapping[str, Any]
@@ -360,8 +363,13 @@ KINDS = {
 def declare(kind: str, prefix: str, part: Part) -> None:
     """Add a part to a kind of file.
 
+    Args:
+        kind: A key of `KINDS`.
+        prefix: The part's name, and the prefix of its tensors' names.
+        part: What the part consists of.
+
     Raises:
-        ValueError: the kind has such a part already.
+        ValueError: The kind has another part of this name already.
     """
     parts = KINDS[kind].parts
     if parts.get(prefix, part) != part:
@@ -373,28 +381,23 @@ def declare(kind: str, prefix: str, part: Part) -> None:
 
 
 def check(tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, finite: bool) -> None:
-    """Hold tensors and header against the table of their kind.
+    """Compare tensors and header with the table of their kind.
 
     Args:
-        tensors: by name.
-        header: with its "kind".
-        finite: whether to look for NaN and infinity too.
+        tensors: The tensors by name.
+        header: The header, with its "kind".
+        finite: Whether to look for NaN and infinity too.
 
     Raises:
-        ValueError: an entry is unknown, missing, or not what the table says. The message names it
+        ValueError: An entry is unknown, missing, or not what the table says. The message names it
             and says what was expected and what came.
     """
     if not isinstance(header.get("kind"), str) or header["kind"] not in KINDS:
         raise ValueError(f"its kind must be one of {', '.join(KINDS)}, got {header.get('kind')!r}.")
     kind = KINDS[header["kind"]]
-    sections = {prefix: part for prefix, part in kind.parts.items() if part.header is not None}
-    optional = {f"{prefix}?": dict | None for prefix, part in sections.items() if not part.needed}
-    needed = {prefix: dict for prefix, part in sections.items() if part.needed}
-    _check_header("", header, {**_COMMON, **kind.header, **needed, **optional}, header)
-    for prefix, part in sections.items():
-        if header.get(prefix) is not None:
-            _check_header(f"{prefix}.", header[prefix], part.header or {}, header)
-    sizes = _Sizes(header[kind.targets] if isinstance(kind.targets, str) else kind.targets)
+    _check_header(kind, header)
+    targets = header[kind.targets] if isinstance(kind.targets, str) else kind.targets
+    sizes = _Sizes(targets)
     unknown = set(tensors)
     for prefix, part in kind.parts.items():
         unknown -= _check_part(prefix, part, tensors, header, sizes)
@@ -413,23 +416,46 @@ def written_by(header: Mapping[str, Any]) -> str:
     return f"It was written by rigidities {library}: pip install 'rigidities>={library}'."
 
 
-def _check_header(
+def _check_header(kind: Kind, header: Mapping[str, Any]) -> None:
+    """Compare the header with the table: its own entries, then the object of each part."""
+    types: dict[str, Any] = {**_COMMON, **kind.header}
+    for prefix, part in kind.parts.items():
+        if part.header is None:
+            continue
+        if part.needed:
+            types[prefix] = dict
+        else:
+            types[f"{prefix}?"] = dict | None
+    _check_section("", header, types, header)
+    for prefix, part in kind.parts.items():
+        if part.header is not None and header.get(prefix) is not None:
+            _check_section(f"{prefix}.", header[prefix], part.header, header)
+
+
+def _check_section(
     prefix: str, section: Mapping[str, Any], types: Mapping[str, Any], header: Mapping[str, Any]
 ) -> None:
-    """Hold one object of the header against the types of its entries."""
+    """Compare one object of the header with the types of its entries.
+
+    Args:
+        prefix: What messages put before the names of entries.
+        section: The object.
+        types: The types of its entries by name, as in the table.
+        header: The whole header, for messages.
+    """
     if "*" in types:
         return
-    for name, expected in types.items():
-        plain = name.removesuffix("?")
-        if plain not in section:
-            if not name.endswith("?"):
-                raise ValueError(f"its header lacks {prefix + plain!r} ({_type_name(expected)}).")
-        elif not _is_of_type(section[plain], expected):
+    for entry, expected in types.items():
+        name = entry.removesuffix("?")
+        if name not in section:
+            if not entry.endswith("?"):
+                raise ValueError(f"its header lacks {prefix + name!r} ({_type_name(expected)}).")
+        elif not _is_of_type(section[name], expected):
             raise ValueError(
-                f"{prefix + plain!r} of its header must be {_type_name(expected)}, got "
-                f"{section[plain]!r:.40}."
+                f"{prefix + name!r} of its header must be {_type_name(expected)}, got "
+                f"{section[name]!r:.40}."
             )
-    unknown = set(section) - {name.removesuffix("?") for name in types}
+    unknown = set(section) - {entry.removesuffix("?") for entry in types}
     if unknown:
         raise ValueError(
             f"its header holds {prefix + min(unknown)!r}, which this version does not know. "
@@ -460,33 +486,48 @@ def _check_part(
     header: Mapping[str, Any],
     sizes: _Sizes,
 ) -> set[str]:
-    """Hold the tensors of one part against the table; their names."""
-    met: set[str] = set()
-    absent: list[str] = []  # entries that the part needs and has not
+    """Compare the tensors of one part with the table.
+
+    Args:
+        prefix: The part's name.
+        part: The part's table.
+        tensors: All tensors of the file.
+        header: The file's header.
+        sizes: Lengths of dimensions that other tensors have told; new ones are added.
+
+    Returns:
+        The names of the part's tensors.
+    """
+    part_names: set[str] = set()
+    missing: list[str] = []  # entries that the part needs and does not have
     for entry, array in part.tensors.items():
-        names = _named(prefix, entry, tensors)
+        names = _names_of_entry(prefix, entry, tensors)
         for name in names:
             if not array.allows(tensors[name]):
-                got = _dtype(tensors[name])
-                raise ValueError(f"the tensor {name!r} must be {array.dtype}, got {got}.")
+                dtype = _dtype_name(tensors[name])
+                raise ValueError(f"the tensor {name!r} must be {array.dtype}, got {dtype}.")
             sizes.agree(name, array.shape, tuple(tensors[name].shape))
         if "|" in entry and len(names) > 1:
             raise ValueError(f"it must hold one of {entry!r} in {prefix!r}, got {names}.")
-        if not names and not entry.endswith("?") and "*" not in entry:
-            absent.append(f"{prefix}.{entry} ({array.dtype}, {_listed(array.shape.split())})")
-        met.update(names)
+        optional = entry.endswith("?") or "*" in entry
+        if not names and not optional:
+            shape = _in_brackets(array.shape.split())
+            missing.append(f"{prefix}.{entry} ({array.dtype}, {shape})")
+        part_names.update(names)
     if part.header is None:
-        there = part.needed or bool(met)
+        present = part.needed or bool(part_names)
     else:
-        there = header.get(prefix) is not None
-        if met and not there:
-            raise ValueError(f"it holds a tensor {min(met)!r}, but its header has no {prefix!r}.")
-    if there and absent:
-        raise ValueError(f"it lacks the tensor {absent[0]}.")
-    return met
+        present = header.get(prefix) is not None
+        if part_names and not present:
+            raise ValueError(
+                f"it holds a tensor {min(part_names)!r}, but its header has no {prefix!r}."
+            )
+    if present and missing:
+        raise ValueError(f"it lacks the tensor {missing[0]}.")
+    return part_names
 
 
-def _named(prefix: str, entry: str, tensors: Mapping[str, Tensor]) -> list[str]:
+def _names_of_entry(prefix: str, entry: str, tensors: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that an entry of a part's table stands for."""
     start = f"{prefix}." if prefix else ""
     if "*" in entry:
@@ -499,62 +540,78 @@ def _check_finite(kind: Kind, tensors: Mapping[str, Tensor]) -> None:
     """Refuse NaN and infinity where the table does not allow them."""
     for prefix, part in kind.parts.items():
         for entry, array in part.tensors.items():
-            for name in _named(prefix, entry, tensors):
+            for name in _names_of_entry(prefix, entry, tensors):
                 if array.finite and not bool(tensors[name].isfinite().all()):
                     raise ValueError(f"the tensor {name!r} must be finite, got NaN or infinity.")
 
 
 class _Sizes:
-    """Lengths of the words in shapes, as the tensors of one file tell them one after the other."""
+    """Lengths of the words in shapes, as the tensors of one file tell them one after the other.
+
+    Args:
+        targets: The length of K; None where the first tensor with a K tells it.
+    """
 
     def __init__(self, targets: int | None) -> None:
-        self._lengths = {} if targets is None else {"K": targets}
-        self._per_target: dict[str, bool] = {}  # whether the words of PER_TARGET are there
+        self._lengths: dict[str, int] = {}
+        if targets is not None:
+            self._lengths["K"] = targets
+        # Whether the dimensions with a word of PER_TARGET are there.
+        self._per_target: dict[str, bool] = {}
 
     def agree(self, name: str, words: str, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor of another shape than its words say; learn the lengths of new ones."""
+        """Refuse a tensor of another shape than its words say; learn the lengths of new words.
+
+        Args:
+            name: The tensor's name, for the message.
+            words: The shape's words, as in the table.
+            shape: The tensor's shape.
+        """
         if words == "...":
             return
-        whole = words.split()
+        all_words = words.split()
         expected = []
-        for word in whole:
+        for word in all_words:
             if word not in PER_TARGET:
                 expected.append(word)
-            elif self._per_target.setdefault(word, len(shape) == len(whole)):
+            elif self._per_target.setdefault(word, len(shape) == len(all_words)):
                 expected.append("K")
         fits = len(shape) == len(expected) and all(map(self._fits, expected, shape))
         if not fits:
             lengths = [str(self._length(word, word)) for word in expected]
             raise ValueError(
-                f"the tensor {name!r} must have the shape {_listed(expected)} = "
-                f"{_listed(lengths)}, got {shape}."
+                f"the tensor {name!r} must have the shape {_in_brackets(expected)} = "
+                f"{_in_brackets(lengths)}, got {shape}."
             )
 
     def _fits(self, word: str, length: int) -> bool:
         """Whether a dimension has the length that its word says, as far as that is known."""
-        letter, offset = _split(word)
+        letter, offset = _letter_and_offset(word)
         if letter not in ("", "_"):
             self._lengths.setdefault(letter, length - offset)
         return word == "_" or self._length(word, None) == length
 
     def _length(self, word: str, unknown: Any) -> Any:
         """The length of a word; `unknown` where no tensor has told it yet."""
-        letter, offset = _split(word)
+        letter, offset = _letter_and_offset(word)
         if not letter:
             return offset
-        return self._lengths[letter] + offset if letter in self._lengths else unknown
+        if letter not in self._lengths:
+            return unknown
+        return self._lengths[letter] + offset
 
 
-def _split(word: str) -> tuple[str, int]:
+def _letter_and_offset(word: str) -> tuple[str, int]:
     """A word's letter and what is added to it: "F+3" is ("F", 3), and "5" is ("", 5)."""
     letter, offset = re.fullmatch(r"([A-Z_]?)([+-]?\d*)", word).groups()  # type: ignore[union-attr]
     return letter, int(offset or 0)
 
 
-def _listed(words: list[str]) -> str:
-    """Like a shape: "(D, K)"."""
+def _in_brackets(words: list[str]) -> str:
+    """Words like a shape: "(D, K)"."""
     return f"({', '.join(words)})"
 
 
-def _dtype(tensor: Tensor) -> str:
+def _dtype_name(tensor: Tensor) -> str:
+    """Such as "float64"."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -1,4 +1,10 @@
-"""Which input of a model to differentiate by, and how to put another tensor in its place."""
+"""Which input of a model to differentiate by, and how to put another tensor in its place.
+
+A `Slot` names one tensor of a batch: by position or keyword of the model's inputs, or, where a
+user's `forward` takes the batch whole, by position, key or attribute of the batch. `get` reads that
+tensor, and `put` gives the model's inputs with another one there. `RowShare` hands out a tensor
+that goes with the rows of an input, batch by batch.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +24,15 @@ Members = dict[str | int | None, Any]
 
 
 class Caller(Protocol):
-    """What calls a model, such as a tap: how, and what the model calls its positional inputs."""
+    """What calls a model, such as a tap."""
 
     @property
     def source(self) -> Source:
-        """The user's own functions."""
+        """How the model is called: the user's own functions."""
 
     @property
     def input_names(self) -> Sequence[str]:
-        """Of the positional inputs."""
+        """What the model calls its positional inputs."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +40,9 @@ class Slot:
     """Where an input tensor stands in a batch.
 
     Attributes:
-        key: position or keyword of the model's inputs; with `whole`, position, key or attribute
+        key: Position or keyword of the model's inputs; with `whole`, position, key or attribute
             of the batch that a user's `forward` takes (None: the batch itself).
-        whole: whether the model's one input is the batch as a whole.
+        whole: Whether the model's one input is the batch as a whole.
     """
 
     key: str | int | None
@@ -44,64 +50,81 @@ class Slot:
 
     @classmethod
     def find(cls, batch: Batch, wrt: InputName | Slot, tap: Caller) -> Slot:
-        """The slot of a position or a name; without one that of the only floating-point input."""
+        """The slot of an input.
+
+        Args:
+            batch: A batch of the data.
+            wrt: The input's position or name; None for the only floating-point input.
+            tap: What calls the model.
+
+        Raises:
+            ValueError: There is no such input, it is not a floating-point tensor, or there are
+                several to choose from.
+        """
         if isinstance(wrt, Slot):
             return wrt
         whole = tap.source.forward is not None
-        known = _known(batch, whole=whole)
-        real = [key for key, value in known.items() if _is_real(value)]
-        listed = ", ".join(map(repr, real)) or "none is a floating-point tensor"
-        if wrt is None and len(real) != 1:
-            raise ValueError(f"Which input to differentiate by? Name it with wrt=: {listed}.")
+        candidates = _candidates(batch, whole=whole)
+        real = [key for key, value in candidates.items() if _is_real(value)]
+        choices = ", ".join(map(repr, real)) or "none is a floating-point tensor"
         if wrt is None:
+            if len(real) != 1:
+                raise ValueError(f"Which input to differentiate by? Name it with wrt=: {choices}.")
             return cls(real[0], whole)
         if not whole and isinstance(wrt, str) and wrt not in batch.kwargs:
+            # The name of a positional input, as the model's `forward` has it.
             names = tap.input_names[: len(batch.args)]
-            wrt = names.index(wrt) if wrt in names else wrt
-        if wrt not in known:
-            raise ValueError(f"There is no input {wrt!r}. Those there are: {listed}.")
-        if not _is_real(known[wrt]):
+            if wrt in names:
+                wrt = names.index(wrt)
+        if wrt not in candidates:
+            raise ValueError(f"There is no input {wrt!r}. Those there are: {choices}.")
+        if not _is_real(candidates[wrt]):
             raise ValueError(
                 f"The input {wrt!r} is not a floating-point tensor, so there is no derivative by "
-                f"it. Those that are: {listed}."
+                f"it. Those that are: {choices}."
             )
         return cls(wrt, whole)
 
     def get(self, batch: Batch) -> Tensor:
-        """The tensor."""
-        value = _known(batch, whole=self.whole)[self.key]
+        """The tensor in this slot."""
+        value = _candidates(batch, whole=self.whole)[self.key]
         assert isinstance(value, Tensor)
         return value
 
     def put(self, batch: Batch, tensor: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The model's inputs with another tensor in this slot."""
+        """The model's inputs, positional and by keyword, with another tensor in this slot."""
         if self.whole:
-            return (_replaced(batch.args[0], self.key, tensor),), batch.kwargs
+            return (_with_member(batch.args[0], self.key, tensor),), batch.kwargs
         if self.key in batch.kwargs:
             return batch.args, {**batch.kwargs, str(self.key): tensor}
-        return _replaced(batch.args, self.key, tensor), batch.kwargs
+        return _with_member(batch.args, self.key, tensor), batch.kwargs
 
 
-def _known(batch: Batch, *, whole: bool) -> Members:
-    known = _members(batch.args[0] if whole else batch.args)
-    known.update({} if whole else batch.kwargs)
-    return known
+def _candidates(batch: Batch, *, whole: bool) -> Members:
+    """Everything that a slot of the batch may name, by position, key or attribute."""
+    if whole:
+        return _members(batch.args[0])
+    candidates = _members(batch.args)
+    candidates.update(batch.kwargs)
+    return candidates
 
 
 def _members(raw: Any) -> Members:
-    """The parts of a batch that hold tensors, by key, position or attribute."""
+    """The members of a batch, by key, position or attribute; a tensor is its own only member."""
     if isinstance(raw, Tensor):
         return {None: raw}
     if isinstance(raw, Mapping) or (hasattr(raw, "keys") and hasattr(raw, "__getitem__")):
         keys = raw.keys() if callable(raw.keys) else raw.keys
         return {key: raw[key] for key in keys}
     if isinstance(raw, (tuple, list)):
-        named = dict(zip(getattr(raw, "_fields", ()), raw, strict=False))
-        return {**dict(enumerate(raw)), **named}
+        members: Members = dict(enumerate(raw))
+        members.update(zip(getattr(raw, "_fields", ()), raw, strict=False))
+        return members
     return dict(vars(raw)) if hasattr(raw, "__dict__") else {}
 
 
-def _replaced(raw: Any, key: Any, tensor: Tensor) -> Any:
+def _with_member(raw: Any, key: Any, tensor: Tensor) -> Any:
+    """A copy of a batch with another tensor as the member of a key."""
     if isinstance(raw, Tensor):
         return tensor
     if isinstance(raw, Mapping):
@@ -109,8 +132,11 @@ def _replaced(raw: Any, key: Any, tensor: Tensor) -> Any:
     if isinstance(raw, tuple) and isinstance(key, str):
         return raw._replace(**{key: tensor})  # type: ignore[attr-defined]
     if isinstance(raw, (tuple, list)):
-        parts = [tensor if i == key else part for i, part in enumerate(raw)]
-        return type(raw)(*parts) if hasattr(raw, "_fields") else type(raw)(parts)
+        members = list(raw)
+        members[key] = tensor
+        if hasattr(raw, "_fields"):  # a named tuple
+            return type(raw)(*members)
+        return type(raw)(members)
     if dataclasses.is_dataclass(raw) and not isinstance(raw, type):
         return dataclasses.replace(raw, **{key: tensor})
     twin = copy.copy(raw)
@@ -119,6 +145,7 @@ def _replaced(raw: Any, key: Any, tensor: Tensor) -> Any:
 
 
 def _is_real(value: Any) -> bool:
+    """Whether a value is a floating-point tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
@@ -126,20 +153,23 @@ class RowShare:
     """A tensor with one row per row of an input, handed out batch by batch.
 
     Args:
-        values: shaped like all inputs together, or to be used for every batch as it is.
-        split: whether it has one row per input row.
-        name: for the message.
+        values: One row per row of all inputs together, or what every batch uses as it is.
+        split: Whether it has one row per input row.
+        name: What messages call it.
     """
 
     def __init__(self, values: Tensor, *, split: bool, name: str) -> None:
-        self.values, self.split, self.name, self._taken = values, split, name, 0
+        self.values = values
+        self.split = split
+        self.name = name
+        self._used = 0
 
     def next(self, rows: int) -> Tensor:
-        """The share of the next batch."""
+        """The share of the next batch, which has so many rows."""
         if not self.split:
             return self.values
-        share = self.values[self._taken : self._taken + rows]
-        self._taken += rows
+        share = self.values[self._used : self._used + rows]
+        self._used += rows
         if len(share) < rows:
             raise ValueError(
                 f"{self.name} has {len(self.values)} rows, fewer than the inputs have. Give one "
@@ -149,5 +179,6 @@ class RowShare:
 
     def check_used_up(self) -> None:
         """Refuse rows that are left over after the last batch."""
-        if self.split and self._taken < (rows := len(self.values)):
-            raise ValueError(f"{self.name} has {rows} rows for {self._taken} rows of the input.")
+        rows = len(self.values) if self.split else 0
+        if self._used < rows:
+            raise ValueError(f"{self.name} has {rows} rows for {self._used} rows of the input.")

@@ -1,4 +1,10 @@
-"""Files: safetensors with a JSON header and a checksum, written atomically, read without code."""
+"""Files: safetensors with a JSON header and a checksum, written atomically, read without code.
+
+A `Snapshot` is what goes into a file or a state dict: tensors by name, and a header of what JSON
+can hold. Writing checks it against the table in `schema`, adds the versions of format and library
+and a checksum over everything, writes a temporary file, and lets that take the target's place.
+Reading goes the same way back, and refuses what is damaged, foreign or newer.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +34,17 @@ from . import schema
 FORMAT = 1
 """Version of the layout below; a file with a larger one is refused."""
 
-_KEY, _CHECKSUM, UNFINISHED = "rigidities", "checksum", "checkpoint"
-_HOST = f"{zlib.crc32(platform.node().encode()):08x}"
-"""This machine: on a shared file system another's processes cannot be asked after."""
+UNFINISHED = "checkpoint"
+"""The header's entry of a fit that was interrupted, and what such a file is said to hold."""
 
-_LEFT_OVER = 3600.0
-"""Seconds after which a temporary counts as left behind, whoever wrote it."""
+_HEADER_KEY = "rigidities"
+_CHECKSUM_KEY = "checksum"
+
+_HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+"""This machine: on a shared file system nobody can ask whether another machine's processes live."""
+
+_STALE_AFTER = 3600.0
+"""Seconds after which a temporary file counts as left behind, whoever wrote it."""
 
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 """What bytes that are no file or no header may raise (RecursionError is a RuntimeError)."""
@@ -45,10 +56,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state for files and state dicts: tensors, and a header of anything that JSON can hold.
+    """A state for files and state dicts.
 
-    The header's "kind" says which table of `schema` they obey. A file holds the tensors on the CPU
-    in their own dtype. Errors call the snapshot by its source.
+    Attributes:
+        tensors: The tensors by name. A file holds them on the CPU, in their own dtype.
+        header: Anything that JSON can hold. Its "kind" says which table of `schema` applies.
+        source: What errors call the snapshot.
     """
 
     tensors: dict[str, Tensor]
@@ -56,41 +69,56 @@ class Snapshot:
     source: str = "The snapshot"
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Into a file, so that a crash leaves either the old one or the new one.
+        """Write a file, so that a crash leaves either the old one or the new one.
 
         The file keeps its permissions, and a link its place: what it points to is replaced.
 
         Raises:
-            ValueError: the contents are not what `schema` says, so that nobody could read them.
+            ValueError: The contents are not what `schema` says, so that nobody could read them.
         """
-        text = self._text()
+        text = self._header_text()
         try:
-            schema.check(self.tensors, json.loads(text), finite=False)  # as it would be read
+            # The header as it would be read, after JSON.
+            schema.check(self.tensors, json.loads(text), finite=False)
         except ValueError as error:
             raise ValueError(f"{path} is not written, for nobody could read it: {error}") from error
         target = Path(os.path.realpath(path))
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        metadata = {_KEY: text, _CHECKSUM: _checksum(text, plain)}
-        write_over(target, *_in_order(save(plain, metadata=metadata)))
+        metadata = {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, plain)}
+        file_header, file_tensors = _with_sorted_metadata(save(plain, metadata=metadata))
+        write_over(target, file_header, file_tensors)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
-        """From a file of the kind `holds`; refuses what `read` does, and other kinds."""
+        """Read a file of a kind.
+
+        Args:
+            path: The file.
+            holds: The kind that it must be of, or `UNFINISHED`.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: It is damaged, foreign, newer than this version, or of another kind.
+        """
         tensors, header = read(path)
         return cls(tensors, header, str(path))._of_kind(holds, finite=False)
 
     def state(self) -> dict[str, Any]:
-        """As plain values and tensors, which `torch.load(weights_only=True)` accepts."""
-        return {"tensors": self.tensors, "header": self._text()}
+        """Plain values and tensors, which `torch.load(weights_only=True)` accepts."""
+        return {"tensors": self.tensors, "header": self._header_text()}
 
     @classmethod
     def from_state(cls, state: Any, holds: str) -> Snapshot:
-        """The snapshot of the kind `holds` that `state` came from.
+        """The snapshot that a `state` came from.
 
-        A state dict has no checksum, so that its numbers are looked at too.
+        A state dict has no checksum, so its numbers are checked too.
+
+        Args:
+            state: What `state` gave.
+            holds: The kind that it must be of.
 
         Raises:
-            ValueError: it came from none, of that kind and this version.
+            ValueError: It did not come from a snapshot of that kind and this version.
         """
         source = f"The state dict's {holds}"
         if not isinstance(state, dict) or set(state) != {"tensors", "header"}:
@@ -103,12 +131,12 @@ class Snapshot:
             isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
         ):
             raise ValueError(f"{source} is damaged: expected tensors by their names. {_AGAIN}")
-        snapshot = cls(tensors, _header(state["header"], source), source)
-        return snapshot._of_kind(holds, finite=True)
+        header = _parsed_header(state["header"], source)
+        return cls(tensors, header, source)._of_kind(holds, finite=True)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Errors with the contents name the source.
+        """A context in which errors with the contents name the source.
 
         No code of the user's may run inside: its errors would be taken for those of the contents.
         """
@@ -118,22 +146,33 @@ class Snapshot:
             written_by = schema.written_by(self.header)
             raise ValueError(f"{self.source}: {error} {written_by}") from error
 
-    def part(self, name: str, made: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
-        """A part made of the header and the tensors under its name; None where there is none."""
+    def part(self, name: str, make: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
+        """An object made of one part of the snapshot; None where there is no such part.
+
+        Args:
+            name: The part's name in the header, and the prefix of its tensors.
+            make: Gets the header's entry and the part's tensors.
+        """
         if self.header.get(name) is None:
             return None
-        return made(self.header[name], unprefixed(name, self.tensors))
+        return make(self.header[name], unprefixed(name, self.tensors))
 
     def to(self, device: torch.device) -> Snapshot:
         """The same with its tensors on another device."""
-        return replace(self, tensors={name: t.to(device) for name, t in self.tensors.items()})
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return replace(self, tensors=tensors)
 
-    def _text(self) -> str:
+    def _header_text(self) -> str:
         """The header as JSON, with the versions of the format and of the library."""
         return json.dumps({"format": FORMAT, "library": __version__, **self.header})
 
     def _of_kind(self, holds: str, *, finite: bool) -> Snapshot:
-        """This snapshot, which must be of a kind and hold what the kind's table says."""
+        """This snapshot, after a check of its kind and contents.
+
+        Args:
+            holds: The kind that it must be of, or `UNFINISHED`.
+            finite: Whether to look for NaN and infinity too.
+        """
         unfinished = self.header.get(UNFINISHED) is not None
         if unfinished and holds != UNFINISHED:
             raise ValueError(
@@ -156,8 +195,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     """Tensors (on the CPU) and header of a file.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated or damaged, foreign, or written by a newer version.
+        FileNotFoundError: There is no such file.
+        ValueError: The file is truncated, damaged, foreign, or written by a newer version.
     """
     path = Path(path)
     if not path.is_file():
@@ -165,19 +204,19 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # copies: the file's own memory would follow whoever writes into it
+            # Copies: a tensor in the file's own memory would change with the file.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, *_UNREADABLE) as error:
         raise ValueError(
             f"{path} is truncated, damaged or not a safetensors file ({error}). {_AGAIN}"
         ) from error
-    if _KEY not in metadata:
+    if _HEADER_KEY not in metadata:
         raise ValueError(
             f"{path} is a safetensors file, but not one of rigidities (its header says nothing of "
             "it). Expected one written by save() of this library."
         )
-    header = _header(metadata[_KEY], str(path))
-    if metadata.get(_CHECKSUM) != _checksum(metadata[_KEY], tensors):
+    header = _parsed_header(metadata[_HEADER_KEY], str(path))
+    if metadata.get(_CHECKSUM_KEY) != _checksum(metadata[_HEADER_KEY], tensors):
         raise ValueError(
             f"{path} is damaged: its contents do not fit its checksum. Save it again from the "
             "fitted object, or fetch it anew."
@@ -185,11 +224,16 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     return tensors, header
 
 
-def _header(text: Any, source: str) -> dict[str, Any]:
-    """The header of a file or a state dict; refused where this version cannot read it."""
+def _parsed_header(text: Any, source: str) -> dict[str, Any]:
+    """The header of a file or a state dict.
+
+    Raises:
+        ValueError: The text is no header, or this version cannot read it.
+    """
     try:
         header: dict[str, Any] = json.loads(text)
-        version = header["format"] = int(header["format"])
+        version = int(header["format"])
+        header["format"] = version
     except _UNREADABLE as error:
         raise ValueError(f"{source} is damaged: its header is none ({error}). {_AGAIN}") from error
     if version > FORMAT:
@@ -209,7 +253,7 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _in_order(content: bytes) -> tuple[bytes, memoryview]:
+def _with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
     """Header and tensors of a safetensors file, with the metadata sorted by name.
 
     The package writes metadata in another order each time, and files of one object shall be equal
@@ -225,20 +269,29 @@ def _in_order(content: bytes) -> tuple[bytes, memoryview]:
 
 
 def write_over(target: Path, *content: bytes | memoryview) -> None:
-    """Write beside the target, then take its place, with its rights or those the umask leaves."""
-    own = _swept(target)
-    kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-    temporary = target.with_name(f"{own}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    """Write a temporary file beside the target, then let it take the target's place.
+
+    The target keeps its permissions; a new file gets those that the umask leaves.
+
+    Args:
+        target: The file to write.
+        content: What to write, one piece after the other.
+    """
+    _remove_left_over(target)
+    permissions = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+    unique = f"{_HOST}-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = target.with_name(f"{_temporary_prefix(target)}{unique}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    handle = os.open(temporary, flags, 0o666 if kept is None else 0o600)  # less the umask
+    # A new file: 0666 less the umask. Over an old one: private until it has the old permissions.
+    handle = os.open(temporary, flags, 0o666 if permissions is None else 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
-            for part in content:
-                file.write(part)
+            for piece in content:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        if kept is not None:
-            os.chmod(temporary, kept)
+        if permissions is not None:
+            os.chmod(temporary, permissions)
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -248,38 +301,58 @@ def write_over(target: Path, *content: bytes | memoryview) -> None:
 def remove(path: Path) -> None:
     """Remove a file that nobody writes any more, and what killed writers left behind."""
     target = Path(os.path.realpath(path))
-    _swept(target, asked=False)  # the killed may have had the number of a process that lives
+    # A process that lives may have got the number of the one that was killed.
+    _remove_left_over(target, spare_living=False)
     target.unlink(missing_ok=True)
 
 
-def _swept(target: Path, *, asked: bool = True) -> str:
-    """Remove a file's temporaries that killed writers left behind; how their names begin."""
-    begin = f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}."  # names may be long
-    own = re.escape(begin) + r"([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.tmp"
+def _temporary_prefix(target: Path) -> str:
+    """How the names of a file's temporaries begin; a hash, since the file's name may be long."""
+    digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()
+    return f".{digest[:16]}."
+
+
+def _remove_left_over(target: Path, *, spare_living: bool = True) -> None:
+    """Remove a file's temporaries that killed writers left behind.
+
+    Args:
+        target: The file.
+        spare_living: Whether temporaries of this machine's living processes stay.
+    """
+    pattern = re.escape(_temporary_prefix(target)) + r"([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.tmp"
     with contextlib.suppress(OSError):  # not worth a failed save
         for path in list(target.parent.iterdir()):
-            if found := re.fullmatch(own, path.name):
-                dead = found[1] == _HOST and not (asked and _alive(int(found[2])))
-                if dead or time.time() - path.stat().st_mtime > _LEFT_OVER:
-                    path.unlink(missing_ok=True)
-    return begin
+            match = re.fullmatch(pattern, path.name)
+            if match is None:
+                continue
+            host = match[1]
+            process = int(match[2])
+            abandoned = host == _HOST and not (spare_living and _is_alive(process))
+            if abandoned or time.time() - path.stat().st_mtime > _STALE_AFTER:
+                path.unlink(missing_ok=True)
 
 
-def _alive(process: int) -> bool:
+def _is_alive(process: int) -> bool:
+    """Whether a process of this machine lives; taken to be so where nobody can tell."""
     try:
-        if os.name == "posix":  # elsewhere the same call ends a process
+        if os.name == "posix":  # on other systems the same call ends the process
             os.kill(process, 0)
     except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # another user's lives
+        # Any other error, such as a lack of permission, comes from a process that lives.
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names with a prefix, as `unprefixed` undoes."""
+    """The same tensors with a prefix before their names, as `unprefixed` undoes."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def unprefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose name starts with the prefix, without it."""
     start = f"{prefix}."
-    return {k[len(start) :]: v for k, v in tensors.items() if k.startswith(start)}
+    return {
+        name.removeprefix(start): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(start)
+    }

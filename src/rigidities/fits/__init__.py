@@ -33,3 +33,7 @@ __all__ = [
     "linear",
     "polyfit",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

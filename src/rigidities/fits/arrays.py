@@ -1,4 +1,8 @@
-"""Arrays of any library -> float64 tensors on the CPU, checked."""
+"""Arrays of any library as checked float64 tensors on the CPU.
+
+Every number that a user hands to `fits` or `closed_forms` passes through `float64` or `column`,
+which name the argument in their errors.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,14 @@ def float64(values: Values, name: str, dims: int | None = None) -> Tensor:
     """A finite float64 copy on the CPU of an array of any library.
 
     Args:
-        values: a torch tensor, a NumPy array, a data frame, a (nested) list, or any array that
+        values: A torch tensor, a NumPy array, a data frame, a (nested) list, or any array that
             speaks DLPack, such as JAX's.
-        name: what errors call it.
-        dims: how many dimensions it must have; any number if None.
+        name: What errors call it.
+        dims: How many dimensions it must have; any number if None.
+
+    Raises:
+        TypeError: The values are complex.
+        ValueError: The values are none, not finite, or have another number of dimensions.
 
     Examples:
         >>> float64([[1, 2], [3, 4]], "jacobian", 2)
@@ -29,9 +37,9 @@ def float64(values: Values, name: str, dims: int | None = None) -> Tensor:
         raise TypeError(f"Expected {name} to be real, got {tensor.dtype}. Pass real and imag rows.")
     tensor = tensor.to("cpu", torch.float64, copy=True)
     if dims is not None and tensor.ndim != dims:
+        dimensions = "1 dimension" if dims == 1 else f"{dims} dimensions"
         raise ValueError(
-            f"Expected {name} with {dims} dimension{'s' * (dims > 1)}, got shape "
-            f"{tuple(tensor.shape)}. Reshape it."
+            f"Expected {name} with {dimensions}, got shape {tuple(tensor.shape)}. Reshape it."
         )
     if not tensor.numel():
         raise ValueError(f"Expected values in {name}, got shape {tuple(tensor.shape)}.")

@@ -6,7 +6,9 @@ $$ q(g) = g^\top (J^\top W J + \Sigma)^{-1} g, \qquad R = 1/q, \qquad \sigma^2(g
    \qquad s^2 = \frac{\sum_i w_i r_i^2}{n - \mathrm{tr} H} $$
 
 where $\mathrm{tr} H = \sum_i w_i q(g_i)$ is the number of parameters when nothing is penalised.
-`sources` builds it from a Jacobian or from a covariance.
+
+`FitRigidity` stores a root of the inverse, and a model that maps new inputs to predictions and rows
+g where the fit has one. `sources` builds it from a Jacobian or from a covariance.
 """
 
 from __future__ import annotations
@@ -26,33 +28,48 @@ from ..prediction.derived import Derived, correlation
 from ..prediction.prediction import Prediction
 from .arrays import Values, as_tensor, column, float64
 
+__all__ = ["FitRigidity"]
+
 Model = Callable[[Any], tuple[Tensor, Tensor]]
 """x -> predictions (M,) and their derivatives by the parameters (M, P)."""
 
 
-def linear_model(rows: Callable[[Any], Tensor], w: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """rows(x) @ w, and the rows: `partial(linear_model, rows, w)` is a linear fit's model."""
-    found = rows(x)
-    return found @ w, found
+@dataclass(frozen=True)
+class LinearModel:
+    """The model of a linear fit: rows(x) @ parameters, with the rows as derivatives.
+
+    Attributes:
+        rows: x -> design matrix (M, P).
+        parameters: (P,).
+    """
+
+    rows: Callable[[Any], Tensor]
+    parameters: Tensor
+
+    def __call__(self, x: Any) -> tuple[Tensor, Tensor]:
+        """Predictions (M,) and their derivatives (M, P)."""
+        rows = self.rows(x)
+        return rows @ self.parameters, rows
 
 
 @dataclass(frozen=True)
 class FitRigidity:
     r"""Error bars of a fit. Tensors come out in float64 on the CPU (`numpy.asarray` takes them).
 
-    Methods take x as the fitted function does, and of a fit without one (`from_jacobian`,
-    `from_covariance`) the predictions' derivatives by the parameters, (..., P).
+    Methods take x as the fitted function does. A fit without a function (`from_jacobian`,
+    `from_covariance`) takes the predictions' derivatives by the parameters instead, (..., P).
 
     Attributes:
-        root: (P, R), whose Gram is $(J^\top W J + \Sigma)^{-1}$.
-        scale: the residual standard deviation s.
+        root: (P, R), a matrix C with $C C^\top = (J^\top W J + \Sigma)^{-1}$.
+        scale: The residual standard deviation s.
         parameters: (P,) the fitted values, or None where they were not given.
-        noise: residual variance $s^2$ of an observation of weight one; None where unknown.
-        sigma: of all observations, in units of s: 1 without weights; None where they differ.
-        degrees_of_freedom: of $s^2$, n minus the (effective) number of parameters; infinite where
-            s was given rather than estimated.
-        fixed: parameters that sit at a bound and are held there: no uncertainty.
-        model: x -> predictions and their derivatives by the parameters.
+        noise: Residual variance $s^2$ of an observation of weight one; None where unknown.
+        sigma: Standard deviation of every observation in units of s: 1 without weights; None where
+            observations differ.
+        degrees_of_freedom: Those of $s^2$, n minus the (effective) number of parameters; infinite
+            where s was given rather than estimated.
+        fixed: Parameters that sit at a bound and are held there, without uncertainty.
+        model: x -> predictions and their derivatives by the parameters; None where unknown.
 
     Examples:
         >>> from rigidities.fits import from_jacobian
@@ -79,11 +96,11 @@ class FitRigidity:
         return len(self.root)
 
     def variance(self, x: Any) -> Tensor:
-        r"""$s^2 q$ of predictions: the mean's, without noise."""
+        r"""$s^2 q$ of predictions: that of the mean, without noise."""
         return self.scale**2 * self._whitened(x).square().sum(-1)
 
     def std(self, x: Any) -> Tensor:
-        """Standard error of predictions: the mean's, without noise."""
+        """Standard error of predictions: that of the mean, without noise."""
         return self.variance(x).sqrt()
 
     def rigidity(self, x: Any) -> Tensor:
@@ -92,44 +109,47 @@ class FitRigidity:
 
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
         """Joint covariance of N predictions and M others, by default the same: (N, M)."""
-        given = [self._whitened(x) for x in (x1, x1 if x2 is None else x2)]
-        left, right = (one if one.ndim > 1 else one[None] for one in given)
+        left = self._whitened(x1)
+        right = self._whitened(x1 if x2 is None else x2)
+        if left.ndim == 1:  # one prediction
+            left = left[None]
+        if right.ndim == 1:
+            right = right[None]
         return self.scale**2 * left @ right.mT
 
     def propagate(self, fn: Callable[[Any], Any], x: Any = None) -> Derived:
-        """As `PredictionRigidity.propagate`: a function of predictions or, without x, parameters.
+        """Mean and standard deviation of a function of the predictions, or of the parameters.
 
-        fn takes a NumPy array, (M,) or (P,); where it refuses that, as torch's do, a tensor.
+        See `PredictionRigidity.propagate`.
+
+        Args:
+            fn: A function of a NumPy array, (M,) or (P,). Where it refuses that, as torch's
+                functions do, it gets a tensor.
+            x: Where to predict; None for a function of the parameters.
         """
-        point, root = self.parameters, self.root
-        if x is not None:
+        if x is None:
+            point = self.parameters
+            root = self.root
+        else:
             point, rows = self._modelled(x)
-            root = rows @ root
+            root = rows @ self.root
         if point is None:
             raise ValueError("This fit knows no parameters. Pass parameters= when building it.")
+        centre = point
 
-        def moved(step: Tensor) -> Any:
-            try:
-                found = fn((point + step).numpy())
-            except (AttributeError, TypeError) as first:
-                try:
-                    found = fn(point + step)
-                except Exception:
-                    raise first from None
-            with suppress(TypeError, ValueError):  # else the refusal is left to `Derived`
-                return None if found is None else as_tensor(found)
-            return found
+        def shifted(step: Tensor) -> Any:
+            return _called(fn, centre + step)
 
-        return Derived.by_differences(moved, self.scale * root.mT)
+        return Derived.by_differences(shifted, self.scale * root.mT)
 
     @property
     def parameter_covariance(self) -> Tensor:
-        """(P, P); zero for fixed parameters."""
+        """(P, P) covariance of the parameters; zero for fixed ones."""
         return self.scale**2 * self.root @ self.root.mT
 
     @property
     def parameter_correlation(self) -> Tensor:
-        """(P, P); a fixed parameter correlates with itself alone."""
+        """(P, P) correlations; a fixed parameter correlates with itself alone."""
         return correlation(self.parameter_covariance)
 
     @property
@@ -138,24 +158,34 @@ class FitRigidity:
         return self.scale * self.root.square().sum(1).sqrt()
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """n parameter vectors (n, P) about the fitted ones; about zero where those are unknown."""
+        """Draw n parameter vectors (n, P) about the fitted ones; about zero where unknown."""
         z = standard_normal((n, self.root.shape[1]), self.root.device, generator)
         draws: Tensor = self.scale * z @ self.root.mT
-        return draws if self.parameters is None else self.parameters + draws
+        if self.parameters is None:
+            return draws
+        return self.parameters + draws
 
     def predict(self, x: Any, *, noise: bool | Values = False) -> Prediction:
         r"""Predictions of the model at x with their error bars.
 
         Args:
-            x: what the fitted function takes.
+            x: Inputs, as the fitted function takes them.
             noise: False: the error bar is that of the fitted curve (confidence interval of the
                 mean). True: that of a new observation like those of the fit (prediction interval),
                 $s^2$ wider; refused where these have each a sigma or weight of their own. Values:
                 the variance of each new observation, $s^2 \sigma^2$ for a sigma in the fit's units.
+
+        Raises:
+            ValueError: The fit knows no model, or not the noise.
         """
         mean, rows = self._modelled(x)
-        q, added = (rows @ self.root).square().sum(-1), self._noise(noise, mean)
-        return Prediction(mean=mean, epistemic=self.scale**2 * q, noise=added, rigidity=1 / q)
+        q = (rows @ self.root).square().sum(-1)
+        return Prediction(
+            mean=mean,
+            epistemic=self.scale**2 * q,
+            noise=self._noise_variance(noise, mean),
+            rigidity=1 / q,
+        )
 
     def interval(
         self, x: Any, level: float = 0.9, *, noise: bool | Values = False
@@ -164,15 +194,22 @@ class FitRigidity:
 
         The interval of `predict(x)` is Gaussian: the same for many degrees of freedom, too narrow
         for few. Needs SciPy.
+
+        Args:
+            x: Inputs, as the fitted function takes them.
+            level: Probability that the interval covers.
+            noise: As in `predict`.
         """
         require_level(level, "An interval's")
         install = extra("experiments") + ", or take the Gaussian predict(x).interval(level)"
-        stdtrit = needed("scipy.special", install).stdtrit
+        student_quantile = needed("scipy.special", install).stdtrit
         prediction = self.predict(x, noise=noise)
-        half = float(stdtrit(self.degrees_of_freedom, (1 + level) / 2)) * prediction.std
-        return prediction.mean - half, prediction.mean + half
+        quantile = float(student_quantile(self.degrees_of_freedom, (1 + level) / 2))
+        half_width = quantile * prediction.std
+        return prediction.mean - half_width, prediction.mean + half_width
 
     def _modelled(self, x: Any) -> tuple[Tensor, Tensor]:
+        """Predictions and their derivatives; refused without a model."""
         if self.model is None:
             raise ValueError(
                 "This fit knows no model function. Pass Jacobian rows to variance(), or build the "
@@ -182,7 +219,10 @@ class FitRigidity:
 
     def _whitened(self, x: Any) -> Tensor:
         """Derivatives by independent standard coordinates of the parameters, (..., R)."""
-        rows = float64(x, "rows") if self.model is None else self.model(x)[1]
+        if self.model is None:
+            rows = float64(x, "rows")
+        else:
+            _, rows = self.model(x)
         if rows.ndim < 1 or rows.shape[-1] != self.width:
             raise ValueError(
                 f"Expected rows with one derivative for each of {self.width} parameters, "
@@ -190,27 +230,50 @@ class FitRigidity:
             )
         return rows @ self.root
 
-    def _noise(self, noise: bool | Values, mean: Tensor) -> Tensor:
-        given = as_tensor(noise)
-        if given.dtype == torch.bool and given.ndim == 0:
-            if not given:
+    def _noise_variance(self, noise: bool | Values, mean: Tensor) -> Tensor:
+        """Variances (M,) that the option `noise` of `predict` stands for."""
+        values = as_tensor(noise)
+        if values.dtype == torch.bool and values.ndim == 0:
+            if not values:
                 return torch.zeros_like(mean)
-            if self.noise is None:
-                raise ValueError(
-                    "The residual variance of this fit is unknown. Give the data (x, y), the "
-                    "residuals or (after a robust loss) scale= when building it, or pass "
-                    "noise=variances."
-                )
-            if self.sigma is None:
-                raise ValueError(
-                    "The sigma of a new observation is not known: those of this fit have each a "
-                    "sigma or weight of their own, or were not given. Pass noise=fit.noise * "
-                    "sigma_new**2, sigma_new in the units of theirs (1 / sqrt(weight)); fit.noise "
-                    "is 1 for an absolute sigma."
-                )
-            return torch.full_like(mean, self.noise * self.sigma**2)
-        one = given.numel() == 1
-        variances = float64(given, "noise") if one else column(given, "noise", len(mean))
+            return torch.full_like(mean, self._observation_variance())
+        if values.numel() == 1:
+            variances = float64(values, "noise")
+        else:
+            variances = column(values, "noise", len(mean))
         if bool((variances < 0).any()):
             raise ValueError("Expected variances as noise, got negative values.")
         return variances.reshape(-1).expand(mean.shape)
+
+    def _observation_variance(self) -> float:
+        """Variance of a new observation like those of the fit; refused where they differ."""
+        if self.noise is None:
+            raise ValueError(
+                "The residual variance of this fit is unknown. Give the data (x, y), the "
+                "residuals or (after a robust loss) scale= when building it, or pass "
+                "noise=variances."
+            )
+        if self.sigma is None:
+            raise ValueError(
+                "The sigma of a new observation is not known: those of this fit have each a "
+                "sigma or weight of their own, or were not given. Pass noise=fit.noise * "
+                "sigma_new**2, sigma_new in the units of theirs (1 / sqrt(weight)); fit.noise "
+                "is 1 for an absolute sigma."
+            )
+        return self.noise * self.sigma**2
+
+
+def _called(fn: Callable[[Any], Any], point: Tensor) -> Any:
+    """fn of a NumPy array or, where it refuses that, of a tensor; its result as a tensor."""
+    try:
+        result = fn(point.numpy())
+    except (AttributeError, TypeError) as refusal_of_array:
+        try:
+            result = fn(point)
+        except Exception:
+            raise refusal_of_array from None
+    if result is None:
+        return None
+    with suppress(TypeError, ValueError):
+        return as_tensor(result)
+    return result  # `Derived` refuses it

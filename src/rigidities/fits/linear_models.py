@@ -1,19 +1,25 @@
-r"""Linear fits, $\tilde y = x^\top w$ (+ intercept), by statsmodels, scikit-learn and NumPy."""
+r"""Linear fits, $\tilde y = x^\top w$ (+ intercept), by statsmodels, scikit-learn and NumPy.
+
+Each reader takes the parameters from the fitted object and the covariance from it (statsmodels,
+`BayesianRidge`) or from the training data (`from_jacobian`). Where the data are used they must be
+those of the fit: parameters that are not their minimum are refused.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .arrays import Values, as_tensor, column, float64
-from .fit_rigidity import FitRigidity, linear_model
-from .sources import from_covariance, from_jacobian, held, shared_sigma, weight_roots
+from .fit_rigidity import FitRigidity, LinearModel
+from .sources import from_covariance, from_jacobian, shared_sigma, weight_roots, with_fixed
+
+__all__ = ["linear", "polyfit"]
 
 
 def linear(
@@ -25,34 +31,41 @@ def linear(
 ) -> FitRigidity:
     r"""Error bars of a linear fit, recognised by what it offers.
 
-    - statsmodels OLS, WLS, GLS results: the covariance that the results report (a robust one too);
-      `predict(x).std` is `get_prediction(x).se_mean`, with `noise=fit.noise / weight` `se_obs` of
-      new weights; `noise=True` takes the weight that all rows share. x holds the design matrix's
-      columns, the constant among them. Others of its models, whose mean is no linear function
-      (Poisson, Logit, Probit), are refused.
-    - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: $\sigma^2 x^\top
-      (X^\top X + \alpha I)^{-1} x$ with the intercept as a column that is not penalised and
-      $\sigma^2$ from the residuals over n minus the effective number of parameters. With
-      $\alpha > 0$ it is the Bayesian variance (prior variance $\sigma^2 / \alpha$): the bias of
-      the penalised fit counts in it. Data that do not meet the fit's normal equations $X^\top W r
-      = \alpha w$ are refused. With `positive=True` coefficients at zero are held there, with a
-      warning: `FitRigidity.fixed` names them.
-    - scikit-learn `BayesianRidge`: its own posterior; `predict(x, noise=True).std` is its
-      `predict(x, return_std=True)`, which takes the intercept as known.
+    - statsmodels OLS, WLS, GLS results: the covariance is the one that the results report (a robust
+      one too). `predict(x).std` equals `get_prediction(x).se_mean`. With `noise=fit.noise / weight`
+      it equals `se_obs` for new weights; `noise=True` uses the weight that all rows share. x has
+      the columns of the design matrix, the constant among them. Models whose mean is no linear
+      function (Poisson, Logit, Probit) are refused.
+    - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: the variance is
+      $\sigma^2 x^\top (X^\top X + \alpha I)^{-1} x$. The intercept is a column that is not
+      penalised, and $\sigma^2$ comes from the residuals over n minus the effective number of
+      parameters. With $\alpha > 0$ it is the Bayesian variance (prior variance
+      $\sigma^2 / \alpha$), which includes the bias of the penalised fit. Data that do not meet the
+      fit's normal equations $X^\top W r = \alpha w$ are refused. With `positive=True` coefficients
+      at zero are held there, with a warning: `FitRigidity.fixed` names them.
+    - scikit-learn `BayesianRidge`: the covariance is that of its own posterior.
+      `predict(x, noise=True).std` equals its `predict(x, return_std=True)`, which takes the
+      intercept as known.
 
     Args:
-        results: the fitted object.
-        X: (N, P) and
-        y: (N,) the data that a scikit-learn `LinearRegression` or `Ridge` was fitted on.
-        sample_weight: (N,), if it was fitted with any.
+        results: The fitted object.
+        X: (N, P) inputs that a scikit-learn `LinearRegression` or `Ridge` was fitted on.
+        y: (N,) targets that it was fitted on.
+        sample_weight: (N,) weights, if it was fitted with any.
+
+    Raises:
+        TypeError: The object is no linear least-squares fit.
+        ValueError: It is not fitted, or the data are missing or not those of the fit.
     """
-    kinds = {kind.__name__ for kind in type(results).__mro__}
+    class_names = {kind.__name__ for kind in type(results).__mro__}
     if hasattr(results, "cov_params") and hasattr(getattr(results, "model", None), "exog"):
         return _from_statsmodels(results)
-    if "BayesianRidge" in kinds:
-        return _from_bayesian_ridge(_fitted(results))
-    if kinds & {"LinearRegression", "Ridge", "RidgeCV"}:
-        return _from_sklearn(_fitted(results), X, y, sample_weight)
+    if "BayesianRidge" in class_names:
+        _check_fitted(results)
+        return _from_bayesian_ridge(results)
+    if class_names & {"LinearRegression", "Ridge", "RidgeCV"}:
+        _check_fitted(results)
+        return _from_sklearn(results, X, y, sample_weight)
     raise TypeError(
         "Expected statsmodels results of OLS, WLS or GLS, or a fitted scikit-learn "
         f"LinearRegression, Ridge, RidgeCV or BayesianRidge, got {type(results).__name__}. For "
@@ -69,13 +82,16 @@ def polyfit(
     `cov="unscaled"`. Data that do not meet the fit's normal equations are refused.
 
     Args:
-        coefficients: as NumPy returned them, the highest power first; or a fitted series of
-            `numpy.polynomial` (`Polynomial`, `Chebyshev`, ...), with its domain and window and its
-            own order of coefficients.
+        coefficients: The coefficients as NumPy returned them, the highest power first; or a fitted
+            series of `numpy.polynomial` (`Polynomial`, `Chebyshev`, ...), with its domain and
+            window and its own order of coefficients.
         x: (N,) the fit's inputs.
         y: (N,) its targets.
         w: (N,) NumPy's weights, applied to the residuals: $1/\sigma_i$, not $1/\sigma_i^2$.
-        scale: the residual standard deviation in units of 1/w, where known.
+        scale: The residual standard deviation in units of 1/w, where known.
+
+    Raises:
+        ValueError: The coefficients are not the fit of these data.
 
     Examples:
         >>> fit = polyfit([1.0, 0.0], x=[-1.0, 0.0, 1.0], y=[-0.9, -0.2, 1.1])
@@ -83,27 +99,34 @@ def polyfit(
         0.02...
     """
     parameters, basis = _series(coefficients)
-    model = partial(linear_model, lambda x: basis(column(x, "x", as_tensor(x).numel())), parameters)
+
+    def rows_at(x: Any) -> Tensor:
+        return basis(column(x, "x", as_tensor(x).numel()))
+
+    model = LinearModel(rows_at, parameters)
     mean, rows = model(x)
     residuals = column(y, "y", len(mean)) - mean
     weights = None if w is None else column(w, "w", len(mean)).square()
     fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
+    no_penalties = torch.zeros_like(parameters)
     remedy = "Pass x, y and w exactly as they were given to numpy's fit, with all its coefficients."
     if not hasattr(coefficients, "basis"):
-        backwards = parameters.flip(0)
-        there = replace(fit, parameters=backwards)
-        errors = residuals + mean - rows @ backwards
-        if _lowered(there, rows, errors, weights, torch.zeros_like(parameters)) is None:
+        reversed_parameters = parameters.flip(0)
+        reversed_fit = replace(fit, parameters=reversed_parameters)
+        reversed_residuals = residuals + mean - rows @ reversed_parameters
+        defect = _defect(reversed_fit, rows, reversed_residuals, weights, no_penalties)
+        if defect is None:
             remedy = (
                 "Reversed they are: numpy.polynomial has the lowest power first, and here the "
                 "highest comes first, as from numpy.polyfit. Pass coefficients[::-1], or the "
                 "series itself, Polynomial.fit(x, y, degree)."
             )
-    _check_minimum(fit, rows, residuals, weights, torch.zeros_like(parameters), remedy)
+    _check_minimum(fit, rows, residuals, weights, no_penalties, remedy)
     return replace(fit, model=model)
 
 
 def _from_statsmodels(results: Any) -> FitRigidity:
+    """OLS, WLS and GLS results, with the covariance that they report."""
     parameters = float64(results.params, "params", 1)
     design = float64(results.model.exog, "exog", 2)
     _check_linear(results, design, parameters)
@@ -113,17 +136,26 @@ def _from_statsmodels(results: Any) -> FitRigidity:
         scale=math.sqrt(float(results.scale)),
         degrees_of_freedom=float(results.df_resid) if results.use_t else math.inf,
     )
-    given = getattr(results.model, "sigma", None)  # of GLS; the others have weights
-    values = float64(getattr(results.model, "weights", 1.0) if given is None else given, "sigma")
-    values = values.diagonal() if values.ndim == 2 else values
-    model = partial(linear_model, partial(_rows, width=len(parameters)), parameters)
-    return replace(fit, model=model, sigma=shared_sigma(values ** (0.5 if given is None else -0.5)))
+    model = LinearModel(_Design(len(parameters)), parameters)
+    return replace(fit, model=model, sigma=_statsmodels_sigma(results.model))
+
+
+def _statsmodels_sigma(model: Any) -> float | None:
+    """The sigma that all observations share, in units of the residual scale; else None."""
+    sigma = getattr(model, "sigma", None)  # the covariance of GLS; the others have weights
+    if sigma is None:
+        weights = float64(getattr(model, "weights", 1.0), "sigma")
+        return shared_sigma(weights**0.5)
+    variances = float64(sigma, "sigma")
+    if variances.ndim == 2:
+        variances = variances.diagonal()
+    return shared_sigma(variances**-0.5)
 
 
 def _check_linear(results: Any, design: Tensor, parameters: Tensor) -> None:
-    """Refuse statsmodels results whose mean is no linear function, or whose noise is none.
+    """Refuse statsmodels results whose mean is no linear function, or whose scale is no variance.
 
-    `fittedvalues` of Poisson, Logit and Probit are those of the link, so that `predict` is asked.
+    `fittedvalues` of Poisson, Logit and Probit are those of the link, so that `predict` counts too.
     """
     name = type(results.model).__name__
     if "QuantReg" in {kind.__name__ for kind in type(results.model).__mro__}:
@@ -131,12 +163,12 @@ def _check_linear(results: Any, design: Tensor, parameters: Tensor) -> None:
             f"Expected a least-squares fit, got {name}, whose scale is no residual variance. Pass "
             "its cov_params() to from_covariance, for bars without noise."
         )
-    linear = len(parameters) == design.shape[1]
-    for given in (results.fittedvalues, results.predict()):
-        mean = float64(given, "the fitted values")
-        linear = linear and mean.ndim == 1
-        linear = linear and torch.allclose(design @ parameters, mean, rtol=1e-6, atol=1e-9)
-    if not linear:
+    is_linear = len(parameters) == design.shape[1]
+    for values in (results.fittedvalues, results.predict()):
+        mean = float64(values, "the fitted values")
+        is_linear = is_linear and mean.ndim == 1
+        is_linear = is_linear and torch.allclose(design @ parameters, mean, rtol=1e-6, atol=1e-9)
+    if not is_linear:
         raise TypeError(
             f"Expected a linear fit (OLS, WLS, GLS), got {name}, whose mean is not its design "
             "matrix times its parameters: bars would stand on the scale of the link, with a noise "
@@ -148,6 +180,7 @@ def _check_linear(results: Any, design: Tensor, parameters: Tensor) -> None:
 def _from_sklearn(
     model: Any, X: Values | None, y: Values | None, sample_weight: Values | None
 ) -> FitRigidity:
+    """`LinearRegression`, `Ridge` and `RidgeCV`, with the covariance from their training data."""
     if X is None or y is None:
         raise ValueError(
             f"{type(model).__name__} keeps no covariance. Pass X and y that it was fitted on."
@@ -166,11 +199,11 @@ def _from_sklearn(
         intercept = float64(model.intercept_, "intercept_").reshape(1)
         parameters = torch.cat([parameters, intercept])
         penalties = torch.cat([penalties, torch.zeros(1, dtype=torch.float64)])
-    form = partial(_rows, width=width, intercept=bool(model.fit_intercept))
-    predict = partial(linear_model, form, parameters)
-    mean, rows = predict(design)
-    fixed = tuple((parameters[: design.shape[1]] == 0).nonzero().flatten().tolist())
-    fixed = fixed if getattr(model, "positive", False) else ()
+    fitted_model = LinearModel(_Design(width, bool(model.fit_intercept)), parameters)
+    mean, rows = fitted_model(design)
+    fixed: tuple[int, ...] = ()
+    if getattr(model, "positive", False):
+        fixed = tuple((parameters[:width] == 0).nonzero().flatten().tolist())
     free = [i for i in range(len(parameters)) if i not in fixed]
     if not free:
         raise ValueError("All coefficients are held at zero: no prediction can vary.")
@@ -183,7 +216,7 @@ def _from_sklearn(
         "tol."
     )
     _check_minimum(fit, rows[:, free], residuals, sample_weight, penalties[free], remedy)
-    return replace(held(fit, fixed, stacklevel=4), parameters=parameters, model=predict)
+    return replace(with_fixed(fit, fixed), parameters=parameters, model=fitted_model)
 
 
 def _check_minimum(
@@ -194,53 +227,85 @@ def _check_minimum(
     penalties: Tensor,
     remedy: str,
 ) -> None:
-    """Refuse data on which the parameters are not the minimum."""
-    missed = _lowered(fit, rows, residuals, weights, penalties)
-    if missed is not None:
-        squares, lowered = missed
+    """Refuse data on which the parameters are not the minimum; `remedy` ends the message."""
+    defect = _defect(fit, rows, residuals, weights, penalties)
+    if defect is not None:
         raise ValueError(
             f"The parameters are not the fit of these data: a new one would lower the sum of "
-            f"squares {squares:.3g} by {lowered:.3g}. {remedy}"
+            f"squares {defect.squares:.3g} by {defect.lowered:.3g}. {remedy}"
         )
 
 
-def _lowered(
-    fit: FitRigidity, rows: Tensor, residuals: Tensor, weights: Values | None, penalties: Tensor
-) -> tuple[float, float] | None:
-    r"""The sum of squares and by how much a new fit would lower it; None at the minimum.
+@dataclass(frozen=True)
+class _Defect:
+    """A sum of squares, and by how much a new fit would lower it."""
 
-    A new fit would lower $\sum w r^2$ by $d^\top H^{-1} d$ with the defect $d = X^\top W r - \alpha
-    w$: by rounding, or what an iterative solver leaves.
+    squares: float
+    lowered: float
+
+
+def _defect(
+    fit: FitRigidity, rows: Tensor, residuals: Tensor, weights: Values | None, penalties: Tensor
+) -> _Defect | None:
+    r"""By how much the parameters miss the minimum; None where they are it.
+
+    A new fit would lower $\sum w r^2$ by $d^\top H^{-1} d$ with $d = X^\top W r - \alpha w$, which
+    vanishes in the normal equations: but for rounding, or what an iterative solver leaves.
     """
-    weight, parameters = weight_roots(weights, len(rows)).square(), fit.parameters
-    assert parameters is not None
-    defect = rows.mT @ (weight * residuals) - penalties * parameters
-    lowered = float((defect @ fit.root).square().sum())
+    assert fit.parameters is not None
+    weight = weight_roots(weights, len(rows)).square()
+    normal_equations = rows.mT @ (weight * residuals) - penalties * fit.parameters
+    lowered = float((normal_equations @ fit.root).square().sum())
     squares = float((weight * residuals.square()).sum())
-    signal = float((weight * (rows.abs() @ parameters.abs()).square()).sum())
-    if lowered > 1e-4 * squares + 1e-12 * signal:  # the latter for exact data and float32
-        return squares, lowered
-    return None
+    # Exact data leave no squares: rounding, of float32 too, is measured by the signal.
+    signal = float((weight * (rows.abs() @ fit.parameters.abs()).square()).sum())
+    if lowered <= 1e-4 * squares + 1e-12 * signal:
+        return None
+    return _Defect(squares, lowered)
 
 
 def _from_bayesian_ridge(model: Any) -> FitRigidity:
+    """`BayesianRidge`, with its own posterior."""
     parameters = float64(model.coef_, "coef_", 1)
-    offset, intercept = float64(model.X_offset_, "X_offset_"), float(model.intercept_)
     scale = 1 / math.sqrt(float(model.alpha_))
     fit = from_covariance(model.sigma_, parameters=parameters, scale=scale)
-    return replace(fit, model=partial(_centred, parameters, offset, intercept))
+    centred_model = _CentredModel(
+        design=_Design(len(parameters)),
+        parameters=parameters,
+        offset=float64(model.X_offset_, "X_offset_"),
+        intercept=float(model.intercept_),
+    )
+    return replace(fit, model=centred_model)
 
 
-def _centred(parameters: Tensor, offset: Tensor, intercept: float, x: Any) -> tuple[Tensor, Tensor]:
-    rows = _rows(x, len(parameters))
-    return rows @ parameters + intercept, rows - offset
+@dataclass(frozen=True)
+class _Design:
+    """x -> rows of a design matrix (M, width), checked; with a column of ones if `intercept`."""
+
+    width: int
+    intercept: bool = False
+
+    def __call__(self, x: Any) -> Tensor:
+        rows = float64(x, "x", 2)
+        if rows.shape[1] != self.width:
+            raise ValueError(f"Expected x with {self.width} columns, got {tuple(rows.shape)}.")
+        if not self.intercept:
+            return rows
+        return torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
 
 
-def _rows(x: Any, width: int, intercept: bool = False) -> Tensor:
-    rows = float64(x, "x", 2)
-    if rows.shape[1] != width:
-        raise ValueError(f"Expected x with {width} columns, got {tuple(rows.shape)}.")
-    return torch.cat([rows, rows.new_ones(len(rows), 1)], 1) if intercept else rows
+@dataclass(frozen=True)
+class _CentredModel:
+    """A linear model whose intercept is known: derivatives are about the training mean."""
+
+    design: _Design
+    parameters: Tensor
+    offset: Tensor
+    intercept: float
+
+    def __call__(self, x: Any) -> tuple[Tensor, Tensor]:
+        rows = self.design(x)
+        return rows @ self.parameters + self.intercept, rows - self.offset
 
 
 def _series(coefficients: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -249,13 +314,17 @@ def _series(coefficients: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         values = float64(coefficients, "coefficients").reshape(-1)
         powers = torch.arange(len(values) - 1, -1, -1)
         return values, lambda x: x[:, None] ** powers
-    series, coef = coefficients, float64(coefficients.coef, "coefficients", 1)
+    series = coefficients
+    values = float64(series.coef, "coefficients", 1)
 
     def basis(x: Tensor) -> Tensor:
-        functions = [series.basis(i, series.domain, series.window) for i in range(len(coef))]
-        return torch.stack([torch.as_tensor(function(x.numpy())) for function in functions], 1)
+        columns = []
+        for degree in range(len(values)):
+            basis_function = series.basis(degree, series.domain, series.window)
+            columns.append(torch.as_tensor(basis_function(x.numpy())))
+        return torch.stack(columns, 1)
 
-    return coef, basis
+    return values, basis
 
 
 def _alpha(model: Any) -> float:
@@ -268,7 +337,7 @@ def _alpha(model: Any) -> float:
     return float(alpha)
 
 
-def _fitted(model: Any) -> Any:
+def _check_fitted(model: Any) -> None:
+    """Refuse a scikit-learn model without coefficients."""
     if not hasattr(model, "coef_"):
         raise ValueError(f"This {type(model).__name__} is not fitted. Call its fit(X, y) first.")
-    return model

@@ -1,7 +1,8 @@
 r"""Nonlinear least squares by SciPy: `curve_fit` and `least_squares`.
 
-The error bar of a prediction is $g^\top C g$ with $g = \partial f(x) / \partial w$ at the fitted
-parameters and $C = s^2 (J^\top J)^{-1}$ their covariance: the Gauss-Newton rigidity.
+The variance of a prediction is $g^\top C g$ with $g = \partial f(x) / \partial w$ at the fitted
+parameters and $C = s^2 (J^\top J)^{-1}$ their covariance: the Gauss-Newton rigidity. C comes from
+what SciPy returned, or from the data; g from the user's Jacobian, or from central differences of f.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch import Tensor
 from ..prediction.derived import differences
 from .arrays import Values, as_tensor, column, float64
 from .fit_rigidity import FitRigidity, Model
-from .sources import from_covariance, from_jacobian, held, residual_variance, shared_sigma
+from .sources import from_covariance, from_jacobian, residual_variance, shared_sigma, with_fixed
+
+__all__ = ["curve_fit", "least_squares"]
 
 Function = Callable[[Any], Any]
 """Parameters (P,) as a NumPy array -> predictions (M,)."""
@@ -38,43 +41,61 @@ def curve_fit(
     r"""Error bars of `scipy.optimize.curve_fit`: pass f and what SciPy returned.
 
     Args:
-        f: f(x, *parameters) -> (M,), as SciPy takes it.
+        f: The function f(x, *parameters) -> (M,), as SciPy takes it.
         popt: (P,) the fitted parameters.
-        pcov: (P, P) their covariance as SciPy returned it; `sigma` and `absolute_sigma` are inside.
-        x: the fit's inputs and
-        y: its targets (N,): needed without pcov; with it they tell the residual variance
-            (`predict(noise=True)`) and the degrees of freedom (`interval`).
-        sigma: the observations' standard deviations, (N,) or one, and
-        absolute_sigma: as SciPy was given them.
-        scale: the residual standard deviation in units of sigma, where known; 1.0 says absolute.
-        jac: jac(x, *parameters) -> (M, P); central differences of f without it.
+        pcov: (P, P) their covariance as SciPy returned it, which accounts for `sigma` and
+            `absolute_sigma`.
+        x: The fit's inputs. Without pcov they are needed; with it x and y tell the residual
+            variance (`predict(noise=True)`) and the degrees of freedom (`interval`).
+        y: (N,) the fit's targets.
+        sigma: The observations' standard deviations, (N,) or one, as SciPy was given them.
+        absolute_sigma: As SciPy was given it.
+        scale: The residual standard deviation in units of sigma, where known; 1.0 says absolute.
+        jac: The function jac(x, *parameters) -> (M, P); central differences of f without it.
 
     Raises:
-        ValueError: SciPy could not estimate the covariance (infinite), or neither pcov nor data.
+        ValueError: SciPy could not estimate the covariance (it is infinite), or there are neither
+            pcov nor data.
     """
     parameters = float64(popt, "popt").reshape(-1)
     if pcov is None and (x is None or y is None):
         raise ValueError("Expected pcov, or x and y of the fit, got neither. Pass one of them.")
     if absolute_sigma and scale not in (None, 1.0):
         raise ValueError(f"An absolute sigma has scale 1, got {scale}. Pass one of the two.")
-    covariance = None if pcov is None else _finite(pcov, len(parameters))
-    spread = torch.zeros_like(parameters) if covariance is None else covariance.diagonal().sqrt()
+    covariance = None
+    spread = torch.zeros_like(parameters)  # unknown
+    if pcov is not None:
+        covariance = _finite_covariance(pcov, len(parameters))
+        spread = covariance.diagonal().sqrt()
     derivative = None if jac is None else lambda w, x: jac(x, *w)
     model = _model(lambda w, x: f(x, *w), parameters, spread, derivative)
-    freedom, scale = math.inf, 1.0 if absolute_sigma else scale
-    shared = 1.0 if scale != 1.0 else None
+    if absolute_sigma:
+        scale = 1.0
+
+    common_sigma: float | None
     if sigma is not None:
-        shared = shared_sigma(_weights(sigma, as_tensor(sigma).numel()).sqrt())
+        common_sigma = shared_sigma(_weights(sigma, as_tensor(sigma).numel()).sqrt())
+    elif scale == 1.0:
+        common_sigma = None  # an absolute sigma that was not given
+    else:
+        common_sigma = 1.0
+
+    degrees_of_freedom = math.inf
     if x is not None and y is not None:
         mean, rows = model(x)
-        weights, residuals = _weights(sigma, len(mean)), column(y, "y", len(mean)) - mean
+        weights = _weights(sigma, len(mean))
+        residuals = column(y, "y", len(mean)) - mean
         fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
-        scale, freedom = fit.scale, fit.degrees_of_freedom
-    if covariance is not None:
+        scale = fit.scale
+        degrees_of_freedom = fit.degrees_of_freedom
+    if covariance is not None:  # SciPy's own counts, where there is one
         fit = from_covariance(
-            covariance, parameters=parameters, scale=scale, degrees_of_freedom=freedom
+            covariance,
+            parameters=parameters,
+            scale=scale,
+            degrees_of_freedom=degrees_of_freedom,
         )
-    return replace(fit, model=model, sigma=shared)
+    return replace(fit, model=model, sigma=common_sigma)
 
 
 def least_squares(
@@ -95,38 +116,50 @@ def least_squares(
     not counted: `FitRigidity.fixed` names them, with a warning.
 
     Args:
-        result: what SciPy returned.
-        f: f(parameters, x) -> (M,), for `predict`.
-        scale: the residual standard deviation, where known: 1.0 when the residuals were already
+        result: The object that SciPy returned.
+        f: The function f(parameters, x) -> (M,), for `predict`.
+        scale: The residual standard deviation, where known: 1.0 when the residuals were already
             divided by it. It takes the place of the factor above in the covariance too.
-        jac: jac(parameters, x) -> (M, P); central differences of f without it.
+        jac: The function jac(parameters, x) -> (M, P); central differences of f without it.
+
+    Raises:
+        TypeError: The result is not SciPy's, or its Jacobian has no entries.
+        ValueError: All parameters are at a bound, the Jacobian is singular, or no degrees of
+            freedom are left.
     """
-    jacobian = _dense(result)
+    jacobian = _dense_jacobian(result)
     parameters = float64(result.x, "result.x", 1)
     n, width = jacobian.shape
-    mask = getattr(result, "active_mask", None)
-    active = [False] * width if mask is None else [bool(m) for m in mask]
-    free = [i for i in range(width) if not active[i]]
-    fixed = tuple(i for i in range(width) if active[i])
+    active_mask = getattr(result, "active_mask", None)
+    if active_mask is None:
+        active_mask = [0] * width
+    free = [i for i in range(width) if not active_mask[i]]
+    fixed = tuple(i for i in range(width) if active_mask[i])
     if not free:
         raise ValueError("All parameters are at a bound: no prediction can vary. Widen the bounds.")
-    factor, freedom = None if scale is None else scale**2, math.inf
-    if factor is None:
-        freedom = float(n - len(free))
-        factor = residual_variance(2 * float(result.cost), freedom)
-    fit = held(from_jacobian(jacobian[:, free], scale=scale), fixed, stacklevel=3)
-    fit = replace(fit, scale=math.sqrt(factor))  # zero where the residuals are
+
+    noise: float | None
+    if scale is not None:
+        degrees_of_freedom = math.inf
+        factor = scale**2
+        noise = factor
+    else:
+        degrees_of_freedom = float(n - len(free))
+        factor = residual_variance(2 * float(result.cost), degrees_of_freedom)
+        noise = None if _has_robust_loss(result) else factor
+    fit = with_fixed(from_jacobian(jacobian[:, free], scale=scale), fixed)
+    fit = replace(fit, scale=math.sqrt(factor))  # zero where all residuals are
     return replace(
         fit,
         parameters=parameters,
-        noise=None if scale is None and _robust(result) else factor,
+        noise=noise,
         sigma=None if scale == 1.0 else 1.0,
-        degrees_of_freedom=freedom,
+        degrees_of_freedom=degrees_of_freedom,
         model=None if f is None else _model(f, parameters, fit.parameter_std, jac),
     )
 
 
-def _robust(result: Any) -> bool:
+def _has_robust_loss(result: Any) -> bool:
     """Whether the cost is another than half the sum of squares."""
     residuals = getattr(result, "fun", None)
     if residuals is None:
@@ -141,7 +174,14 @@ def _model(
     spread: Tensor,
     jac: Callable[[Any, Any], Any] | None,
 ) -> Model:
-    """x -> f and its derivatives at the parameters."""
+    """The model x -> f and its derivatives at the parameters.
+
+    Args:
+        f: f(parameters, x) -> (M,).
+        parameters: (P,).
+        spread: (P,) a scale for each parameter, for the steps of differences; zero for unknown.
+        jac: jac(parameters, x) -> (M, P); None for differences.
+    """
 
     def model(x: Any) -> tuple[Tensor, Tensor]:
         mean = _evaluated(lambda w: f(w, x), parameters)
@@ -176,8 +216,8 @@ def _central_differences(function: Function, parameters: Tensor, spread: Tensor)
     a scale for each parameter, such as its standard error; zero for unknown.
     """
     values = as_tensor(function(parameters.numpy().copy()))
-    kind = values.dtype if values.is_floating_point() else torch.float64
-    steps = _steps(parameters, spread, torch.finfo(kind).eps)
+    dtype = values.dtype if values.is_floating_point() else torch.float64
+    steps = _steps(parameters, spread, torch.finfo(dtype).eps)
     changes, _ = differences(lambda d: _evaluated(function, parameters + d), steps.diag())
     return changes.mT / steps
 
@@ -191,8 +231,8 @@ def _steps(parameters: Tensor, spread: Tensor, epsilon: float) -> Tensor:
     return 2 ** step.log2().round()
 
 
-def _finite(pcov: Values, width: int) -> Tensor:
-    """Refuse the infinite covariance that SciPy returns where it has none."""
+def _finite_covariance(pcov: Values, width: int) -> Tensor:
+    """(P, P), unless it is the infinite covariance that SciPy returns where it has none."""
     import numpy as np
 
     if np.isinf(np.asarray(pcov)).any():
@@ -211,6 +251,7 @@ def _finite(pcov: Values, width: int) -> Tensor:
 
 
 def _weights(sigma: Values | None, rows: int) -> Tensor:
+    """1 / sigma^2 of each row, (N,); ones without sigma."""
     if sigma is None:
         return torch.ones(rows, dtype=torch.float64)
     values = float64(sigma, "sigma")
@@ -219,13 +260,17 @@ def _weights(sigma: Values | None, rows: int) -> Tensor:
             f"Expected one sigma each, got {tuple(values.shape)}: correlated noise is inside pcov. "
             "Pass pcov and leave x, y and sigma out."
         )
-    values = values.expand(rows) if values.ndim == 0 else column(values, "sigma", rows)
+    if values.ndim == 0:
+        values = values.expand(rows)
+    else:
+        values = column(values, "sigma", rows)
     if not bool((values > 0).all()):
         raise ValueError(f"Expected sigma above zero, got {float(values.min()):.3g}.")
     return values.square().reciprocal()
 
 
-def _dense(result: Any) -> Tensor:
+def _dense_jacobian(result: Any) -> Tensor:
+    """SciPy's Jacobian as a matrix (N, P); sparse ones are written out."""
     jacobian = getattr(result, "jac", None)
     if jacobian is None or not hasattr(result, "cost"):
         raise TypeError(

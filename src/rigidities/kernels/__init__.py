@@ -1,4 +1,9 @@
-"""Kernels of wide nets: dual activations, NNGP and NTK, and the process at training time t."""
+"""Kernels of wide networks: dual activations, NNGP and NTK, and the process at training time t.
+
+`activation` gives what one layer does to a kernel, `FullyConnected` composes it over the layers of
+an infinitely wide network, `empirical_ntk` and `empirical_nngp` are the kernels of a given one, and
+`gaussian_process_at` trains a process with such kernels for a time t.
+"""
 
 from .activations import Activation, activation, by_quadrature
 from .dynamics import TrainedProcess, gaussian_process_at, last_layer_process_at
@@ -12,8 +17,24 @@ from .series import (
     recursion_series,
 )
 
-__all__ = ["Activation", "activation", "by_quadrature"]
-__all__ += ["FullyConnected", "Kernels", "empirical_nngp", "empirical_ntk"]
-__all__ += ["TrainedProcess", "gaussian_process_at", "last_layer_process_at"]
-__all__ += ["CubicCorrections", "cubic_corrections", "odd_coefficients"]
-__all__ += ["dual_series", "recursion_series"]
+__all__ = [
+    "Activation",
+    "CubicCorrections",
+    "FullyConnected",
+    "Kernels",
+    "TrainedProcess",
+    "activation",
+    "by_quadrature",
+    "cubic_corrections",
+    "dual_series",
+    "empirical_nngp",
+    "empirical_ntk",
+    "gaussian_process_at",
+    "last_layer_process_at",
+    "odd_coefficients",
+    "recursion_series",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

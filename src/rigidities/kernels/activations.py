@@ -35,7 +35,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -43,10 +42,15 @@ from torch import Tensor, nn
 
 from .quadrature import Function, mehler_dual
 
+__all__ = ["Activation", "ActivationLike", "activation", "by_quadrature"]
+
 Dual = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A dual: variances p and q and covariances r, which broadcast, to expectations."""
+
 ActivationLike: TypeAlias = "str | Activation | nn.Module | Function"
 
-_SLACK = 1e-9  # by how much |r| may exceed sqrt(pq), relative to it, as rounding and no error
+_SLACK = 1e-9
+"""By how much |r| may exceed sqrt(pq), relative to it, as rounding and no error."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,11 @@ class Activation:
     r"""An activation $\phi$ and its duals, multiplied by `factor` where it is normalised.
 
     Attributes:
-        name: for messages and tables.
+        name: Its name in messages and tables.
         function: $\phi$, elementwise.
         raw_dual: $E[\phi(u)\phi(v)]$ of (p, q, r).
-        raw_slope_dual: $E[\phi'(u)\phi'(v)]$.
-        factor: multiplies both; $1 / E[\phi(z)^2]$ in the paper's normalisation.
+        raw_slope_dual: $E[\phi'(u)\phi'(v)]$ of (p, q, r).
+        factor: A number that multiplies both; $1 / E[\phi(z)^2]$ in the paper's normalisation.
 
     Examples:
         >>> one = torch.ones((), dtype=torch.float64)
@@ -78,18 +82,23 @@ class Activation:
         r"""$E[\phi(u)\phi(v)]$, elementwise.
 
         Args:
-            p: variances of u, not negative.
-            q: variances of v.
-            r: covariances, $r^2 \le pq$; all three broadcast.
+            p: Variances of u, not negative.
+            q: Variances of v, not negative.
+            r: Covariances, $r^2 \le pq$. All three broadcast.
 
         Returns:
             float64, of the broadcast shape.
+
+        Raises:
+            ValueError: These are no variances and covariances.
         """
-        return self.factor * self.raw_dual(*checked_covariances(p, q, r))
+        p, q, r = checked_covariances(p, q, r)
+        return self.factor * self.raw_dual(p, q, r)
 
     def slope_dual(self, p: Tensor, q: Tensor, r: Tensor) -> Tensor:
         r"""$E[\phi'(u)\phi'(v)]$, elementwise; arguments as in `dual`."""
-        return self.factor * self.raw_slope_dual(*checked_covariances(p, q, r))
+        p, q, r = checked_covariances(p, q, r)
+        return self.factor * self.raw_slope_dual(p, q, r)
 
     def moment(self, variance: Tensor) -> Tensor:
         r"""$E[\phi(u)^2]$ for $u \sim N(0, p)$."""
@@ -112,8 +121,8 @@ def activation(kind: ActivationLike) -> Activation:
             callable written in torch.
 
     Raises:
-        ValueError: an unknown name.
-        TypeError: neither a name nor callable.
+        ValueError: The name is unknown.
+        TypeError: It is neither a name nor callable.
 
     Examples:
         >>> activation(nn.GELU()).name, activation(torch.nn.functional.silu).name
@@ -123,39 +132,45 @@ def activation(kind: ActivationLike) -> Activation:
         return kind
     if isinstance(kind, str):
         if kind not in _NAMED:
-            what = f"Unknown activation {kind!r}. Known: {', '.join(sorted(_NAMED))}"
-            raise ValueError(f"{what}; or pass a smooth elementwise callable.")
+            raise ValueError(
+                f"Unknown activation {kind!r}. Known: {', '.join(sorted(_NAMED))}; or pass a "
+                "smooth elementwise callable."
+            )
         return _NAMED[kind]
     if not callable(kind):
         raise TypeError(f"An activation is a name or a callable, got {type(kind).__name__}.")
-    known = _known_name(kind)
-    return _NAMED[known] if known else by_quadrature(kind)
+    name = _name_of(kind)
+    if name is None:
+        return by_quadrature(kind)
+    return _NAMED[name]
 
 
 def by_quadrature(function: Function, name: str | None = None) -> Activation:
     """An activation whose duals are computed by quadrature.
 
     Args:
-        function: elementwise, smooth, in torch.
-        name: by default the function's own.
+        function: A smooth elementwise function in torch.
+        name: Its name in messages; by default the function's own.
     """
-    label = name or str(getattr(function, "__name__", type(function).__name__))
-    dual = partial(mehler_dual, partial(_values, function), name=label)
-    slope = partial(mehler_dual, partial(_derivative, function), name=f"derivative of {label}")
-    return Activation(label, function, dual, slope)
+    if not name:
+        name = str(getattr(function, "__name__", type(function).__name__))
+    dual = _QuadratureDual(_Values(function), name)
+    slope_dual = _QuadratureDual(_Derivative(function), f"derivative of {name}")
+    return Activation(name, function, dual, slope_dual)
 
 
 def checked_covariances(p: Tensor, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In float64, with clear errors for what no pair of Gaussians has."""
-    p, q, r = (torch.as_tensor(t).detach().to(torch.float64) for t in (p, q, r))
-    for name, t in (("p", p), ("q", q), ("r", r)):
-        if not bool(torch.isfinite(t).all()):
-            raise ValueError(f"The covariances hold NaN or infinity (in {name}). Clean the inputs.")
-    smallest = min(float(t.min()) for t in (p, q) if t.numel()) if p.numel() and q.numel() else 0.0
-    if smallest < 0:
-        raise ValueError(f"Variances must not be negative, got {smallest:.3g}.")
-    root = p.sqrt() * q.sqrt()
-    if bool((r.abs() > root * (1 + _SLACK) + torch.finfo(torch.float64).tiny).any()):
+    """Variances and covariances in float64, with clear errors for what no Gaussians have."""
+    p = _finite_float64(p, "p")
+    q = _finite_float64(q, "q")
+    r = _finite_float64(r, "r")
+    if p.numel() and q.numel():
+        smallest = min(float(p.min()), float(q.min()))
+        if smallest < 0:
+            raise ValueError(f"Variances must not be negative, got {smallest:.3g}.")
+    largest_covariance = p.sqrt() * q.sqrt()
+    tiny = torch.finfo(torch.float64).tiny
+    if bool((r.abs() > largest_covariance * (1 + _SLACK) + tiny).any()):
         raise ValueError(
             "Not covariances: somewhere |r| exceeds sqrt(p q). Pass p = k(x, x), q = k(z, z) and "
             "r = k(x, z) of the same kernel."
@@ -163,33 +178,67 @@ def checked_covariances(p: Tensor, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor
     return p, q, r
 
 
-def _values(function: Function, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        values = function(x)
-    got = tuple(torch.as_tensor(values).shape)
-    if got != tuple(x.shape):
-        raise ValueError(
-            f"An activation acts on each number alone: for an input of {tuple(x.shape)} expected "
-            f"the same shape, got {got}."
-        )
-    return values
+def _finite_float64(values: Tensor, name: str) -> Tensor:
+    """The values in float64; NaN and infinity are refused."""
+    tensor = torch.as_tensor(values).detach().to(torch.float64)
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"The covariances hold NaN or infinity (in {name}). Clean the inputs.")
+    return tensor
 
 
-def _derivative(function: Function, x: Tensor) -> Tensor:
-    with torch.inference_mode(False), torch.enable_grad():
-        x = x.clone().requires_grad_()
-        values = function(x)
-        if not values.requires_grad:
+# Classes, not closures, so that activations can be pickled and copied.
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A user's activation, with its shape checked."""
+
+    function: Function
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            values = self.function(x)
+        got = tuple(torch.as_tensor(values).shape)
+        if got != tuple(x.shape):
             raise ValueError(
-                "The activation has no derivative that torch can follow (NumPy, detach or "
-                "no_grad inside?). Write it in torch operations."
+                f"An activation acts on each number alone: for an input of {tuple(x.shape)} "
+                f"expected the same shape, got {got}."
             )
-        (slope,) = torch.autograd.grad(values.sum(), x)
-    return slope
+        return values
+
+
+@dataclass(frozen=True)
+class _Derivative:
+    """The derivative of a user's activation, by automatic differentiation."""
+
+    function: Function
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.inference_mode(False), torch.enable_grad():
+            x = x.clone().requires_grad_()
+            values = self.function(x)
+            if not values.requires_grad:
+                raise ValueError(
+                    "The activation has no derivative that torch can follow (NumPy, detach or "
+                    "no_grad inside?). Write it in torch operations."
+                )
+            (slope,) = torch.autograd.grad(values.sum(), x)
+        return slope
+
+
+@dataclass(frozen=True)
+class _QuadratureDual:
+    """The dual of a function by quadrature; the name is for messages."""
+
+    function: Function
+    name: str
+
+    def __call__(self, p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+        return mehler_dual(self.function, p, q, r, self.name)
 
 
 def _identity_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
-    return r + 0 * (p + q)
+    return r + 0 * (p + q)  # of the broadcast shape
 
 
 def _identity_slope_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
@@ -222,14 +271,18 @@ def _relu_slope_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
 
 def _gelu_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
     """For x Φ(x), the exact GELU."""
-    a, b, d = 1 + p, 1 + q, 1 + p + q + _determinant(p, q, r)
+    a = 1 + p
+    b = 1 + q
+    d = 1 + p + q + _determinant(p, q, r)
     angle = torch.atan2(d.sqrt(), -r)
     return (r * angle + (p * q * d + r * r) / (a * b * d.sqrt())) / (2 * math.pi)
 
 
 def _gelu_slope_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
     r"""For $\phi' = \Phi(x) + x \varphi(x)$."""
-    a, b, d = 1 + p, 1 + q, 1 + p + q + _determinant(p, q, r)
+    a = 1 + p
+    b = 1 + q
+    d = 1 + p + q + _determinant(p, q, r)
     angle = torch.atan2(d.sqrt(), -r)
     return (angle + r * d.rsqrt() * (1 / a + 1 / b + 1 / d)) / (2 * math.pi)
 
@@ -261,18 +314,31 @@ _NAMED = {
     "silu": by_quadrature(nn.functional.silu, "silu"),
 }
 
-_MODULES = {kind: kind.__name__.lower() for kind in (nn.Identity, nn.ReLU, nn.Tanh, nn.SiLU)}
-_PLACES = (torch, torch.special, nn.functional)
-_KNOWN: dict[object, str] = {
-    getattr(place, name): name for place in _PLACES for name in _NAMED if hasattr(place, name)
-} | _MODULES
+
+def _torch_names() -> dict[object, str]:
+    """The names of torch's own functions and modules among the named activations."""
+    names: dict[object, str] = {
+        nn.Identity: "identity",
+        nn.ReLU: "relu",
+        nn.Tanh: "tanh",
+        nn.SiLU: "silu",
+    }
+    for namespace in (torch, torch.special, nn.functional):
+        for name in _NAMED:
+            if hasattr(namespace, name):
+                names[getattr(namespace, name)] = name
+    return names
 
 
-def _known_name(kind: object) -> str | None:
-    """The closed form that a torch module or function has, if it has one."""
+_TORCH_NAMES = _torch_names()
+
+
+def _name_of(kind: object) -> str | None:
+    """The name of a torch module or function among the named activations, if it has one."""
     if isinstance(kind, nn.GELU):
         return "gelu" if kind.approximate == "none" else None
+    key = type(kind) if isinstance(kind, nn.Module) else kind
     try:
-        return _KNOWN.get(type(kind) if isinstance(kind, nn.Module) else kind)
+        return _TORCH_NAMES.get(key)
     except TypeError:  # not hashable
         return None

@@ -1,6 +1,6 @@
-r"""The Gaussian process that a wide net is after training for a time t.
+r"""The Gaussian process that a wide network is after training for a time t.
 
-Gradient flow with rate $\eta$ on half the squared error of a net linear in its parameters,
+Gradient flow with rate $\eta$ on half the squared error of a network linear in its parameters,
 started from the NNGP prior $f_0 \sim N(0, K_\mathrm{NNGP})$, keeps it Gaussian. With
 $A_t = k_\mathrm{NTK}(\star, D)\, K_\mathrm{NTK}^{-1} (I - e^{-\eta K_\mathrm{NTK} t})$
 
@@ -39,6 +39,8 @@ from torch import Tensor
 
 from ..posterior.row_span import RowSpan
 
+__all__ = ["TrainedProcess", "gaussian_process_at", "last_layer_process_at"]
+
 Times = float | Sequence[float] | Tensor
 Pair = tuple[Tensor, Tensor]
 """A kernel of the training data, (N, N), and that between test and training data, (M, N)."""
@@ -49,16 +51,17 @@ class TrainedProcess:
     r"""Mean and variance at one time, or at T times (a leading axis).
 
     Attributes:
-        time: as given, () or (T,).
+        time: The times, as given, () or (T,).
         mean: (M,) or (M, K) for targets (N, K).
         variance: (M,); never below zero by rounding alone.
         covariance: (M, M), or None where it was not asked for.
-        threshold: eigenvalues of the NTK up to it count as zero: at $t = \infty$ nothing is
+        threshold: Eigenvalues of the NTK up to it count as zero: at $t = \infty$ nothing is
             learnt along them.
-        rank: number of eigenvalues above it.
-        rounding: of the variance, shaped like it: no smaller variance can be told from zero.
-            Those between -rounding and 0 were set to zero; a variance below stays, and says that
-            the NNGP kernels given are not those of one positive semi-definite function.
+        rank: Number of eigenvalues above the threshold.
+        rounding_error: Rounding error of the variance, shaped like it: no smaller variance can be
+            told from zero. Those between minus this and 0 were set to zero. A variance below stays,
+            and says
+            that the NNGP kernels given are not those of one positive semi-definite function.
     """
 
     time: Tensor
@@ -67,7 +70,7 @@ class TrainedProcess:
     covariance: Tensor | None
     threshold: float
     rank: int
-    rounding: Tensor
+    rounding_error: Tensor
 
 
 def gaussian_process_at(
@@ -85,11 +88,11 @@ def gaussian_process_at(
     Args:
         time: $t \ge 0$, `math.inf` allowed; a sequence shares one eigendecomposition.
         ntk: K(D, D) of (N, N) and k(⋆, D) of (M, N).
-        nngp: the same two and k(⋆, ⋆), (M,) or, for a covariance, (M, M).
+        nngp: The same two and k(⋆, ⋆), (M,) or, for a covariance, (M, M).
         targets: y, (N,) or (N, K).
         learning_rate: $\eta$ of $\dot w = -\eta \nabla \sum_i \frac12 (f(x_i) - y_i)^2$.
-        covariance: also the full covariance between the test points.
-        tolerance: eigenvalues up to `tolerance` times the largest count as zero; by default N
+        covariance: Whether to compute the full covariance between the test points too.
+        tolerance: Eigenvalues up to `tolerance` times the largest count as zero; by default N
             times the rounding of float64. Components of k(⋆, D) along them that are themselves
             no more than rounding are set to zero, so that a large finite time does not blow
             them up.
@@ -97,6 +100,10 @@ def gaussian_process_at(
     Returns:
         The process, with the threshold that was used and the rounding of the variance. The
         covariance is as computed, so that its diagonal may be negative by as much.
+
+    Raises:
+        ValueError: Shapes do not fit, values are not finite, or the NTK is not positive
+            semi-definite.
 
     Examples:
         >>> one = torch.ones(1, 1, dtype=torch.float64)
@@ -106,35 +113,48 @@ def gaussian_process_at(
         >>> round(gp.mean.item(), 6), round(gp.variance.item(), 6)  # 1 - 1/2, (1/2)^2
         (0.5, 0.25)
     """
-    k, cross = _pair(*ntk, "ntk")
-    prior, prior_cross = _pair(*nngp[:2], "nngp")
-    test, y = _finite(nngp[2], "nngp test kernel"), _finite(targets, "targets")
-    _check_shapes((k, cross), (prior, prior_cross), test, y, full=covariance)
-    times = _checked_times(time, learning_rate).to(k.device)
+    ntk_train, ntk_cross = _kernel_pair(ntk[0], ntk[1], "ntk")
+    nngp_train, nngp_cross = _kernel_pair(nngp[0], nngp[1], "nngp")
+    nngp_test = _finite(nngp[2], "nngp test kernel")
+    y = _finite(targets, "targets")
+    _check_same_data((ntk_train, ntk_cross), (nngp_train, nngp_cross))
+    _check_test_kernel(nngp_test, len(ntk_cross), covariance=covariance)
+    if y.ndim not in {1, 2} or len(y) != len(ntk_train):
+        rows = len(ntk_train)
+        raise ValueError(f"targets: expected ({rows},) or ({rows}, K), got {tuple(y.shape)}.")
+    times = _checked_times(time, learning_rate).to(ntk_train.device)
 
-    eigenvalues, vectors, threshold = _spectrum(k, tolerance)
+    # Everything in the eigenbasis U of the NTK, in which each time is one filter.
+    eigenvalues, vectors, threshold = _spectrum(ntk_train, tolerance)
     learnt = eigenvalues > threshold
-    components = cross @ vectors  # none along the null space of a positive semi-definite kernel
-    floor = len(learnt) * torch.finfo(torch.float64).eps * components.norm(dim=1, keepdim=True)
-    components = torch.where(learnt | (components.abs() > floor), components, 0.0)
-    prior = vectors.mT @ prior @ vectors
-    prior_cross, seen = prior_cross @ vectors, vectors.mT @ y
-    own = test.diagonal() if test.ndim == 2 else test
-    largest = prior.diagonal().sum().clamp_min(0).sqrt()
+    components = _cross_components(ntk_cross @ vectors, learnt)
+    prior = vectors.mT @ nngp_train @ vectors
+    prior_cross = nngp_cross @ vectors
+    target_components = vectors.mT @ y
+    test_variance = nngp_test.diagonal() if nngp_test.ndim == 2 else nngp_test
+    prior_size = prior.diagonal().sum().clamp_min(0).sqrt()
+
     means, variances, covariances, roundings = [], [], [], []
     for t in times.reshape(-1).tolist():
-        a = components * _filter(eigenvalues, learnt, learning_rate * t)  # A_t U
-        moved = a @ prior
-        means.append(a @ seen)
-        variance = own + ((moved - 2 * prior_cross) * a).sum(-1)
-        roundings.append(_rounding(own, a, largest))
-        variances.append(torch.where(variance < -roundings[-1], variance, variance.clamp_min(0)))
+        a = components * _filter(eigenvalues, learnt, learning_rate * t)  # A_t U, (M, N)
+        a_prior = a @ prior
+        means.append(a @ target_components)
+        variance = test_variance + ((a_prior - 2 * prior_cross) * a).sum(-1)
+        rounding = _rounding(test_variance, a, prior_size)
+        variances.append(torch.where(variance < -rounding, variance, variance.clamp_min(0)))
+        roundings.append(rounding)
         if covariance:
             mixed = a @ prior_cross.mT
-            covariances.append(test + moved @ a.mT - mixed - mixed.mT)
-    mean, variance, rounding = (_stacked(each, times) for each in (means, variances, roundings))
-    full = _stacked(covariances, times) if covariance else None
-    return TrainedProcess(times, mean, variance, full, threshold, int(learnt.sum()), rounding)
+            covariances.append(nngp_test + a_prior @ a.mT - mixed - mixed.mT)
+    return TrainedProcess(
+        time=times,
+        mean=_stacked(means, times),
+        variance=_stacked(variances, times),
+        covariance=_stacked(covariances, times) if covariance else None,
+        threshold=threshold,
+        rank=int(learnt.sum()),
+        rounding_error=_stacked(roundings, times),
+    )
 
 
 def last_layer_process_at(
@@ -151,68 +171,93 @@ def last_layer_process_at(
     r"""Mean and variance at time t from the features; no difference of large terms is taken.
 
     Args:
-        time: as in `gaussian_process_at`.
+        time: As in `gaussian_process_at`.
         features: F, (N, D).
         test_features: (M, D).
         targets: (N,) or (N, K).
-        constant: c.
-        weight_variance: $\sigma_w^2$.
+        constant: c, the ratio of the NTK to $F F^\top$.
+        weight_variance: $\sigma_w^2$, the ratio of the NNGP to $F F^\top$.
         learning_rate: $\eta$.
-        tolerance: singular values up to `tolerance` times the largest count as zero; by default
+        tolerance: Singular values up to `tolerance` times the largest count as zero; by default
             max(N, D) times the rounding of float64. The threshold returned is in units of the NTK.
+
+    Raises:
+        ValueError: Shapes do not fit, or values are out of their range.
 
     Examples:
         >>> F = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
         >>> last_layer_process_at(torch.inf, F, torch.eye(2), torch.ones(2)).variance.tolist()
         [0.0, 1.0]
     """
-    f, test = _finite(features, "features"), _finite(test_features, "test features")
+    f = _finite(features, "features")
+    test = _finite(test_features, "test features")
     y = _finite(targets, "targets")
     if f.ndim != 2 or test.ndim != 2 or f.shape[1] != test.shape[1] or len(y) != len(f):
-        what = "Expected features (N, D), test features (M, D) and targets (N,) or (N, K)"
-        raise ValueError(f"{what}, got {tuple(f.shape)}, {tuple(test.shape)} and {tuple(y.shape)}.")
+        raise ValueError(
+            "Expected features (N, D), test features (M, D) and targets (N,) or (N, K), got "
+            f"{tuple(f.shape)}, {tuple(test.shape)} and {tuple(y.shape)}."
+        )
     if not (constant > 0 and weight_variance >= 0):
-        what = "Expected constant > 0 and weight_variance >= 0"
-        raise ValueError(f"{what}, got {constant} and {weight_variance}.")
+        raise ValueError(
+            f"Expected constant > 0 and weight_variance >= 0, got {constant} and {weight_variance}."
+        )
     times = _checked_times(time, learning_rate).to(f.device)
     span = RowSpan.of(f, tolerance)
     singular = span.singular
     inside = test @ span.right.mT  # (M, rank)
-    outside, rounding = span.outside(test)
-    seen = span.left.mT @ y
-    means, variances = [], []
+    outside, outside_rounding = span.outside(test)  # (M,), squared lengths
+    target_components = span.left.mT @ y
+    means, variances, roundings = [], [], []
     for t in times.reshape(-1).tolist():
         exponent = -learning_rate * constant * t * singular.square()
-        means.append((inside * (-torch.expm1(exponent) / singular)) @ seen)
-        left_over = (inside.square() * torch.exp(2 * exponent)).sum(-1)
-        variances.append(weight_variance * (outside + left_over))
-    roundings = [weight_variance * rounding] * times.numel()
-    mean, variance, rounding = (_stacked(each, times) for each in (means, variances, roundings))
-    threshold = constant * span.threshold**2
-    return TrainedProcess(times, mean, variance, None, threshold, len(singular), rounding)
+        means.append((inside * (-torch.expm1(exponent) / singular)) @ target_components)
+        unlearnt = (inside.square() * torch.exp(2 * exponent)).sum(-1)
+        variances.append(weight_variance * (outside + unlearnt))
+        roundings.append(weight_variance * outside_rounding)
+    return TrainedProcess(
+        time=times,
+        mean=_stacked(means, times),
+        variance=_stacked(variances, times),
+        covariance=None,
+        threshold=constant * span.threshold**2,
+        rank=len(singular),
+        rounding_error=_stacked(roundings, times),
+    )
 
 
-def _rounding(own: Tensor, a: Tensor, largest: Tensor) -> Tensor:
+def _cross_components(components: Tensor, learnt: Tensor) -> Tensor:
+    """Components (M, N) of k(⋆, D), without rounding along the NTK's null space.
+
+    A positive semi-definite kernel has none there.
+    """
+    epsilon = torch.finfo(torch.float64).eps
+    rounding = len(learnt) * epsilon * components.norm(dim=1, keepdim=True)
+    return torch.where(learnt | (components.abs() > rounding), components, 0.0)
+
+
+def _rounding(test_variance: Tensor, a: Tensor, prior_size: Tensor) -> Tensor:
     r"""$4 (N + 1)\, \epsilon\, (\sqrt{k(\star, \star)} + |A|\, \sqrt{\mathrm{tr}\, K})^2$, (M,).
 
     By Cauchy-Schwarz the square bounds the sum of the four terms' absolute values, each of which
     is a sum of products of up to N numbers, turned into the eigenvectors before.
     """
-    size: Tensor = own.clamp_min(0).sqrt() + torch.linalg.vector_norm(a, dim=-1) * largest
+    lengths: Tensor = torch.linalg.vector_norm(a, dim=-1)
+    size = test_variance.clamp_min(0).sqrt() + lengths * prior_size
     return 4 * (a.shape[-1] + 1) * torch.finfo(torch.float64).eps * size.square()
 
 
 def _stacked(values: list[Tensor], times: Tensor) -> Tensor:
-    """With the times as the leading axis, where there is one."""
+    """One value per time, stacked along the axis of the times, where they have one."""
     return torch.stack(values).reshape(times.shape + values[0].shape)
 
 
 def _spectrum(kernel: Tensor, tolerance: float | None) -> tuple[Tensor, Tensor, float]:
-    """Eigenvalues (those in the numerical null space set to zero), vectors, threshold."""
+    """Eigenvalues (those in the numerical null space set to zero), eigenvectors, threshold."""
+    if tolerance is None:
+        tolerance = len(kernel) * torch.finfo(torch.float64).eps
     eigenvalues, vectors = torch.linalg.eigh(kernel)
     largest = float(eigenvalues[-1])
-    relative = len(kernel) * torch.finfo(torch.float64).eps if tolerance is None else tolerance
-    threshold = relative * max(largest, 0.0)
+    threshold = tolerance * max(largest, 0.0)
     if float(eigenvalues[0]) < -max(1e-8 * abs(largest), threshold):
         raise ValueError(
             f"The NTK of the training data is not positive semi-definite: its eigenvalues run "
@@ -222,14 +267,19 @@ def _spectrum(kernel: Tensor, tolerance: float | None) -> tuple[Tensor, Tensor, 
 
 
 def _filter(eigenvalues: Tensor, learnt: Tensor, steps: float) -> Tensor:
-    r"""$(1 - e^{-\lambda\tau}) / \lambda$ at $\tau = \eta t$, with its limits."""
+    r"""$(1 - e^{-\lambda\tau}) / \lambda$ at $\tau = \eta t$, with its limits.
+
+    At $\lambda = 0$ it is $\tau$; at $\tau = \infty$ the null space is left out.
+    """
     safe = torch.where(learnt, eigenvalues, 1.0)
-    rest = 0.0 if math.isinf(steps) else steps
-    return torch.where(learnt, -torch.expm1(-safe * steps) / safe, rest)
+    at_zero = 0.0 if math.isinf(steps) else steps
+    return torch.where(learnt, -torch.expm1(-safe * steps) / safe, at_zero)
 
 
-def _pair(train: Tensor, cross: Tensor, name: str) -> Pair:
-    train, cross = _finite(train, f"{name} train kernel"), _finite(cross, f"{name} cross kernel")
+def _kernel_pair(train: Tensor, cross: Tensor, name: str) -> Pair:
+    """The two kernels in float64, their shapes checked."""
+    train = _finite(train, f"{name} train kernel")
+    cross = _finite(cross, f"{name} cross kernel")
     if train.ndim != 2 or train.shape[0] != train.shape[1] or cross.shape[1:] != train.shape[1:]:
         raise ValueError(
             f"{name}: expected the train kernel (N, N) and the cross kernel (M, N), test rows by "
@@ -238,27 +288,32 @@ def _pair(train: Tensor, cross: Tensor, name: str) -> Pair:
     return train, cross
 
 
-def _check_shapes(ntk: Pair, nngp: Pair, test: Tensor, y: Tensor, *, full: bool) -> None:
-    (k, cross), (prior, prior_cross) = ntk, nngp
-    if k.shape != prior.shape or cross.shape != prior_cross.shape:
+def _check_same_data(ntk: Pair, nngp: Pair) -> None:
+    """Refuse kernels of different data."""
+    ntk_train, ntk_cross = ntk
+    nngp_train, nngp_cross = nngp
+    if ntk_train.shape != nngp_train.shape or ntk_cross.shape != nngp_cross.shape:
         raise ValueError(
             "The two kernels belong to different data: NTK train and cross "
-            f"{tuple(k.shape)}, {tuple(cross.shape)}, NNGP {tuple(prior.shape)}, "
-            f"{tuple(prior_cross.shape)}."
+            f"{tuple(ntk_train.shape)}, {tuple(ntk_cross.shape)}, NNGP {tuple(nngp_train.shape)}, "
+            f"{tuple(nngp_cross.shape)}."
         )
-    rows, points = len(k), len(cross)
-    shapes = [(points, points)] if full else [(points,), (points, points)]
-    if tuple(test.shape) not in shapes:
-        raise ValueError(
-            f"nngp test kernel: expected {' or '.join(map(str, shapes))}"
-            f"{' for a covariance' if full else ''}, got {tuple(test.shape)}."
-        )
-    if y.ndim not in {1, 2} or len(y) != rows:
-        raise ValueError(f"targets: expected ({rows},) or ({rows}, K), got {tuple(y.shape)}.")
+
+
+def _check_test_kernel(test: Tensor, points: int, *, covariance: bool) -> None:
+    """Refuse a test kernel that is not (M,) or (M, M); a covariance needs (M, M)."""
+    shape = tuple(test.shape)
+    if shape == (points, points) or (shape == (points,) and not covariance):
+        return
+    if covariance:
+        expected = f"({points}, {points}) for a covariance"
+    else:
+        expected = f"({points},) or ({points}, {points})"
+    raise ValueError(f"nngp test kernel: expected {expected}, got {shape}.")
 
 
 def _checked_times(time: Times, rate: float) -> Tensor:
-    """() or (T,), and a clear error for times and rates that cannot be."""
+    """The times as () or (T,), with clear errors for times and rates that cannot be."""
     times = torch.as_tensor(time, dtype=torch.float64)
     if times.ndim > 1 or times.numel() == 0 or not bool((times >= 0).all()):
         raise ValueError(f"time must be a number or a sequence, not negative, got {time}.")
@@ -268,7 +323,7 @@ def _checked_times(time: Times, rate: float) -> Tensor:
 
 
 def _finite(tensor: Tensor, name: str) -> Tensor:
-    """In float64; NaN, infinity and empty tensors are refused by name."""
+    """A tensor in float64; NaN, infinity and empty tensors are refused by name."""
     tensor = tensor.detach().to(torch.float64)
     if tensor.numel() == 0 or not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"{name}: expected finite numbers, got none, NaN or infinity.")

@@ -1,4 +1,4 @@
-r"""Kernels of a given net: the tangent kernel of its parameters, and that of its last layer.
+r"""Kernels of a given network: the tangent kernel of its parameters, and that of its last layer.
 
 $$ \hat\Theta_{nk,ml} = \frac{\partial \tilde y_k(x_n)}{\partial w} \cdot
    \frac{\partial \tilde y_l(x_m)}{\partial w}, \qquad
@@ -21,7 +21,10 @@ from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Regressor
 from ..last_layer.readout.tap import AnyTap, Tap
 
-DEFAULT_BATCH = 256  # rows whose derivatives are held at once, twice
+__all__ = ["empirical_nngp", "empirical_ntk"]
+
+DEFAULT_BATCH = 256
+"""Rows whose derivatives are stored at once, twice."""
 
 
 def empirical_ntk(
@@ -33,26 +36,29 @@ def empirical_ntk(
     outputs: Literal["full", "trace"] = "full",
     batch_size: int = DEFAULT_BATCH,
 ) -> Tensor:
-    r"""The tangent kernel of a net as it is, in float64.
+    r"""The tangent kernel of a network as it is, in float64.
 
-    Derivatives of linear layers stay factored, so that no Jacobian is formed for them; the rest is
-    held for two batches at a time.
+    Derivatives of linear layers stay factored, so that no Jacobian is formed for them. Other
+    derivatives are stored for two batches at a time.
 
     Args:
-        module: the net, run in eval mode and never changed.
-        x: inputs (N, ...).
-        z: inputs (M, ...); by default x itself.
-        parameters: names or prefixes of the parameters to count, or callable(name) -> bool.
-        outputs: for K > 1 outputs, "full" gives (N, K, M, K) and "trace" the sum over equal
+        module: The network, run in eval mode and never changed.
+        x: Inputs (N, ...).
+        z: Inputs (M, ...); by default x itself.
+        parameters: Names or prefixes of the parameters to count, or callable(name) -> bool.
+        outputs: For K > 1 outputs, "full" gives (N, K, M, K) and "trace" the sum over equal
             outputs, (N, M).
-        batch_size: rows at a time.
+        batch_size: Rows at a time.
 
     Returns:
         (N, M) for one output or the trace, else (N, K, M, K).
 
+    Raises:
+        ValueError: An option or the inputs are not usable.
+
     Examples:
-        >>> net = nn.Linear(2, 1, bias=False)
-        >>> empirical_ntk(net, torch.tensor([[1.0, 0.0], [1.0, 2.0]])).tolist()
+        >>> network = nn.Linear(2, 1, bias=False)
+        >>> empirical_ntk(network, torch.tensor([[1.0, 0.0], [1.0, 2.0]])).tolist()
         [[1.0, 1.0], [1.0, 5.0]]
     """
     if outputs not in {"full", "trace"}:
@@ -60,24 +66,31 @@ def empirical_ntk(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     _check_inputs(x, "x")
+    symmetric = z is None
     other = x if z is None else _check_inputs(z, "z")
-    derivatives = Differentiation.of(Regressor.of(module, subset=parameters), x)
-    count = derivatives.outputs
-    wide = count if outputs == "full" else 1
-    kernel = torch.zeros(len(x), wide, len(other), wide, dtype=torch.float64, device=x.device)
-    for i, rows in _chunks(x, batch_size):
-        left = derivatives(rows)[1]
-        for j, columns in _chunks(other, batch_size):
-            if z is None and j < i:
-                continue  # symmetric: filled from the other side
-            right = left if z is None and i == j else derivatives(columns)[1]
-            block = left.kernel(right).reshape(len(rows), count, len(columns), count)
+    differentiation = Differentiation.of(Regressor.of(module, subset=parameters), x)
+    count = differentiation.outputs
+    width = count if outputs == "full" else 1
+    kernel = torch.zeros(len(x), width, len(other), width, dtype=torch.float64, device=x.device)
+    for row_start, left_inputs in _chunks(x, batch_size):
+        rows = slice(row_start, row_start + len(left_inputs))
+        _, left = differentiation(left_inputs)
+        for column_start, right_inputs in _chunks(other, batch_size):
+            if symmetric and column_start < row_start:
+                continue  # filled from the other side
+            columns = slice(column_start, column_start + len(right_inputs))
+            if symmetric and column_start == row_start:
+                right = left
+            else:
+                _, right = differentiation(right_inputs)
+            block = left.kernel(right)  # (n K, m K)
+            block = block.reshape(len(left_inputs), count, len(right_inputs), count)
             if outputs == "trace":
                 block = torch.einsum("nkmk->nm", block)[:, None, :, None]
-            kernel[i : i + len(rows), :, j : j + len(columns)] = block
-            if z is None and i != j:
-                kernel[j : j + len(columns), :, i : i + len(rows)] = block.permute(2, 3, 0, 1)
-    return kernel[:, 0, :, 0] if wide == 1 else kernel
+            kernel[rows, :, columns] = block
+            if symmetric and column_start != row_start:
+                kernel[columns, :, rows] = block.permute(2, 3, 0, 1)
+    return kernel[:, 0, :, 0] if width == 1 else kernel
 
 
 def empirical_nngp(
@@ -92,50 +105,62 @@ def empirical_nngp(
 ) -> Tensor:
     r"""$\sigma_w^2 F F'^\top$ from the features of the last layer, (N, M) in float64.
 
-    A bias of the readout counts as one more feature, equal to one, of the same variance. In a net
-    of standard parametrisation $\sigma_w^2$ is the variance of the readout's weights, which holds
-    the factor 1 / width.
+    A bias of the readout counts as one more feature, equal to one, of the same variance. In a
+    network of standard parametrisation $\sigma_w^2$ is the variance of the readout's weights, which
+    includes the factor 1 / width.
 
     Args:
-        module: the net, never changed.
-        x: inputs (N, ...).
-        z: inputs (M, ...); by default x itself.
+        module: The network, never changed.
+        x: Inputs (N, ...).
+        z: Inputs (M, ...); by default x itself.
         weight_variance: $\sigma_w^2$.
-        features: callable(module, inputs) -> (N, D), instead of the readout's.
-        layer: name of the readout where it is not the last linear map.
-        batch_size: rows at a time.
+        features: A function callable(module, inputs) -> (N, D), instead of the readout's features.
+        layer: Name of the readout where it is not the last linear map.
+        batch_size: Rows at a time.
+
+    Raises:
+        ValueError: The inputs are not usable, or each output has features of its own.
 
     Examples:
-        >>> net = nn.Sequential(nn.Identity(), nn.Linear(1, 1, bias=False))
-        >>> empirical_nngp(net, torch.tensor([[1.0], [2.0]]), weight_variance=0.5).tolist()
+        >>> network = nn.Sequential(nn.Identity(), nn.Linear(1, 1, bias=False))
+        >>> empirical_nngp(network, torch.tensor([[1.0], [2.0]]), weight_variance=0.5).tolist()
         [[0.5, 1.0], [1.0, 2.0]]
     """
     if not 0 <= weight_variance < float("inf"):
         raise ValueError(f"weight_variance must be finite, not negative, got {weight_variance}.")
-    tap = Tap.find(module, (_check_inputs(x, "x")[:2],), layer=layer, features=features)
+    _check_inputs(x, "x")
+    tap = Tap.find(module, (x[:2],), layer=layer, features=features)
     left = _features(tap, x, batch_size)
-    right = left if z is None else _features(tap, _check_inputs(z, "z"), batch_size)
+    if z is None:
+        right = left
+    else:
+        right = _features(tap, _check_inputs(z, "z"), batch_size)
     return weight_variance * left @ right.mT
 
 
 def _features(tap: AnyTap, x: Tensor, batch_size: int) -> Tensor:
+    """Features of the last layer, (N, D) in float64."""
     with torch.no_grad():
-        rows = [tap(part).features.detach() for _, part in _chunks(x, batch_size)]
-    f = torch.cat(rows).to(torch.float64)
-    f = f[:, 0] if f.ndim == 3 and f.shape[1] == 1 else f
-    if f.ndim != 2 or len(f) != len(x):
+        batches = [tap(inputs).features.detach() for _, inputs in _chunks(x, batch_size)]
+    features = torch.cat(batches).to(torch.float64)
+    if features.ndim == 3 and features.shape[1] == 1:  # (N, 1, D) of one output
+        features = features[:, 0]
+    if features.ndim != 2 or len(features) != len(x):
         raise ValueError(
-            f"Expected one row of features per input, got {tuple(f.shape)} for {len(x)} inputs: "
-            "the outputs have features of their own. Pass features=callable(module, x) -> (N, D)."
+            f"Expected one row of features per input, got {tuple(features.shape)} for {len(x)} "
+            "inputs: the outputs have features of their own. Pass features=callable(module, x) -> "
+            "(N, D)."
         )
-    return f
+    return features
 
 
 def _chunks(x: Tensor, size: int) -> list[tuple[int, Tensor]]:
+    """Rows in chunks of this size, each with its start."""
     return [(start, x[start : start + size]) for start in range(0, len(x), size)]
 
 
 def _check_inputs(x: Tensor, name: str) -> Tensor:
+    """The inputs, unless there are none or they are not finite."""
     if x.ndim == 0 or len(x) == 0:
         raise ValueError(f"{name} must hold at least one row, got shape {tuple(x.shape)}.")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):

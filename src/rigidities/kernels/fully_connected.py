@@ -1,4 +1,4 @@
-r"""NNGP and NTK of an infinitely wide fully connected net.
+r"""NNGP and NTK of an infinitely wide fully connected network.
 
 With L hidden layers, $\check\phi$ the dual activation and $\check\phi'$ that of the derivative
 (the paper's recursion, appendix "Power series expansion of the NTK", with the variances of weights
@@ -25,9 +25,16 @@ from torch import Tensor
 
 from .activations import Activation, ActivationLike, activation
 
+__all__ = ["FullyConnected", "Kernels"]
+
 
 class Kernels(NamedTuple):
-    """Both kernels of one net between the same inputs."""
+    """Both kernels of one network between the same inputs.
+
+    Attributes:
+        nngp: Covariance of the outputs at initialisation.
+        ntk: The tangent kernel.
+    """
 
     nngp: Tensor
     ntk: Tensor
@@ -35,23 +42,27 @@ class Kernels(NamedTuple):
 
 @dataclass(frozen=True)
 class FullyConnected:
-    r"""The infinitely wide net in NTK parametrisation.
+    r"""The infinitely wide network in NTK parametrisation.
 
     Each layer is $z = \sigma_w W a / \sqrt n + \sigma_b b$, the entries of W and b all N(0, 1).
 
     Args:
-        depth: L, the number of hidden layers; 0 is a linear model.
-        activation: what `rigidities.kernels.activation` takes.
+        depth: The number L of hidden layers; 0 is a linear model.
+        activation: Anything that `rigidities.kernels.activation` takes.
         weight_variance: $\sigma_w^2$.
         bias_variance: $\sigma_b^2$.
-        input_scale: s above; "dim" for 1 / (number of inputs), 1.0 in the paper.
-        normalised: scale the activation so that $E[\phi(z)^2] = 1$ at unit variance, as the paper
-            does: inputs of unit length then keep it through all layers.
+        input_scale: The factor s of the inputs' products; "dim" for 1 / (number of inputs), 1.0 in
+            the paper.
+        normalised: Whether to scale the activation so that $E[\phi(z)^2] = 1$ at unit variance, as
+            the paper does: inputs of unit length then keep it through all layers.
+
+    Raises:
+        ValueError: A number is out of its range.
 
     Examples:
         >>> x = torch.eye(2, dtype=torch.float64)
-        >>> net = FullyConnected(depth=1, activation="identity", input_scale=1.0)
-        >>> net.ntk(x).tolist()  # L + 1 times the inner products
+        >>> network = FullyConnected(depth=1, activation="identity", input_scale=1.0)
+        >>> network.ntk(x).tolist()  # L + 1 times the inner products
         [[2.0, 0.0], [0.0, 2.0]]
     """
 
@@ -67,75 +78,95 @@ class FullyConnected:
         if self.depth < 0:
             raise ValueError(f"depth is the number of hidden layers, at least 0; got {self.depth}.")
         for name in ("weight_variance", "bias_variance"):
-            if not 0 <= (value := getattr(self, name)) < float("inf"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be finite and not negative, got {value}.")
         if self.input_scale != "dim" and not 0 < float(self.input_scale) < float("inf"):
             raise ValueError(f"input_scale must be 'dim' or positive, got {self.input_scale!r}.")
         phi = activation(self.activation)
-        object.__setattr__(self, "_phi", phi.normalised() if self.normalised else phi)
+        if self.normalised:
+            phi = phi.normalised()
+        object.__setattr__(self, "_phi", phi)
 
     def nngp(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Covariance of the outputs at initialisation, (N, M)."""
-        return self._propagated(x, z, tangent=False).nngp
+        return self._kernels(x, z, tangent=False).nngp
 
     def ntk(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """The tangent kernel, (N, M)."""
-        return self._propagated(x, z, tangent=True).ntk
+        return self._kernels(x, z, tangent=True).ntk
 
     def kernels(self, x: Tensor, z: Tensor | None = None) -> Kernels:
-        """Both, for the price of the NTK.
+        """Both kernels, for the price of the NTK.
 
         Args:
-            x: (N, d).
-            z: (M, d); by default x itself.
+            x: Inputs (N, d).
+            z: Inputs (M, d); by default x itself.
 
         Returns:
             (N, M) each, float64.
         """
-        return self._propagated(x, z, tangent=True)
+        return self._kernels(x, z, tangent=True)
 
     def diagonal(self, x: Tensor) -> Kernels:
         """k(x, x) of both kernels, (N,) each, without the matrix."""
         x = _inputs(x, "x")
-        variance = self._first(x.square().sum(1), x.shape[1])
+        variance = self._first_layer(x.square().sum(1), x.shape[1])
         return self._recursion(variance, variance, variance, tangent=True)
 
-    def _propagated(self, x: Tensor, z: Tensor | None, *, tangent: bool) -> Kernels:
+    def _kernels(self, x: Tensor, z: Tensor | None, *, tangent: bool) -> Kernels:
+        """Both kernels; the NTK is not computed where it is not wanted (not `tangent`)."""
         x = _inputs(x, "x")
         other = x if z is None else _inputs(z, "z")
         if other.shape[1] != x.shape[1]:
-            what = "x and z must have the same number of columns"
-            raise ValueError(f"{what}, got {tuple(x.shape)} and {tuple(other.shape)}.")
+            raise ValueError(
+                "x and z must have the same number of columns, got "
+                f"{tuple(x.shape)} and {tuple(other.shape)}."
+            )
         width = x.shape[1]
-        p = self._first(x.square().sum(1), width)
-        q = p if z is None else self._first(other.square().sum(1), width)
-        r = self._first(x @ other.mT, width)
+        p = self._first_layer(x.square().sum(1), width)  # (N,)
+        q = p if z is None else self._first_layer(other.square().sum(1), width)  # (M,)
+        r = self._first_layer(x @ other.mT, width)  # (N, M)
         bound = p.sqrt()[:, None] * q.sqrt()
         r = torch.clamp(r, -bound, bound)
-        if z is None:
-            r.diagonal().copy_(p)  # the product's rounding would pass for a correlation below 1
-        kernels = self._recursion(p[:, None], q[None], r, tangent=tangent)
-        return kernels if z is not None else Kernels(*((k + k.mT) / 2 for k in kernels))
+        if z is not None:
+            return self._recursion(p[:, None], q[None], r, tangent=tangent)
+        r.diagonal().copy_(p)  # the product's rounding would pass for a correlation below 1
+        nngp, ntk = self._recursion(p[:, None], q[None], r, tangent=tangent)
+        return Kernels(nngp=(nngp + nngp.mT) / 2, ntk=(ntk + ntk.mT) / 2)
 
-    def _first(self, products: Tensor, width: int) -> Tensor:
+    def _first_layer(self, products: Tensor, width: int) -> Tensor:
+        """$K^{(0)}$ from the inputs' products."""
         scale = 1 / width if self.input_scale == "dim" else self.input_scale
         return self.weight_variance * scale * products + self.bias_variance
 
     def _recursion(self, p: Tensor, q: Tensor, r: Tensor, *, tangent: bool) -> Kernels:
-        """L layers of variances p, q, covariances r and, where asked, the tangent kernel."""
-        phi, w, b = self._phi, self.weight_variance, self.bias_variance
+        """L layers of variances p and q, covariances r and, if `tangent`, the tangent kernel.
+
+        Where r is p itself, a diagonal, the variances are the covariances and are not computed
+        twice.
+        """
+        phi = self._phi
+        w = self.weight_variance
+        b = self.bias_variance
+        diagonal = r is p
         ntk = r
         for _ in range(self.depth):
-            slope = w * phi.slope_dual(p, q, r) if tangent else r
-            diagonal = r is p
-            r = w * phi.dual(p, q, r) + b
-            p, q = (r, r) if diagonal else (w * phi.moment(p) + b, w * phi.moment(q) + b)
+            nngp = w * phi.dual(p, q, r) + b
             if tangent:
-                ntk = r + slope * ntk
-        return Kernels(r, ntk)
+                ntk = nngp + w * phi.slope_dual(p, q, r) * ntk
+            if diagonal:
+                p = nngp
+                q = nngp
+            else:
+                p = w * phi.moment(p) + b
+                q = w * phi.moment(q) + b
+            r = nngp
+        return Kernels(nngp=r, ntk=ntk)
 
 
 def _inputs(x: Tensor, name: str) -> Tensor:
+    """Inputs (N, d) in float64, checked."""
     x = torch.as_tensor(x).detach().to(torch.float64)
     if x.ndim != 2:
         raise ValueError(f"{name} must be (N, d), one row per input, got {tuple(x.shape)}.")

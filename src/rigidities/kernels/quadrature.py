@@ -16,6 +16,9 @@ $2\sqrt m$, mostly where the density is nil.) Each order has a grid of its own, 
 agree on what the activation is and not on what one grid makes of it. What enters is the product
 $h_n(z)\, e^{-z^2/2}$, built by the three-term recursion of $h_n(z)\, e^{-z^2/4}$, which neither
 overflows nor cancels.
+
+`mehler_dual` takes variances and covariances that broadcast, finds the order at which the
+coefficients of both sides have converged, and sums the series.
 """
 
 from __future__ import annotations
@@ -23,24 +26,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 Function = Callable[[Tensor], Tensor]
-Sides = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-ORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # terms, until two in succession agree
+ORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Numbers of terms that are tried in turn, until two in succession agree."""
+
 TOLERANCE = 1e-8
 """Largest difference between two orders, relative to the largest $E[\\phi^2]$ present.
 
-The finer order, which is kept, is better by far: the error falls to about its 1.4th power.
+The finer order, which is used, is better by far: the error falls to about its 1.4th power.
 """
 
-_REACH = 13.0  # exp(-13^2 / 4) is 4e-19
+_REACH = 13.0
+"""The integrals' range; exp(-13^2 / 4) is 4e-19."""
+
 _TINY = torch.finfo(torch.float64).tiny
-_BLOCK = 1 << 14  # entries of a kernel that are summed together
-_MOST = 1 << 12  # variances at once: at the highest order their coefficients take 128 MiB
+
+_BLOCK = 1 << 14
+"""Entries of a kernel that are summed together, within a processor's cache."""
+
+_MOST = 1 << 12
+"""Variances at once: at the highest order their coefficients take 128 MiB."""
+
+
+class _HermiteExpansion(NamedTuple):
+    """Hermite coefficients (P, order) of a function at P variances, and E[phi^2] (P,)."""
+
+    coefficients: Tensor
+    moments: Tensor
 
 
 @lru_cache(maxsize=16)
@@ -59,33 +77,50 @@ def hermite_rule(order: int) -> tuple[Tensor, Tensor, Tensor]:
     z = step * torch.arange(-side, side + 1, dtype=torch.float64)
     root = torch.exp(-z.square() / 4)
     weight = step / math.sqrt(2 * math.pi)
-    rows, below, current = [], torch.zeros_like(z), root
+    rows = []
+    # h_n(z) exp(-z^2 / 4) by sqrt(n + 1) h_{n+1} = z h_n - sqrt(n) h_{n-1}
+    previous = torch.zeros_like(z)
+    current = root
     for n in range(order):
         rows.append(weight * root * current)
-        below, current = current, (z * current - n**0.5 * below) / (n + 1) ** 0.5
+        following = (z * current - n**0.5 * previous) / (n + 1) ** 0.5
+        previous = current
+        current = following
     return z, weight * root.square(), torch.stack(rows)
 
 
 def hermite_coefficients(function: Function, variance: Tensor, order: int) -> tuple[Tensor, Tensor]:
     r"""$a_n(p) = E[\phi(\sqrt p\, z)\, h_n(z)]$ for n below `order`, and $E[\phi(\sqrt p\, z)^2]$.
 
-    For variances p (...): (..., order) and (...) in float64; by Parseval the squares of all $a_n$
-    sum to the second. Refused where $\phi$ is not finite somewhere.
+    By Parseval the squares of all $a_n$ sum to the second.
+
+    Args:
+        function: $\phi$, elementwise.
+        variance: Variances p, of any shape (...).
+        order: Number of coefficients.
+
+    Returns:
+        (..., order) and (...), in float64.
+
+    Raises:
+        ValueError: $\phi$ is not finite somewhere.
 
     Examples:
         >>> a, moment = hermite_coefficients(lambda x: x * x, torch.ones(()), 4)
         >>> [round(float(c), 6) for c in (*a[::2], moment)]
         [1.0, 1.414214, 3.0]
     """
-    z, weights, basis = (part.to(variance.device) for part in hermite_rule(order))
-    values = function(variance.to(torch.float64).sqrt()[..., None] * z).to(torch.float64)
+    z, weights, basis = hermite_rule(order)
+    device = variance.device
+    standard_deviation = variance.to(torch.float64).sqrt()
+    values = function(standard_deviation[..., None] * z.to(device)).to(torch.float64)
     if not bool(torch.isfinite(values).all()):
         raise ValueError(
             "The activation gives NaN or infinity for pre-activations up to "
             f"{_REACH * float(variance.max().sqrt()):.3g}. Use one that is finite on the whole "
             "line, or scale the inputs down."
         )
-    return values @ basis.mT, values.square() @ weights
+    return values @ basis.to(device).mT, values.square() @ weights.to(device)
 
 
 def mehler_dual(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str = "") -> Tensor:
@@ -93,31 +128,50 @@ def mehler_dual(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str =
 
     The order doubles until two in succession agree within `TOLERANCE` for the variances at hand
     and *every* correlation between them, which the coefficients alone decide. Where no two do (a
-    jump or a kink, fast oscillation, large variances) the activation is refused by its name. All
-    three broadcast: p of (N, 1) beside q of (1, M) keeps the work at N + M quadratures.
+    jump or a kink, fast oscillation, large variances) the activation is refused.
+
+    Args:
+        function: $\phi$, elementwise.
+        p: Variances of u. p of (N, 1) beside q of (1, M) keeps the work at N + M quadratures.
+        q: Variances of v.
+        r: Covariances. All three broadcast.
+        name: What messages call the function.
     """
     if p.numel() + q.numel() > _MOST and max(p.shape + q.shape) > 1:
-        return _in_halves(function, p, q, r, name)
-    left, where_left = torch.unique(p, return_inverse=True)
-    right, where_right = torch.unique(q, return_inverse=True)
-    a, b = _converged(function, left, right, name)
-    return _summed(a.mT[:, where_left], b.mT[:, where_right], correlation(p, q, r))
+        return _dual_in_halves(function, p, q, r, name)
+    # Each variance is integrated once, however often it occurs.
+    left_variances, left_index = torch.unique(p, return_inverse=True)
+    right_variances, right_index = torch.unique(q, return_inverse=True)
+    left, right = _converged_coefficients(function, left_variances, right_variances, name)
+    return _series_sum(left.mT[:, left_index], right.mT[:, right_index], correlation(p, q, r))
 
 
-def _summed(left: Tensor, right: Tensor, rho: Tensor) -> Tensor:
-    """Horner's scheme for terms (m, ...) that broadcast to rho, in blocks that fit a cache."""
-    whole = rho.reshape(rho.shape or (1,))
-    left, right = (
-        t.reshape(len(t), *(1,) * (1 + whole.ndim - t.ndim), *t.shape[1:]) for t in (left, right)
-    )
-    total = torch.zeros_like(whole)
-    rows = max(1, _BLOCK * len(whole) // max(1, whole.numel()))
-    for start in range(0, len(whole), rows):
+def _series_sum(left: Tensor, right: Tensor, rho: Tensor) -> Tensor:
+    """The sum of left_n right_n rho^n by Horner's scheme, in blocks that fit a cache.
+
+    Args:
+        left: Coefficients (m, ...), which broadcast to rho behind the first axis.
+        right: The same of the other side.
+        rho: Correlations.
+    """
+    correlations = rho.reshape(rho.shape or (1,))
+    left = _with_axes(left, 1 + correlations.ndim)
+    right = _with_axes(right, 1 + correlations.ndim)
+    total = torch.zeros_like(correlations)
+    rows = max(1, _BLOCK * len(correlations) // max(1, correlations.numel()))
+    for start in range(0, len(correlations), rows):
         block = slice(start, start + rows)
-        ones, others = (t[:, block] if t.shape[1] > 1 else t for t in (left, right))
-        for n in reversed(range(len(ones))):
-            total[block].mul_(whole[block]).addcmul_(ones[n], others[n])
+        left_block = left[:, block] if left.shape[1] > 1 else left
+        right_block = right[:, block] if right.shape[1] > 1 else right
+        for n in reversed(range(len(left_block))):
+            total[block].mul_(correlations[block]).addcmul_(left_block[n], right_block[n])
     return total.reshape(rho.shape)
+
+
+def _with_axes(coefficients: Tensor, axes: int) -> Tensor:
+    """(m, ...) -> (m, 1, ..., 1, ...) with so many axes in all."""
+    new_axes = (1,) * (axes - coefficients.ndim)
+    return coefficients.reshape(len(coefficients), *new_axes, *coefficients.shape[1:])
 
 
 def correlation(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
@@ -127,26 +181,44 @@ def correlation(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
     return torch.where(root > 0, r / safe, 0.0).clamp(-1, 1)
 
 
-def _in_halves(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str) -> Tensor:
+def _dual_in_halves(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str) -> Tensor:
     """Split the longest axis of the variances, so that no table of coefficients grows large."""
     shape = (p + q + r).shape
-    p, q, r = (t.reshape((1,) * (len(shape) - t.ndim) + t.shape) for t in (p, q, r))
+    p = p.reshape((1,) * (len(shape) - p.ndim) + p.shape)
+    q = q.reshape((1,) * (len(shape) - q.ndim) + q.shape)
+    r = r.reshape((1,) * (len(shape) - r.ndim) + r.shape)
     axis = max(range(len(shape)), key=lambda i: max(p.shape[i], q.shape[i]))
-    half, pieces = shape[axis] // 2, []
+    half = shape[axis] // 2
+    duals = []
     for start, length in ((0, half), (half, shape[axis] - half)):
-        u, v, w = (t.narrow(axis, start, length) if t.shape[axis] > 1 else t for t in (p, q, r))
-        pieces.append(mehler_dual(function, u, v, w, name))
-    return torch.cat(pieces, axis)
+        dual = mehler_dual(
+            function,
+            _narrowed(p, axis, start, length),
+            _narrowed(q, axis, start, length),
+            _narrowed(r, axis, start, length),
+            name,
+        )
+        duals.append(dual)
+    return torch.cat(duals, axis)
 
 
-def _converged(function: Function, p: Tensor, q: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _narrowed(tensor: Tensor, axis: int, start: int, length: int) -> Tensor:
+    """Some entries along an axis; all of an axis that broadcasts."""
+    return tensor.narrow(axis, start, length) if tensor.shape[axis] > 1 else tensor
+
+
+def _converged_coefficients(
+    function: Function, p: Tensor, q: Tensor, name: str
+) -> tuple[Tensor, Tensor]:
     """Coefficients (P, m) and (Q, m) at the first order that agrees with the one before."""
-    coarse, change = _sides(function, p, q, ORDERS[0]), math.inf
+    coarse = _both_sides(function, p, q, ORDERS[0])
+    change = math.inf
     for order in ORDERS[1:]:
-        fine = _sides(function, p, q, order)
-        change = _change(coarse, fine)
+        fine = _both_sides(function, p, q, order)
+        change = _relative_change(coarse, fine)
         if change <= TOLERANCE:
-            return _trimmed(fine[0][0], fine[1][0])
+            left, right = fine
+            return _trimmed(left.coefficients, right.coefficients)
         coarse = fine
     raise ValueError(
         f"The quadrature of the activation {name!r} does not converge: orders {ORDERS[-2]} and "
@@ -156,34 +228,46 @@ def _converged(function: Function, p: Tensor, q: Tensor, name: str) -> tuple[Ten
     )
 
 
-def _sides(function: Function, p: Tensor, q: Tensor, order: int) -> Sides:
-    """Coefficients (P, m) and second moments of the one side, and (Q, m) of the other."""
-    left = hermite_coefficients(function, p, order)
-    return left, left if torch.equal(p, q) else hermite_coefficients(function, q, order)
+def _both_sides(
+    function: Function, p: Tensor, q: Tensor, order: int
+) -> tuple[_HermiteExpansion, _HermiteExpansion]:
+    """The expansions of the function at both sides' variances."""
+    left = _HermiteExpansion(*hermite_coefficients(function, p, order))
+    if torch.equal(p, q):
+        return left, left
+    return left, _HermiteExpansion(*hermite_coefficients(function, q, order))
 
 
-def _change(coarse: Sides, fine: Sides) -> float:
+def _relative_change(
+    coarse: tuple[_HermiteExpansion, _HermiteExpansion],
+    fine: tuple[_HermiteExpansion, _HermiteExpansion],
+) -> float:
     r"""Bound on the relative change of $\sum_n a_n b_n \rho^n$ for all pairs, $|\rho| \le 1$.
 
     A part of the function that no term reaches shows in Parseval's sum.
     """
-    moved, largest, missing = [], [], 0.0
-    for (old, _), (new, moment) in zip(coarse, fine, strict=True):
-        (change, most), size = (new.clone(), new.abs().amax(0)), old.shape[-1]
-        change[:, :size] -= old
-        most[:size] = torch.maximum(most[:size], old.abs().amax(0))
-        moved.append(change.abs().amax(0))
-        largest.append(most)
-        lost = (moment - new.square().sum(-1)).abs().max() / moment.max().clamp_min(_TINY)
-        missing = max(missing, float(lost))
-    bound = moved[0] @ largest[1] + largest[0] @ moved[1]
-    scale = (fine[0][1].max() * fine[1][1].max()).sqrt().clamp_min(_TINY)
+    changes = []  # of each side, (order,): the largest |change| of a coefficient
+    sizes = []  # of each side, (order,): the largest |coefficient|
+    missing = 0.0  # share of E[phi^2] that the coefficients do not reach
+    for old, new in zip(coarse, fine, strict=True):
+        old_order = old.coefficients.shape[-1]
+        change = new.coefficients.clone()
+        change[:, :old_order] -= old.coefficients
+        size = new.coefficients.abs().amax(0)
+        size[:old_order] = torch.maximum(size[:old_order], old.coefficients.abs().amax(0))
+        changes.append(change.abs().amax(0))
+        sizes.append(size)
+        lost = (new.moments - new.coefficients.square().sum(-1)).abs().max()
+        missing = max(missing, float(lost / new.moments.max().clamp_min(_TINY)))
+    bound = changes[0] @ sizes[1] + sizes[0] @ changes[1]
+    left, right = fine
+    scale = (left.moments.max() * right.moments.max()).sqrt().clamp_min(_TINY)
     return max(missing, float(bound / scale))
 
 
-def _trimmed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Without the trailing terms that together stay below rounding."""
-    terms = a.abs().amax(0) * b.abs().amax(0)
-    rest = terms.flip(0).cumsum(0).flip(0)
-    keep = max(1, int((rest > 1e-17 * rest[0]).sum()))
-    return a[:, :keep].contiguous(), b[:, :keep].contiguous()
+def _trimmed(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients without the trailing terms that together stay below rounding."""
+    terms = left.abs().amax(0) * right.abs().amax(0)
+    tails = terms.flip(0).cumsum(0).flip(0)  # the sum of each term and all behind it
+    count = max(1, int((tails > 1e-17 * tails[0]).sum()))
+    return left[:, :count].contiguous(), right[:, :count].contiguous()

@@ -19,8 +19,8 @@ $$ \Delta^{(l)} = K_\mathrm{NTK} - (l+1)\, K_\mathrm{NNGP}
 
 and $|\Xi| - |\Delta| = \frac16 |b\,\xi^3|\, a^{l-1} (l+1) \sum_{m=1}^l a^{2(m-1)} \ge 0$: the
 NNGP is the better multiple. These are the paper's formulas (appendix "Power series expansion of the
-NTK"); composing the recursion as truncated polynomials confirms them (`recursion_series`). Kept as
-sums, they have no 0/0 at a = 1, where the difference is $l (l+1) |b\,\xi^3| / 6$. An even part
+NTK"); composing the recursion as truncated polynomials confirms them (`recursion_series`). Written
+as sums, they have no 0/0 at a = 1, where the difference is $l (l+1) |b\,\xi^3| / 6$. An even part
 of the activation ($a_0, a_2, \dots \ne 0$: ReLU, SiLU, GELU) makes $K^{(l)}(\xi = 0)$ positive, and
 no expansion about zero describes deeper layers.
 """
@@ -36,17 +36,31 @@ from ..prediction.quadrature import gauss
 from .activations import Activation, ActivationLike, activation
 from .quadrature import TOLERANCE
 
-_REACH = 16.0  # exp(-16^2 / 2) is 1e-56
-_PANELS, _NODES = (64, 128), 24  # panel edges at all multiples of 1/2
+__all__ = [
+    "CubicCorrections",
+    "cubic_corrections",
+    "dual_series",
+    "odd_coefficients",
+    "recursion_series",
+]
+
+_REACH = 16.0
+"""The integrals' range; exp(-16^2 / 2) is 1e-56."""
+
+_PANELS = (64, 128)
+"""Two numbers of panels, which have to agree; their edges are at all multiples of 1/2."""
+
+_NODES = 24
+"""Gauss-Legendre nodes in a panel."""
 
 
 class CubicCorrections(NamedTuple):
     r"""Coefficients of $\xi^3$.
 
     Attributes:
-        linear: $\Xi$'s, the error of a multiple of the inputs' products.
-        nngp: $\Delta$'s, the error of a multiple of the NNGP.
-        difference: $|\Xi| - |\Delta|$.
+        linear: That of $\Xi$, the error of a multiple of the inputs' products.
+        nngp: That of $\Delta$, the error of a multiple of the NNGP.
+        difference: That of $|\Xi| - |\Delta|$.
     """
 
     linear: float
@@ -58,19 +72,19 @@ def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True
     r"""Taylor coefficients $c_n = a_n^2\, [/ \sum_m a_m^2]$ of the dual at zero correlation.
 
     The integrals are composite Gauss-Legendre with panel edges at the multiples of 1/2, so that
-    kinks there (ReLU) cost nothing. They are taken with two numbers of panels, which have to agree;
-    the finer is kept.
+    kinks there (ReLU) cost nothing. They are computed with two numbers of panels, which have to
+    agree; the finer result is returned.
 
     Args:
-        kind: what `activation` takes.
-        terms: how many, n = 0 ... terms - 1.
-        normalised: divide by $E[\phi(z)^2]$.
+        kind: Anything that `activation` takes.
+        terms: How many coefficients, n = 0 ... terms - 1.
+        normalised: Whether to divide by $E[\phi(z)^2]$.
 
     Returns:
         (terms,) in float64, all non-negative.
 
     Raises:
-        ValueError: the activation is not finite, or the two rules differ by more than
+        ValueError: The activation is not finite, or the two rules differ by more than
             `TOLERANCE` of $E[\phi^2]$ (a jump or a kink elsewhere, fast oscillation).
 
     Examples:
@@ -80,10 +94,12 @@ def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True
     if terms < 1:
         raise ValueError(f"terms must be at least 1, got {terms}.")
     phi = activation(kind)
-    (coarse, rough), (fine, moment) = (_coefficients(phi, terms, panels) for panels in _PANELS)
+    coarse, coarse_moment = _coefficients(phi, terms, _PANELS[0])
+    fine, moment = _coefficients(phi, terms, _PANELS[1])
     scale = moment.clamp_min(torch.finfo(torch.float64).tiny)
-    apart = (coarse - fine).abs() * (coarse.abs() + fine.abs())  # |a^2 - b^2| or more
-    change = float(torch.maximum(apart.max(), (rough - moment).abs()) / scale)
+    differences = (coarse - fine).abs() * (coarse.abs() + fine.abs())  # |a^2 - b^2| or more
+    moment_difference = (coarse_moment - moment).abs()
+    change = float(torch.maximum(differences.max(), moment_difference) / scale)
     if change > TOLERANCE:
         raise ValueError(
             f"The series of the activation {phi.name!r} does not converge: {_PANELS[0]} and "
@@ -91,22 +107,30 @@ def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True
             f"{TOLERANCE:g}). Use an activation without fast oscillation, and without jumps and "
             "kinks but at multiples of 1/2."
         )
-    return fine.square() / moment if normalised else fine.square()
+    if normalised:
+        return fine.square() / moment
+    return fine.square()
 
 
 def _coefficients(phi: Activation, terms: int, panels: int) -> tuple[Tensor, Tensor]:
-    r"""$a_n$ for n below `terms` and $E[\phi(z)^2]$."""
-    (nodes, shares), width = gauss(_NODES), 2 * _REACH / panels  # composite Gauss-Legendre
+    r"""$a_n$ for n below `terms`, and $E[\phi(z)^2]$, by composite Gauss-Legendre."""
+    nodes, shares = gauss(_NODES)  # on [0, 1]
+    width = 2 * _REACH / panels
     starts = -_REACH + width * torch.arange(panels, dtype=torch.float64)
     z = (starts[:, None] + width * nodes).reshape(-1)
     weights = (width * shares).repeat(panels) * torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5
     values = phi.function(z).to(torch.float64)
     if not bool(torch.isfinite(values).all()):
         raise ValueError(f"The activation {phi.name!r} is not finite on [-{_REACH}, {_REACH}].")
-    coefficients, below, current = [], torch.zeros_like(z), torch.ones_like(z)
+    coefficients = []
+    # h_n(z) by sqrt(n + 1) h_{n+1} = z h_n - sqrt(n) h_{n-1}
+    previous = torch.zeros_like(z)
+    current = torch.ones_like(z)
     for n in range(terms):
         coefficients.append((weights * values * current).sum())
-        below, current = current, (z * current - n**0.5 * below) / (n + 1) ** 0.5
+        following = (z * current - n**0.5 * previous) / (n + 1) ** 0.5
+        previous = current
+        current = following
     return torch.stack(coefficients), (weights * values.square()).sum()
 
 
@@ -114,7 +138,7 @@ def odd_coefficients(kind: ActivationLike) -> tuple[float, float]:
     r"""$a = \check\phi'(0)$ and $b = \check\phi'''(0)$ of the normalised dual of an odd activation.
 
     Raises:
-        ValueError: the activation has an even part.
+        ValueError: The activation has an even part.
 
     Examples:
         >>> odd_coefficients("identity")
@@ -124,10 +148,15 @@ def odd_coefficients(kind: ActivationLike) -> tuple[float, float]:
     series = dual_series(phi, 12)
     even = float(series[0::2].sum())
     if even > 1e-10:
-        what = f"The activation {phi.name!r} is not odd: even terms carry {even:.2g} of its dual"
-        raise ValueError(f"{what}. Use dual_series for its coefficients.")
-    a, b = float(series[1]), 6 * float(series[3])
-    return (a, b) if b > 1e-20 else (round(a, 14), 0.0)
+        raise ValueError(
+            f"The activation {phi.name!r} is not odd: even terms carry {even:.2g} of its dual. Use "
+            "dual_series for its coefficients."
+        )
+    a = float(series[1])
+    b = 6 * float(series[3])
+    if b <= 1e-20:  # the identity, but for rounding
+        return round(a, 14), 0.0
+    return a, b
 
 
 def cubic_corrections(a: float, b: float, depth: int) -> CubicCorrections:
@@ -136,7 +165,7 @@ def cubic_corrections(a: float, b: float, depth: int) -> CubicCorrections:
     Args:
         a: $\check\phi'(0)$, in (0, 1].
         b: $\check\phi'''(0)$.
-        depth: l, hidden layers, at least 1.
+        depth: The number l of hidden layers, at least 1.
 
     Examples:
         >>> cubic_corrections(1.0, 6.0, 1)
@@ -148,15 +177,16 @@ def cubic_corrections(a: float, b: float, depth: int) -> CubicCorrections:
     front = b * a ** (depth - 1)
     linear = front / 6 * sum((2 * m + depth + 1) * p for m, p in enumerate(powers, 1))
     nngp = front / 3 * sum(m * p for m, p in enumerate(powers, 1))
-    return CubicCorrections(linear, nngp, abs(front) / 6 * (depth + 1) * sum(powers))
+    difference = abs(front) / 6 * (depth + 1) * sum(powers)
+    return CubicCorrections(linear, nngp, difference)
 
 
 def recursion_series(series: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     r"""NNGP and NTK after `depth` layers as polynomials of $\xi$, by composition.
 
     Args:
-        series: Taylor coefficients of the dual, (n,); higher powers are cut off everywhere.
-        depth: hidden layers.
+        series: Taylor coefficients of the dual, (n,). Higher powers are cut off everywhere.
+        depth: Number of hidden layers.
 
     Returns:
         Coefficients of the NNGP and the NTK, (n,) each; exact up to the cut where the dual is
@@ -168,18 +198,20 @@ def recursion_series(series: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         ([0.0, 0.5, 0.0, 0.5], [0.0, 1.0, 0.0, 2.0])
     """
     series = series.to(torch.float64)
-    slopes, ntk = series.new_zeros(2, len(series))
-    slopes[:-1] = series[1:] * torch.arange(1, len(series), dtype=torch.float64)
-    ntk[1] = 1.0
-    nngp = ntk
+    derivative = torch.zeros_like(series)  # of the dual
+    derivative[:-1] = series[1:] * torch.arange(1, len(series), dtype=torch.float64)
+    nngp = torch.zeros_like(series)
+    nngp[1] = 1.0  # ξ itself, before the first layer
+    ntk = nngp
     for _ in range(depth):
-        slope, nngp = _composed(slopes, nngp), _composed(series, nngp)
+        slope = _composed(derivative, nngp)
+        nngp = _composed(series, nngp)
         ntk = nngp + _product(ntk, slope)
     return nngp, ntk
 
 
 def _composed(outer: Tensor, inner: Tensor) -> Tensor:
-    """outer(inner(ξ)) by Horner's scheme, cut off."""
+    """The polynomial outer(inner(ξ)) by Horner's scheme, cut off at the same degree."""
     total = torch.zeros_like(inner)
     for coefficient in outer.flip(0):
         total = _product(total, inner)
@@ -188,7 +220,7 @@ def _composed(outer: Tensor, inner: Tensor) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Product of two polynomials, cut off."""
+    """The product of two polynomials, cut off at the same degree."""
     total = torch.zeros_like(left)
     for n, coefficient in enumerate(left.tolist()):
         total[n:] += coefficient * right[: len(right) - n]

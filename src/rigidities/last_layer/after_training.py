@@ -1,4 +1,4 @@
-"""Error bars of a model that is yet to be trained: what trainers' callbacks share."""
+"""Error bars of a model that is yet to be trained: what the callbacks of trainers share."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from torch import nn
 from ..notices import NO_FIT, NotFittedError
 from .rigidity import LastLayerRigidity
 
+__all__ = ["AfterTraining"]
+
 
 class AfterTraining:
-    """What to do once a model is trained, checked before, and what came of it.
+    """Fits and calibrates once a model is trained.
+
+    The options are checked before the training begins, not after its hours.
 
     Args:
-        valid: data to calibrate on instead of the trainer's.
-        fit: options of `LastLayerRigidity.fit`.
-        calibrate: options of `LastLayerRigidity.calibrate`; None for no calibration.
-        options: of `LastLayerRigidity`: `layer`, `features`, `forward`, `target`, `output`.
+        valid: Data to calibrate on instead of the trainer's.
+        fit: Options of `LastLayerRigidity.fit`.
+        calibrate: Options of `LastLayerRigidity.calibrate`; None for no calibration.
+        options: Options of `LastLayerRigidity`: `layer`, `features`, `forward`, `target`, `output`.
+
+    Raises:
+        TypeError: An option is unknown.
     """
 
     def __init__(
@@ -29,21 +36,36 @@ class AfterTraining:
         calibrate: Mapping[str, Any] | None = {},
         **options: Any,
     ) -> None:
-        self.valid, self.options, self.fitting, self.calibrating = valid, options, fit, calibrate
-        inspect.signature(LastLayerRigidity).bind(None, **options)  # a TypeError names the option
+        self.valid = valid
+        self.options = options
+        self.fitting = fit
+        self.calibrating = calibrate
+        # Binding the options to the signatures raises a TypeError that names an unknown one.
+        inspect.signature(LastLayerRigidity).bind(None, **options)
         inspect.signature(LastLayerRigidity.fit).bind(None, None, **fit)
         inspect.signature(LastLayerRigidity.calibrate).bind(None, None, **(calibrate or {}))
         self._uq: LastLayerRigidity | None = None
 
     @property
     def uq(self) -> LastLayerRigidity:
-        """The error bars of the trained model."""
+        """The error bars of the trained model.
+
+        Raises:
+            NotFittedError: The training has not ended in this process.
+        """
         if self._uq is None:
             raise NotFittedError(NO_FIT.format("the trainer, in this process,"))
         return self._uq
 
     def make(self, model: nn.Module, train: Any, valid: Any, trial: bool = False) -> None:
-        """Fit and, if that is wanted and this no trial, calibrate; an error changes nothing."""
+        """Fit, and calibrate unless that is not wanted. An error changes nothing.
+
+        Args:
+            model: The trained model.
+            train: The training data.
+            valid: The data to calibrate on.
+            trial: Whether this is a trial run, which fits and does not calibrate.
+        """
         uq = LastLayerRigidity(model, **self.options).fit(train, **self.fitting)
         if self.calibrating is not None and not trial:
             uq.calibrate(valid, **self.calibrating)

@@ -1,9 +1,9 @@
 """An unfinished fit in a file, so that it survives its process.
 
 The file holds the statistics after a whole block, the number of batches in them, and digests of the
-first and the last of these. A resumed fit passes over as many batches, compares the two, and begins
-where the file ends: the blocks that follow are those of a fit in one go, so that it ends with the
-same bits.
+first and the last of these batches. A resumed fit passes over as many batches, compares the two
+digests, and begins where the file ends. The blocks that follow are those of a fit in one go, so the
+resumed fit ends with the same bits.
 """
 
 from __future__ import annotations
@@ -27,25 +27,35 @@ from .merging import require_alike
 from .statistics.statistics import Statistics
 
 SECONDS = 60.0
+"""Seconds between two writes, by default."""
 _ANEW = "To begin the fit anew, remove the file or name another."
 T = TypeVar("T")
 
 
 class Checkpoint:
-    """The file of one fit, if it has a path: `resume`, `passing` all batches, `tick`, then `done`.
+    """The file of one unfinished fit.
 
-    It is written when so many seconds have passed since it last was. Every batch that is not in the file is hashed,
-    since any of them may be the last of a block. Without a path nothing is done.
+    A fit calls `resume` first, takes its batches from `passing`, calls `tick` after every block and
+    `done` at the end. Every batch that is not in the file is hashed, since any of them may be the
+    last of a block. Without a path nothing is done.
+
+    Args:
+        path: The path of the file; None for no checkpoint.
+        seconds: How often to write it.
 
     Attributes:
-        counted: the number of batches in a file that is resumed.
-        snapshot: gives what to write of statistics; to be set before the first `tick`.
+        path: The path of this process's file.
+        counted: The number of batches in a file that is resumed.
+        pack: Makes a snapshot of statistics, for the file; to be set before the first `tick`.
+
+    Raises:
+        ValueError: `seconds` is negative, or makes no sense without a path.
     """
 
-    snapshot: Callable[[Statistics], Snapshot]
+    pack: Callable[[Statistics], Snapshot]
 
     def __init__(self, path: str | os.PathLike[str] | None, seconds: float) -> None:
-        if not seconds >= 0:
+        if not seconds >= 0:  # also refuses NaN
             raise ValueError(f"checkpoint_seconds must be zero or more, got {seconds}.")
         if path is None and seconds != SECONDS:
             raise ValueError("checkpoint_seconds needs checkpoint=, the path of a file.")
@@ -53,90 +63,121 @@ class Checkpoint:
         self.counted = 0
         self._seconds = seconds
         self._written_at = time.monotonic()
-        # Digests of the first batch and of the latest two: a block may end before the latest one.
+        # Digests of the first batch and of the latest two, by number from 1: a block may end
+        # before the latest one.
         self._digests: dict[int, str] = {}
-        self._expected: dict[str, str] = {}
-        self._asked: dict[str, Any] = {}
-        self._said = False
-        self._unreadable: set[str] = set()
+        # Digests in the file of the "first" and "last" of its batches.
+        self._file_digests: dict[str, str] = {}
+        self._request: dict[str, Any] = {}
+        self._has_warned = False
+        self._unreadable_types: set[str] = set()
 
     def resume(
-        self, asked: dict[str, Any], part: tuple[int, int], made: Callable[[Snapshot], T]
+        self,
+        request: dict[str, Any],
+        rank: int,
+        size: int,
+        restore: Callable[[Snapshot], T],
     ) -> T | None:
-        """What is made of the file, if any, of the fit `asked` for; `part` is (rank, size)."""
-        self._asked = json.loads(json.dumps(asked))
-        if self.path is not None and part[1] > 1:
-            self.path = self.path.with_suffix(f".{part[0]}-of-{part[1]}{self.path.suffix}")
+        """Read the file, if there is one.
+
+        Args:
+            request: Everything in which this fit and that of the file must agree.
+            rank: The number of this process among all of the job.
+            size: The number of processes of the job. Each has a file of its own.
+            restore: Makes an object of the file's snapshot.
+
+        Returns:
+            What `restore` made of the file; None without one.
+
+        Raises:
+            ValueError: The path cannot be written to, or the file is of another fit.
+        """
+        self._request = json.loads(json.dumps(request))
+        if self.path is not None and size > 1:
+            self.path = self.path.with_suffix(f".{rank}-of-{size}{self.path.suffix}")
         if self.path is None or self.path.is_dir() or not self.path.parent.is_dir():
             raise ValueError(f"checkpoint must be a file in a folder that exists, got {self.path}.")
         if not self.path.exists():
             return None
         try:
-            given = Snapshot.read(self.path, holds=UNFINISHED)
-            with given.opened():
-                unfinished = given.header[UNFINISHED]
-                asked_before = unfinished["asked"]
-                require_alike([asked_before, self._asked], ["The checkpoint", "this call"])
-                begun = made(given)
+            snapshot = Snapshot.read(self.path, holds=UNFINISHED)
+            with snapshot.opened():
+                unfinished = snapshot.header[UNFINISHED]
+                file_request = unfinished["asked"]
+                require_alike([file_request, self._request], ["The checkpoint", "this call"])
+                restored = restore(snapshot)
         except ValueError as error:
             raise ValueError(f"{error} {_ANEW}") from error
         self.counted = unfinished["batches"]
-        self._expected = {"first": unfinished["first"], "last": unfinished["last"]}
-        return begun
+        self._file_digests = {"first": unfinished["first"], "last": unfinished["last"]}
+        return restored
 
     def passing(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches that are not counted yet; the first and last that are must be what they were.
+        """The batches that are not in the file yet.
 
         Raises:
-            ValueError: they are not, or there are fewer.
+            ValueError: The first or last batch of the file is another one in these data, or there
+                are fewer batches than in the file.
         """
-        return batches if self.path is None else self._compared(batches)
+        if self.path is None:
+            return batches
+        return self._compared(batches)
 
     def _compared(self, batches: Iterator[Any]) -> Iterator[Any]:
         number = 0
-        same = True
+        is_same = True
         for number, batch in enumerate(batches, 1):
             if number == 1 or number >= self.counted:
                 self._note(number, batch)
             if number == 1 and self.counted:
-                same = self._digests[1] == self._expected["first"]
+                is_same = self._digests[1] == self._file_digests["first"]
             if number == self.counted:
-                same = same and self._digests[number] == self._expected["last"]
-            if not same:
+                is_same = is_same and self._digests[number] == self._file_digests["last"]
+            if not is_same:
                 break
             if number > self.counted:
                 yield batch
-        if self._unreadable:
+        if self._unreadable_types:
             notify(
                 "The order of the data was checked without what their batches hold as "
-                f"{', '.join(sorted(self._unreadable))}, which cannot be compared."
+                f"{', '.join(sorted(self._unreadable_types))}, which cannot be compared."
             )
-        if not same or number < self.counted:
+        if not is_same or number < self.counted:
             raise ValueError(
                 f"The data, or their order or batch size, are not those of the {self.counted} "
                 f"batches in {self.path}. Use shuffle=False or a seeded generator. {_ANEW}"
             )
 
     def _note(self, number: int, batch: Any) -> None:
-        """Keep the digest of a batch, in place of those that are no longer needed."""
-        total = hashlib.sha256()
-        self._unreadable |= _digest(batch, total, {})
-        self._digests.pop(number - 2 if number > 3 else 0, None)
-        self._digests[number] = total.hexdigest()
+        """Keep the digest of a batch, and drop the one that is no longer needed."""
+        digest = hashlib.sha256()
+        self._unreadable_types |= _digest(batch, digest, {})
+        # The first, the latest and the one before it stay; 0 is no batch's number.
+        outdated = number - 2 if number > 3 else 0
+        self._digests.pop(outdated, None)
+        self._digests[number] = digest.hexdigest()
 
     def tick(self, batches: int, statistics: Statistics, look: Callable[[], None]) -> None:
-        """Write the statistics of so many batches if it is time, after a last `look` at them."""
+        """Write the file, if it is time.
+
+        Args:
+            batches: The number of batches in the statistics.
+            statistics: The statistics so far.
+            look: Raises if the statistics hold NaN; called before they are written.
+        """
         if self.path is None or time.monotonic() - self._written_at < self._seconds:
             return
         look()
-        snapshot = self.snapshot(statistics)
+        snapshot = self.pack(statistics)
         unfinished = {
             "batches": batches,
             "first": self._digests[1],
             "last": self._digests[batches],
-            "asked": self._asked,
+            "asked": self._request,
         }
-        self._try(replace(snapshot, header={**snapshot.header, UNFINISHED: unfinished}).write)
+        snapshot = replace(snapshot, header={**snapshot.header, UNFINISHED: unfinished})
+        self._try(snapshot.write)
         self._written_at = time.monotonic()
 
     def done(self) -> None:
@@ -144,50 +185,73 @@ class Checkpoint:
         self._try(remove)
 
     def _try(self, change: Callable[[Path], None]) -> None:
+        """Change the file. A full disk must not end the fit: it warns, once."""
+        if self.path is None:
+            return
         try:
-            if self.path is not None:
-                change(self.path)
+            change(self.path)
         except OSError as error:
-            if not self._said:
+            if not self._has_warned:
                 notify(f"The checkpoint {self.path} stays as it was ({error}). The fit goes on.")
-            self._said = True
+            self._has_warned = True
 
 
-def _digest(value: Any, total: Any, met: dict[int, Any]) -> set[str]:
-    """Add what a batch holds to a hash, each object once; the types of what could not be read."""
+def _digest(value: Any, digest: Any, visited: dict[int, Any]) -> set[str]:
+    """Add the contents of a batch to a hash, each object once.
+
+    Args:
+        value: The batch, or something in it.
+        digest: The hash, of `hashlib`.
+        visited: Objects that were added before, by their ids.
+
+    Returns:
+        The names of the types whose contents could not be read.
+    """
     if isinstance(value, (str, bytes, int, float, complex, type(None))):
-        total.update(repr(value).encode())
+        digest.update(repr(value).encode())
         return set()
     if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        whole = value if value.layout is torch.strided and not value.is_nested else None
-        value = tensor_hashes([value]) if whole is None else whole.resolve_conj().resolve_neg()
-    if isinstance(value, Tensor):
-        total.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        tensor = value.detach().cpu()
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            # Sparse and nested tensors are known by one hash of all their values.
+            return _digest(tensor_hashes([tensor]), digest, visited)
+        tensor = tensor.resolve_conj().resolve_neg()
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return set()
     if hasattr(value, "__array__"):
         array = value.__array__()
-        total.update(f"{array.dtype} {array.shape}".encode())
-        total.update(b"" if array.dtype.hasobject else array.tobytes())
-        return _digest(array.tolist(), total, met) if array.dtype.hasobject else set()
-    if id(value) in met:  # an object may lead back to itself
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        if array.dtype.hasobject:
+            return _digest(array.tolist(), digest, visited)
+        digest.update(array.tobytes())
         return set()
-    met[id(value)] = value  # kept, so that nothing else gets its number
-    parts = _parts(value)
-    total.update(f"{type(value).__name__} {None if parts is None else len(parts)}".encode())
-    if parts is None:
+    if id(value) in visited:  # an object may lead back to itself
+        return set()
+    visited[id(value)] = value  # the reference keeps its id from being used again
+    contents = _contents(value)
+    if contents is None:
+        digest.update(f"{type(value).__name__} None".encode())
         return {type(value).__name__}
-    return set().union(*(_digest(part, total, met) for part in parts))
+    digest.update(f"{type(value).__name__} {len(contents)}".encode())
+    unreadable: set[str] = set()
+    for entry in contents:
+        unreadable |= _digest(entry, digest, visited)
+    return unreadable
 
 
-def _parts(value: Any) -> list[Any] | None:
+def _contents(value: Any) -> list[Any] | None:
     """What a container or an object holds; None where that cannot be told."""
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     if isinstance(value, (list, tuple)):
         return list(value)
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    held |= getattr(value, "__dict__", {})
-    return [*held, *held.values()] or None
+    attributes: dict[str, Any] = {}
+    for base in type(value).__mro__:
+        for name in getattr(base, "__slots__", ()):
+            if hasattr(value, name):
+                attributes[name] = getattr(value, name)
+    attributes.update(getattr(value, "__dict__", {}))
+    if not attributes:
+        return None
+    return [*attributes, *attributes.values()]

@@ -9,6 +9,9 @@ result to everyone, so that all have the same bits.
 What follows the meeting goes over a gloo group of the library's own, whatever the backend of the
 job: NCCL takes no tensors of the CPU and its timeout ends the process, and one process may read its
 data for longer than any timeout of the job.
+
+`open_job` gives a `Job`: for one process by itself the base class, whose methods exchange nothing,
+for several `Processes`. A `_Channel` carries the messages between them.
 """
 
 from __future__ import annotations
@@ -38,19 +41,29 @@ _CONNECTING = timedelta(minutes=5)
 
 _STATUS_BYTES = 4096
 """Size of a message that says ready, or what went wrong."""
-_STATUS, _PART = 1, 2
-"""Tags of these messages, and of parts and results."""
+_STATUS_TAG = 1
+"""Tag of these messages."""
+_SNAPSHOT_TAG = 2
+"""Tag of parts and results."""
 
 R = TypeVar("R")
 Fold = Callable[[Iterator[Statistics | None]], Statistics]
 
 
 class Job:
-    """One process by itself; `Processes` are several."""
+    """One process by itself; `Processes` are several.
 
-    rank, size = 0, 1
-    part = 0, 1
-    """Number of this process among all of the job, of which a group may be a few."""
+    Attributes:
+        rank: The number of this process among those that make the call.
+        size: How many these are.
+        job_rank: The number of this process in the whole job, of which a group may be a few.
+        job_size: How many processes the whole job has.
+    """
+
+    rank: int = 0
+    size: int = 1
+    job_rank: int = 0
+    job_size: int = 1
 
     def collected(
         self, pack: Callable[[], Snapshot | None], fold: Callable[[Iterator[Snapshot | None]], R]
@@ -58,9 +71,9 @@ class Job:
         """What the first process makes of the parts of all others; None on the others.
 
         Args:
-            pack: gives this process's part; not called on the first process.
-            fold: is called on the first process with the parts of the others, in the order of
-                ranks, each of which is received when it is asked for.
+            pack: Gives this process's part. It is not called on the first process.
+            fold: Called on the first process with the parts of the others, in the order of ranks.
+                Each part is received when the iterator reaches it.
         """
         return fold(iter(()))
 
@@ -73,53 +86,61 @@ class Job:
         pack: Callable[[], Snapshot | None],
         fold: Callable[[Iterator[Snapshot | None]], Snapshot],
     ) -> Snapshot:
-        """What the first process makes of the parts of all others, on every process."""
+        """What the first process makes of the parts of all others, on every process.
+
+        Args:
+            pack: As in `collected`.
+            fold: As in `collected`.
+        """
         folded = self.collected(pack, fold)
         return self.shared(lambda: cast("Snapshot", folded))
 
-    def statistics(self, part: Statistics | None, fold: Fold, *, trim: bool = True) -> Statistics:
+    def statistics(self, share: Statistics | None, fold: Fold, *, trim: bool = True) -> Statistics:
         """What the first process makes of everyone's statistics, on every process.
 
         Args:
-            part: of this process's rows; None where it had none.
-            fold: takes the parts in the order of ranks.
-            trim: whether only the rows are sent that the common sample will hold.
+            share: The statistics of this process's rows; None where it had none.
+            fold: Makes one of the shares of all processes, which come in the order of ranks.
+            trim: Whether to send only those rows that the common sample will hold.
         """
-        return fold(iter([part]))
+        return fold(iter([share]))
 
     def agree(self) -> None:
-        """Wait until all can end the call: to be called before what it changes is changed."""
+        """Wait until all can end the call. Call it before changing anything that stays."""
 
 
 @contextmanager
-def job(
-    group: Any, what: str, same: Callable[[], dict[str, Any]], device: torch.device | str = "cpu"
+def open_job(
+    group: Any,
+    call: str,
+    must_agree: Callable[[], dict[str, Any]],
+    device: torch.device | str = "cpu",
 ) -> Iterator[Job]:
     """The processes that make one call together, this one among them.
 
     Args:
-        group: a process group; None for that of the job, where torch.distributed is initialised;
+        group: A process group; None for that of the job, where torch.distributed is initialised;
             False for this process alone.
-        what: the call's name.
-        same: gives what must be equal on all, as `merging.identity` has it.
-        device: where tensors of the others are brought.
+        call: The call's name.
+        must_agree: Gives what must be equal on all processes, as `merging.identity` has it.
+        device: Where tensors of other processes are brought.
 
     Raises:
-        ValueError: processes make different calls, or differ in what must be the same; or one of
-            them refused its data.
-        RuntimeError: one of them has failed otherwise, or has ended.
+        ValueError: Processes make different calls, or differ in what must be equal, or one of them
+            refused its data.
+        RuntimeError: One of them has failed otherwise, or has ended.
     """
-    alone = group is False or not (dist.is_available() and dist.is_initialized())
-    if not alone and dist.get_rank(group) < 0:
+    is_alone = group is False or not (dist.is_available() and dist.is_initialized())
+    if not is_alone and dist.get_rank(group) < 0:
         raise ValueError(
-            f"This process is not in the group that was given to {what}(process_group=). Call it on the "
-            "group's processes alone, or pass process_group=False."
+            f"This process is not in the group that was given to {call}(process_group=). Call it "
+            "on the group's processes alone, or pass process_group=False."
         )
-    if alone or dist.get_world_size(group) == 1:
+    if is_alone or dist.get_world_size(group) == 1:
         yield Job()
         return
     group = dist.group.WORLD if group is None else group
-    processes = Processes(_meet(group, what, same), what, device)
+    processes = Processes(_meet(group, call, must_agree), call, device)
     try:
         yield processes
         processes.agree()
@@ -133,19 +154,28 @@ class Processes(Job):
 
     In every round each process says once that it is ready or has failed, and the first process
     answers each of the others once. A process that fails does not wait for the answer.
+
+    Args:
+        channel: The connection to the others.
+        call: The call's name.
+        device: Where tensors of other processes are brought.
     """
 
-    def __init__(self, channel: _Channel, what: str, device: torch.device | str) -> None:
-        self.rank, self.size = channel.rank, channel.size
-        self.part = dist.get_rank(), dist.get_world_size()
-        self._channel, self._what, self._device = channel, what, device
-        self._over = False  # whether all know how the call ends
+    def __init__(self, channel: _Channel, call: str, device: torch.device | str) -> None:
+        self.rank = channel.rank
+        self.size = channel.size
+        self.job_rank = dist.get_rank()
+        self.job_size = dist.get_world_size()
+        self._channel = channel
+        self._call = call
+        self._device = device
+        self._is_over = False  # whether all know how the call ends
         channel.catch_up()
 
     def collected(
         self, pack: Callable[[], Snapshot | None], fold: Callable[[Iterator[Snapshot | None]], R]
     ) -> R | None:
-        """One part at a time is in the memory of the first process, beside its own."""
+        """As in `Job`. Only one part at a time is in the memory of the first process."""
         if self.rank:
             message = _packed(pack())
             self._confer()
@@ -154,111 +184,127 @@ class Processes(Job):
         self._confer()
         senders = list(self._channel.peers)
 
-        def parts() -> Iterator[Snapshot | None]:
+        def received() -> Iterator[Snapshot | None]:
             while senders:
                 yield self._received(senders.pop(0))
 
         try:
-            return fold(parts())
-        finally:  # others are not left waiting to send, whatever the fold has met
+            return fold(received())
+        finally:
+            # Whatever the fold has met, the others must not be left waiting to send.
             while senders and not self._channel.closed:
                 with suppress(ProcessFailed):
                     self._received(senders.pop(0))
 
     def shared(self, make: Callable[[], Snapshot]) -> Snapshot:
-        """A process that has ended meanwhile is noticed in the next round."""
+        """As in `Job`. A process that has ended meanwhile is noticed in the next round."""
         if self.rank:
             self._confer()
             received = self._received(0)
             assert received is not None
             return received
-        made = make()
-        message = _packed(made)
+        snapshot = make()
+        message = _packed(snapshot)
         self._confer()
         for peer in self._channel.peers:
             with suppress(ProcessFailed):
                 self._send(peer, message)
-        return made
+        return snapshot
 
-    def statistics(self, part: Statistics | None, fold: Fold, *, trim: bool = True) -> Statistics:
-        """By snapshots, which the first process makes statistics of again."""
-        if part is not None:
-            part.require_finite()
+    def statistics(self, share: Statistics | None, fold: Fold, *, trim: bool = True) -> Statistics:
+        """As in `Job`. Statistics travel as snapshots."""
+        if share is not None:
+            share.require_finite()
         if trim:
-            limit = self._sample_limit(part)
-            part = None if part is None else part.trimmed(limit)
+            limit = self._sample_limit(share)
+            share = None if share is None else share.trimmed(limit)
+
+        def pack() -> Snapshot | None:
+            return None if share is None else share.snapshot()
+
+        def restored(snapshots: Iterator[Snapshot | None]) -> Iterator[Statistics | None]:
+            for snapshot in snapshots:
+                if snapshot is None:
+                    yield None
+                else:
+                    yield Statistics.from_snapshot(snapshot, self._device)
 
         def folded(snapshots: Iterator[Snapshot | None]) -> Statistics:
-            parts = (
-                None if snapshot is None else Statistics.from_snapshot(snapshot, self._device)
-                for snapshot in snapshots
-            )
-            return fold(chain([part], parts))
+            return fold(chain([share], restored(snapshots)))
 
-        whole = self.collected(lambda: None if part is None else part.snapshot(), folded)
+        whole = self.collected(pack, folded)
         if whole is not None:  # on the first process
             self.shared(whole.snapshot)
             return whole
         return Statistics.from_snapshot(self.shared(_not_here), self._device)
 
-    def _sample_limit(self, part: Statistics | None) -> int:
-        """Rows of the common sample have hashes below it: the others need not be sent."""
+    def _sample_limit(self, share: Statistics | None) -> int:
+        """The limit of the common sample: rows with higher hashes need not be sent."""
 
-        def hashes() -> Snapshot | None:
-            if part is None:
+        def pack() -> Snapshot | None:
+            if share is None:
                 return None
-            if part.sample is None:  # then there is no common sample
+            if share.sample is None:  # then there is no common sample
                 return Snapshot(RowSketch(limit=0).state(), {"size": 0})
-            return Snapshot(RowSketch.state(part.sample), {"size": part.sample.size})
+            # The hashes alone, without the columns that `RowSample.state` adds.
+            return Snapshot(RowSketch.state(share.sample), {"size": share.sample.size})
 
-        def common_limit(parts: Iterator[Snapshot | None]) -> Snapshot:
-            lowest: RowSketch | None = None
-            for snapshot in chain([hashes()], parts):
+        def common_limit(snapshots: Iterator[Snapshot | None]) -> Snapshot:
+            common: RowSketch | None = None
+            for snapshot in chain([pack()], snapshots):
                 if snapshot is None:
                     continue
-                sketch = RowSketch.from_state({k: t.cpu() for k, t in snapshot.tensors.items()})
+                tensors = {name: tensor.cpu() for name, tensor in snapshot.tensors.items()}
+                sketch = RowSketch.from_state(tensors)
                 sketch.size = snapshot.header["size"]
-                if lowest is None:
-                    lowest = sketch
+                if common is None:
+                    common = sketch
                 else:
-                    lowest.size = min(lowest.size, sketch.size)
-                    lowest.merge(sketch)
-                    lowest.settle()
-            return Snapshot({}, {"limit": 0 if lowest is None else lowest.limit})
+                    common.size = min(common.size, sketch.size)
+                    common.merge(sketch)
+                    common.settle()
+            return Snapshot({}, {"limit": 0 if common is None else common.limit})
 
-        return int(self.together(hashes, common_limit).header["limit"])
+        return int(self.together(pack, common_limit).header["limit"])
 
     def agree(self) -> None:
-        """The last round of a call; what fails afterwards is this process's own affair."""
-        if not self._over:
+        """The last round of a call. What fails afterwards concerns this process alone."""
+        if not self._is_over:
             self._confer()
-            self._over = True
+            self._is_over = True
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others, unless all know it; they hear it when they have read their data."""
-        if self._over or self._channel.closed:
+        """Tell the others, unless all know it. They hear it when they have read their data."""
+        if self._is_over or self._channel.closed:
             return
-        self._over = True
-        failure = error.failure if isinstance(error, ProcessFailed) else None
-        if failure is None:
-            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            failure = Failure(self.rank, isinstance(error, ValueError), said)
+        self._is_over = True
+        if isinstance(error, ProcessFailed):
+            failure = error.failure
+        else:
+            description = type(error).__name__
+            if str(error):
+                description = f"{description}: {error}"
+            failure = Failure(self.rank, isinstance(error, ValueError), description)
         self._channel.leave(failure)
 
     def _confer(self) -> None:
         """One round: raise if any process has failed."""
-        channel, failure = self._channel, None
+        channel = self._channel
+        failure: Failure | None = None
         if self.rank:
             channel.tell(0, None)
             failure = channel.hear(0)
         else:
-            for heard in [channel.hear(peer) for peer in channel.peers]:
-                failure = heard if failure is None else failure
+            # All are heard before any is answered; the first failure is passed on.
+            for peer in channel.peers:
+                heard = channel.hear(peer)
+                if failure is None:
+                    failure = heard
             for peer in channel.peers:
                 channel.tell(peer, failure)
         if failure is not None:
-            self._over = True
-            raise _failed(failure, self._what)
+            self._is_over = True
+            raise _error_for(failure, self._call)
 
     def _send(self, peer: int, message: list[Tensor]) -> None:
         with self._transfer(peer):
@@ -274,11 +320,14 @@ class Processes(Job):
 
     @contextmanager
     def _transfer(self, peer: int) -> Iterator[None]:
-        """A message: where it is broken off in the middle, nothing can follow on the connection."""
+        """Send or receive one message.
+
+        If it is broken off in the middle, nothing can follow on the connection, which is closed.
+        """
         try:
             yield
         except ConnectionError as error:
-            raise _failed(_ended(peer), self._what) from error
+            raise _error_for(_ended(peer), self._call) from error
         except BaseException:
             self._channel.close()
             raise
@@ -288,50 +337,52 @@ class Failure(NamedTuple):
     """What went wrong on a process.
 
     Attributes:
-        rank: of the process.
-        refused: whether it was a ValueError.
-        said: the error's type and text.
-        ended: whether the process is no longer there.
+        rank: The number of the process.
+        refused: Whether the error was a ValueError.
+        description: The error's type and text.
+        ended: Whether the process is no longer there.
     """
 
     rank: int
     refused: bool
-    said: str
+    description: str
     ended: bool = False
 
     def encoded(self) -> bytes:
-        """As text for a message, which may cut off its end."""
-        return f"{self.rank} {self.refused:d} {self.ended:d} {self.said}".encode()
+        """The failure as a message, whose end may be cut off."""
+        return f"{self.rank} {self.refused:d} {self.ended:d} {self.description}".encode()
 
     @classmethod
     def decoded(cls, message: bytes) -> Failure | None:
-        """What `encoded` gave; None of an empty message, which says that all is well."""
+        """The failure that was encoded; None of an empty message, which says that all is well."""
         if not message:
             return None
-        rank, refused, ended, said = message.decode(errors="ignore").split(" ", 3)
-        return cls(int(rank), refused == "1", said, ended == "1")
+        rank, refused, ended, description = message.decode(errors="ignore").split(" ", 3)
+        return cls(int(rank), refused == "1", description, ended == "1")
 
 
 class ProcessFailed(RuntimeError):
-    """The failure of another process, which is passed on as it is."""
+    """The failure of another process."""
 
-    def __init__(self, failure: Failure, what: str) -> None:
+    def __init__(self, failure: Failure, call: str) -> None:
         remedy = "Mend that one, and call it on all of them again."
         if failure.ended:
             remedy = "Start the job again; a fit with checkpoint= then goes on from its files."
         super().__init__(
-            f"Rank {failure.rank} failed in {what} ({failure.said}), so it was given up on all "
-            f"processes and changed nothing. {remedy}"
+            f"Rank {failure.rank} failed in {call} ({failure.description}), so it was given up on "
+            f"all processes and changed nothing. {remedy}"
         )
         self.failure = failure
 
 
 class ProcessRefused(ProcessFailed, ValueError):
-    """The same where the data or options of another process were refused."""
+    """The failure of another process, whose data or options were refused."""
 
 
-def _failed(failure: Failure, what: str) -> ProcessFailed:
-    return (ProcessRefused if failure.refused else ProcessFailed)(failure, what)
+def _error_for(failure: Failure, call: str) -> ProcessFailed:
+    if failure.refused:
+        return ProcessRefused(failure, call)
+    return ProcessFailed(failure, call)
 
 
 def _not_here() -> Snapshot:
@@ -345,20 +396,29 @@ def _ended(rank: int) -> Failure:
 class _Channel:
     """How one process of a group reaches the others: the first reaches all, others the first.
 
-    Messages about the state of a process have one size and are received into memory that waits for
-    them at all times. So a process that fails can say so and end, while others read their data.
+    Messages about the status of a process have one size and are received into memory that waits
+    for them at all times. So a process that fails can say so and end, while others read their data.
 
     Args:
-        gloo: a group of these processes.
-        ranks: their ranks in the job, in the order of the group that was given.
+        gloo: A group of these processes.
+        ranks: Their ranks in the job, in the order of the user's group.
+
+    Attributes:
+        rank: The number of this process in the group.
+        size: The number of processes in the group.
+        peers: The numbers of the processes that this one reaches.
+        closed: Whether the connection is lost for good.
     """
 
     def __init__(self, gloo: Any, ranks: list[int]) -> None:
-        self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
+        self.rank = ranks.index(dist.get_rank())
+        self.size = len(ranks)
         self.peers = [0] if self.rank else list(range(1, len(ranks)))
         self.closed = False
-        self._gloo, self._ranks = gloo, ranks
-        self._unheard = False  # whether messages of the last round wait to be read
+        self._gloo = gloo
+        self._ranks = ranks
+        self._has_unheard = False  # whether messages of the last round wait to be read
+        # For each peer the memory for its next status, and the request that fills it.
         self._posted: dict[int, tuple[Tensor, Any]] = {}
         for peer in self.peers:
             self._post(peer)
@@ -368,18 +428,18 @@ class _Channel:
         message = b"" if failure is None else failure.encoded()
         padded = message[:_STATUS_BYTES].ljust(_STATUS_BYTES, b"\0")
         with suppress(ConnectionError):  # a peer that has ended is noticed where it says nothing
-            self._put(peer, torch.frombuffer(bytearray(padded), dtype=torch.uint8), _STATUS)
+            self._put(peer, torch.frombuffer(bytearray(padded), dtype=torch.uint8), _STATUS_TAG)
 
     def hear(self, peer: int) -> Failure | None:
-        """Wait for what a process says; that it has ended where it says nothing."""
+        """Wait for the status of a process. One that says nothing any more has ended."""
         if peer not in self._posted:
             return _ended(peer)
-        message, receiving = self._posted.pop(peer)
+        message, request = self._posted.pop(peer)
         try:
-            receiving.wait(LONGEST)
+            request.wait(LONGEST)
         except RuntimeError:
             return _ended(peer)
-        with suppress(RuntimeError):  # where it has ended after this message
+        with suppress(RuntimeError):  # the peer may have ended after this message
             self._post(peer)
         return Failure.decoded(message.numpy().tobytes().rstrip(b"\0"))
 
@@ -387,19 +447,19 @@ class _Channel:
         """Tell everyone of a failure, without waiting for what they say in this round."""
         for peer in self.peers:
             self.tell(peer, failure)
-        self._unheard = True
+        self._has_unheard = True
 
     def catch_up(self) -> None:
-        """Read what was said in a round that this process has left."""
-        if self._unheard:
+        """Read the messages of a round that this process has left."""
+        if self._has_unheard:
             for peer in self.peers:
                 self.hear(peer)
-        self._unheard = False
+        self._has_unheard = False
 
     def send(self, peer: int, message: list[Tensor]) -> None:
-        """Send what `_packed` gives."""
+        """Send a message of `_packed`."""
         for tensor in message:
-            self._put(peer, tensor, _PART)
+            self._put(peer, tensor, _SNAPSHOT_TAG)
 
     def receive(self, peer: int) -> Snapshot | None:
         """Receive the snapshot that was packed into a message, on the CPU."""
@@ -420,31 +480,37 @@ class _Channel:
         dist.destroy_process_group(self._gloo)
 
     def _post(self, peer: int) -> None:
+        """Provide memory for the next status of a peer."""
         message = torch.empty(_STATUS_BYTES, dtype=torch.uint8)
         source = self._ranks[peer]
-        self._posted[peer] = message, dist.irecv(message, source, group=self._gloo, tag=_STATUS)
+        request = dist.irecv(message, source, group=self._gloo, tag=_STATUS_TAG)
+        self._posted[peer] = (message, request)
 
     def _put(self, peer: int, tensor: Tensor, tag: int) -> None:
-        if tensor.numel():
-            numbers = tensor.reshape(-1).view(torch.uint8)
-            with _connected_to(peer):
-                sending = dist.isend(numbers, self._ranks[peer], group=self._gloo, tag=tag)
-                assert sending is not None
-                sending.wait(LONGEST)
+        """Send the bytes of a tensor. An empty one needs no message."""
+        if not tensor.numel():
+            return
+        numbers = tensor.reshape(-1).view(torch.uint8)
+        with _connected_to(peer):
+            request = dist.isend(numbers, self._ranks[peer], group=self._gloo, tag=tag)
+            assert request is not None
+            request.wait(LONGEST)
 
     def _get(self, peer: int, tensor: Tensor) -> Tensor:
-        if tensor.numel():
-            numbers = tensor.view(-1).view(torch.uint8)
-            with _connected_to(peer):
-                receiving = dist.irecv(numbers, self._ranks[peer], group=self._gloo, tag=_PART)
-                assert receiving is not None
-                receiving.wait(LONGEST)
+        """Fill a tensor with the bytes that a peer sends, and return it."""
+        if not tensor.numel():
+            return tensor
+        numbers = tensor.view(-1).view(torch.uint8)
+        with _connected_to(peer):
+            request = dist.irecv(numbers, self._ranks[peer], group=self._gloo, tag=_SNAPSHOT_TAG)
+            assert request is not None
+            request.wait(LONGEST)
         return tensor
 
 
 @contextmanager
 def _connected_to(peer: int) -> Iterator[None]:
-    """Errors of gloo, apart from other RuntimeErrors such as a lack of memory."""
+    """Tell errors of gloo apart from other RuntimeErrors, such as a lack of memory."""
     try:
         yield
     except RuntimeError as error:
@@ -456,71 +522,113 @@ def _packed(snapshot: Snapshot | None) -> list[Tensor]:
     tensors: dict[str, Tensor] = {}
     description = None
     if snapshot is not None:
-        tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
-        kinds = [[name, str(t.dtype).split(".")[1], list(t.shape)] for name, t in tensors.items()]
+        kinds = []
+        for name, tensor in snapshot.tensors.items():
+            tensors[name] = tensor.detach().cpu().contiguous()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            kinds.append([name, dtype, list(tensor.shape)])
         description = {"header": snapshot.header, "tensors": kinds}
     text = torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
     return [torch.tensor([len(text)]), text, *tensors.values()]
 
 
 _CHANNELS: WeakKeyDictionary[Any, _Channel] = WeakKeyDictionary()
-"""By the group that was given. A job that is initialised anew has another group."""
+"""The channels by the user's group. A job that is initialised anew has another group."""
 
 
-def _meet(group: Any, what: str, same: Callable[[], dict[str, Any]]) -> _Channel:
+class _Introduction(NamedTuple):
+    """What a process tells the others at the beginning of a call.
+
+    Attributes:
+        call: The name of its call.
+        properties: What must be equal on all processes.
+        failure: What kept it from telling its properties, as fields of `Failure`; None for nothing.
+        groups: In how many process groups it is.
+    """
+
+    call: str
+    properties: dict[str, Any]
+    failure: tuple[int, bool, str] | None
+    groups: int
+
+
+def _meet(group: Any, call: str, must_agree: Callable[[], dict[str, Any]]) -> _Channel:
     """Compare what the processes of a group are about to do, and connect them."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank = dist.get_rank(group)
+    size = dist.get_world_size(group)
     channel = _CHANNELS.get(group)
     properties: dict[str, Any] = {}
     error: Exception | None = None
+    failure: tuple[int, bool, str] | None = None
     try:
         if channel is not None and channel.closed:
             raise RuntimeError(
                 "The connection between the processes was lost in an earlier call. Start the job "
                 "again."
             )
-        properties = same()
+        properties = must_agree()
     except Exception as problem:  # the others are told before it is raised
         error = problem
-    failure = None if error is None else (rank, isinstance(error, ValueError), str(error))
-    met: list[Any] = [None] * size
-    # torch's name for a new group of some ranks is made from how many groups a process is in
+        failure = (rank, isinstance(problem, ValueError), str(problem))
+    # torch names a new group of some ranks by the number of groups in which a process is.
     groups = len(dist.distributed_c10d._world.pg_names)
+    introduction = _Introduction(call, properties, failure, groups)
+    introductions: list[Any] = [None] * size
     try:
-        dist.all_gather_object(met, (what, properties, failure, groups), group=group)
+        dist.all_gather_object(introductions, introduction, group=group)
     except RuntimeError as problem:
         raise RuntimeError(
-            f"The processes could not meet at the beginning of {what}: one of them has ended, or "
+            f"The processes could not meet at the beginning of {call}: one of them has ended, or "
             "made no such call within the timeout of the group. Make the same calls on all "
             "processes, or pass process_group=False for a call that one makes for itself."
         ) from problem
     if error is not None:
         raise error
+    _require_same_call(introductions)
+    for other in introductions:
+        if other.failure is not None:
+            other_rank, refused, description = other.failure
+            raise _error_for(Failure(other_rank, refused, description), call)
     names = [f"Rank {number}" for number in range(size)]
-    for name, (other, *_) in zip(names, met, strict=True):
-        if other != met[0][0]:
-            raise ValueError(
-                f"Rank 0 calls {met[0][0]}, {name.lower()} calls {other}: all processes must "
-                "make the same calls in the same order. Pass process_group=False for a call that one "
-                "process makes for itself."
-            )
-    for _, _, failure, _ in met:
-        if failure is not None:
-            raise _failed(Failure(*failure), what)
-    require_alike([properties for _, properties, *_ in met], names)
+    require_alike([other.properties for other in introductions], names)
     if channel is None:
-        channel = _connected(group, most_groups=max(count for *_, count in met), groups=groups)
+        most_groups = max(other.groups for other in introductions)
+        channel = _connected(group, most_groups=most_groups, groups=groups)
         _CHANNELS[group] = channel
     return channel
 
 
+def _require_same_call(introductions: list[_Introduction]) -> None:
+    """Refuse processes that make different calls."""
+    first = introductions[0].call
+    for number, introduction in enumerate(introductions):
+        if introduction.call != first:
+            raise ValueError(
+                f"Rank 0 calls {first}, rank {number} calls {introduction.call}: all processes "
+                "must make the same calls in the same order. Pass process_group=False for a call "
+                "that one process makes for itself."
+            )
+
+
 def _connected(group: Any, *, most_groups: int, groups: int) -> _Channel:
-    """A channel over a new gloo group of the same processes, all of which are in this call."""
+    """A channel over a new gloo group of the same processes, all of which are in this call.
+
+    Args:
+        group: The user's group.
+        most_groups: The largest number of groups in which one of the processes is.
+        groups: The number of groups in which this process is.
+    """
     ranks = dist.get_process_group_ranks(group)
-    options: dict[str, Any] = {"backend": "gloo", "timeout": _CONNECTING}
     if len(ranks) == dist.get_world_size():
-        return _Channel(dist.new_group(**options), ranks)
-    options["use_local_synchronization"] = True  # without the other processes of the job
+        return _Channel(dist.new_group(backend="gloo", timeout=_CONNECTING), ranks)
+
+    def new_group(members: list[int]) -> Any:
+        # Without the other processes of the job, which make no such call.
+        return dist.new_group(
+            members, backend="gloo", timeout=_CONNECTING, use_local_synchronization=True
+        )
+
+    # Groups of this process alone make the counts equal, and with them the names; see `_meet`.
     for _ in range(most_groups - groups):
-        dist.new_group([dist.get_rank()], **options)  # only counts: see `_meet`
-    return _Channel(dist.new_group(ranks, **options), ranks)
+        new_group([dist.get_rank()])
+    return _Channel(new_group(ranks), ranks)

@@ -1,4 +1,13 @@
-r"""From features to error bars: $\sigma^2 = \alpha^2 q + \text{noise} / c$."""
+r"""From features to error bars: $\sigma^2 = \alpha^2 q + \text{noise} / c$.
+
+`ErrorBars` has all that predictions need once a calibration is known. A batch comes in as a
+`Reading`, what one pass of the model leaves. `ErrorBars.std` gives the standard deviations of one
+batch, for `uq(x)`. `ErrorBars.of_batch` gives its `BatchVariances`, for `uq.predict`: these are
+small, can be joined and sent between processes, and `ErrorBars.prediction` makes one `Prediction`
+of those of all batches.
+
+Shapes: M rows, K targets, D features, J entries of a tilt (8 or 0).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration, Given
+from ..calibration.calibration import Calibration, NoiseFunction
 from ..calibration.conformal import BoundConformal, group_labels
 from ..data.batches import Batch
 from ..data.finiteness import Again, require_finite
@@ -27,62 +36,66 @@ from .statistics.row_sample import SampledRows
 
 
 @dataclass(frozen=True)
-class Spread:
-    """One batch: the reading, with q (M, 1 or K) in place of its features, and the noise.
+class BatchVariances:
+    """What one batch contributes to a prediction.
 
     Attributes:
-        tilt: of the distribution, (M, K, J), where it has one.
-        from_inputs: variance that uncertain inputs bring, shaped like the output, if any.
-        labels: of the groups that conformal intervals know, shaped like the output, if any.
-        novelty: of the inputs, the largest over the layers, shaped like the output, if known.
+        reading: The reading of the batch, with q, (M, 1 or K), in place of its features.
+        noise_variance: Variance of the noise, (M, K).
+        tilt: Tilt of the distribution, (M, K, J), where it has one.
+        from_inputs: Variance that uncertain inputs bring, shaped like the output, if any.
+        labels: Labels of the groups that conformal intervals know, shaped like the output, if any.
+        novelty: Novelty of the inputs, the largest over the layers, shaped like the output, if
+            known.
     """
 
     reading: Reading
-    noise: Tensor
+    noise_variance: Tensor
     tilt: Tensor | None = None
     from_inputs: Tensor | None = None
     labels: Tensor | None = None
     novelty: Tensor | None = None
 
     @classmethod
-    def join(cls, spreads: Sequence[Spread]) -> Spread:
-        """The spreads of consecutive batches as one."""
+    def join(cls, batches: Sequence[BatchVariances]) -> BatchVariances:
+        """The variances of consecutive batches as one."""
 
-        def joined(parts: list[Tensor | None]) -> Tensor | None:
-            given = [part for part in parts if part is not None]
-            return torch.cat(given) if given else None
+        def joined(tensors: list[Tensor | None]) -> Tensor | None:
+            present = [tensor for tensor in tensors if tensor is not None]
+            return torch.cat(present) if present else None
 
         return cls(
-            reading=Reading.join([spread.reading for spread in spreads]),
-            noise=torch.cat([spread.noise for spread in spreads]),
-            tilt=joined([spread.tilt for spread in spreads]),
-            from_inputs=joined([spread.from_inputs for spread in spreads]),
-            labels=joined([spread.labels for spread in spreads]),
-            novelty=joined([spread.novelty for spread in spreads]),
+            reading=Reading.join([batch.reading for batch in batches]),
+            noise_variance=torch.cat([batch.noise_variance for batch in batches]),
+            tilt=joined([batch.tilt for batch in batches]),
+            from_inputs=joined([batch.from_inputs for batch in batches]),
+            labels=joined([batch.labels for batch in batches]),
+            novelty=joined([batch.novelty for batch in batches]),
         )
 
     def snapshot(self) -> Snapshot:
-        """As tensors and a header, for other processes."""
+        """Tensors and a header, to be sent to other processes."""
         reading = self.reading
         tensors = {
             "output": reading.output,
             "inputs": reading.inputs,
             "order": reading.order,
             "counts": reading.counts,
-            "noise": self.noise,
+            "noise": self.noise_variance,
             "tilt": self.tilt,
             "from_inputs": self.from_inputs,
             "labels": self.labels,
             "novelty": self.novelty,
         }
-        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         header = {"inner": list(reading.inner), "axis": reading.axis, "ones": reading.ones}
-        return Snapshot(given, header)
+        return Snapshot(present, header)
 
     @classmethod
-    def from_snapshot(cls, given: Snapshot) -> Spread:
-        """The spread that `snapshot` came from."""
-        tensors, header = given.tensors, given.header
+    def from_snapshot(cls, snapshot: Snapshot) -> BatchVariances:
+        """The variances that the snapshot came from."""
+        tensors = snapshot.tensors
+        header = snapshot.header
         reading = Reading(
             output=tensors["output"],
             inputs=tensors["inputs"],
@@ -94,7 +107,7 @@ class Spread:
         )
         return cls(
             reading=reading,
-            noise=tensors["noise"],
+            noise_variance=tensors["noise"],
             tilt=tensors.get("tilt"),
             from_inputs=tensors.get("from_inputs"),
             labels=tensors.get("labels"),
@@ -102,34 +115,49 @@ class Spread:
         )
 
 
-def gathered(others: Job, spreads: Sequence[Spread]) -> list[Spread]:
-    """The spreads of all processes in the order of ranks, as one; none where there are none."""
+def gathered(others: Job, batches: Sequence[BatchVariances]) -> list[BatchVariances]:
+    """The variances of all processes' batches, on every process, joined in the order of ranks.
+
+    Without other processes these are the batches themselves. The list is empty where no process
+    had a batch.
+    """
     if others.size == 1:
-        return list(spreads)
-    mine = Spread.join(spreads) if spreads else None
+        return list(batches)
+    local = BatchVariances.join(batches) if batches else None
 
-    def joined(parts: Iterator[Snapshot | None]) -> Snapshot:
-        received = [Spread.from_snapshot(part) for part in parts if part is not None]
-        every = received if mine is None else [mine, *received]
-        if not every:
+    def pack() -> Snapshot | None:
+        return None if local is None else local.snapshot()
+
+    def join_all(snapshots: Iterator[Snapshot | None]) -> Snapshot:
+        by_rank = [] if local is None else [local]
+        for snapshot in snapshots:
+            if snapshot is not None:
+                by_rank.append(BatchVariances.from_snapshot(snapshot))
+        if not by_rank:
             return Snapshot({}, {"empty": True})
-        return Spread.join(_in_one_order(every)).snapshot()
+        return BatchVariances.join(_with_one_order(by_rank)).snapshot()
 
-    whole = others.together(lambda: None if mine is None else mine.snapshot(), joined)
-    return [] if "empty" in whole.header else [Spread.from_snapshot(whole)]
+    whole = others.together(pack, join_all)
+    if "empty" in whole.header:
+        return []
+    return [BatchVariances.from_snapshot(whole)]
 
 
-def _in_one_order(spreads: list[Spread]) -> list[Spread]:
-    """Spreads whose equal orders of targets are one tensor, as those of one process are."""
-    order = spreads[0].reading.order
+def _with_one_order(batches: list[BatchVariances]) -> list[BatchVariances]:
+    """The same, where equal orders of targets are one tensor, as those of one process are.
+
+    `Reading.join` compares orders by identity.
+    """
+    order = batches[0].reading.order
     if order is None:
-        return spreads
-    return [
-        replace(spread, reading=replace(spread.reading, order=order))
-        if spread.reading.order is not None and torch.equal(spread.reading.order, order)
-        else spread
-        for spread in spreads
-    ]
+        return batches
+    unified = []
+    for batch in batches:
+        reading = batch.reading
+        if reading.order is not None and torch.equal(reading.order, order):
+            batch = replace(batch, reading=replace(reading, order=order))
+        unified.append(batch)
+    return unified
 
 
 @dataclass(frozen=True)
@@ -137,10 +165,12 @@ class ErrorBars:
     r"""Everything that a prediction needs once the calibration is known.
 
     Attributes:
-        form: the quadratic form q in the model's precision.
-        scale: $\alpha$, in the form's precision.
-        scale2: $\alpha^2$, likewise.
-        head: that of the calibration folded, in the model's precision or in float32, if any.
+        form: The quadratic form q in the model's precision.
+        calibration: Scale, noise, distribution and what else was calibrated.
+        scale: $\alpha$ of each target, (K,), in the form's precision.
+        scale2: $\alpha^2$ of each target, (K,), in the form's precision.
+        head: The calibration's head in its folded form, in the model's precision and at least
+            float32; None where there is none.
     """
 
     form: QuadraticForm
@@ -151,65 +181,85 @@ class ErrorBars:
 
     @classmethod
     def of(cls, posterior: Posterior, calibration: Calibration, dtype: torch.dtype) -> ErrorBars:
-        """In a model's precision; the head in float32 at least."""
-        form, scale = QuadraticForm.of(posterior, dtype), calibration.scale
-        scale2 = scale.square().to(form.dtype)
+        """The error bars of a posterior and a calibration, for a model of that precision."""
+        form = QuadraticForm.of(posterior, dtype)
         return cls(
-            form, calibration, scale.to(form.dtype), scale2, calibration.form(result_dtype(dtype))
+            form=form,
+            calibration=calibration,
+            scale=calibration.scale.to(form.dtype),
+            scale2=calibration.scale.square().to(form.dtype),
+            head=calibration.form(result_dtype(dtype)),
         )
 
     def of_batch(
         self, batch: Batch, reading: Reading, sample_weight: SampleWeight | None
-    ) -> Spread:
-        """The spread of a batch, with the user's functions of it."""
-        weight = reading.sample_weights(sample_weight, batch)
-        spread = self.spread(reading, weight, self.given(batch, reading))
-        return replace(spread, labels=self.labels(batch, reading))
-
-    def spread(
-        self, reading: Reading, weight: Tensor | None = None, given: Tensor | None = None
-    ) -> Spread:
-        """What must be computed batch by batch.
+    ) -> BatchVariances:
+        """The variances of a batch, and what the user's functions say of it.
 
         Args:
-            reading: of the batch.
-            weight: c, (M, 1) or (M, K).
-            given: variances of a known noise, likewise.
+            batch: The batch, for functions of it.
+            reading: What the model gave for the batch.
+            sample_weight: callable(batch) -> loss weights of its rows, if there is one.
+        """
+        weight = reading.sample_weights(sample_weight, batch)
+        variances = self.variances(reading, weight, self.given_variance(batch, reading))
+        return replace(variances, labels=self.labels(batch, reading))
+
+    def variances(
+        self,
+        reading: Reading,
+        weight: Tensor | None = None,
+        given_variance: Tensor | None = None,
+    ) -> BatchVariances:
+        """The variances of a batch, and the tilt of its distributions.
+
+        Args:
+            reading: What the model gave for the batch.
+            weight: Loss weights c, (M, 1) or (M, K).
+            given_variance: Variances of a known noise, likewise.
         """
         reading.check_targets(len(self.scale2))
         with unmixed(reading.output):
             q = self.form.root(reading.inputs, ones=reading.ones).square()
-            epistemic, tilt = self.scale2 * q, None
+            epistemic = self.scale2 * q
+            tilt = None
             if self.head is not None:
-                moment, tilt = self._by_head(self.head, q, reading, weight, given)
-                noise = (moment - epistemic).clamp(min=0)
+                moment, tilt = self._by_head(self.head, q, reading, weight, given_variance)
+                noise_variance = (moment - epistemic).clamp(min=0)
             elif type(self.calibration.noise) is NoNoise:
-                noise = q.new_zeros(()).expand(epistemic.shape)
+                noise_variance = q.new_zeros(()).expand(epistemic.shape)
             else:
-                noise = self._noise(reading, weight, given)
-        return Spread(replace(reading, inputs=q, ones=False), noise, tilt)
+                noise_variance = self._noise_variance(reading, weight, given_variance)
+        return BatchVariances(replace(reading, inputs=q, ones=False), noise_variance, tilt)
 
-    def std(self, reading: Reading, given: Tensor | None = None) -> Tensor:
-        """The standard deviation of one batch, shaped and typed like the output."""
+    def std(self, reading: Reading, given_variance: Tensor | None = None) -> Tensor:
+        """The standard deviation of one batch, shaped and typed like the output.
+
+        Args:
+            reading: What the model gave for the batch.
+            given_variance: Variances of a known noise, (M, 1) or (M, K).
+        """
         reading.check_targets(len(self.scale2))
         with unmixed(reading.output):
             root = self.form.root(reading.inputs, ones=reading.ones)
             if self.head is not None:
                 q = root.square()
-                moment, _ = self._by_head(self.head, q, reading, None, given)
+                moment, _ = self._by_head(self.head, q, reading, None, given_variance)
                 std = torch.maximum(moment, self.scale2 * q).sqrt()
             elif type(self.calibration.noise) is NoNoise:
                 std = self.scale * root
             else:
-                noise = self._noise(reading, None, given).to(root)
-                std = torch.addcmul(noise, self.scale2, root.square()).sqrt()
+                noise_variance = self._noise_variance(reading, None, given_variance).to(root)
+                std = torch.addcmul(noise_variance, self.scale2, root.square()).sqrt()
         return reading.unrows(std.to(reading.output.dtype))
 
-    def _noise(self, reading: Reading, weight: Tensor | None, given: Tensor | None) -> Tensor:
+    def _noise_variance(
+        self, reading: Reading, weight: Tensor | None, given_variance: Tensor | None
+    ) -> Tensor:
         """The variance of the noise, (M, K), of a calibration without a head."""
         mean = reading.rows(reading.output)
-        noise = self.calibration.noise_variance(mean, reading.features, weight)
-        return noise if given is None else noise * given
+        variance = self.calibration.noise_variance(mean, reading.features, weight)
+        return variance if given_variance is None else variance * given_variance
 
     def _by_head(
         self,
@@ -217,92 +267,115 @@ class ErrorBars:
         q: Tensor,
         reading: Reading,
         weight: Tensor | None,
-        given: Tensor | None,
+        given_variance: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The distribution's second moment about the mean (M, K), and its tilt (M, K, J)."""
-        factor = given
+        """The distribution's second moment about the mean, (M, K), and its tilt, (M, K, J)."""
+        noise_factor = given_variance
         if weight is not None:
-            share = self.calibration.weight / weight
-            factor = share if given is None else share * given
+            noise_factor = self.calibration.weight / weight
+            if given_variance is not None:
+                noise_factor = noise_factor * given_variance
         mean = reading.rows(reading.output)
-        squared, second, tilt = head(q, mean, form_inputs(reading), factor)
-        return squared * second, tilt
+        squared_scale, second, tilt = head(q, mean, form_inputs(reading), noise_factor)
+        return squared_scale * second, tilt
 
-    def given(self, batch: Batch, reading: Reading) -> Tensor | None:
-        """Variances of a known noise, (M, 1) or (M, K); None for another noise."""
-        noise = self.calibration.noise
-        if not isinstance(noise, GivenNoise):
+    def given_variance(self, batch: Batch, reading: Reading) -> Tensor | None:
+        """Variances of a known noise, (M, 1) or (M, K); None for another noise model.
+
+        Raises:
+            ValueError: The function that gave the variances was not loaded again.
+        """
+        noise_model = self.calibration.noise
+        if not isinstance(noise_model, GivenNoise):
             return None
-        if noise.function is None:
+        if noise_model.function is None:
             raise ValueError(
                 "The noise of this calibration was a function, which a file does not hold: pass it "
                 "again, LastLayerRigidity.load(path, model, noise=function)."
             )
-        return noise_variances(noise.function, batch, reading)
+        return noise_variances(noise_model.function, batch, reading)
 
     def labels(self, batch: Batch, reading: Reading) -> Tensor | None:
-        """Of the groups that conformal intervals know, shaped like the output, if any."""
+        """Labels of the groups that conformal intervals know, shaped like the output, if any."""
         conformal = self.calibration.conformal
         if conformal is None or conformal.function is None:
             return None
         return group_labels(conformal.function, batch.raw, reading.output)
 
-    def prediction(self, spreads: Sequence[Spread], again: Again) -> Prediction:
-        """The predictions of consecutive batches, which must be finite; see `require_finite`."""
-        if not spreads:
+    def prediction(self, batches: Sequence[BatchVariances], again: Again) -> Prediction:
+        """The prediction of consecutive batches.
+
+        Args:
+            batches: Their variances.
+            again: Gives the batches again, to name rows that are not finite; see `require_finite`.
+
+        Raises:
+            ValueError: There are no batches, or a mean or variance is not finite.
+        """
+        if not batches:
             raise ValueError("There is nothing to predict: no batches were given.")
-        whole = Spread.join(spreads)
-        reading, from_inputs = whole.reading, whole.from_inputs
+        whole = BatchVariances.join(batches)
+        reading = whole.reading
         q = reading.features
         dtype = result_dtype(reading.output.dtype)
-        found = Prediction(
+        if whole.from_inputs is None:
+            from_inputs = q.new_zeros(())
+        else:
+            from_inputs = whole.from_inputs.to(dtype)
+        prediction = Prediction(
             mean=reading.output,
             epistemic=reading.unrows(self.calibration.epistemic(q).to(dtype)),
-            noise=reading.unrows(whole.noise.to(dtype)),
+            noise=reading.unrows(whole.noise_variance.to(dtype)),
             rigidity=reading.unrows((1 / q).to(dtype)),
-            from_inputs=q.new_zeros(()) if from_inputs is None else from_inputs.to(dtype),
+            from_inputs=from_inputs,
             distribution=self._distribution(reading, whole.tilt),
             support=self.calibration.support,
             conformal=self._conformal(reading, whole.labels),
             novelty=whole.novelty,
         )
-        require_finite(found.mean, found.epistemic + found.noise, again, "rows")
-        return found
+        require_finite(prediction.mean, prediction.epistemic + prediction.noise, again, "rows")
+        return prediction
 
     def _distribution(self, reading: Reading, tilt: Tensor | None) -> Distribution:
+        """The calibrated distribution with its parameters shaped like the output."""
         distribution = self.calibration.distribution
-        if isinstance(distribution, StudentT | Tilted) and isinstance(
-            distribution.df, Tensor
-        ):  # of each target
-            distribution = replace(distribution, df=_each_target(reading, distribution.df))
+        if isinstance(distribution, StudentT | Tilted):
+            df = distribution.df
+            if isinstance(df, Tensor):  # one number for each target
+                distribution = replace(distribution, df=_by_target(reading, df))
         if tilt is None or not tilt.shape[-1]:
             return distribution
         shaped = reading.unrows(tilt.movedim(-1, 0)).movedim(0, -1)
         return distribution.each(lambda _: shaped)
 
     def _conformal(self, reading: Reading, labels: Tensor | None) -> BoundConformal | None:
+        """The conformal scores, with group and target of each entry of the output."""
         if self.calibration.conformal is None:
             return None
         targets = torch.arange(len(self.calibration.scale), device=reading.output.device)
-        return self.calibration.conformal.bound(labels, _each_target(reading, targets))
+        return self.calibration.conformal.bound(labels, _by_target(reading, targets))
 
 
-def noise_variances(function: Given, batch: Batch, reading: Reading) -> Tensor:
-    """(M, 1) or (M, K), by the user's function."""
-    found = reading.sample_weights(function, batch, "noise_variance")
-    assert found is not None
-    if not bool((found > 0).all()):
+def noise_variances(function: NoiseFunction, batch: Batch, reading: Reading) -> Tensor:
+    """The noise variances that the user's function gives for a batch, (M, 1) or (M, K).
+
+    Raises:
+        ValueError: A variance is not above zero.
+    """
+    variances = reading.sample_weights(function, batch, "noise_variance")
+    assert variances is not None
+    if not bool((variances > 0).all()):
         raise ValueError("noise variances must be above zero for every row.")
-    return found
+    return variances
 
 
 def form_inputs(reading: Reading) -> Tensor:
-    """What a folded head takes of a reading: it ignores a last column of ones."""
+    """The features that a `HeadForm` takes. It ignores a last column of ones, if one is left."""
     return reading.inputs if reading.ones else head_inputs(reading)
 
 
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of results of a model in this one: half has too few digits."""
+    """The precision of results for a model of this precision: half has too few digits."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
@@ -313,10 +386,10 @@ def head_inputs(rows: Reading | SampledRows) -> Tensor:
     return torch.cat([rows.features, rows.counts.to(rows.features)], -1)
 
 
-def _each_target(reading: Reading, values: Tensor) -> Tensor:
+def _by_target(reading: Reading, values: Tensor) -> Tensor:
     """Values (K,) of the targets, in a shape that broadcasts to the output's."""
     if len(values) == 1:
         return values[0]
     rows = len(reading.features)
-    whole = compact(reading.unrows(torch.arange(len(values)).expand(rows, -1))[0])
-    return values[whole.to(values.device)]
+    target_index = reading.unrows(torch.arange(len(values)).expand(rows, -1))[0]
+    return values[compact(target_index).to(values.device)]

@@ -1,4 +1,13 @@
-"""What a fit has learnt of a model's readout, its calibration, what changes them, and files."""
+"""The state of a fit, and everything that changes it.
+
+`FitState` is what a fit knows at one moment: the tie to the model, the statistics of the training
+rows, the loss, and the calibration if there is one. It is frozen. `ReadoutFit` stands behind
+`LastLayerRigidity` and owns the current state. Each of its changes (`fit`, `partial_fit`, `forget`,
+`merge`, `calibrate`, and taking a state from a file) follows the same way: the processes of a job
+meet, the data pass the model batch by batch, a new state is computed beside the old one, all
+processes agree, and only then the new state takes the old one's place. So an error or an
+interruption leaves everything as it was.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..calibration.calibration import Calibration, Given, Wanted
+from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunction
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
-from ..data.batches import Batch
+from ..calibration.residuals import Gathering
+from ..data.batches import Batch, BatchFormat
 from ..data.feed import Feed
 from ..data.sketch import fingerprint
 from ..data.slots import InputName
@@ -30,9 +39,9 @@ from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
-from .accumulation import Weighing, accumulate, settled
+from .accumulation import Weighing, accumulate, require_rows, settled
 from .checkpoint import Checkpoint
-from .distributed import Job, job
+from .distributed import Job, open_job
 from .error_bars import ErrorBars
 from .gradients.loss import (
     GradientLoss,
@@ -41,12 +50,12 @@ from .gradients.loss import (
     gradient_scale,
     gradient_sums,
 )
-from .merging import combined, identity, named, require_alike, require_apart
+from .merging import as_text, combined, identity, require_alike, require_apart
 from .novelty import Alarm, NoveltyScale
 from .readout.binding import Binding, model_fingerprint
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
-from .statistics.parts import Plan
+from .statistics.statistic import Plan
 from .statistics.statistics import Statistics
 from .validation import Validation, calibration_data, require_groups
 
@@ -58,32 +67,95 @@ UNCALIBRATED = (
 )
 STALE = "Data were added or removed since the calibration. Call calibrate(x, y) again."
 
-_LOSSES: dict[str, type[Any]] = {type(one).__name__: type(one) for one in NAMED.values()}
+_LOSSES: dict[str, type[Any]] = {type(loss).__name__: type(loss) for loss in NAMED.values()}
+"""Losses that a file can hold, by the names of their classes."""
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """One state of a fit. It never changes, so that any number of threads may read it.
+class Passing:
+    """How one call goes through its data.
 
     Attributes:
-        binding: the tie to the model.
-        statistics: what the data left; nothing is added to it any more.
-        weighing: loss and weights; None where they were functions and the fit is from a file.
-        factorised: the posterior, where it is known already.
+        batch_size: Rows per batch where the data are not batches already; None for the default.
+        progress: Whether to show a bar; None shows one on a terminal only.
+        process_group: The processes that make the call together; None for all of the job, False
+            for this process alone.
+    """
+
+    batch_size: int | None = None
+    progress: bool | None = None
+    process_group: Any = None
+
+    def shows_progress(self, processes: Job) -> bool | None:
+        """Whether this process shows a bar. Unless told otherwise, only the first one does."""
+        if self.progress is None and processes.rank > 0:
+            return False
+        return self.progress
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What a fit keeps of its rows, and how it computes the Gram; see `LastLayerRigidity.fit`.
+
+    Attributes:
+        sample: How many training rows to keep for the calibration.
+        precision: The precision of the products in the Gram.
+        method: "gram" or "qr".
+        novelty: Whether to sum up what enters every layer too.
+
+    Raises:
+        ValueError: `novelty` is not a truth value.
+    """
+
+    sample: int
+    precision: PrecisionLike
+    method: str
+    novelty: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.novelty, bool):
+            raise ValueError(f"novelty must be True or False, got {self.novelty!r}.")
+
+    def plan(self) -> Plan:
+        """The plan of new statistics; options that make no sense are refused."""
+        kind = gram_kind(self.method, self.precision)
+        return Plan(self.sample, precision=self.precision, gram=kind)
+
+    def header(self) -> dict[str, Any]:
+        """The options by name, for comparison with other processes and with a checkpoint."""
+        return {
+            "precision": self.precision,
+            "method": self.method,
+            "sample": self.sample,
+            "novelty": self.novelty,
+        }
+
+
+@dataclass(frozen=True)
+class FitState:
+    """What a fit knows at one moment. It never changes, so any number of threads may read it.
+
+    Attributes:
+        binding: The tie to the model.
+        statistics: The sums, hashes and sample of the training rows; nothing is added to them.
+        weighing: The loss and the sample weights. None where they were functions and the state
+            comes from a file, which cannot hold functions.
+        report: The last calibration; None before one.
+        cached_posterior: The factorised Gram; None until it is first needed.
     """
 
     binding: Binding
     statistics: Statistics
     weighing: Weighing | None
     report: CalibrationReport | None = None
-    factorised: Posterior | None = None
-    _alarms: list[Alarm] = field(default_factory=list, init=False, repr=False)
+    cached_posterior: Posterior | None = None
+    _alarm: Alarm | None = field(default=None, init=False, repr=False)
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     @property
     def calibration(self) -> Calibration:
-        """What was chosen; before that, scale 1, no noise and a ridge relative to the Gram."""
+        """The calibration; before one, scale 1, no noise and a ridge relative to the Gram."""
         if self.report is not None:
             return self.report.calibration
         gram = self.statistics.gram
@@ -92,53 +164,57 @@ class Learnt:
 
     @property
     def gradient_scale(self) -> Tensor:
-        """Of derivatives by the inputs: calibrated on their targets, else the scale."""
-        own = None if self.report is None else self.report.gradient_scale
-        return self.calibration.scale if own is None else own
+        """The scale of derivatives by the inputs: calibrated on their targets, else `scale`."""
+        if self.report is not None and self.report.gradient_scale is not None:
+            return self.report.gradient_scale
+        return self.calibration.scale
 
     @property
     def posterior(self) -> Posterior:
-        """Factorised once, when first needed."""
+        """The posterior, factorised once, when first needed."""
         with self._lock:
-            if self.factorised is None:
-                chosen = self.calibration
-                whole = Posterior.from_gram(self.statistics.gram, ridge=chosen.ridge)
-                object.__setattr__(self, "factorised", whole.with_scale(chosen.scale))
-            assert self.factorised is not None
-            return self.factorised
+            if self.cached_posterior is None:
+                calibration = self.calibration
+                unscaled = Posterior.from_gram(self.statistics.gram, ridge=calibration.ridge)
+                posterior = unscaled.with_scale(calibration.scale)
+                # The class is frozen for its readers; this only fills a cache, under the lock.
+                object.__setattr__(self, "cached_posterior", posterior)
+            assert self.cached_posterior is not None
+            return self.cached_posterior
 
     @property
     def bars(self) -> ErrorBars:
-        """Error bars in the model's precision."""
+        """The error bars in the model's precision."""
         dtype = self.binding.placement[1]
         if dtype not in self._bars:
             with self._lock:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
         return self._bars[dtype]
 
-    def alarm(self, tap: AnyTap) -> Alarm | None:
-        """What measures distances in the layers of a tap; None where the fit has watched none."""
-        sums = self.statistics.layers
-        if sums is None:
-            return None
-        with self._lock:
-            if not self._alarms:
-                # What enters a coarser model's layers is watched in single precision.
-                double = self.binding.placement[1] == torch.float64
-                dtype = torch.float64 if double else torch.float32
-                self._alarms.append(Alarm.of(tap.layers, sums, dtype))
-            return self._alarms[0]
-
     @property
-    def watches(self) -> bool:
-        """Whether the fit has watched what enters the layers."""
+    def watches_layers(self) -> bool:
+        """Whether the fit has summed up what enters the layers."""
         return self.statistics.layers is not None
 
+    def alarm(self, tap: AnyTap) -> Alarm | None:
+        """The object that measures distances in the layers of a tap; None if none are watched."""
+        layer_sums = self.statistics.layers
+        if layer_sums is None:
+            return None
+        with self._lock:
+            if self._alarm is None:
+                # Inputs of a half-precision model's layers are watched in single precision.
+                dtype = torch.float32
+                if self.binding.placement[1] == torch.float64:
+                    dtype = torch.float64
+                object.__setattr__(self, "_alarm", Alarm.of(tap.layers, layer_sums, dtype))
+            return self._alarm
+
     def novelty_scale(self, tap: AnyTap) -> NoveltyScale | None:
-        """What tells novelty; None where no rows have told yet what is usual.
+        """The scale of novelty; None if no calibration rows have shown what is usual.
 
         Raises:
-            ValueError: the fit has not watched the layers.
+            ValueError: The fit has not watched the layers.
         """
         alarm = self.alarm(tap)
         if alarm is None:
@@ -153,12 +229,22 @@ class Learnt:
         return NoveltyScale(alarm, torch.tensor(usual, dtype=torch.float64, device=device))
 
     def identity(self, loss: Any) -> dict[str, Any]:
-        """What others must agree in; `loss` stands for the loss and weights."""
-        own = {name: named(one) for name, one in vars(self.binding.source).items()}
-        return identity(self.binding.header() | own, self.statistics, loss)
+        """Everything in which fits or processes must agree; `loss` stands for loss and weights."""
+        source = self.binding.source
+        readout = {
+            **self.binding.header(),
+            "forward": as_text(source.forward),
+            "features": as_text(source.features),
+            "output": as_text(source.output),
+        }
+        return identity(readout, self.statistics, loss)
 
-    def known_weighing(self, name: str = "this fit") -> Weighing:
-        """The loss and weights of the fit; refused where a file could not hold them."""
+    def require_weighing(self, name: str = "this fit") -> Weighing:
+        """The loss and weights of the fit.
+
+        Raises:
+            ValueError: They were functions, and the state comes from a file.
+        """
         if self.weighing is None:
             raise ValueError(
                 f"The loss or sample weights of {name} were functions, which a file does not "
@@ -166,92 +252,222 @@ class Learnt:
             )
         return self.weighing
 
-    def with_rows(self, statistics: Statistics) -> Learnt:
-        """The same after rows came or went; the calibration is stale."""
-        report = None if self.report is None else replace(self.report, stale=True)
-        return replace(self, statistics=statistics, report=report, factorised=None)
+    def with_rows(self, statistics: Statistics) -> FitState:
+        """The state after rows were added or removed, which makes the calibration stale."""
+        report = None
+        if self.report is not None:
+            report = replace(self.report, stale=True)
+        return replace(self, statistics=statistics, report=report, cached_posterior=None)
 
-    def to(self, device: torch.device) -> Learnt:
-        """The same on another device; statistics stay float64."""
-        posterior = self.factorised
+    def to(self, device: torch.device) -> FitState:
+        """The same state on another device; statistics stay float64."""
+        report = self.report
+        if report is not None:
+            report = report.to(device)
+        posterior = self.cached_posterior
+        if posterior is not None:
+            posterior = posterior.to(device)
         return replace(
             self,
             statistics=self.statistics.to(device),
-            report=None if self.report is None else self.report.to(device),
-            factorised=None if posterior is None else posterior.to(device),
+            report=report,
+            cached_posterior=posterior,
         )
 
     def snapshot(self, *, probes: bool = True, rows: bool = False) -> Snapshot:
-        """Everything but the model; `probes`: with a few inputs of the fit, `rows`: its sample."""
+        """Everything but the model, as tensors and a header.
+
+        Args:
+            probes: Whether a few inputs of the fit are included.
+            rows: Whether the sample of training rows is included.
+
+        Raises:
+            ValueError: `rows` is set, and the fit keeps none.
+        """
         if rows and self.statistics.sample is None:
             raise ValueError(
                 "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
                 "file without them. Call fit(x, y) again, or save with rows=False."
             )
-        tie = self.binding.snapshot(probes=probes)
+        binding = self.binding.snapshot(probes=probes)
         statistics = self.statistics.snapshot(rows=rows)
-        tensors = statistics.tensors | tie.tensors
+        tensors = {**statistics.tensors, **binding.tensors}
         header = {
             "kind": "fit",
             **statistics.header,
-            "loss": _loss_state(self.weighing),
-            **tie.header,
+            "loss": _weighing_header(self.weighing),
+            **binding.header,
         }
         if self.report is not None:
-            tensors |= self.report.tensors()
-            header |= self.report.header()
+            tensors.update(self.report.tensors())
+            header.update(self.report.header())
         return Snapshot(tensors, header)
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot, blank_binding: Binding) -> FitState:
+        """The state that a snapshot holds, tied to the model of a binding without a readout."""
+        device = blank_binding.placement[0]
+        snapshot = snapshot.to(device)
+        header = snapshot.header
+        statistics = Statistics.from_snapshot(snapshot, device)
+        report = None
+        if header.get("report") is not None:
+            report = CalibrationReport.from_state(header, snapshot.tensors)
+        return cls(
+            binding=blank_binding.taken(snapshot),
+            statistics=statistics,
+            weighing=_weighing_from_header(header["loss"]),
+            report=report,
+        )
 
 
 class ReadoutFit:
-    """The state behind `LastLayerRigidity`; an error or interruption leaves it as it was.
+    """The fit behind `LastLayerRigidity`: its current state, and all that changes it.
 
-    What changes it (`fit`, `revise`, `calibrate`, `take`) runs one call after the other, whatever
-    the threads; meanwhile others read the state before.
+    Changes run one after the other, whatever the threads. Meanwhile other threads read the state
+    before the change. An error or interruption leaves that state in place.
+
+    Args:
+        binding: A tie to the model that knows no readout yet.
+        target: callable(batch) -> target, where batches are not of a known form.
 
     Attributes:
-        unbound: the tie to the model, without a readout.
-        learnt: the state; None before a fit.
+        blank_binding: The tie to the model, without a readout.
+        state: What the fit knows; None before a fit.
     """
 
     def __init__(self, binding: Binding, target: Callable[[Any], Tensor] | None) -> None:
-        self.unbound, self.model, self.target = binding, binding.model, target
-        self.learnt: Learnt | None = None
-        self._said: set[str] = set()
-        self._changing, self._swapping, self._changed = Lock(), Lock(), False
+        self.blank_binding = binding
+        self.model = binding.model
+        self.target = target
+        self.state: FitState | None = None
+        self._notices_given: set[str] = set()
+        self._change_lock = Lock()  # held during a whole change
+        self._state_lock = Lock()  # held while the state is replaced
+        self._is_changing = False
+
+    # Reading the state.
+
+    def require_state(self, whose: str = "") -> FitState:
+        """The state; `whose` is for the error where there is no fit."""
+        if self.state is None:
+            raise NotFittedError(NO_FIT.format(f"fit(x, y){whose}"))
+        return self.state
+
+    def ready(self) -> tuple[AnyTap, FitState]:
+        """The readout and the state for a prediction.
+
+        It warns once where the error bars are uncalibrated or stale.
+
+        Raises:
+            ValueError: There is no fit, or the model has changed since.
+        """
+        state = self.require_state()
+        tap = state.binding.current()
+        if state.statistics.gram.device != state.binding.placement[0]:
+            state = self.on_device()
+            tap = state.binding.current()
+        if state.report is None:
+            self.notify_once("uncalibrated", UNCALIBRATED)
+        elif state.report.stale:
+            self.notify_once("stale", STALE)
+        return tap, state
+
+    def feed(self, weighing: Weighing | None = None) -> Feed:
+        """How data reach the model, for a loss; by default for that of the fit."""
+        state = self.state
+        if weighing is None and state is not None:
+            weighing = state.weighing
+        # The target of derivatives is a key of a batch that is no input of the model.
+        derivative_key = None
+        if weighing is not None and weighing.gradients is not None:
+            derivative_key = weighing.gradients.apart
+        is_whole = self.blank_binding.source.forward is not None
+        batch_format = BatchFormat(is_whole, self.target, apart=derivative_key)
+        if state is not None:
+            batch_format = replace(
+                batch_format,
+                inputs=state.statistics.inputs,
+                kind=state.statistics.kind,
+                columns=state.statistics.columns,
+            )
+        return Feed(self.model, batch_format)
+
+    def batches(
+        self,
+        data: Any,
+        call: str,
+        batch_size: int | None,
+        progress: bool | None,
+        once: bool = False,
+    ) -> Iterator[Batch]:
+        """Batches of data whose targets are ignored.
+
+        Args:
+            data: What the user gave.
+            call: The name of the user's call, for messages.
+            batch_size: As in `Passing`.
+            progress: As in `Passing`.
+            once: Whether each row comes once, whatever a distributed sampler repeats.
+        """
+        feed = self.feed().unlabelled()
+        return feed(data, call, batch_size=batch_size, progress=progress, once=once)
+
+    def on_device(self) -> FitState:
+        """The state, brought to the model's device first."""
+        state = self.require_state()
+        device = placement(self.model)[0]
+        if state.statistics.gram.device == device:
+            return state
+        with self._state_lock:
+            if self.state is state:  # otherwise another thread has replaced it meanwhile
+                self.state = state.to(device)
+            return self.require_state()
+
+    def notify_once(self, key: str, message: str) -> None:
+        """Warn, unless the notice of this key was given before."""
+        if key not in self._notices_given:
+            self._notices_given.add(key)
+            notify(message)
+
+    # Changing the rows.
 
     def fit(
         self,
         train: Any,
         weighing: Weighing,
-        *,
-        sample: int,
-        precision: PrecisionLike,
-        method: str,
-        novelty: bool,
+        options: FitOptions,
         checkpoint: Checkpoint,
-        process_group: Any = None,
-        **options: Any,
+        passing: Passing,
     ) -> None:
-        """Accumulate the Gram over the training data, and keep a `sample` of so many rows.
+        """Accumulate the statistics of the training data; see `LastLayerRigidity.fit`."""
+        plan = options.plan()
 
-        With `novelty` what enters every layer is summed too.
-        """
-        plan = Plan(sample, precision=precision, gram=gram_kind(method, precision))
-        choices = {
-            "precision": precision,
-            "method": method,
-            "sample": sample,
-            "novelty": novelty,
-        }
-        with self._alone(), self.job(process_group, "fit", weighing, **choices) as others:
-            binding, begun = self._begun(checkpoint, others, weighing, choices)
-            names = None if begun is None else begun.columns
-            feed = replace(self.feed(weighing), inputs=None, kind=None, columns=names)
-            options["passing"] = checkpoint.passing
-            batches = feed(train, "fit", any_order=True, **_shown(options, others))
+        def request() -> dict[str, Any]:
+            return self._request(weighing, options)
+
+        device = placement(self.model)[0]
+        with (
+            self._exclusive(),
+            open_job(passing.process_group, "fit", request, device) as processes,
+        ):
+            binding, statistics = self._begin(checkpoint, processes, weighing, options)
+            # The form of the batches is learnt anew, except for an interrupted fit's columns.
+            columns = None if statistics is None else statistics.columns
+            feed = self.feed(weighing)
+            # New data may come in another form than those of an earlier fit.
+            batch_format = replace(feed.format, inputs=None, kind=None, columns=columns)
+            feed = replace(feed, format=batch_format)
+            batches = feed(
+                train,
+                "fit",
+                batch_size=passing.batch_size,
+                progress=passing.shows_progress(processes),
+                any_order=True,
+                passing=checkpoint.passing,
+            )
             statistics = accumulate(
-                begun,
+                statistics,
                 binding.find,
                 batches,
                 weighing,
@@ -261,404 +477,485 @@ class ReadoutFit:
                 meanwhile=binding.close,
                 read_first=binding.read_first,
             )
-            if others.size > 1:
-                binding, statistics = self._agreed(others, binding, statistics, weighing)
+            if processes.size > 1:
+                binding, statistics = self._fit_of_all(processes, binding, statistics, weighing)
             statistics = settled(statistics)
             if self.target is None:
-                statistics.say_unlabelled()
-            learnt = Learnt(binding, statistics, weighing)
-            if learnt.watches:
-                learnt.alarm(binding.current())  # which refuses what is not finite
-            others.agree()
-            self._swap(learnt)
+                statistics.warn_of_missing_targets()
+            state = FitState(binding, statistics, weighing)
+            if state.watches_layers:
+                state.alarm(binding.current())  # refuses layers whose inputs were not finite
+            processes.agree()
+            self._replace_state(state)
             checkpoint.done()
 
-    def _begun(
-        self, checkpoint: Checkpoint, others: Job, weighing: Weighing, choices: dict[str, Any]
-    ) -> tuple[Binding, Statistics | None]:
-        """The tie and the statistics of an interrupted fit; a new tie and None without one."""
-        tie, statistics = self.unbound.again(watching=choices["novelty"]), None
-        if checkpoint.path is not None:
-            asked = self._asked(weighing) | choices
-            if learnt := checkpoint.resume(asked, others.part, partial(_learnt, unbound=tie)):
-                tie, statistics = learnt.binding, learnt.statistics
-
-            def snapshot(so_far: Statistics) -> Snapshot:
-                rows = so_far.sample is not None
-                return Learnt(tie, so_far, weighing).snapshot(rows=rows)
-
-            checkpoint.snapshot = snapshot
-        return tie, statistics
-
-    def _agreed(
-        self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
-    ) -> tuple[Binding, Statistics]:
-        """The tie to the model of the first process that had data, and the rows of all."""
-
-        def described() -> Snapshot | None:
-            if found is None:
-                return None
-            tie = binding.snapshot()
-            alike = identity(binding.header(), found, named(weighing))
-            alike = json.loads(json.dumps(alike))  # as it is on other processes
-            return replace(tie, header=tie.header | {"identity": alike})
-
-        def first_tie(parts: Iterator[Snapshot | None]) -> Snapshot:
-            ties = {rank: tie for rank, tie in enumerate(chain([described()], parts)) if tie}
-            if not ties:
-                return Snapshot({}, {"rank": None})
-            alike = [tie.header["identity"] for tie in ties.values()]
-            require_alike(alike, [f"Rank {rank}" for rank in ties])
-            rank, tie = next(iter(ties.items()))
-            return replace(tie, header=tie.header | {"rank": rank})
-
-        tie = others.together(described, first_tie)
-        whole = others.statistics(found, lambda parts: settled(combined(parts)))
-        first = tie.header["rank"]
-        if found is None or (others.rank != first and "probes" in tie.header):
-            binding = self.unbound.taken(tie)
-        binding.current()
-        return binding, whole
-
-    def revise(
+    def _begin(
         self,
-        data: Any,
-        *,
-        remove: bool,
-        check: bool = True,
-        process_group: Any = None,
-        **options: Any,
-    ) -> None:
-        """Add data, or take them out; `check` that they are in the fit."""
-        what = "forget" if remove else "partial_fit"
-        with self._alone(), self.job(process_group, what, options=check) as others:
-            learnt, tap = self._thorough()
-            weighing, own = learnt.known_weighing(), learnt.statistics
-            batches = self.feed(weighing)(data, what, any_order=True, **_shown(options, others))
-            alone = others.size == 1
-            precision: PrecisionLike = "auto" if remove else own.gram.precision
-            added = accumulate(
-                own.clone() if alone and not remove else None,
-                lambda _: tap,
-                batches,
-                weighing,
-                own.plan(precision),
-            )
+        checkpoint: Checkpoint,
+        processes: Job,
+        weighing: Weighing,
+        options: FitOptions,
+    ) -> tuple[Binding, Statistics | None]:
+        """The binding and statistics of an interrupted fit; without one, a blank binding."""
+        blank_binding = self.blank_binding.again(watching=options.novelty)
+        if checkpoint.path is None:
+            return blank_binding, None
 
-            def fold(parts: Iterator[Statistics | None]) -> Statistics:
-                new = combined(parts)
-                if new is None or (alone and not remove):
-                    return settled(new)
-                if remove:
-                    return own.without(new, check=check)
-                return settled(own.clone().merge(new))
+        def restore(snapshot: Snapshot) -> FitState:
+            return FitState.from_snapshot(snapshot, blank_binding)
 
-            # rows that leave are looked up one by one, so that none of them may be left out
-            own = others.statistics(added, fold, trim=not remove)
-            others.agree()
-            self._swap(learnt.with_rows(own))
+        request = self._request(weighing, options)
+        interrupted = checkpoint.resume(request, processes.job_rank, processes.job_size, restore)
+        if interrupted is None:
+            binding = blank_binding
+            statistics = None
+        else:
+            binding = interrupted.binding
+            statistics = interrupted.statistics
+
+        def pack(statistics: Statistics) -> Snapshot:
+            state = FitState(binding, statistics, weighing)
+            return state.snapshot(rows=statistics.sample is not None)
+
+        checkpoint.pack = pack
+        return binding, statistics
+
+    def _fit_of_all(
+        self,
+        processes: Job,
+        binding: Binding,
+        statistics: Statistics | None,
+        weighing: Weighing,
+    ) -> tuple[Binding, Statistics]:
+        """The binding of the first process that had data, and the statistics of all processes.
+
+        Args:
+            processes: The processes of the job.
+            binding: This process's tie to the model.
+            statistics: Of this process's rows; None where it had none.
+            weighing: The loss and weights.
+        """
+
+        def describe() -> Snapshot | None:
+            if statistics is None:
+                return None
+            description = binding.snapshot()
+            must_agree = identity(binding.header(), statistics, as_text(weighing))
+            # Other processes send theirs as JSON, which turns tuples into lists.
+            must_agree = json.loads(json.dumps(must_agree))
+            return replace(description, header={**description.header, "identity": must_agree})
+
+        def choose_first(received: Iterator[Snapshot | None]) -> Snapshot:
+            descriptions: dict[int, Snapshot] = {}
+            for rank, description in enumerate(chain([describe()], received)):
+                if description is not None:
+                    descriptions[rank] = description
+            if not descriptions:
+                return Snapshot({}, {"rank": None})
+            identities = [snapshot.header["identity"] for snapshot in descriptions.values()]
+            require_alike(identities, [f"Rank {rank}" for rank in descriptions])
+            first_rank = min(descriptions)
+            first = descriptions[first_rank]
+            return replace(first, header={**first.header, "rank": first_rank})
+
+        def fold(shares: Iterator[Statistics | None]) -> Statistics:
+            return settled(combined(shares))
+
+        first = processes.together(describe, choose_first)
+        statistics_of_all = processes.statistics(statistics, fold)
+        has_no_binding = statistics is None
+        is_another = processes.rank != first.header["rank"] and "probes" in first.header
+        if has_no_binding or is_another:
+            binding = self.blank_binding.taken(first)
+        binding.current()  # refuses a model that differs from the first process's
+        return binding, statistics_of_all
+
+    def partial_fit(self, data: Any, passing: Passing) -> None:
+        """Add rows to the fit."""
+        group = passing.process_group
+        with self._exclusive(), self.job(group, "partial_fit", options=True) as processes:
+            state, tap = self._checked_state()
+            weighing = state.require_weighing()
+            batches = self._labelled_batches(data, "partial_fit", weighing, passing, processes)
+            fitted = state.statistics
+            plan = fitted.plan(fitted.gram.precision)
+
+            def fold(shares: Iterator[Statistics | None]) -> Statistics:
+                added = require_rows(combined(shares))
+                return settled(fitted.clone().merge(added))
+
+            if processes.size == 1:
+                # Rows go straight into a copy of the statistics.
+                statistics = accumulate(fitted.clone(), lambda _: tap, batches, weighing, plan)
+                statistics = settled(statistics)
+            else:
+                added = accumulate(None, lambda _: tap, batches, weighing, plan)
+                statistics = processes.statistics(added, fold)
+            processes.agree()
+            self._replace_state(state.with_rows(statistics))
+
+    def forget(self, data: Any, *, check: bool, passing: Passing) -> None:
+        """Remove rows from the fit; `check` refuses rows that are not in it."""
+        group = passing.process_group
+        with self._exclusive(), self.job(group, "forget", options=check) as processes:
+            state, tap = self._checked_state()
+            weighing = state.require_weighing()
+            batches = self._labelled_batches(data, "forget", weighing, passing, processes)
+            fitted = state.statistics
+
+            def fold(shares: Iterator[Statistics | None]) -> Statistics:
+                removed = require_rows(combined(shares))
+                return fitted.without(removed, check=check)
+
+            removed = accumulate(None, lambda _: tap, batches, weighing, fitted.plan("auto"))
+            # Rows that leave are looked up one by one, so none may be trimmed from the sample.
+            statistics = processes.statistics(removed, fold, trim=False)
+            processes.agree()
+            self._replace_state(state.with_rows(statistics))
 
     def merge(self, others: Mapping[str, ReadoutFit], *, check: bool) -> None:
-        """Add the rows of other fits, by what errors call them; see `LastLayerRigidity.merge`."""
-        with self._alone():
-            own = [("this fit", self.on_device())]
-            rest = [(name, other.known(f" of {name}")) for name, other in others.items()]
-            self._swap(_merged(own + rest, check=check))
+        """Add the rows of other fits, each under its name in errors."""
+        with self._exclusive():
+            states = {"this fit": self.on_device()}
+            for name, other in others.items():
+                states[name] = other.require_state(f" of {name}")
+            self._replace_state(_merged(states.items(), check=check))
+
+    # Changing the calibration.
 
     def calibrate(
         self,
         valid: Any,
         train: Any,
-        wanted: Wanted,
+        wanted: CalibrationOptions,
         *,
+        conformal: Any,
+        groups: str | Groups | None,
+        merge_groups: int | None,
         gradients: InputName,
         gradient_target: GradientTarget | None,
-        conformal: Any = None,
-        groups: Any = None,
-        merge_groups: int | None = None,
-        process_group: Any = None,
-        **options: Any,
+        passing: Passing,
     ) -> CalibrationReport:
-        """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
+        """Choose ridge, scale, noise and distribution; see `LastLayerRigidity.calibrate`."""
         require_groups(groups, conformal, merge_groups)
-        apart = None if conformal is None or isinstance(conformal, float) else conformal
-        share = conformal if apart is None else True
-        choices = named([wanted, share, groups, merge_groups, gradients, gradient_target])
-        with self._alone(), self.job(process_group, "calibrate", options=choices) as others:
-            weighing = self.known().known_weighing()
-            if gradients is not None or gradient_target is not None:
-                judged = calibration_loss(weighing.gradients, gradients, gradient_target)
-                weighing = replace(weighing, gradients=judged)
-            data, train = calibration_data(wanted.criterion, valid, train)
-            forces = weighing.gradients
-            forces = None if forces is None or forces.target is None else forces
-            data = list(data) if isinstance(data, Iterator) and forces is not None else data
-            learnt, tap = self._thorough()
-            source = self.feed(weighing)
+        # Conformal rows are data of their own, or a share of the validation rows.
+        conformal_data = None if isinstance(conformal, float) else conformal
+        share = conformal if conformal_data is None else True
+        options = as_text([wanted, share, groups, merge_groups, gradients, gradient_target])
+        group = passing.process_group
+        with self._exclusive(), self.job(group, "calibrate", options) as processes:
+            weighing = self._calibration_weighing(gradients, gradient_target)
+            judged_data, train = calibration_data(wanted.criterion, valid, train)
+            # Derivatives are calibrated where their targets are known.
+            gradient_loss = weighing.gradients
+            if gradient_loss is not None and gradient_loss.target is None:
+                gradient_loss = None
+            if gradient_loss is not None and isinstance(judged_data, Iterator):
+                judged_data = list(judged_data)  # they are read a second time below
+            state, tap = self._checked_state()
+            posterior = state.posterior
 
-            def feed(data: Any) -> Iterator[Batch]:
-                return source(data, "calibrate", any_order=True, **_shown(options, others))
+            def batches(data: Any) -> Iterator[Batch]:
+                return self._labelled_batches(data, "calibrate", weighing, passing, processes)
 
-            known, posterior = learnt.statistics, learnt.posterior
-            labels = groups if callable(groups) else None
-            hashed = conformal is not None or others.size > 1
-            alarm = learnt.alarm(tap)
-            work = Validation(tap, known, posterior, weighing, wanted, labels, hashed, alarm)
-            with torch.enable_grad():
-                look, compared = work.gathered, not wanted.left_out
-                parts = (
-                    None if data is None else look(feed(data), compared=compared),
-                    None if apart is None else look(feed(apart)),
-                    None if train is None else look(feed(train), compared=False),
+            validation = Validation(
+                tap,
+                state.statistics,
+                posterior,
+                weighing,
+                wanted,
+                groups=groups if callable(groups) else None,
+                hashed=conformal is not None or processes.size > 1,
+                alarm=state.alarm(tap),
+            )
+
+            def gather(data: Any, *, compared: bool) -> Gathering | None:
+                # `compared` looks for the rows among the training data, by their hashes.
+                if data is None:
+                    return None
+                return validation.gathered(batches(data), compared=compared)
+
+            dtype = placement(self.model)[1]
+            with torch.enable_grad():  # for models that differentiate inside forward
+                judged_rows = gather(judged_data, compared=not wanted.left_out)
+                conformal_rows = gather(conformal_data, compared=True)
+                train_rows = gather(train, compared=False)
+                report = validation.together(
+                    processes,
+                    (judged_rows, conformal_rows, train_rows),
+                    conformal,
+                    groups,
+                    merge_groups,
+                    # A feature is rounded a few times on its way through the model.
+                    4 * torch.finfo(dtype).eps,
                 )
-                digits = 4 * torch.finfo(placement(self.model)[1]).eps  # of a feature, a few times
-                report = work.together(others, parts, conformal, groups, merge_groups, digits)
-                final = posterior.with_ridge(report.ridge).with_scale(report.scale)
-                if forces is not None:
-                    dtype = placement(self.model)[1]
-                    sums = gradient_sums(tap, feed(data), final, dtype, forces)
-                    scale = _gradient_scale(others, sums)
+                posterior = posterior.with_ridge(report.ridge).with_scale(report.scale)
+                if gradient_loss is not None:
+                    sums = gradient_sums(tap, batches(judged_data), posterior, dtype, gradient_loss)
+                    scale = _gradient_scale_of_all(processes, sums)
                     report = replace(report, gradient_scale=scale.to(report.scale.device))
-            others.agree()
-            self._swap(replace(learnt, report=report, factorised=final))
-            self._said.discard("stale")
+            processes.agree()
+            self._replace_state(replace(state, report=report, cached_posterior=posterior))
+            self._notices_given.discard("stale")
             return report
 
-    def refit(
-        self, valid: Any, *, add: bool, process_group: Any = None, **options: Any
-    ) -> tuple[ReadoutFit, Refitted]:
-        """The same for a copy of the model with another readout; see `LastLayerRigidity.refit`."""
-        with self.job(False if valid is None else process_group, "refit", options=add) as others:
-            learnt, _ = self._thorough()
-            own, weighing, rows = learnt.statistics, learnt.known_weighing(), None
-            if valid is not None:
-                rows = partial(self.feed(weighing), valid, "refit", any_order=True, **options)
-            parts = (learnt.binding, own, learnt.posterior, weighing, rows)
-            tied, own, report = refitted(*parts, add=add, others=others)
-        other = ReadoutFit(tied, self.target)
-        other.learnt = Learnt(tied, own, weighing)
-        return other, report
+    def _calibration_weighing(
+        self, gradients: InputName, gradient_target: GradientTarget | None
+    ) -> Weighing:
+        """The loss and weights of the fit, with what the calibration is told of derivatives."""
+        weighing = self.require_state().require_weighing()
+        if gradients is None and gradient_target is None:
+            return weighing
+        gradient_loss = calibration_loss(weighing.gradients, gradients, gradient_target)
+        return replace(weighing, gradients=gradient_loss)
 
-    def known(self, whose: str = "") -> Learnt:
-        """The state, if there is a fit."""
-        if self.learnt is None:
-            raise NotFittedError(NO_FIT.format(f"fit(x, y){whose}"))
-        return self.learnt
+    def refit(self, valid: Any, *, add: bool, passing: Passing) -> tuple[ReadoutFit, Refitted]:
+        """The fit of a copy of the model with another readout; see `LastLayerRigidity.refit`."""
+        # Without rows to judge by, nothing is exchanged between processes.
+        group = False if valid is None else passing.process_group
+        with self.job(group, "refit", options=add) as processes:
+            state, _ = self._checked_state()
+            weighing = state.require_weighing()
 
-    def ready(self) -> tuple[AnyTap, Learnt]:
-        """The readout and the state; warns once where the bars are uncalibrated or stale."""
-        learnt = self.known()
-        tap = learnt.binding.current()
-        if learnt.statistics.gram.device != learnt.binding.placement[0]:
-            learnt = self.on_device()
-            tap = learnt.binding.current()
-        if learnt.report is None:
-            self.say_once("uncalibrated", UNCALIBRATED)
-        elif learnt.report.stale:
-            self.say_once("stale", STALE)
-        return tap, learnt
+            def valid_batches() -> Iterator[Batch]:
+                return self.feed(weighing)(
+                    valid,
+                    "refit",
+                    batch_size=passing.batch_size,
+                    progress=passing.progress,
+                    any_order=True,
+                )
 
-    def feed(self, weighing: Weighing | None = None) -> Feed:
-        """How data reach the model, for the loss of the fit or another."""
-        learnt = self.learnt
-        weighing = learnt.weighing if weighing is None and learnt is not None else weighing
-        gradients = None if weighing is None else weighing.gradients
-        apart = None if gradients is None else gradients.apart
-        feed = Feed(self.model, self.unbound.source.forward is not None, self.target, apart=apart)
-        if learnt is None:
-            return feed
-        own = learnt.statistics
-        return replace(feed, inputs=own.inputs, kind=own.kind, columns=own.columns)
+            binding, statistics, report = refitted(
+                state.binding,
+                state.statistics,
+                state.posterior,
+                weighing,
+                None if valid is None else valid_batches,
+                add=add,
+                others=processes,
+            )
+        fit = ReadoutFit(binding, self.target)
+        fit.state = FitState(binding, statistics, weighing)
+        return fit, report
 
-    def batches(
-        self,
-        data: Any,
-        what: str,
-        batch_size: int | None,
-        progress: bool | None,
-        once: bool = False,
-    ) -> Iterator[Batch]:
-        """Batches of data whose targets are of no interest; see `Feed` for `once`."""
-        feed = self.feed().unlabelled()
-        return feed(data, what, batch_size=batch_size, progress=progress, once=once)
+    # Files, and the functions that files cannot hold.
 
-    def on_device(self) -> Learnt:
-        """The state, brought to the model's device."""
-        learnt, device = self.known(), placement(self.model)[0]
-        if learnt.statistics.gram.device == device:
-            return learnt
-        with self._swapping:
-            if self.learnt is learnt:  # else a change has come in between
-                self.learnt = learnt.to(device)
-            return self.known()
+    def restore(self, snapshot: Snapshot | None) -> None:
+        """Take the state of a snapshot up; None for no fit."""
+        with self._exclusive():
+            if snapshot is None:
+                self._replace_state(None)
+                return
+            with snapshot.opened():
+                state = FitState.from_snapshot(snapshot, self.blank_binding)
+            self._replace_state(state)
 
     def set_weighing(self, weighing: Weighing) -> None:
-        """Give the loss again that a file does not hold; refused where it is known."""
-        with self._alone():
-            if self.known().weighing is not None:
+        """Set the loss and weights that a file could not hold; refused where they are known."""
+        with self._exclusive():
+            state = self.require_state()
+            if state.weighing is not None:
                 raise ValueError("The loss of this fit is known. To use another, call fit again.")
-            self._swap(replace(self.known(), weighing=weighing))
+            self._replace_state(replace(state, weighing=weighing))
 
-    def set_functions(self, noise: Given | None, groups: Groups | None) -> None:
-        """Give those of the calibration again that a file does not hold."""
-        with self._alone():
-            learnt = self.known()
-            if learnt.report is None:
+    def set_functions(self, noise: NoiseFunction | None, groups: Groups | None) -> None:
+        """Set the functions of the calibration that a file could not hold."""
+        with self._exclusive():
+            state = self.require_state()
+            if state.report is None:
                 raise ValueError("This fit is not calibrated: load it without noise= and groups=.")
-            own = learnt.report.calibration.with_functions(noise, groups)
-            self._swap(replace(learnt, report=replace(learnt.report, calibration=own)))
+            calibration = state.report.calibration.with_functions(noise, groups)
+            report = replace(state.report, calibration=calibration)
+            self._replace_state(replace(state, report=report))
 
-    def say_once(self, key: str, message: str) -> None:
-        """Warn, unless it was said before."""
-        if key not in self._said:
-            self._said.add(key)
-            notify(message)
+    # What all of these share.
 
-    def take(self, given: Snapshot | None) -> None:
-        """Take up a fit from a snapshot; None for no fit."""
-        with self._alone():
-            if given is None:
-                return self._swap(None)
-            with given.opened():
-                learnt = _learnt(given, self.unbound)
-            self._swap(learnt)
+    def job(self, process_group: Any, call: str, options: Any) -> AbstractContextManager[Job]:
+        """The processes that make a call on an existing fit together.
 
-    def job(
-        self, process_group: Any, what: str, weighing: Weighing | None = None, **choices: Any
-    ) -> AbstractContextManager[Job]:
-        """The processes of a call, which must agree in the model, the loss, and the fit if any."""
+        They must agree in the model, the loss, the rows and the calibration of the fit.
 
-        def same() -> dict[str, Any]:
-            if weighing is not None:
-                return self._asked(weighing) | choices
-            known = self.known()
-            state = known.snapshot(probes=False, rows=known.statistics.sample is not None)
-            report = known.report
-            chosen = {} if report is None else report.tensors()
-            rows = fingerprint((name, t) for name, t in state.tensors.items() if name not in chosen)
-            same = known.identity(named(known.weighing)) | {"rows": rows}
-            if what != "calibrate":  # which replaces it
-                header = None if report is None else named(report.header())
-                same["calibration"] = [fingerprint(chosen.items()), header]
-            return same | choices
+        Args:
+            process_group: As in `Passing`.
+            call: The name of the call.
+            options: Of the call, in which they must agree too.
+        """
 
-        return job(process_group, what, same, placement(self.model)[0])
+        def must_agree() -> dict[str, Any]:
+            return {**self._identity(call), "options": options}
 
-    def _asked(self, weighing: Weighing) -> dict[str, Any]:
-        """What a fit is asked for, which must be the same in all its parts."""
-        own = self.unbound
-        functions = {"target": self.target, **vars(own.source)}
-        readout = {"layer": own.layer} | {name: named(one) for name, one in functions.items()}
-        weights = model_fingerprint(self.model)
-        return {"weights": weights, "readout": readout, "loss": named(weighing)}
+        return open_job(process_group, call, must_agree, placement(self.model)[0])
 
-    def _thorough(self) -> tuple[Learnt, AnyTap]:
-        learnt = self.on_device()
-        return learnt, learnt.binding.current(thorough=True)
+    def _identity(self, call: str) -> dict[str, Any]:
+        """What the fits of all processes must agree in for a call."""
+        state = self.require_state()
+        report = state.report
+        snapshot = state.snapshot(probes=False, rows=state.statistics.sample is not None)
+        report_tensors = {} if report is None else report.tensors()
+        fit_tensors = {
+            name: tensor for name, tensor in snapshot.tensors.items() if name not in report_tensors
+        }
+        properties = state.identity(as_text(state.weighing))
+        properties["rows"] = fingerprint(fit_tensors.items())
+        if call != "calibrate":  # which replaces the calibration
+            report_text = None if report is None else as_text(report.header())
+            properties["calibration"] = [fingerprint(report_tensors.items()), report_text]
+        return properties
+
+    def _request(self, weighing: Weighing, options: FitOptions) -> dict[str, Any]:
+        """What a new fit is to be, which all its processes and its checkpoint must agree in."""
+        source = self.blank_binding.source
+        readout = {
+            "layer": self.blank_binding.layer,
+            "target": as_text(self.target),
+            "forward": as_text(source.forward),
+            "features": as_text(source.features),
+            "output": as_text(source.output),
+        }
+        return {
+            "weights": model_fingerprint(self.model),
+            "readout": readout,
+            "loss": as_text(weighing),
+            **options.header(),
+        }
+
+    def _labelled_batches(
+        self, data: Any, call: str, weighing: Weighing, passing: Passing, processes: Job
+    ) -> Iterator[Batch]:
+        """Batches of data with their targets, in any order."""
+        return self.feed(weighing)(
+            data,
+            call,
+            batch_size=passing.batch_size,
+            progress=passing.shows_progress(processes),
+            any_order=True,
+        )
+
+    def _checked_state(self) -> tuple[FitState, AnyTap]:
+        """The state and the readout, after a thorough look at the model's weights and outputs."""
+        state = self.on_device()
+        return state, state.binding.current(thorough=True)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One change after the other; one inside another would be lost, and is refused."""
-        with self._changing:
-            if self._changed:
+    def _exclusive(self) -> Iterator[None]:
+        """Let one change run at a time.
+
+        A change inside another one, in the same thread, would be lost, and is refused.
+        """
+        with self._change_lock:
+            if self._is_changing:
                 raise ValueError(
                     "fit, partial_fit, forget or calibrate was called from within another of them, "
                     "by its data or functions. Let one end before the next begins."
                 )
-            self._changed = True
+            self._is_changing = True
             try:
                 yield
             finally:
-                self._changed = False
+                self._is_changing = False
 
-    def _swap(self, learnt: Learnt | None) -> None:
-        with self._swapping:
-            self.learnt = learnt
+    def _replace_state(self, state: FitState | None) -> None:
+        with self._state_lock:
+            self.state = state
 
 
 def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], check: bool) -> None:
-    """Write the fit to the rows of all files' fits, without a model; `say` is told of each."""
+    """Write the fit to the rows of all files' fits; no model is needed.
 
-    def read(path: Path) -> tuple[str, Learnt]:
-        given = Snapshot.read(path, holds="fit")
-        with given.opened():
-            learnt = _learnt(given, Binding(nn.Identity(), Source(), None))
-        rows, judged = learnt.statistics.gram.count, learnt.statistics.sketch.limit / (1 << 63)
-        say(f"{path}: {rows:,} rows, {judged:.1%} of them known by their hashes")
-        return str(path), learnt
+    Args:
+        paths: Files of fits.
+        out: The file to write.
+        say: Is called with a line about each file.
+        check: Whether fits that share a row are refused.
+    """
+    no_model = Binding(nn.Identity(), Source(), None)
 
-    whole = _merged(map(read, paths), check=check)
-    whole.snapshot(rows=whole.statistics.sample is not None).write(out)
-    say(f"Wrote {out}: {whole.statistics.gram.count:,} rows. Load it, then calibrate(x, y).")
+    def read() -> Iterator[tuple[str, FitState]]:
+        # One file at a time is in memory.
+        for path in paths:
+            snapshot = Snapshot.read(path, holds="fit")
+            with snapshot.opened():
+                state = FitState.from_snapshot(snapshot, no_model)
+            rows = state.statistics.gram.count
+            hashed = state.statistics.sketch.share
+            say(f"{path}: {rows:,} rows, {hashed:.1%} of them known by their hashes")
+            yield str(path), state
+
+    merged = _merged(read(), check=check)
+    merged.snapshot(rows=merged.statistics.sample is not None).write(out)
+    say(f"Wrote {out}: {merged.statistics.gram.count:,} rows. Load it, then calibrate(x, y).")
 
 
-def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
-    """The first fit with the rows of the others, each after what errors call it."""
-    name, first = next(fits := iter(fits))
-    whole, sketches = first.statistics.clone(), {name: first.statistics.sketch}
-    for other, learnt in fits:
-        both = {name: first, other: learnt}
-        alike = [own.identity(vars(own.known_weighing(called))) for called, own in both.items()]
-        require_alike(alike, list(both))
-        whole.merge(learnt.statistics)
-        sketches[other] = learnt.statistics.sketch
+def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
+    """The first state with the rows of all others.
+
+    Args:
+        states: Pairs of a name for errors and a state.
+        check: Whether states that share a row are refused.
+    """
+    remaining = iter(states)
+    first_name, first = next(remaining)
+    statistics = first.statistics.clone()
+    sketches = {first_name: first.statistics.sketch}
+    for name, other in remaining:
+        identities = []
+        for state_name, state in ((first_name, first), (name, other)):
+            weighing = state.require_weighing(state_name)
+            identities.append(state.identity(vars(weighing)))
+        require_alike(identities, [first_name, name])
+        statistics.merge(other.statistics)
+        sketches[name] = other.statistics.sketch
     if check:
         require_apart(sketches)
-    if whole.sample is None and whole.gram.square is not None:
+    if statistics.sample is None and statistics.gram.square is not None:
         notify(
             "Not every part keeps a sample of its rows, so that the merged fit keeps none and "
             "calibrate() knows validation rows alone. Save parts by save(path, rows=True)."
         )
-    return first.with_rows(whole)
+    return first.with_rows(statistics)
 
 
-def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
-    """What a snapshot holds; no weighing where the loss or weights were functions."""
-    device = unbound.placement[0]
-    given = given.to(device)
-    header = given.header
-    statistics = Statistics.from_snapshot(given, device)
-    report = None
-    if header.get("report") is not None:
-        report = CalibrationReport.from_state(header, given.tensors)
-    return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
+def _gradient_scale_of_all(processes: Job, sums: Tensor) -> Tensor:
+    """The scale of derivatives by the inputs, from the sums of all processes."""
+
+    def fold(received: Iterator[Snapshot | None]) -> Snapshot:
+        sums_of_all = [sums.cpu()]
+        for snapshot in received:
+            if snapshot is not None:
+                sums_of_all.append(snapshot.tensors["sums"].cpu())
+        return Snapshot({"scale": gradient_scale(sums_of_all)}, {})
+
+    return processes.together(lambda: Snapshot({"sums": sums}, {}), fold).tensors["scale"]
 
 
-def _gradient_scale(others: Job, sums: Tensor) -> Tensor:
-    """The scale of derivatives, from the sums of all processes."""
-
-    def folded(parts: Iterator[Snapshot | None]) -> Snapshot:
-        every = [sums, *(part.tensors["sums"] for part in parts if part is not None)]
-        return Snapshot({"scale": gradient_scale(part.cpu() for part in every)}, {})
-
-    return others.together(lambda: Snapshot({"sums": sums}, {}), folded).tensors["scale"]
-
-
-def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
-    if others.rank and options.get("progress") is None:
-        return options | {"progress": False}
-    return options
-
-
-def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
-    if weighing is None:
+def _weighing_header(weighing: Weighing | None) -> dict[str, Any] | None:
+    """The loss and weights as a file holds them; None where any of them is a function."""
+    if weighing is None or weighing.sample_weight is not None:
         return None
-    name, gradients = type(weighing.loss).__name__, weighing.gradients
-    if weighing.sample_weight is not None or name not in _LOSSES:
+    name = type(weighing.loss).__name__
+    if name not in _LOSSES:
         return None
-    if gradients is not None and any(callable(value) for value in vars(gradients).values()):
-        return None
-    state = {"name": name, "settings": vars(weighing.loss)}
-    return state if gradients is None else {**state, "gradients": vars(gradients)}
+    header = {"name": name, "settings": vars(weighing.loss)}
+    if weighing.gradients is not None:
+        settings = vars(weighing.gradients)
+        if any(callable(value) for value in settings.values()):
+            return None
+        header["gradients"] = settings
+    return header
 
 
-def _loss_from(state: dict[str, Any] | None) -> Weighing | None:
-    if state is None:
+def _weighing_from_header(header: dict[str, Any] | None) -> Weighing | None:
+    """The loss and weights that a file holds; None where they were functions."""
+    if header is None:
         return None
-    if state["name"] not in _LOSSES:
+    name = header["name"]
+    if name not in _LOSSES:
         raise ValueError(
-            f"The loss {state['name']!r} of this file is not known here, only {', '.join(_LOSSES)}."
+            f"The loss {name!r} of this file is not known here, only {', '.join(_LOSSES)}."
         )
-    loss: Loss = _LOSSES[state["name"]](**state["settings"])
-    gradients = state.get("gradients")
-    return Weighing(loss, gradients=None if gradients is None else GradientLoss(**gradients))
+    loss: Loss = _LOSSES[name](**header["settings"])
+    gradients = None
+    if header.get("gradients") is not None:
+        gradients = GradientLoss(**header["gradients"])
+    return Weighing(loss, gradients=gradients)

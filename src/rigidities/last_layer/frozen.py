@@ -1,8 +1,13 @@
 r"""A plain module that gives mean and error bar: nothing checked, nothing kept between calls.
 
-$|\alpha R f|$ is the standard deviation without noise: scale and noise are folded into the factor,
-so that for one target a product and a norm are all there is. A rank r keeps the r largest
-eigenvalues of the Gram, $q = |f|^2 / s - \sum_k (1/s - 1/(\lambda_k + s)) (v_k \cdot f)^2$.
+`freeze` puts a `Frozen` together from a copy of the model, which gives outputs and features
+(`CopiedReadout`), a module that gives $\sqrt q$ of the features (`FactorNorm`, or `TruncatedNorm`
+for a lower rank) and one that makes variances and quantiles of it (`FrozenBars`).
+
+For one target without a head, scale and noise are numbers. They are then folded into the factor,
+$\sigma = |(\alpha R f, \sqrt{\text{noise}})|$, so that a product and a norm are all there is. A
+rank r keeps the r largest eigenvalues of the Gram, $q = |f|^2 / s - \sum_k (1/s - 1/(\lambda_k +
+s)) (v_k \cdot f)^2$.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from ..models.modes import unmixed
 from ..models.shadow import placement
 from ..notices import require_level
 from ..posterior.gram import HALVES, with_ones
-from ..posterior.joint import OwnPart
+from ..posterior.joint import RowDeviation
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import Block, QuadraticForm, Split, norms
 from ..prediction.distribution import Tilted, TiltedRule
@@ -38,31 +43,51 @@ from .wrapper import Exact
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["OUTPUTS", "Frozen", "freeze"]
+
 OUTPUTS = ("mean", "std", "epistemic", "noise", "quantiles", "members")
+"""What a frozen module can give."""
 
 
-class Statistics(Exact):
-    """Tensors as buffers."""
+class Buffers(Exact):
+    """A module whose tensors are buffers that keep their precision."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def hold(self, **tensors: Tensor) -> None:
-        """Register copies."""
+    def register(self, **tensors: Tensor) -> None:
+        """Register copies of tensors as buffers of these names."""
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor.detach().clone())
 
 
-class FactorNorm(Statistics):
-    r"""$\sqrt{\alpha^2 q + c}$ of rows of features, from the blocks of a quadratic form."""
+class FactorNorm(Buffers):
+    r"""$\sqrt{\alpha^2 q + c}$ of rows of features, from the blocks of a quadratic form.
+
+    Attributes:
+        rounding: See `QuadraticForm.rounding`.
+        error: Error by truncation: none.
+        dtype: Precision of the products.
+    """
 
     def __init__(self, form: QuadraticForm, ones: bool, scale: float, constant: float) -> None:
+        r"""Register the blocks of a form as buffers.
+
+        Args:
+            form: The quadratic form q.
+            ones: Whether features come without the column of ones that the form has.
+            scale: $\alpha$, folded into the factor.
+            constant: c, folded into the norm.
+        """
         super().__init__()
         form = replace(form, factor=scale * form.factor, half=None)
-        self.rounding, self.error, self.dtype = form.rounding, 0.0, form.dtype
-        self._apart = ones and form.factor.ndim == 3  # which takes the column of ones itself
-        blocks = form.made(ones=ones and not self._apart, constant=constant)
+        self.rounding = form.rounding
+        self.error = 0.0
+        self.dtype = form.dtype
+        # Blocks of one factor per target take the column of ones itself; others fold it.
+        self._append_ones = ones and form.factor.ndim == 3
+        blocks = form.make_blocks(ones=ones and not self._append_ones, constant=constant)
         self._starts = [block.start for block in blocks]
         for i, block in enumerate(blocks):
             self.register_buffer(f"matrix{i}", block.matrix)
@@ -70,174 +95,254 @@ class FactorNorm(Statistics):
         self.split(None)
 
     def split(self, half: torch.dtype | None) -> None:
-        """Be ready for features in that precision, on tensor cores; None for none."""
+        """Be ready for features in that half precision, on tensor cores; None for none."""
         self._half = half
         if half is None:
             return
         for i in range(len(self._starts)):
-            for name, part in Split.of(self.get_buffer(f"matrix{i}"), half)._asdict().items():
-                self.register_buffer(f"{name}{i}", part, persistent=False)
+            halves = Split.of(self.get_buffer(f"matrix{i}"), half)
+            for name, tensor in halves._asdict().items():
+                self.register_buffer(f"{name}{i}", tensor, persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
         """(M, D) -> (M, 1), or (M, T)."""
-        features = with_ones(features) if self._apart else features
-        split = self._half is not None and features.dtype == self._half
-        features = features if split else features.to(self.dtype)
-        own: dict[str, Any] = self._buffers
+        if self._append_ones:
+            features = with_ones(features)
+        by_halves = self._half is not None and features.dtype == self._half
+        if not by_halves:
+            features = features.to(self.dtype)
+        buffers: dict[str, Any] = self._buffers
         blocks = []
         for i, start in enumerate(self._starts):
-            halves = Split(*(own[f"{name}{i}"] for name in Split._fields)) if split else None
-            blocks.append(Block(start, own[f"matrix{i}"], own[f"offset{i}"], halves))
+            halves = None
+            if by_halves:
+                halves = Split(*(buffers[f"{name}{i}"] for name in Split._fields))
+            blocks.append(Block(start, buffers[f"matrix{i}"], buffers[f"offset{i}"], halves))
         return norms(blocks, features)
 
 
-class TruncatedNorm(Statistics):
-    r"""$\sqrt q$ of a truncated posterior; a difference, in float64 where that asks for it."""
+class TruncatedNorm(Buffers):
+    r"""$\sqrt q$ of a truncated posterior.
+
+    It is a difference, computed in float64 where single precision would lose too many digits.
+
+    Attributes:
+        rounding: Bound on the relative rounding error of the variance.
+        error: Worst-case relative error of the variance by truncation.
+        dtype: Precision of the difference.
+    """
 
     def __init__(self, posterior: Posterior, ones: bool, dtype: torch.dtype) -> None:
+        """Register the eigenvectors that were kept.
+
+        Args:
+            posterior: The truncated posterior.
+            ones: Whether features come without the column of ones that the posterior has.
+            dtype: Precision of the model.
+        """
         super().__init__()
-        s, precisions = posterior.ridge, posterior.precisions
+        ridge = posterior.ridge
+        precisions = posterior.precisions
         wide = result_dtype(dtype)
-        lost = 2 * math.sqrt(posterior.width) * posterior.condition  # digits of the difference
-        if lost * torch.finfo(wide).eps > LARGEST_ROUNDING:
+        cancellation = 2 * math.sqrt(posterior.width) * posterior.condition
+        if cancellation * torch.finfo(wide).eps > LARGEST_ROUNDING:
             wide = torch.float64
-        own = posterior.float64_error + posterior.doubt + 2 * torch.finfo(dtype).eps
-        self.rounding = lost * torch.finfo(wide).eps + own
-        self.error, self.dtype, self._ones = posterior.error, wide, ones
-        kept = posterior.eigenvectors * (1 / s - 1 / precisions).sqrt()
+        other_rounding = posterior.float64_error + posterior.doubt + 2 * torch.finfo(dtype).eps
+        self.rounding = cancellation * torch.finfo(wide).eps + other_rounding
+        self.error = posterior.error
+        self.dtype = wide
+        self._ones = ones
+        scaled_vectors = posterior.eigenvectors * (1 / ridge - 1 / precisions).sqrt()
         least = torch.tensor(float(1 / precisions[-1]), dtype=wide)
-        self.hold(kept=kept.to(wide), rate=torch.tensor(1 / s, dtype=wide), least=least)
+        self.register(
+            kept=scaled_vectors.to(wide), rate=torch.tensor(1 / ridge, dtype=wide), least=least
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         """(M, D) -> (M, 1), or (M, K, D) -> (M, K)."""
-        features, kept, row = features.to(self.kept), self.kept, features.ndim == 2
-        size = features.square().sum(-1, keepdim=row)
+        vectors = self.kept
+        features = features.to(vectors)
+        keepdim = features.ndim == 2
+        size = features.square().sum(-1, keepdim=keepdim)
         if self._ones:
-            size, z = size + 1, torch.addmm(kept[-1], features, kept[:-1])
+            size = size + 1
+            projections = torch.addmm(vectors[-1], features, vectors[:-1])
         else:
-            z = features @ kept
-        q = size * self.rate - z.square().sum(-1, keepdim=row)
+            projections = features @ vectors
+        q = size * self.rate - projections.square().sum(-1, keepdim=keepdim)
+        # Rounding may make the difference too small. |f|^2 over the largest precision bounds q.
         return torch.maximum(q, size * self.least).sqrt()
 
 
-class Bars(Statistics):
-    """What a calibration makes of q: variances, and the distribution's quantiles.
-
-    `dtype` is that of q, `wide` that of the head and of the quantiles.
-    """
+class FrozenBars(Buffers):
+    """What a calibration makes of q: variances, and the distribution's quantiles."""
 
     def __init__(
-        self, chosen: Calibration, dtype: torch.dtype, wide: torch.dtype, levels: Sequence[float]
+        self,
+        calibration: Calibration,
+        dtype: torch.dtype,
+        wide: torch.dtype,
+        levels: Sequence[float],
     ) -> None:
+        """Register what the calibration has as buffers.
+
+        Args:
+            calibration: The calibration.
+            dtype: Precision of q.
+            wide: Precision of the head and of the quantiles.
+            levels: Levels of the quantiles, L of them.
+
+        Raises:
+            ValueError: A level lies outside (0, 1).
+        """
         super().__init__()
-        distribution, form = chosen.distribution, chosen.form(wide)
-        low, high = chosen.support or (None, None)
-        self._bounds = (-math.inf if low is None else low, math.inf if high is None else high)
         for level in levels:
             require_level(level, "A quantile's")
-        at = torch.tensor([*levels], dtype=torch.float64)[:, None, None]
-        self._noise, self._headed = type(chosen.noise), form is not None
-        self.hold(scale2=chosen.scale.square().to(dtype), levels=at)
-        self.hold(level=chosen.noise.level.to(dtype))
+        distribution = calibration.distribution
+        form = calibration.form(wide)
+        low, high = calibration.support or (None, None)
+        self._bounds = (-math.inf if low is None else low, math.inf if high is None else high)
+        self._noise_class = type(calibration.noise)
+        self._has_head = form is not None
         self._tilted = form is not None and len(form.basis) > 0
+        level_tensor = torch.tensor([*levels], dtype=torch.float64)[:, None, None]  # (L, 1, 1)
+        self.register(
+            scale2=calibration.scale.square().to(dtype),
+            levels=level_tensor,
+            level=calibration.noise.level.to(dtype),
+        )
         if form is not None:
-            self.hold(**{f"head_{name}": part for name, part in form._asdict().items()})
+            self.register(**{f"head_{name}": tensor for name, tensor in form._asdict().items()})
         else:
-            self.hold(second=torch.as_tensor(distribution.second, dtype=dtype))
+            self.register(second=torch.as_tensor(distribution.second, dtype=dtype))
         if levels and self._tilted:
             assert isinstance(distribution, Tilted)
-            rule = distribution.rule(wide, chosen.scale.device)
-            self.hold(**{f"rule_{name}": part for name, part in rule._asdict().items()})
+            rule = distribution.rule(wide, calibration.scale.device)
+            self.register(**{f"rule_{name}": tensor for name, tensor in rule._asdict().items()})
         elif levels:
-            self.hold(z=distribution.quantile(at).to(wide))
+            self.register(z=distribution.quantile(level_tensor).to(wide))
 
     def forward(self, q: Tensor, mean: Tensor, reading: Reading) -> dict[str, Tensor]:
-        """Variances of rows, (M, 1 or K), and quantiles, (L, M, K)."""
-        own: dict[str, Any] = self._buffers
-        epistemic, tilt = self.scale2 * q, None
-        if self._headed:
-            form = HeadForm(*(own[f"head_{name}"] for name in HeadForm._fields))
+        """Variances of rows, (M, 1 or K), and quantiles, (L, M, K), by name.
+
+        Args:
+            q: Unscaled variances, (M, 1 or K).
+            mean: Predictions, (M, K).
+            reading: What the model gave, for its features.
+        """
+        buffers: dict[str, Any] = self._buffers
+        epistemic = self.scale2 * q
+        tilt = None
+        if self._has_head:
+            form = HeadForm(*(buffers[f"head_{name}"] for name in HeadForm._fields))
             # As a method: a tuple that is called is beyond the compiler of torch 2.4.
-            squared, second, tilt = form.__call__(q, mean, form_inputs(reading))
-            variance = torch.maximum(squared * second, epistemic)
-            noise = variance - epistemic
+            squared_scale, second, tilt = form.__call__(q, mean, form_inputs(reading))
+            variance = torch.maximum(squared_scale * second, epistemic)
+            noise_variance = variance - epistemic
         else:
-            noise = self._noise(self.level).variance(mean, reading.features).to(q)
-            noise = noise.expand(mean.shape)
-            variance, second = epistemic + noise, self.second
-        found = {"epistemic": epistemic, "noise": noise, "variance": variance}
+            noise_model = self._noise_class(self.level)
+            noise_variance = noise_model.variance(mean, reading.features).to(q).expand(mean.shape)
+            variance = epistemic + noise_variance
+            second = self.second
+        results = {"epistemic": epistemic, "noise": noise_variance, "variance": variance}
         if len(self.levels):
             if tilt is not None and self._tilted:
-                rule = TiltedRule(*(own[f"rule_{name}"] for name in TiltedRule._fields))
+                rule = TiltedRule(*(buffers[f"rule_{name}"] for name in TiltedRule._fields))
                 z = rule.quantile(tilt, self.levels)
             else:
                 z = self.z
-            kind = result_dtype(mean.dtype)
-            unit = (variance / second).sqrt().to(kind)
-            found["quantiles"] = (mean.to(kind) + z.to(kind) * unit).clamp(*self._bounds)
-        return found
+            dtype = result_dtype(mean.dtype)
+            unit = (variance / second).sqrt().to(dtype)
+            results["quantiles"] = (mean.to(dtype) + z.to(dtype) * unit).clamp(*self._bounds)
+        return results
 
 
 class Frozen(nn.Module):
     r"""Mean and error bar as a plain module, with weights and statistics of its own.
 
     Made by `LastLayerRigidity.freeze`. It may be compiled, exported, pickled and called from
-    several threads; what becomes of the model or the fit does not matter to it. `half()` and the
-    like cast the model and leave the statistics as they are. Always in eval mode.
+    several threads. Later changes of the model or the fit do not reach it. `half()` and the like
+    cast the model and leave the statistics as they are. It is always in eval mode.
 
     Attributes:
-        outputs: names of what `frozen(x)` gives, in that order.
-        levels: of the quantiles.
-        error: worst-case relative error of the variance $\alpha^2 q$ by truncation; 0 without.
-        rounding: bound on its relative rounding error; see `QuadraticForm.rounding`.
-        loses_members: whether ONNX leaves out of the members what single ones do not share.
+        outputs: Names of what `frozen(x)` gives, in that order.
+        levels: Levels of the quantiles.
+        error: Worst-case relative error of the variance $\alpha^2 q$ by truncation; 0 without.
+        rounding: Bound on the relative rounding error of that variance; see
+            `QuadraticForm.rounding`.
+        loses_members: Whether ONNX leaves out of the members what single ones do not share.
     """
 
     def __init__(
         self,
         readout: CopiedReadout,
         norm: FactorNorm | TruncatedNorm,
-        bars: Bars | None,
+        bars: FrozenBars | None,
         outputs: tuple[str, ...],
         levels: tuple[float, ...],
         members: Members | None,
         feed: Feed,
     ) -> None:
+        """Put a frozen module together.
+
+        Args:
+            readout: Copy of the model that gives outputs and features.
+            norm: Gives the root of q.
+            bars: Makes variances of q; None where `norm` gives the standard deviation.
+            outputs: Names of what calls give.
+            levels: Levels of the quantiles.
+            members: The ensemble's members, where they are asked for.
+            feed: How inputs are handed to the model.
+        """
         super().__init__()
-        self.readout, self.norm, self.bars = readout, norm, bars
-        self.outputs, self.levels = outputs, levels
-        self.error, self.rounding = norm.error, norm.rounding
-        self._feed = replace(feed, model=readout.run.model, target=None)
-        self.members, own = Statistics(), None if members is None else members.own
-        self.loses_members = own is not None
+        self.readout = readout
+        self.norm = norm
+        self.bars = bars
+        self.outputs = outputs
+        self.levels = levels
+        self.error = norm.error
+        self.rounding = norm.rounding
+        self._feed = Feed(readout.run.model, replace(feed.format, target=None))
+        self.members = Buffers()
+        self.loses_members = False
         if members is not None:
             self._drawing = members.drawing
-            self.members.hold(deviations=members.deviations, **(own._asdict() if own else {}))
+            self.members.register(deviations=members.deviations)
+            if members.row_deviation is not None:
+                self.loses_members = True
+                self.members.register(**members.row_deviation._asdict())
         self.train()
 
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, ...]:
         """What `outputs` names, each shaped like the model's output."""
-        if self._feed.whole:
+        if self._feed.format.whole:
             batch = self._feed.handed(inputs, keywords)
             inputs, keywords = batch.args, batch.kwargs
         if self.bars is None:
-            return self._folded(inputs, keywords)
+            return self._mean_and_std(inputs, keywords)
         reading: Reading = self.readout(inputs, keywords)
         with unmixed(reading.output):
-            found = self._found(reading, self.bars)
+            results = self._results(reading, self.bars)
             if "members" in self.outputs:
-                held, batch = self.members, Batch(inputs, keywords, None, None)
-                own = OwnPart(held.factor, held.mixing) if self.loses_members else None
-                moved = member_outputs(reading, batch, held.deviations, self._drawing, own)
-                found["members"] = moved
-        return tuple(found[name] for name in self.outputs)
+                buffers = self.members
+                row_deviation = None
+                if self.loses_members:
+                    row_deviation = RowDeviation(buffers.factor, buffers.mixing)
+                results["members"] = member_outputs(
+                    reading,
+                    Batch(inputs, keywords, None, None),
+                    buffers.deviations,
+                    self._drawing,
+                    row_deviation,
+                )
+        return tuple(results[name] for name in self.outputs)
 
     def train(self, mode: bool = False) -> Self:
-        """Eval mode, whatever is asked."""
+        """Set eval mode, whatever `mode` is."""
         return super().train(False)
 
     def extra_repr(self) -> str:
-        """What it gives, and how exactly."""
+        """The outputs, and how exact they are."""
         truncated = f", error={self.error:.2g}" if self.error else ""
         return f"outputs={self.outputs}, rounding={self.rounding:.2g}{truncated}"
 
@@ -247,31 +352,40 @@ class Frozen(nn.Module):
         device, dtype = placement(self.readout.run.model)
         if isinstance(self.norm, FactorNorm):
             self.norm.split(dtype if device.type == "cuda" and dtype in HALVES else None)
-        self.rounding = self.norm.rounding + (2 * torch.finfo(dtype).eps if dtype in HALVES else 0)
+        self.rounding = self.norm.rounding
+        if dtype in HALVES:  # results are rounded to that precision
+            self.rounding += 2 * torch.finfo(dtype).eps
         return self
 
-    def _folded(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, ...]:
-        """Mean and std of one head and target, with scale and noise in the norm."""
+    def _mean_and_std(
+        self, inputs: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[Tensor, ...]:
+        """Mean and std of one head and target, where scale and noise are in the norm."""
         assert isinstance(self.readout, PlainCopy)
         output, rows = self.readout.rows(inputs, keywords)
         with unmixed(output):
             std = self.norm(rows).reshape(output.shape).to(output.dtype)
         return tuple([output if name == "mean" else std for name in self.outputs])
 
-    def _found(self, reading: Reading, bars: Bars) -> dict[str, Tensor]:
-        output, mean = reading.output, reading.rows(reading.output)
-        kind = result_dtype(output.dtype)
-        found = bars(self.norm(reading.inputs).square(), mean, reading)
-        wanted = {name: found[name].to(kind) for name in self.outputs if name in found}
+    def _results(self, reading: Reading, bars: FrozenBars) -> dict[str, Tensor]:
+        """All outputs but the members, by name, shaped like the model's output."""
+        output = reading.output
+        dtype = result_dtype(output.dtype)
+        q = self.norm(reading.inputs).square()
+        rows = bars(q, reading.rows(output), reading)
+        results = {"mean": output}
+        for name in self.outputs:
+            if name in rows:
+                results[name] = reading.unrows(rows[name].to(dtype))
         if "std" in self.outputs:
-            wanted["std"] = found["variance"].sqrt().to(output.dtype)
-        return {"mean": output, **{n: reading.unrows(t) for n, t in wanted.items()}}
+            results["std"] = reading.unrows(rows["variance"].sqrt().to(output.dtype))
+        return results
 
 
 def freeze(
     readout: CopiedReadout,
     posterior: Posterior,
-    chosen: Calibration,
+    calibration: Calibration,
     outputs: Sequence[str],
     *,
     rank: int | None,
@@ -281,43 +395,84 @@ def freeze(
     members: Members | None,
     feed: Feed,
 ) -> Frozen:
-    """The module for a readout, a posterior and a calibration; see `LastLayerRigidity.freeze`."""
-    outputs = _checked(outputs, chosen)
+    """The frozen module of a readout, a posterior and a calibration.
+
+    Args:
+        readout: Copy of the model that gives outputs and features.
+        posterior: The posterior whose quadratic form is frozen.
+        calibration: Scale, noise and distribution.
+        outputs: Names of what calls give.
+        rank: Number of eigenvectors to keep; None for all.
+        accuracy: Relative error that truncation may bring; None for none.
+        largest_rounding: Rounding above which the quadratic form is computed in float64.
+        levels: Levels of the quantiles.
+        members: The ensemble's members, where they are asked for.
+        feed: How inputs are handed to the model.
+
+    Raises:
+        ValueError: An output is not known, or cannot be frozen.
+    """
+    outputs = _checked_outputs(outputs, calibration)
     dtype = placement(readout.run.model)[1]
-    single = isinstance(readout, PlainCopy) and readout.single
-    ones, cut = single and cast("PlainCopy", readout).ones, posterior
-    if rank is not None or accuracy is not None:
-        cut = posterior.truncate(rank, accuracy=accuracy)
-        if accuracy is not None and 2 * cut.rank > cut.width:
-            cut = posterior  # half of a square product costs no more
-    folded = single and {*outputs} <= {"mean", "std"} and not cut.complement
-    folded = folded and _folds(posterior, chosen)
+    truncated = _truncated(posterior, rank, accuracy)
+    is_plain = isinstance(readout, PlainCopy) and readout.single
+    ones = is_plain and cast("PlainCopy", readout).ones
+    is_folded = (
+        is_plain
+        and truncated is None
+        and {*outputs} <= {"mean", "std"}
+        and _is_foldable(posterior, calibration)
+    )
     norm: FactorNorm | TruncatedNorm
-    if cut.complement:
-        norm = TruncatedNorm(cut, ones, dtype)
+    if truncated is not None:
+        norm = TruncatedNorm(truncated, ones, dtype)
     else:
-        own = (float(chosen.scale), float(chosen.noise.level)) if folded else (1.0, 0.0)
-        norm = FactorNorm(QuadraticForm.of(posterior, dtype, largest_rounding), ones, *own)
+        form = QuadraticForm.of(posterior, dtype, largest_rounding)
+        scale = float(calibration.scale) if is_folded else 1.0
+        noise_level = float(calibration.noise.level) if is_folded else 0.0
+        norm = FactorNorm(form, ones, scale, noise_level)
     levels = tuple(levels) if "quantiles" in outputs else ()
-    bars = None if folded else Bars(chosen, norm.dtype, result_dtype(dtype), levels)
+    bars = None
+    if not is_folded:
+        bars = FrozenBars(calibration, norm.dtype, result_dtype(dtype), levels)
     frozen = Frozen(readout, norm, bars, outputs, levels, members, feed)
     return frozen.to(posterior.eigenvalues.device)
 
 
-def _folds(posterior: Posterior, chosen: Calibration) -> bool:
-    """Whether scale and noise are numbers, which the factor may hold."""
-    kinds = type(chosen.noise).__mro__
-    constant = all("shape" not in vars(kind) for kind in kinds if kind is not Noise)
-    constant = constant and not isinstance(chosen.noise, GivenNoise) and chosen.head is None
-    return constant and len(chosen.scale) == 1 and posterior.eigenvalues.ndim == 1
+def _truncated(posterior: Posterior, rank: int | None, accuracy: float | None) -> Posterior | None:
+    """The posterior of lower rank that is asked for; None where the full one is to be taken."""
+    if rank is None and accuracy is None:
+        truncated = posterior
+    else:
+        truncated = posterior.truncate(rank, accuracy=accuracy)
+        # The full factor is triangular: half of a square product costs no more than that.
+        if accuracy is not None and 2 * truncated.rank > truncated.width:
+            truncated = posterior
+    # A posterior without a complement has all its eigenvectors.
+    return truncated if truncated.complement else None
 
 
-def _checked(outputs: Sequence[str], chosen: Calibration) -> tuple[str, ...]:
+def _is_foldable(posterior: Posterior, calibration: Calibration) -> bool:
+    """Whether scale and noise variance are numbers, which the factor may include."""
+    noise_model = calibration.noise
+    if isinstance(noise_model, GivenNoise) or calibration.head is not None:
+        return False
+    classes = [kind for kind in type(noise_model).__mro__ if kind is not Noise]
+    has_shape = any("shape" in vars(kind) for kind in classes)
+    return not has_shape and len(calibration.scale) == 1 and posterior.eigenvalues.ndim == 1
+
+
+def _checked_outputs(outputs: Sequence[str], calibration: Calibration) -> tuple[str, ...]:
+    """The names of outputs as a tuple.
+
+    Raises:
+        ValueError: A name is not known, or its output needs the noise of batches.
+    """
     outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if not outputs or not {*outputs} <= {*OUTPUTS}:
         raise ValueError(f"outputs must be names out of {', '.join(OUTPUTS)}, got {outputs}.")
     noisy = {"std", "noise", "quantiles"} & {*outputs}
-    if isinstance(chosen.noise, GivenNoise) and noisy:
+    if isinstance(calibration.noise, GivenNoise) and noisy:
         raise ValueError(
             f"The noise of this calibration is a function of batches, so {' and '.join(noisy)} "
             "cannot be frozen. Take outputs=('mean', 'epistemic') and add the noise to the "

@@ -2,13 +2,16 @@ r"""The terms of predictions that are sums, with error bars of their own.
 
 $y_A = \sum_{i \in A} f_i \cdot w$ over the atoms of a structure, the pixels of an image, the steps
 of a series. Each term has a local rigidity $1 / (f_i^\top (G + \varsigma^2 I)^{-1} f_i)$, and a
-share of its sum's variance; the shares add up to it.
+share of its sum's variance; the shares of a sum's terms add up to its variance.
+
+`local_terms` asks the readout's tap for the terms of each batch, numbers their owners over all
+batches, and takes rigidities and shares from `rigidities.local`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,8 +19,9 @@ from torch import Tensor
 from .. import local
 from ..data.batches import Batch
 from ..posterior.posterior import Posterior
-from .readout.reading import Terms
 from .readout.tap import AnyTap
+
+__all__ = ["LocalTerms"]
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,16 @@ class LocalTerms:
     r"""Terms of many predictions, in the order in which the readout saw them.
 
     Attributes:
-        features: (R, D), which add up to the features of the predictions.
-        owners: (R,) the prediction (row of the flattened output) that each belongs to.
-        heads: (R,) number of the readout head that it went through (the species, where each has
-            one).
-        mean: (R, K), what each adds to the prediction; a constant after the head is not in it.
-        std: (R, K), its standard deviation (the epistemic part).
-        rigidity: (R,), unscaled.
-        share: (R, K), what each adds to its prediction's variance: over an owner they sum to
-            `epistemic`. Negative where a term's error cancels others'.
+        features: Features of the R terms, (R, D), which add up to the features of the predictions.
+        owners: The prediction (row of the flattened output) that each term belongs to, (R,).
+        heads: Number of the readout head that each term went through, (R,); the species, where
+            each has a head.
+        mean: What each term adds to the prediction, (R, K); a constant after the head is not in
+            it.
+        std: Standard deviation of each term (the epistemic part), (R, K).
+        rigidity: Local rigidity, unscaled, (R,).
+        share: What each term adds to its prediction's variance, (R, K): over an owner the shares
+            sum to `epistemic`. Negative where a term's error cancels others'.
     """
 
     features: Tensor
@@ -49,25 +54,47 @@ class LocalTerms:
 
 
 def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> LocalTerms:
-    """The terms of the predictions of some batches; the posterior has one scale per target."""
-    parts, count = list[Terms](), 0
+    """The terms of the predictions of some batches.
+
+    Args:
+        tap: The readout's tap.
+        posterior: The posterior of the readout's weights, with one scale per target.
+        batches: The data.
+
+    Raises:
+        ValueError: There are no batches, or the readout does not sum.
+    """
+    feature_batches = []
+    owner_batches = []
+    head_batches = []
+    predictions = 0
     for batch in batches:
         terms = tap.terms(*batch.args, **batch.kwargs)
-        if terms.count % (batch.rows or 1):  # a sample may have several outputs
+        # A sample may have several outputs, so that only a remainder shows a wrong number.
+        if terms.count % (batch.rows or 1):
             batch.check(terms.count)
-        parts.append(replace(terms, owners=terms.owners + count))
-        count += terms.count
-    if not parts or tap.weights is None:
+        feature_batches.append(terms.features)
+        owner_batches.append(terms.owners + predictions)
+        head_batches.append(terms.heads)
+        predictions += terms.count
+    if not feature_batches or tap.weights is None:
         raise ValueError("There is nothing to predict: no batches were given.")
-    features = torch.cat([part.features for part in parts]).to(torch.float64)
-    owners = torch.cat([part.owners for part in parts])
-    squared = posterior.scale.square().reshape(-1)
+    features = torch.cat(feature_batches).to(torch.float64)
+    owners = torch.cat(owner_batches)
+    squared_scale = posterior.scale.square().reshape(-1)  # (K,)
     rigidity = local.rigidity(posterior, features)
-    shares = local.shares(posterior, features, owners, count=count)
-    std, share = (squared * _per_target(1 / rigidity)).sqrt(), squared * _per_target(shares)
-    heads, mean = torch.cat([part.heads for part in parts]), features @ tap.weights
-    return LocalTerms(features, owners, heads, mean, std, rigidity, share)
+    shares = local.shares(posterior, features, owners, count=predictions)
+    return LocalTerms(
+        features=features,
+        owners=owners,
+        heads=torch.cat(head_batches),
+        mean=features @ tap.weights,
+        std=(squared_scale * _with_targets(1 / rigidity)).sqrt(),
+        rigidity=rigidity,
+        share=squared_scale * _with_targets(shares),
+    )
 
 
-def _per_target(values: Tensor) -> Tensor:
+def _with_targets(values: Tensor) -> Tensor:
+    """(R,) as (R, 1), so that it broadcasts over targets; (R, K) as it is."""
     return values[:, None] if values.ndim == 1 else values

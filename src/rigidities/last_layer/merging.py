@@ -1,7 +1,9 @@
-"""Fits to different rows with one model: whether they can be one fit, and that fit.
+"""Several fits to different rows with one model: whether they can become one fit, and that fit.
 
-What a fit knows of its rows are sums, the rows of lowest hash and a sketch of all hashes, so that
-the parts of a data set, fitted apart, give the fit to all of it, in any order.
+A fit keeps sums, the rows of lowest hash and a sketch of all hashes. All of these can be merged, so
+the parts of a data set, fitted apart, give the fit to the whole, in any order. `identity` lists
+what the parts must agree in, `require_alike` and `require_apart` refuse parts that do not belong
+together, and `combined` merges the parts of the processes of a job.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, TypeVar
 
-from ..calibration.gathering import Gathering
+from ..calibration.residuals import Gathering
 from ..data.sketch import RowSketch
 from ..notices import notify
 from .statistics.statistics import Statistics
 
 P = TypeVar("P", Statistics, Gathering)
+
 REMEDIES = {
     "weights": "Load the same weights into every model first; in a job, where batch norms have "
     "other statistics on each process, pass rigidities.whole(model)",
@@ -31,7 +34,7 @@ REMEDIES = {
     "calibration": "Calibrate together on all processes first",
     "data": "Give batches of one kind to every part",
 }
-"""What parts must agree in, and what to do where they do not."""
+"""The properties in which parts must agree, and what to do where they do not."""
 
 UNJUDGED = (
     "Whether {} share rows cannot be judged: outputs have no input row of their own (atoms of "
@@ -40,12 +43,24 @@ UNJUDGED = (
 
 
 def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict[str, Any]:
-    """What parts must agree in, as JSON holds it; `loss` as a file has it, None for functions."""
-    gram, own = statistics.gram, dict(readout)
+    """The properties in which parts must agree, as JSON can hold them.
+
+    Args:
+        readout: The description of the readout, `Binding.header`.
+        statistics: The statistics of the part's rows.
+        loss: The loss and weights, in any form that can be compared.
+    """
+    gram = statistics.gram
+    layout = dict(readout)
+    fingerprint = layout.pop("fingerprint")
+    watched_layers = layout.pop("watched", [])
+    layout["width"] = gram.width
+    layout["targets"] = statistics.targets
     return {
-        "novelty": _by_name(own.pop("watched", [])),
-        "weights": own.pop("fingerprint"),
-        "readout": own | {"width": gram.width, "targets": statistics.targets},
+        # By name, so that an error shows only the layers that differ.
+        "novelty": {layer["name"]: layer for layer in watched_layers},
+        "weights": fingerprint,
+        "readout": layout,
         "loss": loss,
         "precision": gram.precision,
         "method": gram.stored,
@@ -53,74 +68,99 @@ def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict
     }
 
 
-def _by_name(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Layers that are watched, by their names."""
-    return {layer["name"]: layer for layer in layers}
+def require_alike(identities: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """Refuse parts whose properties differ.
 
+    Args:
+        identities: The properties of each part, as `identity` gives them.
+        names: What errors call the parts.
 
-def require_alike(parts: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """Refuse parts whose `identity` differs; `names` are what errors call them."""
-    for what, remedy in REMEDIES.items():
-        for part, name in zip(parts, names, strict=True):
-            mine, theirs = parts[0].get(what), part.get(what)
-            if mine != theirs:
+    Raises:
+        ValueError: Two parts differ in a property.
+    """
+    for property_name, remedy in REMEDIES.items():
+        first = identities[0].get(property_name)
+        for properties, name in zip(identities, names, strict=True):
+            other = properties.get(property_name)
+            if first != other:
                 raise ValueError(
-                    f"{names[0]} and {name} differ in their {what}: {_shown(mine, theirs)}. They "
-                    f"cannot be one fit. {remedy}."
+                    f"{names[0]} and {name} differ in their {property_name}: "
+                    f"{_difference(first, other)}. They cannot be one fit. {remedy}."
                 )
 
 
-def _shown(mine: Any, theirs: Any) -> str:
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        keys = [key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)]
-        mine, theirs = ({key: one.get(key) for key in sorted(keys)} for one in (mine, theirs))
-    return f"{mine!r} and {theirs!r}"
+def _difference(first: Any, other: Any) -> str:
+    """Two values as text; of dictionaries, only the entries that differ."""
+    if isinstance(first, dict) and isinstance(other, dict):
+        keys = [key for key in first.keys() | other.keys() if first.get(key) != other.get(key)]
+        keys.sort()
+        first = {key: first.get(key) for key in keys}
+        other = {key: other.get(key) for key in keys}
+    return f"{first!r} and {other!r}"
 
 
-def named(value: Any) -> str:
-    """A value as text; functions by their names, by which different processes know them."""
+def as_text(value: Any) -> str:
+    """A value as text that is the same on every process: functions without their addresses."""
     return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
 
 
 def require_apart(sketches: Mapping[str, RowSketch]) -> None:
-    """Refuse parts that share a row, as far as the sketches of their rows tell."""
+    """Refuse parts that share a row, as far as the sketches of their rows tell.
+
+    Args:
+        sketches: The sketches, by what errors call the parts.
+
+    Raises:
+        ValueError: Two parts share rows.
+    """
     if any(sketch.limit == 0 for sketch in sketches.values()):
         notify(UNJUDGED.format("the parts"))
         return
-    for (name, mine), (other, theirs) in combinations(sketches.items(), 2):
-        shared, _, judged = mine.overlap(theirs)
+    for (name, sketch), (other_name, other_sketch) in combinations(sketches.items(), 2):
+        shared, _, judged = sketch.overlap(other_sketch)
         if shared:
-            share = min(mine.limit, theirs.limit) / (1 << 63)
+            share = min(sketch.share, other_sketch.share)
             raise ValueError(
-                f"{name} and {other} share rows: {shared} of the {judged} rows of {other} whose "
-                f"hashes can be compared ({share:.1%} of all). Merge parts without a row in "
-                "common; pass check=False (--allow-overlap) where the data truly repeat rows."
+                f"{name} and {other_name} share rows: {shared} of the {judged} rows of "
+                f"{other_name} whose hashes can be compared ({share:.1%} of all). Merge parts "
+                "without a row in common; pass check=False (--allow-overlap) where the data truly "
+                "repeat rows."
             )
 
 
-def combined(parts: Iterable[P | None]) -> P | None:
-    """The rows of all processes, in the order of ranks; None where none had data.
+def combined(shares: Iterable[P | None]) -> P | None:
+    """The rows of all processes as one; None where none had data.
+
+    Args:
+        shares: What each process has of them, in the order of ranks; None where it had no data.
+            The first share that is not None is written to.
 
     Raises:
-        ValueError: half of a process's rows, or more, stand in the data of others too.
+        ValueError: Half of a process's rows, or more, stand in the data of others too.
     """
-    whole, repeated, unjudged = None, 0, False
-    for rank, part in enumerate(parts):
-        if whole is None or part is None:
-            whole = part if whole is None else whole
+    whole: P | None = None
+    repeated = 0
+    unjudged = False
+    for rank, share in enumerate(shares):
+        if share is None:
             continue
-        shared, once, judged = whole.sketch.overlap(part.sketch)
-        if once > 1 and 2 * once >= judged:  # rows that repeat here too are of such data
+        if whole is None:
+            whole = share
+            continue
+        shared, shared_once, judged = whole.sketch.overlap(share.sketch)
+        # Rows that repeat within one process too come from data that repeat rows anyway.
+        if shared_once > 1 and 2 * shared_once >= judged:
             raise ValueError(
                 f"{shared} of {judged} rows of rank {rank} (of those judged by their hashes) stand "
                 "in the data of other ranks too. Give every process its own rows: "
                 "rigidities.shard(data), or a loader with sampler=rigidities.ShardSampler(dataset)."
-                " To go through all rows in this process alone, pass process_group=False. If the data "
-                "repeat rows, fit each part so, and merge them with check=False."
+                " To go through all rows in this process alone, pass process_group=False. If the "
+                "data repeat rows, fit each part so, and merge them with check=False."
             )
         repeated += shared
-        unjudged = unjudged or whole.sketch.limit == 0 or part.sketch.limit == 0
-        whole.merge(part)
+        if whole.sketch.limit == 0 or share.sketch.limit == 0:
+            unjudged = True
+        whole.merge(share)
     if unjudged:
         notify(UNJUDGED.format("processes"))
     if repeated:

@@ -5,15 +5,18 @@ training data (`statistics.layer_sums`),
 
 $$ d^2(f) = (f - m)^\top (C + \epsilon I)^{-1} (f - m), $$
 
-$\epsilon$ being a hundredth of the mean eigenvalue of C. The columns of the network's own inputs,
-which have units of their own, are first divided by their standard deviations (where they are at
-most 256, so that they are not projected). Where an output is a
-sum over rows (atoms) the largest of their distances counts. The novelty is $d^2$ over the value
-that 95 % of the calibration rows stay below.
+where $\epsilon$ is a hundredth of the mean eigenvalue of C. The columns of the network's own
+inputs, which have units of their own, are first divided by their standard deviations (where there
+are at most 256 columns, which are not projected). Where an output is a sum over rows (atoms) the
+largest of their distances counts. The novelty is $d^2$ over the value that 95 % of the calibration
+rows stay below.
+
+`Alarm` makes the distances of all layers from what the fit has summed. `NoveltyScale` divides them
+by what is usual, which `references` takes from the calibration rows.
 
 Reference: K. Lee, K. Lee, H. Lee, J. Shin, "A simple unified framework for detecting
-out-of-distribution samples and adversarial attacks" (2018), of which this takes the distances of
-all layers, of one class and without labels.
+out-of-distribution samples and adversarial attacks" (2018). Taken from it are the distances of all
+layers, for one class and without labels.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from .readout.tap import AnyTap
 from .statistics.layer_sums import LayerSums
 
 RIDGE = 1e-2
-"""Of each covariance, relative to its mean eigenvalue."""
+"""Ridge of each covariance, relative to its mean eigenvalue."""
 LEVEL = 0.95
 """Share of the calibration rows whose novelty is at most 1, in each layer."""
 _ROUNDING = 1e-6
@@ -43,12 +46,12 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class LayerDistance:
-    """The distance of one layer's rows from those of the training data.
+    r"""The distance of one layer's rows from those of the training data.
 
     Attributes:
-        layer: which one.
-        centre: mean of the training rows, (d,).
-        root: (d, d) with $d^2 = |(f - m) R|^2$.
+        layer: The layer.
+        centre: Mean m of the training rows, (d,).
+        root: A matrix R, (d, d), with $d^2 = |(f - m) R|^2$.
     """
 
     layer: Layer
@@ -57,10 +60,13 @@ class LayerDistance:
 
     @classmethod
     def of(cls, layer: Layer, gram: Gram, dtype: torch.dtype) -> LayerDistance:
-        """From the sums of a layer, whose last column is that of the ones.
+        """From the products of a layer's rows with each other.
 
-        Distances are computed in `dtype`: in single precision they are right to about 1e-5, since
-        the ridge bounds how far the directions of `root` may differ.
+        Args:
+            layer: The layer.
+            gram: Sums of the products of its rows, whose last column is one.
+            dtype: Precision of the distances. In single precision they are right to about 1e-5,
+                since the ridge bounds how far the directions of `root` may differ.
         """
         products = gram.matrix
         count = products[-1, -1]
@@ -68,15 +74,15 @@ class LayerDistance:
         squares = products[:-1, :-1] / count
         covariance = squares - torch.outer(centre, centre)
         variances = covariance.diagonal().clamp(min=0)
-        # Columns that never changed: what is left of them is rounding.
+        # Variances below these are rounding: the columns never changed.
         rounding = _ROUNDING**2 * squares.diagonal()
         units = torch.ones_like(variances)
         if layer.is_input and layer.width <= WIDEST:
             units = _units(variances, centre, varied=variances > rounding)
         scaled = covariance / torch.outer(units, units)
-        least = (rounding / units.square()).mean()
-        ridge = torch.maximum(RIDGE * scaled.diagonal().mean(), least)
-        if not bool(ridge > 0):  # nothing but zeros has come: their unit is 1
+        least_ridge = (rounding / units.square()).mean()
+        ridge = torch.maximum(RIDGE * scaled.diagonal().mean(), least_ridge)
+        if not bool(ridge > 0):  # nothing but zeros has entered the layer: their unit is 1
             ridge = torch.ones_like(ridge)
         eigenvalues, vectors = torch.linalg.eigh(scaled)
         root = vectors / (eigenvalues.clamp(min=0) + ridge).sqrt()
@@ -92,52 +98,75 @@ class LayerDistance:
 
 @dataclass(frozen=True)
 class Alarm:
-    """The distances of all layers that a fit has watched."""
+    """The distances of all layers that a fit has watched.
+
+    Attributes:
+        distances: The distance of each of the L layers.
+    """
 
     distances: Sequence[LayerDistance]
 
     @classmethod
     def of(cls, layers: Sequence[Layer], sums: LayerSums, dtype: torch.dtype) -> Alarm:
-        """From what the fit has summed, for rows of a precision.
+        """From what the fit has summed.
+
+        Args:
+            layers: The layers.
+            sums: What the fit has summed of the rows that entered them.
+            dtype: Precision of the distances.
 
         Raises:
             ValueError: NaN or infinity entered a layer.
         """
-        found = []
+        distances = []
         for layer, gram in zip(layers, sums.grams, strict=True):
             if not bool(gram.diagonal.isfinite().all()):
                 raise ValueError(
                     f"NaN or infinity enters {layer.name!r} in the training data, although the "
                     "readout's features are finite. Clean the data, or fit without novelty=True."
                 )
-            found.append(LayerDistance.of(layer, gram, dtype))
-        return cls(found)
+            distances.append(LayerDistance.of(layer, gram, dtype))
+        return cls(distances)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """What the layers are called."""
+        """Names of the layers."""
         return tuple(distance.layer.name for distance in self.distances)
 
     def read(self, tap: AnyTap, batch: Batch) -> tuple[Reading, Tensor]:
-        """One pass over a batch: what `tap` gives, and squared distances (N, L) of its samples."""
-        reading, entering = tap.entering(*batch.args, **batch.kwargs)
+        """One pass over a batch.
+
+        Args:
+            tap: Reads outputs, features and what enters the layers off the model.
+            batch: The batch of N samples.
+
+        Returns:
+            What the tap gives, and the squared distances of the samples, (N, L).
+
+        Raises:
+            ValueError: It is not known which rows of a layer belong to which sample.
+        """
+        reading, rows_by_layer = tap.entering(*batch.args, **batch.kwargs)
         if batch.rows is not None:
             batch.check(reading.output.shape[0])
         samples = reading.output.shape[0]
-        owners: Tensor | None = None
+        owners: Tensor | None = None  # asked for where a layer needs them
         columns = []
-        for distance, rows in zip(self.distances, entering, strict=True):
-            values, layer = distance(rows), distance.layer
+        for distance, rows in zip(self.distances, rows_by_layer, strict=True):
+            layer = distance.layer
+            row_distances = distance(rows)
             if layer.of_samples:
-                if len(values) != samples:
-                    raise ValueError(_ROWS.format(layer.name, len(values), samples))
-            else:
-                if owners is None:
-                    owners = tap.row_owners(*batch.args, **batch.kwargs)
-                if owners is None or len(owners) != len(values):
-                    raise ValueError(_ROWS.format(layer.name, len(values), samples))
-                values = values.new_zeros(samples).scatter_reduce(0, owners, values, "amax")
-            columns.append(values)
+                if len(row_distances) != samples:
+                    raise ValueError(_ROWS.format(layer.name, len(row_distances), samples))
+                columns.append(row_distances)
+                continue
+            if owners is None:
+                owners = tap.row_owners(*batch.args, **batch.kwargs)
+            if owners is None or len(owners) != len(row_distances):
+                raise ValueError(_ROWS.format(layer.name, len(row_distances), samples))
+            # The largest distance of a sample's rows.
+            zeros = row_distances.new_zeros(samples)
+            columns.append(zeros.scatter_reduce(0, owners, row_distances, "amax"))
         return reading, torch.stack(columns, dim=1)
 
 
@@ -146,8 +175,8 @@ class NoveltyScale:
     """Distances relative to what is usual on rows that the model has not seen.
 
     Attributes:
-        alarm: what measures distances.
-        usual: what 95 % of the calibration rows stay below, (L,).
+        alarm: Measures distances.
+        usual: Squared distance that 95 % of the calibration rows stay below, (L,).
     """
 
     alarm: Alarm
@@ -155,11 +184,11 @@ class NoveltyScale:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """What the layers are called."""
+        """Names of the layers."""
         return self.alarm.layers
 
     def read(self, tap: AnyTap, batch: Batch) -> tuple[Reading, Tensor]:
-        """One pass over a batch: what `tap` gives, and the novelty (N, L) of its samples."""
+        """One pass over a batch: what `tap` gives, and the novelty of its samples, (N, L)."""
         reading, distances = self.alarm.read(tap, batch)
         return reading, (distances.double() / self.usual).to(torch.float32)
 
@@ -171,10 +200,15 @@ _ROWS = (
 
 
 def _units(variances: Tensor, centre: Tensor, *, varied: Tensor) -> Tensor:
-    """Of columns with units of their own, (d,): their spread.
+    """Units of columns that have units of their own, (d,): their standard deviations.
 
-    One that never varied has its own size for a unit; a column of zeros the smallest spread of the
-    others, so that any change of it is noticed.
+    The unit of a column that never varied is its size. That of a column of zeros is the smallest
+    standard deviation of the others, so that any change of it is noticed.
+
+    Args:
+        variances: Variances of the columns, (d,).
+        centre: Means of the columns, (d,).
+        varied: Whether a column varied by more than rounding, (d,).
     """
     spreads = variances.sqrt()
     smallest = spreads[varied].min() if bool(varied.any()) else spreads.new_ones(())
@@ -183,19 +217,22 @@ def _units(variances: Tensor, centre: Tensor, *, varied: Tensor) -> Tensor:
 
 
 def references(distances: Tensor) -> Tensor:
-    """What 95 % of the calibration rows stay below, for each layer (L,), from (n, L).
+    """Squared distances that 95 % of the calibration rows stay below, (L,).
 
-    Rows that lack a number are left out. At least 1: that is a deviation by what counts as
-    rounding, where a layer's rows are all alike.
+    Rows that lack a number are left out. The answer is at least 1: where a layer's rows are all
+    alike, that is a deviation by what counts as rounding.
+
+    Args:
+        distances: Squared distances of the calibration rows, (n, L).
     """
     usual = []
     for column in distances.unbind(1):
-        known = column[column.isfinite()]
-        usual.append(upper(known, LEVEL) if len(known) else column.new_ones(()))
+        finite = column[column.isfinite()]
+        usual.append(upper(finite, LEVEL) if len(finite) else column.new_ones(()))
     return torch.stack(usual).clamp(min=1.0)
 
 
 def upper(values: Tensor, level: float) -> Tensor:
-    """The least of the values (n, ...) that a share `level` of them stay at or below."""
+    """The least of the values (n, ...) that a share `level` of them do not exceed."""
     place = math.ceil(level * len(values)) - 1
     return values.sort(dim=0).values[max(0, place)]

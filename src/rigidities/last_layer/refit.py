@@ -1,6 +1,9 @@
-"""Another readout for a trained model: the ridge-optimal one, in a copy.
+"""Another readout for a trained model: the ridge-optimal one, in a copy of the model.
 
-The sums that a fit has kept give it, and the sums about it, without another pass.
+The sums of a fit (its Gram, and its residuals' moments) determine the readout that minimises the
+squared error at a ridge, so no further pass over the data is needed. `refitted` chooses the ridge
+by the evidence, solves for the weights, compares the errors before and after, writes the weights
+into a copy of the model, and gives the sums about the new weights.
 """
 
 from __future__ import annotations
@@ -8,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from ..calibration.evidence import evidence, most_evident_ridge, ridge_solution
+from ..calibration.evidence import evidence, ridge_solution
 from ..calibration.report import LARGEST_DOUBT
+from ..calibration.search import most_evident_ridge
 from ..data.batches import Batch
 from ..data.storage import Snapshot
 from ..losses import MSE, Loss
@@ -27,18 +32,27 @@ from .readout.heads import own_parameters
 from .readout.tap import AnyTap, Tap
 from .statistics.statistics import Statistics
 
+__all__ = ["Refitted"]
+
+_PRINTED_TARGETS = 6
+"""Largest number of targets whose errors are printed."""
+
+_SMALLEST_GAIN = 0.999
+"""Ratio of errors below which a refit counts as better."""
+
 
 @dataclass(frozen=True)
 class Refitted:
     r"""What a refit has changed; print it.
 
     Attributes:
-        ridge: $\varsigma^2$, the evidence's.
-        rows: that the readout was refitted on.
-        before: root mean square (weighted) error of the model as it was, one entry per target.
-        after: of the model refitted to the training rows.
-        judged: validation rows that both were taken on. None: it was training rows, each left out
-            of the readout by generalised cross-validation (Golub, Heath, Wahba 1979).
+        ridge: $\varsigma^2$, chosen by the evidence.
+        rows: Number of rows that the readout was refitted on.
+        before: Root mean square (weighted) error of the model as it was, one entry per target.
+        after: Root mean square error of the model refitted to the training rows.
+        judged: Number of validation rows that both errors were taken on. None: the errors are those
+            of training rows, each left out of the readout by generalised cross-validation (Golub,
+            Heath, Wahba 1979).
     """
 
     ridge: float
@@ -54,27 +68,51 @@ class Refitted:
         None without validation rows. Training rows cannot tell: the layers before the readout have
         seen them, and their errors shrink on every refit.
         """
+        if self.judged is None:
+            return None
         ratio = (self.after / self.before).log().mean().exp()
-        return None if self.judged is None else bool(ratio < 0.999)
+        return bool(ratio < _SMALLEST_GAIN)
 
     def __str__(self) -> str:
-        both = zip(self.before.tolist(), self.after.tolist(), strict=True)
-        pairs = [f"{before:.4g} -> {after:.4g}" for before, after in both]
-        more = [f"... ({len(pairs)} targets)"] if len(pairs) > 6 else []
-        said = f"RMSE {', '.join(pairs[:6] + more)} on "
-        said += "training rows" if self.judged is None else f"{self.judged} validation rows"
-        said = {
-            True: said,
-            False: f"The refitted readout is no better ({said}): keep the model as it is",
-            None: f"{said} left out of the readout: whether other rows gain, refit(valid, "
-            "add=False) tells",
-        }[self.better]
-        return f"Readout refitted on {self.rows} rows at ridge {self.ridge:.4g}.\n  {said}."
+        changes = []
+        for before, after in zip(self.before.tolist(), self.after.tolist(), strict=True):
+            changes.append(f"{before:.4g} -> {after:.4g}")
+        if len(changes) > _PRINTED_TARGETS:
+            changes = [*changes[:_PRINTED_TARGETS], f"... ({len(changes)} targets)"]
+        rmse = f"RMSE {', '.join(changes)} on "
+        if self.judged is None:
+            verdict = (
+                f"{rmse}training rows left out of the readout: whether other rows gain, "
+                "refit(valid, add=False) tells"
+            )
+        elif self.better:
+            verdict = f"{rmse}{self.judged} validation rows"
+        else:
+            verdict = (
+                f"The refitted readout is no better ({rmse}{self.judged} validation rows): keep "
+                "the model as it is"
+            )
+        return f"Readout refitted on {self.rows} rows at ridge {self.ridge:.4g}.\n  {verdict}."
+
+
+@dataclass(frozen=True)
+class _BestReadout:
+    """The ridge-optimal readout of some rows.
+
+    Attributes:
+        ridge: The ridge of largest evidence.
+        change: What to add to the readout's weights, (D, K).
+        degrees: How many weights the rows determine at that ridge, one entry per target.
+    """
+
+    ridge: float
+    change: Tensor
+    degrees: Tensor
 
 
 def refitted(
     binding: Binding,
-    known: Statistics,
+    statistics: Statistics,
     posterior: Posterior,
     weighing: Weighing,
     valid: Callable[[], Iterable[Batch]] | None,
@@ -82,53 +120,92 @@ def refitted(
     add: bool,
     others: Job,
 ) -> tuple[Binding, Statistics, Refitted]:
-    """The tie to the copy, the sums about its weights, and what has changed.
+    """Refit the readout in a copy of the model.
 
-    `valid` gives rows to judge by, with those of `others`, and if `add` to refit on afterwards.
+    Args:
+        binding: The tie to the model of the fit.
+        statistics: The sums of the fit.
+        posterior: The posterior of these sums.
+        weighing: The loss and sample weights of the fit.
+        valid: Begins to read validation rows, by which to judge; None for none.
+        add: Whether to refit on the validation rows too, after they have judged.
+        others: The processes that make this call together.
+
+    Returns:
+        The tie to the copy, the sums about its weights, and what has changed.
+
+    Raises:
+        ValueError: The loss is not the squared error, the readout has no weights that can be set,
+            or mixed precision leaves too few digits.
     """
     model = unwrapped(binding.model)
-    tap, judge, judged = _settable(model, binding.current(), weighing.loss), known.gram, None
-    ridge, change, degrees = _best_of_all(others, tap, known.gram, posterior)
+    tap = _settable_tap(model, binding.current(), weighing.loss)
+    best = _best_of_all(others, tap, statistics.gram, posterior)
+
+    # Training rows are judged as if each had been left out, by their mean leverage.
+    judging_gram = statistics.gram
+    degrees = best.degrees
+    new_rows: Statistics | None = None
     if valid is not None:
-        plan = known.plan(known.gram.precision)
-        part = accumulate(None, lambda _: tap, valid(), weighing, plan)
-        new = others.statistics(part, lambda parts: settled(combined(parts)))
-        judge, degrees, judged = new.gram, degrees * 0, new.gram.count
-    before, after = (_rmse(gram, degrees) for gram in (judge, judge.after(change)))
-    if valid is not None and add:
-        known = known.clone().merge(new)
-        whole = Posterior.from_gram(known.gram, posterior.ridge)
-        ridge, change, _ = _best_of_all(others, tap, known.gram, whole)
-    model = independent(model)
-    columns = CASES[tap.case]([*map(model.get_submodule, tap.heads)]).columns
-    columns.write(tap.weights + change)
-    known = known.after(columns.weights() - tap.weights)  # as they are rounded
-    return binding.copied(model), known, Refitted(ridge, known.gram.count, before, after, judged)
+        plan = statistics.plan(statistics.gram.precision)
+        rows_here = accumulate(None, lambda _: tap, valid(), weighing, plan)
+        # The rows of all processes, where there are several.
+        new_rows = others.statistics(rows_here, lambda per_process: settled(combined(per_process)))
+        judging_gram = new_rows.gram
+        # Validation rows did not determine the readout: they have no leverage.
+        degrees = torch.zeros_like(best.degrees)
+    changed_gram = judging_gram.after(best.change)  # refuses rows without residuals
+    before = _rmse(judging_gram, degrees)
+    after = _rmse(changed_gram, degrees)
+
+    if new_rows is not None and add:
+        statistics = statistics.clone().merge(new_rows)
+        posterior = Posterior.from_gram(statistics.gram, posterior.ridge)
+        best = _best_of_all(others, tap, statistics.gram, posterior)
+
+    copied_model = independent(model)
+    heads = [copied_model.get_submodule(name) for name in tap.heads]
+    columns = CASES[tap.case](heads).columns
+    columns.write(tap.weights + best.change)
+    # The sums follow the weights as the model's precision rounded them.
+    statistics = statistics.after(columns.weights() - tap.weights)
+    report = Refitted(
+        ridge=best.ridge,
+        rows=statistics.gram.count,
+        before=before,
+        after=after,
+        judged=None if new_rows is None else new_rows.gram.count,
+    )
+    return binding.copied(copied_model), statistics, report
 
 
-def _best_of_all(
-    others: Job, tap: Tap, gram: Gram, posterior: Posterior
-) -> tuple[float, Tensor, Tensor]:
-    """What the first process finds best, since others may round otherwise."""
+def _best_of_all(others: Job, tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
+    """What the first process finds best: others may round otherwise."""
 
-    def best() -> Snapshot:
-        ridge, change, degrees = _best(tap, gram, posterior)
-        return Snapshot({"change": change, "degrees": degrees}, {"ridge": ridge})
+    def best_of_first() -> Snapshot:
+        best = _best(tap, gram, posterior)
+        return Snapshot({"change": best.change, "degrees": best.degrees}, {"ridge": best.ridge})
 
-    found = others.shared(best)
-    return found.header["ridge"], found.tensors["change"], found.tensors["degrees"]
+    snapshot = others.shared(best_of_first)
+    return _BestReadout(
+        ridge=snapshot.header["ridge"],
+        change=snapshot.tensors["change"],
+        degrees=snapshot.tensors["degrees"],
+    )
 
 
-def _best(tap: Tap, gram: Gram, posterior: Posterior) -> tuple[float, Tensor, Tensor]:
-    """The evidence's ridge, the change of the weights at it, and how many the rows determine."""
+def _best(tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
+    """The ridge-optimal readout of the rows of a Gram."""
     score = evidence(gram, posterior, tap.weights, tap.biases)
     ridge, *_ = most_evident_ridge(score, float(posterior.eigenvalues.max()))
-    if (doubt := posterior.with_ridge(ridge).doubt) > LARGEST_DOUBT:
+    doubt = posterior.with_ridge(ridge).doubt
+    if doubt > LARGEST_DOUBT:
         raise ValueError(
             f"The fit's products were of mixed precision, whose rounding may change the readout by "
             f"{doubt:.2g} of itself at its ridge, {ridge:.2g}. Fit with precision='double' first."
         )
-    return ridge, *ridge_solution(gram, tap.weights, tap.biases, ridge)
+    change, degrees = ridge_solution(gram, tap.weights, tap.biases, ridge)
+    return _BestReadout(ridge, change, degrees)
 
 
 def _rmse(gram: Gram, degrees: Tensor) -> Tensor:
@@ -138,7 +215,8 @@ def _rmse(gram: Gram, degrees: Tensor) -> Tensor:
     return (square / gram.informative).sqrt() / (1 - degrees / gram.informative)
 
 
-def _settable(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
+def _settable_tap(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
+    """The tap, if its readout has weights that can be changed alone to the least squares."""
     if type(loss) is not MSE:
         raise ValueError(f"refit solves least squares, loss='mse', not {type(loss).__name__}.")
     if not isinstance(tap, Tap):
@@ -148,16 +226,32 @@ def _settable(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
             "The output is not linear in the readout's weights: there is no best in closed form. "
             "Let forward= return the output before the nonlinearity, with targets to match."
         )
-    heads = [*map(model.get_submodule, tap.heads)]
-    owned = {id(p) for head in heads for p in own_parameters(head).values()}
-    others = [one for one in model.modules() if one not in heads]
-    tied = any(id(p) in owned for one in others for p in own_parameters(one).values())
-    by_parameters = tap.case == "parameters"  # else by weights, which others may bring forth
-    computed = not by_parameters and any("weight" not in head._parameters for head in heads)
-    if tied or computed:
+    heads = [model.get_submodule(name) for name in tap.heads]
+    if _shares_parameters(model, heads) or _computes_weights(tap, heads):
         raise ValueError(
             f"Weights of the readout ({', '.join(tap.heads)}) are those of another layer too, or "
             "computed from other parameters, so they cannot be changed alone. Give the readout "
             "parameters of its own first: untie them, or remove_parametrizations."
         )
     return tap
+
+
+def _shares_parameters(model: nn.Module, heads: list[nn.Module]) -> bool:
+    """Whether a parameter of the heads is one of another module too."""
+    head_parameters = set()
+    for head in heads:
+        for parameter in own_parameters(head).values():
+            head_parameters.add(id(parameter))
+    for module in model.modules():
+        if module in heads:
+            continue
+        if any(id(parameter) in head_parameters for parameter in own_parameters(module).values()):
+            return True
+    return False
+
+
+def _computes_weights(tap: Tap, heads: list[nn.Module]) -> bool:
+    """Whether the weights that are to be set are computed from other parameters."""
+    if tap.case == "parameters":
+        return False  # the parameters themselves are set
+    return any("weight" not in head._parameters for head in heads)

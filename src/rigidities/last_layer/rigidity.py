@@ -1,11 +1,17 @@
 r"""`LastLayerRigidity`: error bars for a trained torch model.
 
-$$ \sigma^2(x) = \alpha^2\, f(x)^\top (G + \varsigma^2 I)^{-1} f(x) \; [+ \text{noise}] $$
+The variance of a prediction is
 
-with $f$ the derivatives of the output by the readout's weights (for a linear last layer, its
-input), $G = \sum_i w_i f_i f_i^\top$ over the training data. `fit` accumulates G, `calibrate`
-chooses $\alpha$, $\varsigma^2$, the noise and the distribution around the mean, `predict` uses
-them.
+$$ \sigma^2(x) = \alpha^2\, f(x)^\top (G + \varsigma^2 I)^{-1} f(x) \; [+ \text{noise}], $$
+
+where $f$ are the derivatives of the output by the readout's weights (for a linear last layer, its
+input) and $G = \sum_i w_i f_i f_i^\top$ is the Gram of the training data. The methods come in the
+order in which they are used: `fit` accumulates $G$ in one pass, `calibrate` chooses the scale
+$\alpha$, the ridge $\varsigma^2$, the noise and the distribution around the mean, and then
+`uq(x)`, `predict`, `ensemble`, `gradient` and the others use them.
+
+This module is the façade. The state of a fit and what changes it are in `fit`, the loop over the
+training data in `accumulation`, the calibration in `validation` and the package `calibration`.
 
 Reference: F. Bigi, S. Chong, M. Ceriotti, F. Grasselli, "A prediction rigidity formalism for
 low-cost uncertainties in trained neural networks" (2024), Sec. 3.5.
@@ -14,20 +20,19 @@ low-cost uncertainties in trained neural networks" (2024), Sec. 3.5.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .. import selection
-from ..calibration.calibration import Calibration, Given, Support, Wanted
+from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunction, Support
 from ..calibration.conformal import Groups
-from ..calibration.report import CalibrationReport
-from ..calibration.summary import UNFITTED, summary
+from ..calibration.report import UNFITTED, CalibrationReport, summary
 from ..data.arrays import with_target
+from ..data.batches import Batch
 from ..data.feed import Feed
 from ..data.finiteness import require_finite
 from ..data.slots import InputName, Slot
@@ -51,8 +56,8 @@ from .accumulation import Weighing
 from .checkpoint import SECONDS, Checkpoint
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
-from .error_bars import gathered
-from .fit import Learnt, ReadoutFit
+from .error_bars import BatchVariances, gathered
+from .fit import FitOptions, FitState, Passing, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_derivatives import traced_derivatives
 from .gradients.feature_map import FeatureMap, stand_alone, traced
@@ -60,7 +65,7 @@ from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
 from .gradients.uncertain_inputs import InputVariances
 from .local_terms import LocalTerms, local_terms
-from .merging import named
+from .merging import as_text
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
 from .readout.binding import Binding
@@ -68,11 +73,13 @@ from .readout.graph import copied_readout
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 from .refit import Refitted
-from .statistics.parts import SAMPLE
+from .statistics.statistic import SAMPLE
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+__all__ = ["LastLayerRigidity"]
 
 SAMPLED = (
     "There are too many inputs to differentiate exactly: the standard deviations come from {} "
@@ -84,16 +91,22 @@ class LastLayerRigidity(ModelWrapper):
     """Error bars for a trained `nn.Module`, which is never changed.
 
     Args:
-        model: the trained model.
-        layer: name (or names) of the readout layer; by default the last linear map before the
+        model: The trained model.
+        layer: The name (or names) of the readout layer. By default the last linear map before the
             output is found on the first batch.
-        features: callable(model, *inputs) -> (N, D), instead of a readout layer.
-        forward: callable(model, batch) -> output, for batches that are not (x, y).
-        target: callable(batch) -> target.
-        output: key, index or attribute of the output, where the model returns several.
+        features: A callable(model, *inputs) -> (N, D) that gives the features, instead of a
+            readout layer.
+        forward: A callable(model, batch) -> output, for batches that are not (x, y).
+        target: A callable(batch) -> target, for batches that are not (x, y).
+        output: The key, index or attribute of the output to use, where the model returns several.
 
     Attributes:
-        refitted: what `refit` has changed, where this came from it; files do not hold it.
+        refitted: What `refit` has changed, where this object came from it; None otherwise. Files
+            do not hold it.
+
+    Raises:
+        TypeError: The model is not an `nn.Module`.
+        ValueError: Both `layer` and `features` are given.
 
     Examples:
         >>> _ = torch.manual_seed(0)
@@ -101,7 +114,8 @@ class LastLayerRigidity(ModelWrapper):
         >>> y = 2 * x + 0.1 * torch.randn(50, 1)
         >>> model = torch.nn.Linear(1, 1)
         >>> with torch.no_grad():
-        ...     _, _ = model.weight.fill_(2.0), model.bias.fill_(0.0)
+        ...     _ = model.weight.fill_(2.0)
+        ...     _ = model.bias.fill_(0.0)
         >>> uq = LastLayerRigidity(model).fit((x[::2], y[::2]))
         >>> report = uq.calibrate((x[1::2], y[1::2]))
         >>> mean, std = uq(torch.tensor([[0.0], [5.0]]))
@@ -132,9 +146,12 @@ class LastLayerRigidity(ModelWrapper):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "model" and "_fit" in vars(self):  # another model has no fit yet
-            old = self._fit.unbound
+        # Another model has no fit yet.
+        if name == "model" and "_fit" in vars(self):
+            old = self._fit.blank_binding
             self._fit = ReadoutFit(Binding(value, old.source, old.layer), self._fit.target)
+
+    # --- The rows of the fit ---
 
     @outside_inference_mode
     def fit(
@@ -159,52 +176,61 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Self:
         r"""Accumulate the Gram in one pass over the training data; nothing is factorised.
 
+        An error or interruption leaves the object as it was.
+
         Args:
-            x: inputs: a tensor, an array, a data frame, or a tuple of several; or, without y, a
-                data set of both: (x, y), a Dataset, a DataLoader, or an iterable of batches.
-            y: targets, one row per row of x.
-            loss: the loss the model was trained with: "mse", "huber", "log-cosh", "poisson",
-                an object of `losses`, or callable(prediction, target) -> one loss per sample.
-            sample_weight: callable(batch) -> weights (N,), where the training loss was weighted.
-            gradients: position or name of the input by whose derivatives the model was trained
-                too ("pos" for forces): half their squared error, times the
-            gradient_weight: $\beta$, stood in the loss; a number, by default 1, or
-                callable(batch) -> one per row of that input.
-            gradient_target: the derivatives' target, where there is one: key or attribute of a
-                batch, or callable(batch); forces with their sign changed. `calibrate` then gives
-                derivatives a scale of their own.
-            sample: how many training rows to keep for `calibrate`, drawn evenly; 0 for none.
-            precision: of the products in the Gram: "double"; "mixed", in the features' own
-                precision with a measured rounding, which `calibrate` holds against the ridge; or
-                "auto", double except for half-precision features.
-            method: "gram" adds up $F^T F$; "qr" keeps a triangular root of it, for features whose
-                condition number is beyond 1e5 or so: a few times slower, and no digits are lost
-                to squaring it. Data added or removed later go the same way.
-            novelty: whether to learn what enters every layer too, for `novelty`: a product of at
-                most 257 x 257 numbers for each row and layer.
-            checkpoint: file that keeps the unfinished fit, for the same call to go on after an
-                interruption, with the data in the same order; a complete fit removes it.
-            checkpoint_seconds: how often to write it, at the end of a block of at most 64 batches;
-                0 writes it after every block.
-            batch_size: rows per batch where the data are not batches already; by default a
+            x: The inputs: a tensor, an array, a data frame, or a tuple of several. Without y, a
+                data set of inputs and targets: (x, y), a Dataset, a DataLoader, or an iterable of
+                batches.
+            y: The targets, one row per row of x.
+            loss: The loss with which the model was trained: "mse", "huber", "log-cosh", "poisson",
+                an object of `losses`, or a callable(prediction, target) -> one loss per sample.
+            sample_weight: A callable(batch) -> weights (N,), where the training loss was weighted.
+            gradients: The position or name of the input whose derivatives were in the training
+                loss too ("pos" for forces). They count with half their squared error.
+            gradient_weight: The factor $\beta$ of that squared error in the training loss: a
+                number, by default 1, or a callable(batch) -> one weight per row of that input.
+            gradient_target: The target of the derivatives, where there is one: a key or attribute
+                of a batch, or a callable(batch). Forces need their sign changed. With a target,
+                `calibrate` gives derivatives a scale of their own.
+            sample: How many training rows to keep for `calibrate`, drawn evenly; 0 for none.
+            precision: The precision of the products in the Gram. "double" is exact to float64.
+                "mixed" uses the features' own precision and measures the rounding, which
+                `calibrate` compares with the ridge. "auto" is double except for half-precision
+                features.
+            method: How the rows are accumulated. "gram" adds up $F^T F$. "qr" keeps a triangular
+                root of it, which loses no digits to squaring and is a few times slower; it is for
+                features whose condition number is beyond 1e5 or so. Data added or removed later
+                are treated in the same way.
+            novelty: Whether to sum up what enters every layer too, for `novelty`. It costs a
+                product of at most 257 x 257 numbers for each row and layer.
+            checkpoint: The path of a file that keeps the unfinished fit. After an interruption the
+                same call goes on from it, with the data in the same order. A complete fit removes
+                the file.
+            checkpoint_seconds: How often to write the file. It is written at the end of a block of
+                at most 64 batches; 0 writes it after every block.
+            batch_size: Rows per batch where the data are not batches already. The default is the
                 loader's own, else 1024.
-            progress: show a bar; by default on a terminal only.
-            process_group: of processes, each with its own share of the data, that make one fit together,
-                the same on all of them; by default all of the job where torch.distributed is
-                initialised. False for this process alone.
+            progress: Whether to show a bar; by default on a terminal only.
+            process_group: The group of processes that make one fit together. Each gives its own
+                share of the data, and all end with the same fit. The default is the whole job
+                where torch.distributed is initialised. False is for this process alone.
 
         Returns:
-            The object itself. An error or interruption leaves it as it was.
+            The object itself.
+
+        Raises:
+            ValueError: The data or options cannot be used; the message names the cause and the
+                remedy.
         """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
-        weighing = Weighing(loss_for(loss), sample_weight, derivatives)
-        options: dict[str, Any] = {"sample": sample, "precision": precision, "method": method}
-        options |= {"batch_size": batch_size, "progress": progress, "process_group": process_group}
-        if not isinstance(novelty, bool):
-            raise ValueError(f"novelty must be True or False, got {novelty!r}.")
-        options["novelty"] = novelty
-        kept = Checkpoint(checkpoint, checkpoint_seconds)
-        self._fit.fit(with_target(x, y), weighing, checkpoint=kept, **options)
+        self._fit.fit(
+            with_target(x, y),
+            Weighing(loss_for(loss), sample_weight, derivatives),
+            FitOptions(sample=sample, precision=precision, method=method, novelty=novelty),
+            Checkpoint(checkpoint, checkpoint_seconds),
+            Passing(batch_size, progress, process_group),
+        )
         return self
 
     @outside_inference_mode
@@ -217,11 +243,25 @@ class LastLayerRigidity(ModelWrapper):
         progress: bool | None = None,
         process_group: Any = None,
     ) -> Self:
-        """Add data, exactly as if they had been in the fit; marks the calibration stale."""
-        options = {"batch_size": batch_size, "progress": progress, "process_group": process_group}
-        if self._fit.learnt is None:
-            return self.fit(x, y, **options)
-        self._fit.revise(with_target(x, y), remove=False, **options)
+        """Add data, exactly as if they had been in the fit; marks the calibration stale.
+
+        Without a fit it is one, with the default options.
+
+        Args:
+            x: The inputs, as in `fit`.
+            y: The targets, as in `fit`.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
+            process_group: As in `fit`.
+
+        Returns:
+            The object itself. An error leaves it as it was.
+        """
+        if self._fit.state is None:
+            return self.fit(
+                x, y, batch_size=batch_size, progress=progress, process_group=process_group
+            )
+        self._fit.partial_fit(with_target(x, y), Passing(batch_size, progress, process_group))
         return self
 
     @outside_inference_mode
@@ -237,30 +277,59 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Self:
         """Remove data that were in the fit, as they were added; marks the calibration stale.
 
-        Rows that are not in it are refused, and the object is left as it was. Hashes know them:
-        all of up to 32,768 rows, of more a share. Where outputs have no input row of their own
-        (atoms of a structure), features are hashed, whose rounding may hide a tenth of the rows.
-        `check=False` does not ask.
+        Rows are recognised by hashes: all rows of a fit of up to 32,768, and a share of more.
+        Where outputs have no input row of their own (atoms of a structure), the features are
+        hashed, and their rounding may hide a tenth of the rows.
+
+        Args:
+            x: The inputs, as in `fit`.
+            y: The targets, as in `fit`.
+            check: Whether to refuse rows that are not in the fit.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
+            process_group: As in `fit`.
+
+        Returns:
+            The object itself. An error leaves it as it was.
+
+        Raises:
+            ValueError: `check` is set, and some rows are not in the fit.
         """
-        options = {"batch_size": batch_size, "progress": progress, "process_group": process_group}
-        self._fit.revise(with_target(x, y), remove=True, check=check, **options)
+        passing = Passing(batch_size, progress, process_group)
+        self._fit.forget(with_target(x, y), check=check, passing=passing)
         return self
 
     @outside_inference_mode
     def merge(self, *others: LastLayerRigidity, check: bool = True) -> Self:
         """Add the rows of other fits, exactly as if they had been in this one.
 
-        All need the same weights, readout, loss, precision and method. Marks the calibration
-        stale. The others are not changed, nor this one after an error. `check` refuses fits that
-        share a row: hashes know all of up to 32,768 rows of a fit, of more a share.
+        All fits need the same weights, readout, loss, precision and method. Marks the calibration
+        stale.
+
+        Args:
+            others: The other fits, which are not changed.
+            check: Whether to refuse fits that share a row. Hashes know all rows of a fit of up to
+                32,768, and a share of more.
+
+        Returns:
+            The object itself. An error leaves it as it was.
+
+        Raises:
+            TypeError: Something else than a `LastLayerRigidity` is given, or nothing.
+            ValueError: The fits do not belong together, or share a row.
         """
-        if not others or any(not issubclass(type(one), LastLayerRigidity) for one in others):
-            raise TypeError(f"merge takes LastLayerRigidity objects, got {[*map(type, others)]}.")
+        types = [type(other) for other in others]
+        if not types or not all(issubclass(kind, LastLayerRigidity) for kind in types):
+            raise TypeError(f"merge takes LastLayerRigidity objects, got {types}.")
         if len({self, *others}) <= len(others):
             raise ValueError("A fit would be merged with itself, or twice. Give each fit once.")
-        parts = {f"argument {n} of merge": one._fit for n, one in enumerate(others, start=1)}
-        self._fit.merge(parts, check=check)
+        fits = {}
+        for number, other in enumerate(others, start=1):
+            fits[f"argument {number} of merge"] = other._fit
+        self._fit.merge(fits, check=check)
         return self
+
+    # --- Calibration ---
 
     @outside_inference_mode
     def calibrate(
@@ -271,7 +340,7 @@ class LastLayerRigidity(ModelWrapper):
         train: Any = None,
         criterion: str = "auto",
         ridge: float | Literal["search"] | None = None,
-        noise: str | type[Noise] | Noise | Given | None = None,
+        noise: str | type[Noise] | Noise | NoiseFunction | None = None,
         distribution: str | Distribution | type[Distribution] | None = None,
         support: Support | None = None,
         guard: bool | Literal["q"] = True,
@@ -286,117 +355,142 @@ class LastLayerRigidity(ModelWrapper):
         progress: bool | None = None,
         process_group: Any = None,
     ) -> CalibrationReport:
-        r"""Choose ridge, scale, noise and distribution in one pass over data the model has not
-        seen.
+        r"""Choose ridge, scale, noise and distribution in one pass over data new to the model.
 
         `calibrate(x, y)` fits a noise that follows the features, heavy tails and the shape of the
-        distribution, on these and on left-out training rows that the fit kept, with a guard beyond
-        them; cross-validation falls back to the paper's form, `calibrate(x, y, criterion="nll")`,
-        where that is clearly better. Print the report.
+        distribution. It learns them from the given rows and from left-out training rows that the
+        fit kept, and guards the bars beyond the training rows. Cross-validation falls back to the
+        paper's form, `calibrate(x, y, criterion="nll")`, where that is clearly better.
 
         Args:
-            x: inputs of validation data, or both in one, as in `fit`.
-            y: their targets, as in `fit`.
-            train: training data, for `criterion="loo"`, which needs no validation data, and for
-                "auto" instead of the rows that the fit kept.
-            criterion: "auto" (default); "nll" and "bins" (the paper's), "crps", "absolute";
-                "evidence" chooses the ridge from the training data and the scale on these;
-                "loo" uses leave-one-out residuals of the training data (optimistic for a net
-                trained end to end).
-            ridge: fix $\varsigma^2$ instead of choosing it.
-            noise: "features" (default of "auto"); "none" (the paper's, default of others);
-                "constant", a noise floor added to the variance; "bayes", where the noise is
-                $\alpha^2$ as in Bayesian linear regression; callable(batch) -> variances, for a
-                noise that is known for each row, or a model's own, up to one factor; or a class of
-                `prediction.noise`. With sample weights c a row's noise is the level times the
-                typical weight over c.
-            distribution: of the predictions: "tilted" (default of "auto"), "student-t", "gaussian"
-                (default of others), or an object of `prediction.distribution`.
-            support: (low, high) that targets cannot leave, None for no bound: probability beyond a
-                bound is put at the bound.
-            guard: whether "auto" widens the bars beyond the training rows, where its head knows
-                nothing, to those of a forecaster who knows the targets' spread alone; "q" for bars
-                that grow with q instead.
-            optimism: whether left-out training rows may still err less than new ones. Not those of
-                a model linear in all that was trained: False lets "auto" take them for new ones.
-            early_stopped: whether the validation rows chose the model's checkpoint, so that their
-                errors are optimistic. False: they chose nothing. By default the report asks.
-            conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
-                of these to set aside for it, 0.3 say.
-            groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar. A
-                group with too few rows for a level (9 for 90 %) gets infinite intervals.
-            merge_groups: rows below which groups are merged with the next larger, 50 say. By
-                default none are, but fifths of the bar below 50 with the next fifth.
-            gradients: as in `fit`; by default what the fit was given.
-            gradient_target: likewise. With one, derivatives get a scale of their own, from a
-                second pass.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
-            process_group: as in `fit`; each process gives its own rows.
+            x: The inputs of validation data, or inputs and targets in one, as in `fit`.
+            y: The targets of validation data, as in `fit`.
+            train: The training data, for `criterion="loo"`, which needs no validation data, and
+                for "auto", instead of the rows that the fit kept.
+            criterion: What is optimised: "auto" (default); "nll" or "bins", the paper's; "crps";
+                "absolute"; "evidence", which chooses the ridge from the training data and the scale
+                on validation data; or "loo", which uses leave-one-out residuals of the training
+                data and is optimistic for a network trained end to end.
+            ridge: A fixed $\varsigma^2$; by default, or by "search", it is chosen.
+            noise: The kind of noise. "features" (default of "auto") follows the features. "none"
+                is the paper's, and the default of other criteria. "constant" adds a noise floor to
+                the variance. "bayes" takes $\alpha^2$ as the noise, as in Bayesian linear
+                regression. A callable(batch) -> variances is a noise that is known for each row, or
+                a model's own, up to one factor. A class of `prediction.noise` is used as it is.
+                With sample weights c a row's noise is the level times the typical weight over c.
+            distribution: The distribution of the predictions: "tilted" (default of "auto"),
+                "student-t", "gaussian" (default of other criteria), or an object of
+                `prediction.distribution`.
+            support: The bounds (low, high) that targets cannot leave, None for no bound.
+                Probability beyond a bound is put at the bound.
+            guard: Whether "auto" widens the bars beyond the training rows, where its head knows
+                nothing, to those of a forecaster who knows only the spread of the targets. "q" is
+                for bars that grow with q instead.
+            optimism: Whether left-out training rows may have smaller errors than new rows. A model
+                that is linear in all its trained weights has none: False lets "auto" treat such
+                rows as new ones.
+            early_stopped: Whether the validation rows chose the model's checkpoint, so that their
+                errors are optimistic. False says that they chose nothing. By default the report
+                asks.
+            conformal: Rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or the
+                share of the validation rows to set aside for it, 0.3 say.
+            groups: Groups of the conformal rows: a callable(batch) -> whole numbers, or "bar" for
+                fifths of the bar. A group with too few rows for a level (9 for 90 %) gets infinite
+                intervals.
+            merge_groups: The number of rows, 50 say, below which a group is merged with the next
+                larger one. By default only fifths of the bar are merged, those below 50 rows with
+                the next fifth.
+            gradients: As in `fit`; by default what the fit was given.
+            gradient_target: As in `fit`; by default what the fit was given. With a target,
+                derivatives get a scale of their own, from a second pass.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
+            process_group: As in `fit`; each process gives its own rows.
 
         Returns:
             What was chosen and how good it is; print it.
-        """
-        wanted = Wanted.of(
-            criterion, noise, distribution, ridge, support, guard, optimism, early_stopped
-        )
-        options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "progress": progress,
-            "process_group": process_group,
-        }
-        options |= {"conformal": conformal, "groups": groups, "merge_groups": merge_groups}
-        options |= {"gradients": gradients, "gradient_target": gradient_target}
-        return self._fit.calibrate(with_target(x, y), train, wanted, **options)
-
-    @outside_inference_mode
-    def refit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        *,
-        add: bool = True,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-        process_group: Any = None,
-    ) -> Self:
-        """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
-
-        The mean changes, often for the better: print `refitted` of the result. The sums of the fit
-        give the readout, and the training data are not passed again. Best is
-        `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, of validation data.
-
-        Args:
-            x: rows on which the readout refitted to the training rows is judged, as in `fit`.
-            y: their targets.
-            add: then refit on these too; they are no longer unseen, so calibrate on others.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
-            process_group: as in `fit`; without x nothing is exchanged.
 
         Raises:
-            ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
-                is not linear in the readout's weights, weights that are tied or computed.
+            ValueError: The data or options cannot be used. The calibration stays as it was.
         """
-        options = {"batch_size": batch_size, "progress": progress, "process_group": process_group}
-        fit, report = self._fit.refit(with_target(x, y), add=add, **options)
-        own = fit.unbound
-        uq = type(self)(fit.model, layer=own.layer, target=fit.target, **vars(own.source))
-        uq._fit, uq.refitted = fit, report
-        return uq
+        wanted = CalibrationOptions.of(
+            criterion,
+            noise=noise,
+            distribution=distribution,
+            ridge=ridge,
+            support=support,
+            guard=guard,
+            optimism=optimism,
+            early_stopped=early_stopped,
+        )
+        return self._fit.calibrate(
+            with_target(x, y),
+            train,
+            wanted,
+            conformal=conformal,
+            groups=groups,
+            merge_groups=merge_groups,
+            gradients=gradients,
+            gradient_target=gradient_target,
+            passing=Passing(batch_size, progress, process_group),
+        )
+
+    @property
+    def calibration_report(self) -> CalibrationReport | None:
+        """The last calibration's report; None before one."""
+        return None if self._fit.state is None else self._fit.state.report
+
+    @property
+    def calibration(self) -> Calibration:
+        """Ridge, scale, noise and distribution; before calibration, defaults."""
+        return self._fit.require_state().calibration
+
+    @property
+    def ridge(self) -> float:
+        r"""$\varsigma^2$: calibrated, or a default relative to the Gram's diagonal."""
+        return self.calibration.ridge
+
+    @property
+    def scale(self) -> Tensor:
+        r"""$\alpha$ per target, in the readout's order of targets; ones before calibration."""
+        return self.calibration.scale
+
+    @property
+    def noise_model(self) -> Noise:
+        """The noise; zero before calibration and with `noise="none"`."""
+        return self.calibration.noise
+
+    @property
+    def distribution(self) -> Distribution:
+        """The distribution around the mean; Gaussian before calibration."""
+        return self.calibration.distribution
+
+    @property
+    def gradient_scale(self) -> Tensor:
+        r"""$\alpha_g$ of derivatives by the inputs: calibrated on their targets, else `scale`."""
+        return self._fit.require_state().gradient_scale
+
+    # --- Predictions ---
 
     @outside_graphs
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output.
 
-        On a CPU what is not finite is refused; an accelerator is not waited for, as by `predict`.
+        Args:
+            inputs: The positional inputs of the model.
+            keywords: The keyword inputs of the model.
+
+        Raises:
+            ValueError: A prediction is not finite. This is checked on a CPU only: an accelerator
+                would have to be waited for, as `predict` does.
         """
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)
-        tap, learnt = self._fit.ready()
-        reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
+        tap, state = self._fit.ready()
+        bars = state.bars
+        reading = tap(*batch.args, **batch.kwargs)
         batch.check(reading.output.shape[0])
-        std = bars.std(reading, bars.given(batch, reading))
+        std = bars.std(reading, bars.given_variance(batch, reading))
         if std.device.type == "cpu":
             require_finite(reading.output, std, lambda: [batch], "rows")
         return reading.output, std
@@ -416,58 +510,49 @@ class LastLayerRigidity(ModelWrapper):
         gather: bool = False,
         process_group: Any = None,
     ) -> Prediction:
-        """Predictions with error bars for inputs or batches (targets in them are ignored).
-
-        Those that are not finite are refused, with their rows and what is known of the cause.
+        """Predictions with error bars for inputs or batches; targets in them are ignored.
 
         Args:
-            x: inputs, or anything that `fit` takes.
-            sample_weight: callable(batch) -> loss weights c, by which the noise is divided. Rows
-                without get the noise of a typical one: the harmonic mean in the calibration.
-            input_covariance: of uncertain inputs, whose variance is added and kept in
-                `from_inputs`: a variance; one for each of the d numbers of an input row, (d,) or
-                (N, d); or a matrix, (d, d) or (N, d, d). (d, d) is always a matrix.
-            input_samples: 0 propagates it to first order; otherwise by so many draws of the
-                inputs, which checks the first order where the model bends.
-            wrt: the uncertain input, where there are several.
-            generator: of those draws.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
-            gather: whether every process of the `process_group` (as in `fit`) gets the rows of all, in the
-                order of ranks; otherwise each has its own, and nothing is exchanged.
-            process_group: of processes.
+            x: The inputs, or anything that `fit` takes.
+            sample_weight: A callable(batch) -> loss weights c, by which the noise is divided. Rows
+                without one get the noise of a typical row: that of the harmonic mean of the
+                weights in the calibration.
+            input_covariance: The covariance of uncertain inputs. Their variance is added to the
+                prediction's and kept in `from_inputs`. It is one variance; or a variance for each
+                of the d numbers of an input row, (d,) or (N, d); or a matrix, (d, d) or (N, d, d).
+                (d, d) is always a matrix.
+            input_samples: 0 propagates the inputs' covariance to first order. A larger number
+                propagates it by as many draws of the inputs, which checks the first order where
+                the model is curved.
+            wrt: The uncertain input, where there are several.
+            generator: The random generator of those draws.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
+            gather: Whether every process of the process group gets the rows of all, in the order
+                of ranks. Otherwise each process has its own rows, and nothing is exchanged.
+            process_group: As in `fit`, for `gather`.
+
+        Raises:
+            ValueError: A prediction is not finite; the message has its rows and, where it is
+                known, the cause.
         """
         if input_covariance is None and (input_samples or wrt is not None):
             raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
-        inputs, spreads = None, []
+        uncertain_inputs = None
         if input_covariance is not None:
-            inputs = InputVariances(input_covariance, wrt, input_samples, generator)
-        choices = named([sample_weight, inputs is None, wrt, input_samples])
-        process_group = process_group if gather else False
-        with (
-            self._fit.job(process_group, "predict", options=choices) as others,
-            torch.enable_grad(),
-        ):
-            tap, learnt = self._fit.ready()
-            bars = learnt.bars
+            uncertain_inputs = InputVariances(input_covariance, wrt, input_samples, generator)
+        options = as_text([sample_weight, uncertain_inputs is None, wrt, input_samples])
+        group = process_group if gather else False
+        with self._fit.job(group, "predict", options) as processes, torch.enable_grad():
+            tap, state = self._fit.ready()
             batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
-            scale = None if not learnt.watches else learnt.novelty_scale(tap)
-            for batch in batches:
-                if scale is None:
-                    reading, novelty = read(tap, batch), None
-                else:
-                    reading, novelty = scale.read(tap, batch)
-                spread = bars.of_batch(batch, reading, sample_weight)
-                if novelty is not None:
-                    spread = replace(spread, novelty=reading.spread_out(novelty.amax(1)))
-                if inputs is not None:
-                    spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
-                spreads.append(spread)
-            if inputs is not None:
-                inputs.check_used_up()
-            spreads = gathered(others, spreads)
-        again = partial(self._fit.batches, [] if gather else x, "predict", batch_size, False)
-        return bars.prediction(spreads, again)
+            variances = list(_batch_variances(tap, state, batches, sample_weight, uncertain_inputs))
+            if uncertain_inputs is not None:
+                uncertain_inputs.check_used_up()
+            variances = gathered(processes, variances)
+        # Gathered rows are those of other processes too, whose inputs are not here.
+        readable = [] if gather else x
+        return state.bars.prediction(variances, self._again(readable, "predict", batch_size))
 
     @outside_inference_mode
     def novelty(
@@ -476,33 +561,142 @@ class LastLayerRigidity(ModelWrapper):
         """How unlike the training data inputs look to each layer of the network.
 
         It sees what the last layer's error bar cannot, such as an input whose size a layer norm
-        hides from all that follows, and it says where. It needs no labels, and the error bars do
-        not use it. The fit must have been `fit(x, y, novelty=True)`, and calibrated.
+        hides from all that follows, and it says in which layer. It needs no labels, and the error
+        bars do not use it. It needs `fit(x, y, novelty=True)` and a calibration.
 
         Args:
-            x: inputs, or anything that `fit` takes.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
+            x: The inputs, or anything that `fit` takes.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
 
         Returns:
-            For each input and layer a squared distance relative to the one that 95 % of the
+            For each input and layer a squared distance, relative to the distance that 95 % of the
             calibration rows stay below; `largest` over the layers, and the `layer` it is from.
+
+        Raises:
+            ValueError: The fit has not watched the layers, or no calibration rows were new to the
+                model.
         """
-        tap, learnt = self._fit.ready()
-        scale = learnt.novelty_scale(tap)
+        tap, state = self._fit.ready()
+        scale = state.novelty_scale(tap)
         if scale is None:
             raise ValueError(
                 "Novelty is relative to rows that the model has not seen, and there were none: "
                 "call calibrate(x, y) with such rows."
             )
-        found = []
+        distances = []
         with torch.enable_grad():
             for batch in self._fit.batches(x, "novelty", batch_size, progress):
-                _, ratios = scale.read(tap, batch)
-                found.append(ratios)
-        if not found:
+                _, batch_distances = scale.read(tap, batch)
+                distances.append(batch_distances)
+        if not distances:
             raise ValueError("There is nothing to judge: no batches were given.")
-        return Novelty(torch.cat(found), scale.layers)
+        return Novelty(torch.cat(distances), scale.layers)
+
+    # --- Several predictions together ---
+
+    def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
+        r"""Joint covariance of predictions (the epistemic part).
+
+        With the rows' common scale $\alpha_B$ (`calibration.joint`), $\alpha$ (`scale`) and
+        $k(x, x') = f(x)^\top (G + \varsigma^2 I)^{-1} f(x')$ it is
+        $\alpha_B^2 k(x, x') + 1[x = x'] (\alpha^2 - \alpha_B^2)_+ k(x, x)$. Rows are equal where
+        the hashes of their inputs are. Where inputs have no row for each output (atoms), rows are
+        equal where features agree in half of their digits.
+
+        Args:
+            x1: The inputs, in any form that `predict` takes.
+            x2: Other inputs; the same by default.
+            batch_size: As in `fit`.
+
+        Returns:
+            (N, M) for one output per sample, else (N, *outputs, M, *outputs).
+        """
+        tap, state = self._fit.ready()
+
+        def batches(data: Any) -> Iterator[Batch]:
+            return self._fit.batches(data, "covariance", batch_size, progress=False)
+
+        others = None if x2 is None else lambda: batches(x2)
+        return covariance_between(tap, _joint(tap, state), lambda: batches(x1), others)
+
+    def propagate(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        x: Any,
+        *,
+        second_order: bool = False,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Derived:
+        """Mean and standard deviation of a differentiable function of predictions, first order.
+
+        It takes one reverse pass of `fn` per derived quantity, keeps the correlations between
+        predictions, and never makes an N x N matrix. It carries the epistemic part only, with the
+        covariance of `covariance`. Criteria other than "auto" have one scale, which may contain
+        noise too, so that a mean of many predictions looks far too uncertain: of those criteria
+        take `criterion="evidence", noise="bayes"`.
+
+        Args:
+            fn: A function of the predictions for all of x, one tensor shaped like the model's
+                output, that returns a tensor of any shape. For functions without a derivative use
+                `ensemble(64).propagate`.
+            x: The inputs, or anything that `fit` takes.
+            second_order: Whether to correct the mean for the curvature of `fn`.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
+        """
+        tap, state = self._fit.ready()
+        return propagated(
+            fn,
+            tap,
+            _joint(tap, state),
+            lambda: self._fit.batches(x, "propagate", batch_size, progress),
+            second_order=second_order,
+            again=repeatable(x),
+        )
+
+    def ensemble(
+        self,
+        n: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        recentred: bool = False,
+        antithetic: bool = False,
+        symmetric: bool = False,
+        rank: int | None = None,
+    ) -> Ensemble:
+        r"""Last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
+
+        All members cost one pass of the model and one matrix product. They carry the epistemic
+        part, with its correlations between predictions and targets. Where the part that predictions
+        share has a scale of its own (`calibration.joint`), each row also deviates by numbers of its
+        own, the same in every call, which takes another product and a hash of each row.
+
+        Args:
+            n: The number of members; 64 by default.
+            generator: The random generator of the draws.
+            recentred: Whether to shift the members so that their mean is exactly the model's
+                prediction.
+            antithetic: Whether to draw pairs $\pm\delta$.
+            symmetric: Whether to take a fixed set of 2 `rank` members instead of draws. At full
+                rank its covariance is exact; below it is a lower bound, and `missing` says what
+                share it lacks.
+            rank: The rank of the symmetric set; by default full, or n / 2.
+        """
+        tap, state = self._fit.ready()
+        members = member_set(
+            _joint(tap, state),
+            n,
+            generator=generator,
+            recentred=recentred,
+            antithetic=antithetic,
+            symmetric=symmetric,
+            rank=rank,
+        )
+        return Ensemble(state.binding.copy(), self.feed.unlabelled(), members)
+
+    # --- Derivatives by the inputs ---
 
     @outside_inference_mode
     def gradient(
@@ -518,26 +712,26 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Gradient:
         r"""Derivatives of the prediction by an input, with their standard deviations.
 
-        Exact: the readout's features are differentiated, in forward or reverse mode, whichever
-        takes fewer passes. The epistemic part only. A derivative is a single quantity: it has the
-        scale of those, and not `calibration.joint`.
+        They are exact: the readout's features are differentiated, in forward or reverse mode,
+        whichever takes fewer passes. They carry the epistemic part only. A derivative is a single
+        quantity, so it has the scale of single predictions, and not `calibration.joint`.
 
         Args:
-            x: inputs, or anything that `fit` takes.
-            wrt: position or name of the input ("pos"), where there are several.
-            along: a direction, shaped like the input or like one row of it: the derivative along
-                it, $v \cdot \nabla y$, shaped like the output, in one pass.
-            members: draw so many last-layer members instead, which costs one backward pass each
-                and leaves a relative error of $1 / \sqrt{2 n}$ in the standard deviation. By
-                default 64 where the exact way would take more than 2048 passes, with a warning;
-                0 for never.
-            generator: of those draws.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
+            x: The inputs, or anything that `fit` takes.
+            wrt: The position or name of the input ("pos"), where there are several.
+            along: A direction $v$, shaped like the input or like one row of it. It gives the
+                derivative along it, $v \cdot \nabla y$, shaped like the output, in one pass.
+            members: How many last-layer members to draw instead. Each costs one backward pass, and
+                they leave a relative error of $1 / \sqrt{2 n}$ in the standard deviation. By
+                default 64 are drawn, with a warning, where the exact way would take more than 2048
+                passes; 0 never draws any.
+            generator: The random generator of those draws.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
 
         Returns:
             `mean` and `std`, shaped like the input for one output per sample; for several
-            (N, *outputs, *inputs). Of inputs that have not one row per sample (atoms of several
+            (N, *outputs, *inputs). For inputs that have no row for each sample (atoms of several
             structures), or whose rows act on other samples too, the sum of all outputs is
             differentiated (`summed`): each atom gets the derivative of its own structure. The
             scale is `gradient_scale`, which differs from that of members and `propagate` where
@@ -545,14 +739,19 @@ class LastLayerRigidity(ModelWrapper):
         """
         if along is not None and members is not None:
             raise ValueError("along= is exact in one pass: it takes no members=.")
-        tap, learnt = self._fit.ready()
-        maps = self._feature_maps(tap, wrt, x, "gradient", batch_size, progress)
-        differentiator = _differentiator(learnt, members, generator)
+        tap, state = self._fit.ready()
+        batches = self._fit.batches(x, "gradient", batch_size, progress)
+        maps = _feature_maps(tap, wrt, batches)
+        differentiator = _differentiator(state, members, generator)
+        # Comprehensions, which hold on to no map, and so to no graph, after the last batch.
         if along is None:
-            found = [differentiator(point) for point in maps]
+            gradients = [differentiator(feature_map) for feature_map in maps]
         else:
-            found = [differentiator.directional(p, v) for v, p in shared_out(maps, along)]
-        return self._joined(found, members)
+            gradients = [
+                differentiator.directional(feature_map, direction)
+                for direction, feature_map in shared_out(maps, along)
+            ]
+        return self._joined(gradients, members)
 
     @outside_inference_mode
     def predict_with_gradient(
@@ -565,35 +764,41 @@ class LastLayerRigidity(ModelWrapper):
         members: int | None = None,
         progress: bool | None = None,
     ) -> tuple[Prediction, Gradient]:
-        """What `predict` and `gradient` give, of the same pass of the model.
+        """What `predict` and `gradient` give, from the same pass of the model.
 
         Args:
-            x: as in `gradient`.
-            wrt: as in `gradient`; or a `data.slots.Slot` of one's own, for what is no input.
-            gradient_bars: False for one forward and one backward pass, and no bars of derivatives.
-            sample_weight: as in `predict`.
-            members: as in `gradient`.
-            progress: as in `fit`.
+            x: The inputs, as in `gradient`.
+            wrt: As in `gradient`; or a `data.slots.Slot` of your own, for something that is not an
+                input of the model.
+            gradient_bars: Whether to compute the standard deviations of the derivatives. False
+                takes one forward and one backward pass.
+            sample_weight: As in `predict`.
+            members: As in `gradient`.
+            progress: As in `fit`.
         """
-        tap, learnt = self._fit.ready()
-        differentiator, bars = _differentiator(learnt, members, None), learnt.bars
-        spreads, found = [], []
+        tap, state = self._fit.ready()
+        bars = state.bars
+        differentiator = _differentiator(state, members, None)
+        spreads = []
+        gradients = []
         for batch in self._fit.batches(x, "gradient", None, progress):
             slot = Slot.find(batch, wrt, tap)
             with torch.enable_grad():
                 if gradient_bars:
-                    point = FeatureMap.of(tap, batch, slot)
-                    reading, gradient = point.reading, differentiator(point)
-                    del point  # with its graph, before that of the next batch is made
+                    feature_map = FeatureMap.of(tap, batch, slot)
+                    reading = feature_map.reading
+                    gradient = differentiator(feature_map)
+                    del feature_map  # with its graph, before that of the next batch is made
                 else:
-                    at, reading = traced(tap, batch, slot)
-                    mean = traced_derivatives(at, reading.output)
-                    summed = not stand_alone(at, reading)
-                    gradient = Gradient(mean, torch.full_like(mean, torch.nan), summed=summed)
+                    point, reading = traced(tap, batch, slot)
+                    mean = traced_derivatives(point, reading.output)
+                    no_std = torch.full_like(mean, torch.nan)
+                    summed = not stand_alone(point, reading)
+                    gradient = Gradient(mean, no_std, summed=summed)
                 spreads.append(bars.of_batch(batch, reading.detached(), sample_weight))
-            found.append(gradient)
-        again = partial(self._fit.batches, x, "gradient", None, False)
-        return bars.prediction(spreads, again), self._joined(found, members)
+            gradients.append(gradient)
+        prediction = bars.prediction(spreads, self._again(x, "gradient", None))
+        return prediction, self._joined(gradients, members)
 
     @outside_inference_mode
     def hessian_product(
@@ -610,176 +815,28 @@ class LastLayerRigidity(ModelWrapper):
         r"""Second derivatives of the prediction times a direction, $\nabla (v \cdot \nabla y)$.
 
         Args:
-            x: as in `gradient`.
-            direction: $v$, as `along` there.
-            wrt: as in `gradient`.
-            members: as in `gradient`.
-            generator: as in `gradient`.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
+            x: The inputs, as in `gradient`.
+            direction: The direction $v$, as `along` in `gradient`.
+            wrt: As in `gradient`.
+            members: As in `gradient`.
+            generator: As in `gradient`.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
 
         Returns:
             As `gradient`, with the same `gradient_scale`.
         """
-        tap, learnt = self._fit.ready()
-        maps = self._feature_maps(tap, wrt, x, "hessian_product", batch_size, progress)
-        differentiator = _differentiator(learnt, members, generator)
-        found = [differentiator(p.along(v)) for v, p in shared_out(maps, direction)]
-        return self._joined(found, members)
+        tap, state = self._fit.ready()
+        batches = self._fit.batches(x, "hessian_product", batch_size, progress)
+        maps = _feature_maps(tap, wrt, batches)
+        differentiator = _differentiator(state, members, generator)
+        gradients = [
+            differentiator(feature_map.along(row_direction))
+            for row_direction, feature_map in shared_out(maps, direction)
+        ]
+        return self._joined(gradients, members)
 
-    def ensemble(
-        self,
-        n: int | None = None,
-        *,
-        generator: torch.Generator | None = None,
-        recentred: bool = False,
-        antithetic: bool = False,
-        symmetric: bool = False,
-        rank: int | None = None,
-    ) -> Ensemble:
-        r"""Last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
-
-        All members cost one pass of the model and one matrix product. They carry the epistemic
-        part, with its correlations between predictions and targets. Where what predictions share
-        has a scale of its own (`calibration.joint`), each row deviates by numbers of its own too,
-        the same in every call, which takes another product and a hash of each row.
-
-        Args:
-            n: how many; 64 by default.
-            generator: of the draws.
-            recentred: shift the members so that their mean is the model's prediction exactly.
-            antithetic: draw pairs $\pm\delta$.
-            symmetric: not draws but a fixed set of 2 `rank` members: at full rank its covariance
-                is exact, below it a lower bound, and `missing` says what share it lacks.
-            rank: of that set; by default full, or n / 2.
-        """
-        tap, learnt = self._fit.ready()
-        kind = {"recentred": recentred, "antithetic": antithetic, "symmetric": symmetric}
-        drawn = member_set(_joint(tap, learnt), n, generator=generator, rank=rank, **kind)
-        return Ensemble(learnt.binding.copy(), self.feed.unlabelled(), drawn)
-
-    @outside_inference_mode
-    def freeze(
-        self,
-        outputs: Sequence[str] = ("mean", "std"),
-        *,
-        rank: int | None = None,
-        accuracy: float | None = None,
-        quantiles: Sequence[float] = (0.05, 0.95),
-        members: int = MEMBERS,
-        generator: torch.Generator | None = None,
-        largest_rounding: float = LARGEST_ROUNDING,
-    ) -> Frozen:
-        r"""A plain `nn.Module` that gives tensors, to compile, export, serve and call from threads.
-
-        It has copies of the model's weights and of the statistics, and looks at nothing: neither
-        later training nor another fit matters to it. See `rigidities.export` for files.
-
-        Args:
-            outputs: what it gives, in this order: "mean" and "std" as `uq(x)`; "epistemic" and
-                "noise" (variances) and "quantiles" (first dimension: levels) as `predict`;
-                "members" (first dimension) as `ensemble`.
-            rank: keep so many eigenvectors of the Gram, cheaper than all below about half of the
-                width, and never too sure: `error` of the module bounds by how much it overstates
-                the variance $\alpha^2 q$, relative to it; or
-            accuracy: that bound: the smallest rank that keeps it, or all.
-            quantiles: their levels.
-            members: how many.
-            generator: of their draws.
-            largest_rounding: relative rounding error of the variance beyond which it is computed in
-                float64.
-
-        Raises:
-            ValueError: the output is not linear in the readout's weights, or the noise is a
-                function of batches.
-        """
-        tap, learnt = self._fit.ready()
-        probes = learnt.binding.probes
-        probe = None if probes is None else probes.placed(self.model)
-        drawn = None
-        if "members" in outputs:
-            drawn = member_set(_joint(tap, learnt), members, generator=generator)
-        readout = copied_readout(self.model, tap, learnt.statistics.targets, probe)
-        options: dict[str, Any] = {"rank": rank, "accuracy": accuracy, "levels": quantiles}
-        options |= {"largest_rounding": largest_rounding, "members": drawn, "feed": self.feed}
-        return freeze(readout, learnt.posterior, learnt.calibration, outputs, **options)
-
-    def familiar(self) -> list[float] | None:
-        r"""The 99 % quantile of $\alpha^2 q$ over the training rows that were kept, by target."""
-        learnt = self._fit.known()
-        if learnt.statistics.sample is None:
-            return None
-        rows, posterior = learnt.statistics.sample.rows.features, learnt.posterior
-        found = posterior.variance(rows.to(posterior.eigenvectors))
-        return found.reshape(len(rows), -1).quantile(0.99, 0).expand(len(self.scale)).tolist()
-
-    def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
-        r"""Joint covariance of predictions (the epistemic part).
-
-        $\alpha_B^2 k(x, x') + 1[x = x'] (\alpha^2 - \alpha_B^2)_+ q(x)$, $\alpha$ being `scale` and
-        $\alpha_B$ `calibration.joint`. Rows are equal where their inputs' hashes are; where inputs
-        have not one row each (atoms), where features agree in half of their digits.
-
-        Args:
-            x1: inputs, in any form that `predict` takes.
-            x2: other inputs; the same by default.
-            batch_size: as in `fit`.
-
-        Returns:
-            (N, M) for one output per sample, else (N, *outputs, M, *outputs).
-        """
-        tap, learnt = self._fit.ready()
-        batches = partial(
-            self._fit.batches, what="covariance", batch_size=batch_size, progress=False
-        )
-        others = None if x2 is None else partial(batches, x2)
-        return covariance_between(tap, _joint(tap, learnt), partial(batches, x1), others)
-
-    def propagate(
-        self,
-        fn: Callable[[Tensor], Tensor],
-        x: Any,
-        *,
-        second_order: bool = False,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-    ) -> Derived:
-        """Mean and standard deviation of a differentiable function of predictions, first order.
-
-        One reverse pass of `fn` per derived quantity, correlations kept, never an N x N matrix.
-        The epistemic part only, with the covariance of `covariance`. Criteria other than "auto"
-        have one scale, which may hold noise too, so that a mean of many predictions looks far too
-        uncertain: of those take `criterion="evidence", noise="bayes"`.
-
-        Args:
-            fn: takes the predictions for all of x as one tensor, shaped like the model's
-                output, and returns a tensor of any shape. For what has no derivative use
-                `ensemble(64).propagate`.
-            x: inputs, or anything that `fit` takes.
-            second_order: correct the mean for the curvature of `fn`.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
-        """
-        tap, learnt = self._fit.ready()
-        batches = partial(self._fit.batches, x, "propagate", batch_size, progress)
-        options = {"second_order": second_order, "again": repeatable(x)}
-        return propagated(fn, tap, _joint(tap, learnt), batches, **options)
-
-    @outside_inference_mode
-    def local(
-        self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
-    ) -> LocalTerms:
-        """Error bars of the terms that sum to each prediction: atoms, pixels, time steps.
-
-        Args:
-            x: inputs, or anything that `fit` takes.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
-        """
-        tap, learnt = self._fit.ready()
-        with torch.enable_grad():
-            batches = self._fit.batches(x, "local", batch_size, progress)
-            return local_terms(tap, learnt.posterior, batches)
+    # --- Features, and what they tell of inputs ---
 
     def features(
         self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
@@ -790,15 +847,30 @@ class LastLayerRigidity(ModelWrapper):
         steps, pixels).
 
         Args:
-            x: inputs, or anything that `fit` takes.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
+            x: The inputs, or anything that `fit` takes.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
         """
         readings = self._readings(x, batch_size, progress)
-        found = torch.cat([reading.features for reading in readings])
-        again = partial(self._fit.batches, x, "features", batch_size, False)
-        require_finite(found, found, again, "rows")
-        return found
+        features = torch.cat([reading.features for reading in readings])
+        require_finite(features, features, self._again(x, "features", batch_size), "rows")
+        return features
+
+    @outside_inference_mode
+    def local(
+        self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
+    ) -> LocalTerms:
+        """Error bars of the terms that sum to each prediction: atoms, pixels, time steps.
+
+        Args:
+            x: The inputs, or anything that `fit` takes.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
+        """
+        tap, state = self._fit.ready()
+        with torch.enable_grad():
+            batches = self._fit.batches(x, "local", batch_size, progress)
+            return local_terms(tap, state.posterior, batches)
 
     def select(
         self,
@@ -815,89 +887,224 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Selection:
         """Which inputs of a pool to label next; see `rigidities.selection`.
 
-        Features must be shared by the targets, and each input have one row of them; otherwise
+        Features must be shared by the targets, and each input must have one row of them. Otherwise
         give rows of your own choice to `selection.greedy(uq.posterior, rows, n)`.
 
         Args:
-            x: the pool of candidates, in any form that `predict` takes; no labels are needed.
-            n: how many.
-            objective: "variance" (default) shrinks the total variance, "logdet" learns most about
-                the weights, both greedily; "top" takes the largest variances one by one.
-            weights: loss weights with which new rows would enter the fit; not for "top".
-            costs: what labelling each costs.
-            chosen: rows of the pool that were picked before.
-            of: for "variance", the inputs whose variance is to shrink; by default the pool's.
-            batch_size: as in `fit`.
-            progress: as in `fit`.
+            x: The pool of candidates, in any form that `predict` takes; no labels are needed.
+            n: How many inputs to select.
+            objective: "variance" (default) shrinks the total variance, and "logdet" learns most
+                about the weights, both greedily. "top" takes the largest variances one by one.
+            weights: Loss weights with which new rows would enter the fit; not for "top".
+            costs: What labelling each input costs.
+            chosen: Rows of the pool that were selected before.
+            of: For "variance", the inputs whose variance is to shrink; by default the pool's.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
+
+        Raises:
+            ValueError: Inputs do not have one row of features each, or options do not go together.
         """
         if objective == "top" and (of is not None or weights is not None):
             raise ValueError("objective='top' takes neither of= nor weights=.")
         features = self._one_row_each(x, batch_size, progress)
-        cared = None if of is None else self._one_row_each(of, batch_size, progress)
         if objective == "top":
             variances = self.scale.square().sum() * self.posterior.quadratic(features)
             return selection.top(variances, n, costs=costs, chosen=chosen)
-        options: dict[str, Any] = {"objective": objective, "weights": weights, "of": cared}
-        return selection.greedy(self.posterior, features, n, costs=costs, chosen=chosen, **options)
+        judged_features = None
+        if of is not None:
+            judged_features = self._one_row_each(of, batch_size, progress)
+        return selection.greedy(
+            self.posterior,
+            features,
+            n,
+            objective=objective,
+            weights=weights,
+            costs=costs,
+            chosen=chosen,
+            of=judged_features,
+        )
+
+    def familiar(self) -> list[float] | None:
+        r"""The 99 % quantile of $\alpha^2 q$ over the training rows that the fit kept, by target.
+
+        None where it kept none. A variance beyond it is rare among the training data.
+        """
+        state = self._fit.require_state()
+        sample = state.statistics.sample
+        if sample is None:
+            return None
+        posterior = state.posterior
+        features = sample.rows.features
+        variances = posterior.variance(features.to(posterior.eigenvectors))
+        quantiles = variances.reshape(len(features), -1).quantile(0.99, 0)
+        # Where targets share features and scale, one quantile is that of all.
+        return quantiles.expand(len(self.scale)).tolist()
+
+    # --- Other models made of this one ---
+
+    @outside_inference_mode
+    def refit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        add: bool = True,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+        process_group: Any = None,
+    ) -> Self:
+        """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
+
+        The mean changes, often for the better: print `refitted` of the result. The sums of the fit
+        give the readout, so the training data are not passed again. The best use is
+        `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, of validation data.
+
+        Args:
+            x: Rows on which the readout refitted to the training rows is judged, as in `fit`.
+            y: Their targets, as in `fit`.
+            add: Whether to refit on these rows too after judging. They are then no longer new to
+                the model, so calibrate on others.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
+            process_group: As in `fit`; without x nothing is exchanged.
+
+        Raises:
+            ValueError: The loss is not "mse", the fit had no targets, features come from
+                `features=`, the output is not linear in the readout's weights, or these weights
+                are tied or computed.
+        """
+        passing = Passing(batch_size, progress, process_group)
+        fit, report = self._fit.refit(with_target(x, y), add=add, passing=passing)
+        source = fit.blank_binding.source
+        uq = type(self)(
+            fit.model,
+            layer=fit.blank_binding.layer,
+            features=source.features,
+            forward=source.forward,
+            target=fit.target,
+            output=source.output,
+        )
+        uq._fit = fit
+        uq.refitted = report
+        return uq
+
+    @outside_inference_mode
+    def freeze(
+        self,
+        outputs: Sequence[str] = ("mean", "std"),
+        *,
+        rank: int | None = None,
+        accuracy: float | None = None,
+        quantiles: Sequence[float] = (0.05, 0.95),
+        members: int = MEMBERS,
+        generator: torch.Generator | None = None,
+        largest_rounding: float = LARGEST_ROUNDING,
+    ) -> Frozen:
+        r"""A plain `nn.Module` that gives tensors, to compile, export, serve and call from threads.
+
+        It has copies of the model's weights and of the statistics, and checks nothing: neither
+        later training nor another fit changes it. See `rigidities.export` for files.
+
+        Args:
+            outputs: What it gives, in this order: "mean" and "std" as `uq(x)`; "epistemic" and
+                "noise" (variances) and "quantiles" (first dimension: levels) as `predict`;
+                "members" (first dimension) as `ensemble`.
+            rank: How many eigenvectors of the Gram to keep. Below about half of the width this is
+                cheaper than all, and it never makes the bars too small: `error` of the module
+                bounds by how much it overstates the variance $\alpha^2 q$, relative to it.
+            accuracy: That bound, instead of the rank: the smallest rank that keeps it is taken, or
+                all eigenvectors.
+            quantiles: The levels of "quantiles".
+            members: The number of "members".
+            generator: The random generator of their draws.
+            largest_rounding: The relative rounding error of the variance beyond which it is
+                computed in float64.
+
+        Raises:
+            ValueError: The output is not linear in the readout's weights, or the noise is a
+                function of batches.
+        """
+        tap, state = self._fit.ready()
+        probes = state.binding.probes
+        probe = None if probes is None else probes.placed(self.model)
+        drawn_members = None
+        if "members" in outputs:
+            drawn_members = member_set(_joint(tap, state), members, generator=generator)
+        readout = copied_readout(self.model, tap, state.statistics.targets, probe)
+        return freeze(
+            readout,
+            state.posterior,
+            state.calibration,
+            outputs,
+            rank=rank,
+            accuracy=accuracy,
+            largest_rounding=largest_rounding,
+            levels=quantiles,
+            members=drawn_members,
+            feed=self.feed,
+        )
+
+    # --- What stands behind the error bars ---
 
     @property
     def gram(self) -> Gram:
-        """The accumulated rows."""
-        return self._fit.known().statistics.gram
+        """The Gram of the training rows."""
+        return self._fit.require_state().statistics.gram
 
     @property
     def posterior(self) -> Posterior:
         """Eigenbasis, ridge and scale; factorised once, when first needed."""
-        return self._fit.known().posterior
-
-    @property
-    def calibration(self) -> Calibration:
-        """Ridge, scale, noise and distribution; before calibration, defaults."""
-        return self._fit.known().calibration
-
-    @property
-    def ridge(self) -> float:
-        r"""$\varsigma^2$: calibrated, or a default relative to the Gram's diagonal."""
-        return self.calibration.ridge
-
-    @property
-    def scale(self) -> Tensor:
-        r"""$\alpha$ per target, permuted ones in the readout's order; ones before calibration."""
-        return self.calibration.scale
-
-    @property
-    def noise(self) -> Noise:
-        """The noise; zero before calibration and with `noise="none"`."""
-        return self.calibration.noise
-
-    @property
-    def distribution(self) -> Distribution:
-        """The distribution around the mean; Gaussian before calibration."""
-        return self.calibration.distribution
-
-    @property
-    def gradient_scale(self) -> Tensor:
-        r"""$\alpha_g$ of derivatives by the inputs: calibrated on their targets, else `scale`."""
-        return self._fit.known().gradient_scale
-
-    @property
-    def report(self) -> CalibrationReport | None:
-        """The last calibration's report."""
-        return None if self._fit.learnt is None else self._fit.learnt.report
+        return self._fit.require_state().posterior
 
     @property
     def readout(self) -> AnyTap:
-        """The readout of the fit, as a pass that gives outputs and features.
+        """The readout of the fit: a callable that gives a batch's outputs and features.
 
         Raises:
-            ValueError: there is no fit, or the model has changed since.
+            ValueError: There is no fit, or the model has changed since.
         """
-        return self._fit.ready()[0]
+        tap, _ = self._fit.ready()
+        return tap
 
     @property
     def feed(self) -> Feed:
         """How data reach the model: `uq.feed(data, "what for")` gives batches."""
         return self._fit.feed()
+
+    @property
+    def rounding(self) -> float:
+        """Bound on the relative rounding error of the variances that `uq(x)` gives.
+
+        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent. Under
+        `torch.autocast`, whose features have few digits, it is larger: ask for it there.
+        """
+        _, state = self._fit.ready()
+        device_type = placement(self.model)[0].type
+        rounding = state.bars.form.rounding
+        if torch.is_autocast_enabled(device_type):
+            autocast_dtype = torch.get_autocast_dtype(device_type)
+            rounding = rounding + rounding_bound(state.posterior, autocast_dtype)
+        return rounding
+
+    def summary(self) -> str:
+        """What the fit and the calibration have found, in ten lines or so, and what to do next."""
+        weights = sum(parameter.numel() for parameter in self.model.parameters())
+        title = f"LastLayerRigidity of {type(self.model).__name__}, {weights:,} parameters"
+        state = self._fit.state
+        if state is None:
+            return summary(title, UNFITTED)
+        return summary(title, _described(state), state.calibration, state.report)
+
+    def extra_repr(self) -> str:
+        """The Gram and the state of the calibration, for `repr`."""
+        if self._fit.state is None:
+            return "unfitted"
+        if self.calibration_report is None:
+            return f"{self.gram!r}, uncalibrated"
+        return f"{self.gram!r}, calibrated by {self.calibration_report.criterion}"
+
+    # --- Files ---
 
     @classmethod
     def load(
@@ -905,27 +1112,31 @@ class LastLayerRigidity(ModelWrapper):
         path: str | os.PathLike[str],
         model: nn.Module,
         *,
-        noise: Given | None = None,
+        noise: NoiseFunction | None = None,
         groups: Groups | None = None,
         **options: Any,
     ) -> Self:
-        """Read a file for the model it was made with.
+        """Read a file that `save` wrote, for the model it was made with.
 
         Args:
-            path: written by `save`.
-            model: with the same weights, on any device.
-            noise: of the calibration, where that was a function, which a file does not hold.
-            groups: of its conformal rows, likewise.
-            options: the functions `forward`, `features` and `target` of the fit, which a file
-                does not hold.
+            path: The path of the file.
+            model: The model, with the same weights, on any device.
+            noise: The noise of the calibration, where it was a function, which a file cannot hold.
+            groups: The groups of the conformal rows, where they were a function.
+            options: The functions `forward`, `features` and `target` of the fit, which a file
+                cannot hold.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is damaged, or does not belong to the model.
         """
         snapshot = Snapshot.read(path, holds=cls._kind)
         options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
-        uq._fit.take(snapshot)
+        uq._fit.restore(snapshot)
         if noise is not None or groups is not None:
             uq._fit.set_functions(noise, groups)
-        uq._fit.known().binding.current()
+        uq._fit.require_state().binding.current()  # refuses a model with other weights
         return uq
 
     def set_loss(
@@ -937,62 +1148,60 @@ class LastLayerRigidity(ModelWrapper):
         gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
     ) -> Self:
-        """Give the functions again that a loaded fit was made with and a file does not hold."""
+        """Set the loss and weights of a loaded fit, where they were functions.
+
+        A file cannot hold functions, and `partial_fit`, `forget`, `merge` and `calibrate` need
+        them.
+
+        Args:
+            loss: As in the `fit` that was saved.
+            sample_weight: As in that fit.
+            gradients: As in that fit.
+            gradient_weight: As in that fit.
+            gradient_target: As in that fit.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            ValueError: The loss of the fit is known.
+        """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         self._fit.set_weighing(Weighing(loss_for(loss), sample_weight, derivatives))
         return self
 
-    @property
-    def rounding(self) -> float:
-        """Bound on the relative rounding error of the variances that `uq(x)` gives.
+    # --- Helpers ---
 
-        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent. Under
-        `torch.autocast`, whose features have few digits, it is larger: ask for it there.
-        """
-        (_, learnt), kind = self._fit.ready(), placement(self.model)[0].type
-        own = learnt.bars.form.rounding
-        if not torch.is_autocast_enabled(kind):
-            return own
-        return own + rounding_bound(learnt.posterior, torch.get_autocast_dtype(kind))
-
-    def summary(self) -> str:
-        """What is known, in ten lines or so, and what to do next."""
-        weights = sum(one.numel() for one in self.model.parameters())
-        title = f"LastLayerRigidity of {type(self.model).__name__}, {weights:,} parameters"
-        if (learnt := self._fit.learnt) is None:
-            return summary(title, UNFITTED)
-        own, layers = learnt.statistics, learnt.binding.header()["layer"]
-        loss = "a function" if learnt.weighing is None else loss_name(learnt.weighing.loss)
-        found = ", ".join(map(repr, layers)) if layers else "by features="
-        targets = "1 target" if own.targets == 1 else f"{own.targets} targets"
-        readout = f"{found}: {own.gram.width} features, {targets}"
-        known = {"readout": readout, "fit": f"{own.gram.count:,} rows, loss {loss}"}
-        if own.layers is not None:
-            count = len(own.layers.grams)
-            known["novelty"] = "1 layer watched" if count == 1 else f"{count} layers watched"
-        return summary(title, known, learnt.calibration, learnt.report)
-
-    def extra_repr(self) -> str:
-        """Where the features come from and how much was learnt."""
-        if self._fit.learnt is None:
-            return "unfitted"
-        state = "uncalibrated" if self.report is None else f"calibrated by {self.report.criterion}"
-        return f"{self.gram!r}, {state}"
-
-    def _snapshot(self, *, thorough: bool = False, **parts: bool) -> Snapshot | None:
+    def _snapshot(
+        self, *, thorough: bool = False, probes: bool = True, rows: bool = False
+    ) -> Snapshot | None:
         if thorough:
-            self._fit.known().binding.current(thorough=True)
-        learnt = self._fit.learnt
-        return None if learnt is None else learnt.snapshot(**parts)
+            self._fit.require_state().binding.current(thorough=True)
+        if self._fit.state is None:
+            return None
+        return self._fit.state.snapshot(probes=probes, rows=rows)
 
-    def _take(self, given: Snapshot | None) -> None:
-        self._fit.take(given)
+    def _take(self, snapshot: Snapshot | None) -> None:
+        self._fit.restore(snapshot)
 
     def _moved(self) -> None:
-        if self._fit.learnt is not None:
+        if self._fit.state is not None:
             self._fit.on_device()
 
+    @outside_inference_mode
+    def _readings(self, data: Any, batch_size: int | None, progress: bool | None) -> list[Reading]:
+        """Outputs and features of every batch of data, of which there must be some."""
+        tap, _ = self._fit.ready()
+        readings = []
+        with torch.enable_grad():
+            for batch in self._fit.batches(data, "features", batch_size, progress):
+                readings.append(read(tap, batch).detached())
+        if not readings:
+            raise ValueError("There are no features: no batches were given.")
+        return readings
+
     def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
+        """The features of data (N, D), where each input has one row that all targets share."""
         readings = self._readings(data, batch_size, progress)
         features = torch.cat([reading.features for reading in readings])
         inputs = sum(len(reading.output) for reading in readings)
@@ -1005,37 +1214,84 @@ class LastLayerRigidity(ModelWrapper):
             )
         return features
 
-    @outside_inference_mode
-    def _readings(self, data: Any, batch_size: int | None, progress: bool | None) -> list[Reading]:
-        tap, _ = self._fit.ready()
-        with torch.enable_grad():
-            batches = self._fit.batches(data, "features", batch_size, progress)
-            readings = [read(tap, batch).detached() for batch in batches]
-        if not readings:
-            raise ValueError("There are no features: no batches were given.")
-        return readings
+    def _again(self, data: Any, call: str, batch_size: int | None) -> Callable[[], Iterator[Batch]]:
+        """Reads the data once more, so that an error can say which inputs are to blame."""
+        return lambda: self._fit.batches(data, call, batch_size, progress=False)
 
-    def _feature_maps(self, tap: AnyTap, wrt: InputName, *data: Any) -> Iterator[FeatureMap]:
-        for batch in self._fit.batches(*data):
-            with torch.enable_grad():
-                point = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
-            yield point
-            del point  # with its graph, before that of the next batch is made
-
-    def _joined(self, found: list[Gradient], members: int | None) -> Gradient:
-        gradient = Gradient.join(found)
+    def _joined(self, gradients: list[Gradient], members: int | None) -> Gradient:
+        """The gradients of all batches as one; warns once if members were drawn unasked."""
+        gradient = Gradient.join(gradients)
         if gradient.sampling_error and members is None:
-            self._fit.say_once("sampled gradient", SAMPLED.format(MEMBERS, gradient.sampling_error))
+            message = SAMPLED.format(MEMBERS, gradient.sampling_error)
+            self._fit.notify_once("sampled gradient", message)
         return gradient
 
 
-def _joint(tap: AnyTap, learnt: Learnt) -> JointPosterior:
-    gram, shared = learnt.statistics.gram, learnt.calibration.joint
-    return JointPosterior.of(learnt.posterior, gram, tap.layout, shared)
+def _batch_variances(
+    tap: AnyTap,
+    state: FitState,
+    batches: Iterable[Batch],
+    sample_weight: SampleWeight | None,
+    uncertain_inputs: InputVariances | None,
+) -> Iterator[BatchVariances]:
+    """Means and variances of each batch."""
+    bars = state.bars
+    novelty_scale = None
+    if state.watches_layers:
+        novelty_scale = state.novelty_scale(tap)
+    for batch in batches:
+        novelty = None
+        if novelty_scale is None:
+            reading = read(tap, batch)
+        else:
+            reading, novelty = novelty_scale.read(tap, batch)
+        variances = bars.of_batch(batch, reading, sample_weight)
+        if novelty is not None:
+            largest = novelty.amax(1)  # over the layers
+            variances = replace(variances, novelty=reading.spread_out(largest))
+        if uncertain_inputs is not None:
+            variance = uncertain_inputs.next(tap, batch, reading.output)
+            variances = replace(variances, from_inputs=variance)
+        yield variances
+
+
+def _feature_maps(tap: AnyTap, wrt: InputName, batches: Iterable[Batch]) -> Iterator[FeatureMap]:
+    """The features of each batch as functions of an input."""
+    for batch in batches:
+        with torch.enable_grad():
+            feature_map = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
+        yield feature_map
+        del feature_map  # with its graph, before that of the next batch is made
+
+
+def _joint(tap: AnyTap, state: FitState) -> JointPosterior:
+    """The joint posterior of several predictions."""
+    common_scale = state.calibration.joint
+    return JointPosterior.of(state.posterior, state.statistics.gram, tap.layout, common_scale)
 
 
 def _differentiator(
-    learnt: Learnt, members: int | None, generator: torch.Generator | None
+    state: FitState, members: int | None, generator: torch.Generator | None
 ) -> Differentiator:
-    form = learnt.bars.form
-    return Differentiator(learnt.posterior, form, learnt.gradient_scale, members, generator)
+    return Differentiator(
+        state.posterior, state.bars.form, state.gradient_scale, members, generator
+    )
+
+
+def _described(state: FitState) -> dict[str, str]:
+    """The readout and the fit in a few words each, for `summary`."""
+    statistics = state.statistics
+    layers = state.binding.header()["layer"]
+    origin = "by features="
+    if layers:
+        origin = ", ".join(repr(layer) for layer in layers)
+    targets = "1 target" if statistics.targets == 1 else f"{statistics.targets} targets"
+    loss = "a function" if state.weighing is None else loss_name(state.weighing.loss)
+    entries = {
+        "readout": f"{origin}: {statistics.gram.width} features, {targets}",
+        "fit": f"{statistics.gram.count:,} rows, loss {loss}",
+    }
+    if statistics.layers is not None:
+        count = len(statistics.layers.grams)
+        entries["novelty"] = "1 layer watched" if count == 1 else f"{count} layers watched"
+    return entries

@@ -1,9 +1,18 @@
-"""Calibration of a fit: one pass over validation (or training) data, and the report."""
+"""Calibration of a fit: one pass over validation (or training) data, and the report.
+
+`Validation.gathered` passes batches through the model and gathers the residuals of their rows. What
+all processes have gathered comes together on the first of them (`Validation.together`), where
+`Validation.of_rows` chooses ridge, scale and noise by the rooms of `calibration`, adds what is a
+usual novelty and the scores of conformal rows, and makes the report. Every process gets the same
+report.
+
+The other functions check and sort what a user passes to `LastLayerRigidity.calibrate`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -11,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calibration.automatic import automatic
-from ..calibration.calibration import Support, Wanted
-from ..calibration.choosing import chosen
+from ..calibration.calibration import CalibrationOptions, Support
 from ..calibration.conformal import Conformal, Groups, bar_cuts, group_labels, set_aside
-from ..calibration.coverage import predicted, remarks
+from ..calibration.coverage import coverage_remarks, rows_prediction
 from ..calibration.criteria import AUTO
 from ..calibration.evidence import evidence
-from ..calibration.gathering import Gathering, Residuals
+from ..calibration.full_model.automatic import automatic_report
 from ..calibration.report import CalibrationReport
+from ..calibration.residuals import Gathering, Residuals
+from ..calibration.search import search_report
 from ..data.arrays import TARGET_KEYS
 from ..data.batches import Batch
 from ..data.sketch import RowSketch, row_hashes
@@ -34,9 +43,8 @@ from .readout.reading import Reading, read
 from .readout.tap import AnyTap
 from .statistics.statistics import Statistics
 
-Parts = tuple[Gathering | None, ...]
 MOST = 1 << 15
-"""Rows that the full model is fitted to at most."""
+"""Most rows that the full model is fitted to."""
 UNJUDGED = (
     "Whether these rows stand in the training data too cannot be judged: outputs have no input row "
     "of their own (atoms of structures), or batches are objects. Make sure that they do not."
@@ -44,57 +52,99 @@ UNJUDGED = (
 
 
 @dataclass(frozen=True)
+class ConformalChoices:
+    """What a user asks of conformal intervals; as in `LastLayerRigidity.calibrate`.
+
+    Attributes:
+        conformal: Rows for conformal scores, the share of the validation rows to set aside for
+            them, or None.
+        groups: "bar", a function of batches, or None.
+        merge_groups: Number of rows below which groups are merged; None for never.
+    """
+
+    conformal: Any
+    groups: Any
+    merge_groups: int | None
+
+
+@dataclass(frozen=True)
 class Validation:
     """The passes of one calibration, and what they need.
 
     Attributes:
+        tap: Reads outputs and features off the model.
+        statistics: What the fit has summed.
+        posterior: The posterior in whose eigenbasis features are squared.
+        weighing: Gives the rows' weights in the loss.
+        wanted: What the user asks of the calibration.
         groups: callable(batch) -> labels of rows for conformal scores, if any.
-        hashed: whether rows keep their hashes, and what predicts them, to be set aside.
-        alarm: where the fit has watched layers, what measures distances in them.
+        hashed: Whether rows keep their hashes, and the inputs of a head, to be set aside.
+        alarm: Measures distances in the layers that the fit has watched, if any.
     """
 
     tap: AnyTap
     statistics: Statistics
     posterior: Posterior
     weighing: Weighing
-    wanted: Wanted
+    wanted: CalibrationOptions
     groups: Groups | None = None
     hashed: bool = False
     alarm: Alarm | None = None
 
     @property
     def full(self) -> bool:
-        """Whether the full model is asked for."""
+        """Whether the full model is asked for, criterion="auto"."""
         return self.wanted.criterion == AUTO
 
     def gathered(self, batches: Iterable[Batch], *, compared: bool = True) -> Gathering:
-        """Residuals of rows, compared with the training data, and the rows' hashes."""
-        found, known = Gathering(MOST if self.full else None, RowSketch()), self.statistics
+        """Residuals of rows and a sketch of the rows' hashes, from one pass over batches.
+
+        Args:
+            batches: The data.
+            compared: Whether to count the rows that stand in the training data too.
+
+        Raises:
+            ValueError: A batch cannot be used; the message names it.
+        """
+        gathering = Gathering(MOST if self.full else None, RowSketch())
+        train_sketch = self.statistics.sketch
         for number, batch in enumerate(batches):
             try:
-                distances = None
-                if self.alarm is None:
-                    reading = read(self.tap, batch)
-                else:
-                    reading, distances = self.alarm.read(self.tap, batch)
-                hashes = None
-                if compared or self.hashed:
-                    hashes = reading.hashes(batch)
-                self._add(found, batch, reading, hashes, distances)
+                hashes = self._add_batch(gathering, batch, hashed=compared or self.hashed)
             except ValueError as problem:
                 raise ValueError(f"Batch {number}: {problem}") from problem
             if hashes is None:
-                found.sketch.void()
+                gathering.sketch.void()
                 continue
-            found.sketch.add(hashes)
-            if compared and known.sketch.judges:  # rows that stand in the training data too
-                found.count(hashes.numel(), known.sketch.shared(hashes))
-        return found
+            gathering.sketch.add(hashes)
+            if compared and train_sketch.judges:
+                gathering.count(hashes.numel(), train_sketch.shared(hashes))
+        return gathering
+
+    def _add_batch(self, gathering: Gathering, batch: Batch, *, hashed: bool) -> Tensor | None:
+        """Pass one batch through the model and add its rows.
+
+        Args:
+            gathering: What the rows are added to.
+            batch: The batch.
+            hashed: Whether hashes of the input rows are wanted.
+
+        Returns:
+            The hashes; None where they are not wanted, or outputs have no input row of their own.
+        """
+        if self.alarm is None:
+            reading = read(self.tap, batch)
+            distances = None
+        else:
+            reading, distances = self.alarm.read(self.tap, batch)
+        hashes = reading.hashes(batch) if hashed else None
+        self._add(gathering, batch, reading, hashes, distances)
+        return hashes
 
     def together(
         self,
         others: Job,
-        own: Parts,
+        gatherings: tuple[Gathering | None, ...],
         conformal: Any,
         groups: Any,
         merge_groups: int | None,
@@ -103,76 +153,100 @@ class Validation:
         """The report of the rows of all processes, the same on every one.
 
         Args:
-            others: the processes.
-            own: rows gathered here: to fit, for conformal scores, of the training data.
-            conformal: as in `LastLayerRigidity.calibrate`.
-            groups: likewise.
-            merge_groups: likewise.
-            digits: error of variances by products of mixed precision that features have anyway.
+            others: The processes.
+            gatherings: Rows gathered here: those to fit, those for conformal scores and those of
+                the training data.
+            conformal: As in `LastLayerRigidity.calibrate`.
+            groups: As in `LastLayerRigidity.calibrate`.
+            merge_groups: As in `LastLayerRigidity.calibrate`.
+            digits: Error of variances by products of mixed precision that features have anyway.
         """
-        rows, apart, seen = (_gathered(others, gathering) for gathering in own)
+        choices = ConformalChoices(conformal, groups, merge_groups)
+        rows, conformal_rows, train_rows = (
+            _gathered(others, gathering) for gathering in gatherings
+        )
 
-        def made() -> CalibrationReport:
-            return self.of_rows(rows, apart, seen, conformal, groups, merge_groups, digits)
+        def make() -> CalibrationReport:
+            return self.of_rows(rows, conformal_rows, train_rows, choices, digits)
 
         if others.size == 1:
-            return made()
-        state = others.shared(lambda: _state(made()))
+            return make()
+        # Functions cannot be sent. Every process has its own, and puts it back.
+        state = others.shared(lambda: _snapshot(make()))
         report = CalibrationReport.from_state(state.header, state.tensors)
-        if self.wanted.given is None and self.groups is None:
+        if self.wanted.noise_function is None and self.groups is None:
             return report
-        whole = report.calibration.with_functions(self.wanted.given, self.groups)
-        return replace(report, calibration=whole)
+        calibration = report.calibration.with_functions(self.wanted.noise_function, self.groups)
+        return replace(report, calibration=calibration)
 
     def of_rows(
         self,
         rows: Gathering | None,
-        apart: Gathering | None,
-        seen: Gathering | None,
-        conformal: Any,
-        groups: Any,
-        merge_groups: int | None,
+        conformal_rows: Gathering | None,
+        train_rows: Gathering | None,
+        choices: ConformalChoices,
         digits: float,
     ) -> CalibrationReport:
-        """The report of rows to fit, for conformal scores and of the training data."""
-        fitted, scored = conformal_rows(self.residuals(rows), self.residuals(apart), conformal)
-        trained = self.residuals(seen)
-        report = self.report(fitted, trained)
+        """The report of gathered rows.
+
+        Args:
+            rows: Rows to fit.
+            conformal_rows: Rows for conformal scores.
+            train_rows: Rows of the training data.
+            choices: What is asked of conformal intervals.
+            digits: As in `together`.
+        """
+        fitted, scored = split_conformal(
+            self.residuals(rows), self.residuals(conformal_rows), choices.conformal
+        )
+        train = self.residuals(train_rows)
+        report = self.report(fitted, train)
         final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
         report = report.certified(final.doubt, digits)
         if self.alarm is not None:
-            report = self._with_novelty(report, trained if fitted is None else fitted)
+            report = self._with_novelty(report, train if fitted is None else fitted)
         if fitted is not None and self.wanted.criterion != "loo":
-            said = remarks(report, fitted, self.posterior.eigenvalues)
-            report = replace(report, remarks=[*said, *report.remarks])
+            remarks = coverage_remarks(report, fitted, self.posterior.eigenvalues)
+            report = replace(report, remarks=[*remarks, *report.remarks])
         if fitted is not None and not self.wanted.left_out and not fitted.samples:
             report = replace(report, remarks=[*report.remarks, UNJUDGED])
         if scored is None:
             return report
-        return self.guaranteed(report, scored, groups, merge_groups)
+        return self.guaranteed(report, scored, choices)
 
-    def residuals(self, found: Gathering | None) -> Residuals | None:
-        """What was gathered, of which there must be some."""
+    def residuals(self, gathering: Gathering | None) -> Residuals | None:
+        """The residuals of gathered rows, of which there must be one or two; None for no pass."""
+        if gathering is None:
+            return None
+        # With training rows of the fit beside it, a single row will do.
         least = 1 if self.full and self.statistics.sample is not None else 2
-        return None if found is None else found.residuals(least=least)
+        return gathering.residuals(least=least)
 
     def report(self, residuals: Residuals | None, train: Residuals | None) -> CalibrationReport:
-        """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
-        wanted, posterior = self.wanted, self.posterior
+        """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`.
+
+        Args:
+            residuals: Residuals of the rows to fit; None for the full model from training rows.
+            train: Residuals of training rows that the user passed, if any.
+        """
+        wanted = self.wanted
+        posterior = self.posterior
         if wanted.ridge is not None:
-            posterior.with_ridge(wanted.ridge)
-        zeros = int(self.statistics.gram.zeros.sum())
-        common = (posterior.eigenvalues, posterior.with_ridge, wanted)
+            posterior.with_ridge(wanted.ridge)  # refuses a ridge that leaves a singular matrix
+        zero_curvature = int(self.statistics.gram.zeros.sum())
         if self.full:
-            seen = self.sampled() if train is None else train
-            score = self._evidence()
-            return automatic(
+            train_residuals = self.sampled() if train is None else train
+            return automatic_report(
                 residuals,
-                seen,
-                *common,
-                evidence=score,
-                zero_curvature=zeros,
-                biases=self._count_columns(residuals if seen is None else seen),
+                train_residuals,
+                posterior.eigenvalues,
+                posterior.with_ridge,
+                wanted,
+                evidence=self._evidence(),
+                zero_curvature=zero_curvature,
+                biases=self._count_columns(
+                    residuals if train_residuals is None else train_residuals
+                ),
             )
         assert residuals is not None
         score = None
@@ -180,187 +254,242 @@ class Validation:
             if self.tap.weights is None:
                 raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
             score = self._evidence()
-        return chosen(residuals, *common, evidence=score, zero_curvature=zeros)
+        return search_report(
+            residuals,
+            posterior.eigenvalues,
+            posterior.with_ridge,
+            wanted,
+            evidence=score,
+            zero_curvature=zero_curvature,
+        )
 
     def guaranteed(
-        self, report: CalibrationReport, apart: Residuals, groups: Any, merge_groups: int | None
+        self, report: CalibrationReport, rows: Residuals, choices: ConformalChoices
     ) -> CalibrationReport:
-        """The report with conformal scores of rows that were set apart."""
-        chosen, lam = report.calibration, self.posterior.eigenvalues
+        """The report with conformal scores of rows that fitted nothing else."""
+        calibration = report.calibration
+        eigenvalues = self.posterior.eigenvalues
         cuts = None
-        if groups == "bar":
-            seen = self.sampled()
-            cuts = bar_cuts(None if seen is None else predicted(chosen, seen, lam, seen=True).std)
-        found, labels = predicted(chosen, apart, lam), apart.kept.get("labels")
+        if choices.groups == "bar":
+            # Groups by the size of the bar, cut at quantiles of the training rows' bars.
+            sample = self.sampled()
+            if sample is None:
+                cuts = bar_cuts(None)
+            else:
+                cuts = bar_cuts(rows_prediction(calibration, sample, eigenvalues, seen=True).std)
+        prediction = rows_prediction(calibration, rows, eigenvalues)
         conformal = Conformal.of(
-            found,
-            found.mean + apart.error,
-            labels=labels,
+            prediction,
+            prediction.mean + rows.error,
+            labels=rows.extra.get("labels"),
             cuts=cuts,
             function=self.groups,
-            merge_below=merge_groups,
+            merge_below=choices.merge_groups,
         )
-        remarks = [*report.remarks, *conformal.sentences]
-        stopping = self.wanted.stopping
-        if stopping and stopping not in remarks:  # of a criterion that does not ask by itself
-            remarks.append(stopping)
-        return replace(report, calibration=replace(chosen, conformal=conformal), remarks=remarks)
+        all_remarks = [*report.remarks, *conformal.sentences]
+        stopping = self.wanted.early_stopping_remark
+        if stopping and stopping not in all_remarks:  # of a criterion that does not ask by itself
+            all_remarks.append(stopping)
+        return replace(
+            report, calibration=replace(calibration, conformal=conformal), remarks=all_remarks
+        )
 
     def _with_novelty(self, report: CalibrationReport, rows: Residuals | None) -> CalibrationReport:
         """The report with what is a usual distance in each layer, by rows of the calibration."""
         assert self.alarm is not None
         if rows is None:  # the rows that the fit kept have passed the layers long ago
             return report
-        distances = rows.kept["distances"].double()
+        distances = rows.extra["distances"].double()  # (n, L)
         usual = references(distances)
-        largest = (distances / usual).to(torch.float32).amax(1)  # as predictions have it
-        known = largest[largest.isfinite()]
-        remarks = report.remarks
-        if len(known) < len(largest):
-            remarks = [
-                *remarks,
-                f"{len(largest) - len(known)} of {len(largest)} calibration rows lack a number "
+        # In the precision in which predictions have it.
+        largest = (distances / usual).to(torch.float32).amax(1)
+        finite = largest[largest.isfinite()]
+        novelty_remarks = []
+        if len(finite) < len(largest):
+            novelty_remarks.append(
+                f"{len(largest) - len(finite)} of {len(largest)} calibration rows lack a number "
                 "that no training row lacked: their novelty is infinite, and they do not say what "
-                "is usual.",
-            ]
+                "is usual."
+            )
         return replace(
             report,
             novelty=dict(zip(self.alarm.layers, usual.tolist(), strict=True)),
-            novelty_usual=float(upper(known, 0.99)) if len(known) else 1.0,
-            remarks=remarks,
+            novelty_usual=float(upper(finite, 0.99)) if len(finite) else 1.0,
+            remarks=[*report.remarks, *novelty_remarks],
         )
 
     def _evidence(self) -> Callable[[Tensor], Tensor] | None:
-        """Of ridges; for the full model None where it is not known."""
-        gram, weights = self.statistics.gram, self.tap.weights
+        """Negative log evidence as a function of ridges; None where the full model lacks it."""
+        gram = self.statistics.gram
+        weights = self.tap.weights
         if self.full and (weights is None or gram.square is None or gram.cross is None):
             return None
         assert weights is not None
         return evidence(gram, self.posterior, weights, self.tap.biases)
 
     def _count_columns(self, rows: Residuals | None) -> Tensor | None:
-        """Columns of a head's inputs that count what a readout sums: its biases, or their like."""
+        """Indices of the head's inputs that count what a readout sums.
+
+        They are the columns of its biases, and the counts beside the features where it has none.
+        """
         if self.tap.biases is None or rows is None:
             return None
-        inputs = rows.kept["inputs"]
-        counts = torch.arange(self.posterior.width, inputs.shape[-1])  # beside the features
-        return torch.cat([self.tap.biases.cpu(), counts]).to(inputs.device)
+        inputs = rows.extra["inputs"]
+        beside_features = torch.arange(self.posterior.width, inputs.shape[-1])
+        return torch.cat([self.tap.biases.cpu(), beside_features]).to(inputs.device)
 
     def _add(
         self,
-        found: Gathering,
+        gathering: Gathering,
         batch: Batch,
         reading: Reading,
         hashes: Tensor | None,
         distances: Tensor | None,
     ) -> None:
-        """Errors, squared components in the posterior's eigenbasis and weights of a batch."""
-        target, weighing = reading.target_rows(batch.target), self.weighing
+        """Add errors, squared components in the posterior's eigenbasis and weights of a batch.
+
+        Args:
+            gathering: What the rows are added to.
+            batch: The batch.
+            reading: What the model gave for it.
+            hashes: Hashes of its input rows, if known.
+            distances: Squared distances of its samples in the layers, (N, L), if watched.
+        """
+        target = reading.target_rows(batch.target)
         if target is None:
             raise ValueError(
                 "there is no target; calibration needs (x, y), a mapping with one of "
                 f"{', '.join(map(repr, TARGET_KEYS))}, or target=lambda b: ...."
             )
         require_within(target, self.wanted.support)
-        features, mean = reading.features.detach(), reading.rows(reading.output.detach())
+        features = reading.features.detach()
+        mean = reading.rows(reading.output.detach())
         error = target.to(torch.float64) - mean
-        weight, importance = weighing(batch, reading, target)
+        weight, importance = self.weighing(batch, reading, target)
         power = self.posterior.projections(features).square()
-        given = self.wanted.given
-        shape = self.wanted.noise.shape(mean, features)
-        shape = shape if given is None else noise_variances(given, batch, reading)
-        kept = {"mean": mean}
+        if self.wanted.noise_function is None:
+            noise_shape = self.wanted.noise.shape(mean, features)
+        else:
+            noise_shape = noise_variances(self.wanted.noise_function, batch, reading)
+
+        columns = {"mean": mean}
         if distances is not None:
-            each = len(mean) // max(1, len(distances))  # output rows of a sample
-            kept["distances"] = distances.repeat_interleave(each, 0)
+            rows_per_sample = len(mean) // max(1, len(distances))
+            columns["distances"] = distances.repeat_interleave(rows_per_sample, 0)
         if self.full or self.hashed or self.groups is not None:
-            kept["inputs"] = head_inputs(reading.detached())
+            columns["inputs"] = head_inputs(reading.detached())
         if self.hashed:
-            if hashes is None:  # no input row of their own: known by their bits
+            if hashes is None:  # no input row of their own: known by the bits of their features
                 hashes = row_hashes([features, target], len(features))
             assert hashes is not None
-            kept["hashes"] = hashes.repeat_interleave(len(mean) // len(hashes))
+            columns["hashes"] = hashes.repeat_interleave(len(mean) // len(hashes))
         if self.groups is not None:
             labels = group_labels(self.groups, batch.raw, reading.output)
-            kept["labels"] = reading.rows(labels)
-        found.add(error, power, weight, shape, importance, **kept)
+            columns["labels"] = reading.rows(labels)
+        gathering.add(error, power, weight, noise_shape, importance, **columns)
 
     def sampled(self) -> Residuals | None:
         """The training rows that the fit kept; None where there are none that could be used."""
         sample = self.statistics.sample
-        if sample is None or self.wanted.given is not None or not len(sample.hashes):
+        if sample is None or self.wanted.noise_function is not None or not len(sample.hashes):
             return None
-        rows, found = sample.rows, Gathering(MOST)
-        inputs = head_inputs(rows)
+        rows = sample.rows
         power = self.posterior.projections(rows.features).square()
-        kept = {"mean": rows.mean, "inputs": inputs}
-        found.add(rows.residual, power, rows.weight, None, rows.importance, **kept)
-        return found.residuals(least=1)
+        gathering = Gathering(MOST)
+        gathering.add(
+            rows.residual,
+            power,
+            rows.weight,
+            None,
+            rows.importance,
+            mean=rows.mean,
+            inputs=head_inputs(rows),
+        )
+        return gathering.residuals(least=1)
 
 
 def _gathered(others: Job, gathering: Gathering | None) -> Gathering | None:
     """What all processes have gathered, on the first of them; None on the others."""
 
-    def packed() -> Snapshot | None:
+    def pack() -> Snapshot | None:
         if gathering is None:
             return None
         header, tensors = gathering.state()
         return Snapshot(tensors, header)
 
-    def unpacked(part: Snapshot | None) -> Gathering | None:
-        if part is None:
+    def unpack(snapshot: Snapshot | None) -> Gathering | None:
+        if snapshot is None:
             return None
-        sketch = RowSketch.from_state(unprefixed("sketch", part.tensors))
-        return Gathering.from_state(part.header, part.tensors, sketch)
+        sketch = RowSketch.from_state(unprefixed("sketch", snapshot.tensors))
+        return Gathering.from_state(snapshot.header, snapshot.tensors, sketch)
 
-    return others.collected(
-        packed, lambda parts: combined(chain([gathering], map(unpacked, parts)))
-    )
+    def merge(snapshots: Iterator[Snapshot | None]) -> Gathering | None:
+        return combined(chain([gathering], map(unpack, snapshots)))
+
+    return others.collected(pack, merge)
 
 
-def _state(report: CalibrationReport) -> Snapshot:
-    """Without its functions, which need not be sent."""
+def _snapshot(report: CalibrationReport) -> Snapshot:
+    """A report without its functions, to be sent to other processes."""
     return Snapshot(report.tensors(), report.header())
 
 
 def require_within(target: Tensor, support: Support | None) -> None:
-    """Refuse a support that targets violate."""
+    """Refuse a support that targets violate.
+
+    Raises:
+        ValueError: Targets lie outside the support.
+    """
     low, high = support or (None, None)
-    least, most = -math.inf if low is None else low, math.inf if high is None else high
-    beyond = int(((target < least) | (target > most)).sum())
-    if beyond:
-        known = target[target.isfinite()]
+    least = -math.inf if low is None else low
+    largest = math.inf if high is None else high
+    outside = int(((target < least) | (target > largest)).sum())
+    if outside > 0:
+        finite = target[target.isfinite()]
         raise ValueError(
-            f"{beyond} targets lie outside support=({low}, {high}): they go from "
-            f"{float(known.min()):.6g} to {float(known.max()):.6g}. Widen it, or clean the data."
+            f"{outside} targets lie outside support=({low}, {high}): they go from "
+            f"{float(finite.min()):.6g} to {float(finite.max()):.6g}. Widen it, or clean the data."
         )
 
 
-def conformal_rows(
-    rows: Residuals | None, apart: Residuals | None, given: Any
+def split_conformal(
+    rows: Residuals | None, conformal_rows: Residuals | None, conformal: Any
 ) -> tuple[Residuals | None, Residuals | None]:
-    """Rows left to be fitted, and those for conformal scores: other data, or a share of them."""
-    if not isinstance(given, float):
-        return rows, apart
+    """Rows that are left to be fitted, and rows for conformal scores.
+
+    Args:
+        rows: Validation rows.
+        conformal_rows: Rows of other data for conformal scores, if there are such.
+        conformal: The share of the validation rows to set aside, if it is a float.
+
+    Raises:
+        ValueError: There are no validation rows to take a share of.
+    """
+    if not isinstance(conformal, float):
+        return rows, conformal_rows
     if rows is None:
         raise ValueError("conformal= as a share needs validation data: calibrate(x, y, ...).")
-    which = set_aside(rows.kept["hashes"], given)
-    return rows.picked(~which), rows.picked(which)
+    is_aside = set_aside(rows.extra["hashes"], conformal)
+    return rows.subset(~is_aside), rows.subset(is_aside)
 
 
 def require_groups(groups: Any, conformal: Any, merge_groups: Any) -> None:
-    """Refuse groups that are none, or that nothing would use."""
+    """Refuse groups that are none, or that nothing would use.
+
+    Raises:
+        ValueError: They are; see `LastLayerRigidity.calibrate` for what may be passed.
+    """
     if groups is None:
         if merge_groups is not None:
             raise ValueError("merge_groups= is for groups: give groups= too, or leave it out.")
         return
-    if merge_groups is not None and (
-        not isinstance(merge_groups, int) or isinstance(merge_groups, bool) or merge_groups < 1
-    ):
-        raise ValueError(
-            "merge_groups is the number of rows below which groups are merged, 50 say, got "
-            f"{merge_groups!r}."
-        )
+    if merge_groups is not None:
+        is_integer = isinstance(merge_groups, int) and not isinstance(merge_groups, bool)
+        if not is_integer or merge_groups < 1:
+            raise ValueError(
+                "merge_groups is the number of rows below which groups are merged, 50 say, got "
+                f"{merge_groups!r}."
+            )
     if groups != "bar" and not callable(groups):
         raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
     if conformal is None:
@@ -368,9 +497,13 @@ def require_groups(groups: Any, conformal: Any, merge_groups: Any) -> None:
 
 
 def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:
-    """Validation and training data as the criterion takes them; the first are passed over.
+    """The data whose rows are fitted, and the training data beside them.
 
-    Leave-one-out takes training data alone, `auto` either or both, others validation data alone.
+    Leave-one-out takes training data alone, which are then the rows to fit. `auto` takes either or
+    both, other criteria validation data alone.
+
+    Raises:
+        ValueError: The criterion needs other data.
     """
     if criterion == "loo":
         if train is None or valid is not None:

@@ -1,4 +1,4 @@
-"""A module around a user's model: it moves with the model, and leaves its mode to the user."""
+"""A module around a user's model: it moves with the model, and leaves the model's mode alone."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ if TYPE_CHECKING:
 
 
 class Exact(nn.Module):
-    """A module whose own buffers keep their precision, whatever it is cast to."""
+    """A module whose own buffers keep their precision, whatever the module is cast to."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        exact = dict(self.named_buffers(recurse=False))
+        buffers = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, tensor in exact.items():
-            setattr(self, name, tensor.to(getattr(self, name).device))
+        for name, buffer in buffers.items():
+            # `fn` may have cast the buffer: only its device is taken over.
+            device = getattr(self, name).device
+            setattr(self, name, buffer.to(device))
         return self
 
 
 class ModelWrapper(Exact, ABC):
-    """The model as a part of this module, and a state that a `state_dict` and a file hold.
+    """A module with a model inside, and a state that a `state_dict` and a file hold.
 
-    A subclass says of which kind its state is (`_kind`, see `data.schema`), what is in it
-    (`_snapshot`, `_take`), and what to do after a move (`_moved`).
+    A subclass names the kind of its state (`_kind`, see `data.schema`), gives and restores the
+    state (`_snapshot`, `_take`), and brings it along after a move (`_moved`).
+
+    Args:
+        model: The user's model.
     """
 
     _kind: ClassVar[str]
@@ -45,22 +50,29 @@ class ModelWrapper(Exact, ABC):
         """Write everything but the model's weights to a safetensors file, atomically.
 
         Args:
-            path: of the file.
-            probes: keep a few inputs of the fit and the model's outputs for them, by which `load`
-                tells a model that has changed; False where rows of the training data are private.
-            rows: keep a fit's sample of training rows (features and residuals, not inputs) too.
+            path: The path of the file.
+            probes: Whether to keep a few inputs of the fit and the model's outputs for them, by
+                which `load` recognises a model that has changed. Pass False where rows of the
+                training data are private.
+            rows: Whether to keep a fit's sample of training rows too: features and residuals, not
+                inputs.
+
+        Raises:
+            ValueError: There is nothing to save, or the model has changed since the fit.
         """
         snapshot = self._snapshot(thorough=True, probes=probes, rows=rows)
         assert snapshot is not None  # the thorough look refuses an object without a state
         snapshot.write(path)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What this object knows, inside the `state_dict`; no inputs of the fit are in it."""
+        """The state of this object, for the `state_dict`; no inputs of the fit are in it."""
         snapshot = self._snapshot(probes=False)
-        return {} if snapshot is None else snapshot.state()
+        if snapshot is None:
+            return {}
+        return snapshot.state()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take it up; the weights that come with it are checked later."""
+        """Restore the state. Whether it belongs to the model's weights is checked when used."""
         if state == {}:
             self._take(None)
         else:
@@ -80,10 +92,12 @@ class ModelWrapper(Exact, ABC):
     def _snapshot(
         self, *, thorough: bool = False, probes: bool = True, rows: bool = False
     ) -> Snapshot | None:
-        """The state, None without any; `thorough` first checks that it belongs to the model."""
+        """The state, or None without any; `thorough` first checks that it fits the model."""
 
     @abstractmethod
-    def _take(self, given: Snapshot | None) -> None: ...
+    def _take(self, snapshot: Snapshot | None) -> None:
+        """Restore the state from a snapshot; None for no state."""
 
     @abstractmethod
-    def _moved(self) -> None: ...
+    def _moved(self) -> None:
+        """Bring the state along after the model has moved to another device."""

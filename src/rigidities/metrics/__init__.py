@@ -1,9 +1,11 @@
 """How good error bars are, in numbers.
 
 Throughout, mu is the predicted `mean`, sigma the predicted `std`, y the `target`, e = y - mu and
-z = e / sigma. Each argument is a tensor, an array or a list; a `Prediction` p stands for mean and
-std, `nll(p, target)`, and likelihood, CRPS, coverage and intervals are those of its distribution.
-All have one shape, up to dimensions of size one; they are flattened and the sums are done in
+z = e / sigma. Each argument is a tensor, an array or a list. A `Prediction` p may stand for mean
+and std, `nll(p, target)`; likelihood, CRPS, coverage and intervals are then those of its
+distribution.
+
+All arguments have one shape, up to dimensions of size one. They are flattened, and sums are done in
 float64 on the CPU. Empty, non-finite or differently shaped input raises ValueError, as does a `std`
 below zero, or equal to zero where a division or a logarithm needs it.
 
@@ -35,7 +37,29 @@ from .scores import (
     summary,
 )
 
-__all__ = ["binned", "binned_log_ratio", "decades", "ence", "slope"]
-__all__ += ["auroc", "ause", "spearman"]
-__all__ += ["calibration_curve", "coverage", "crps", "interval_score", "interval_width", "mae"]
-__all__ += ["miscalibration_area", "nll", "nll_gain", "rmse", "sharpness", "summary"]
+__all__ = [
+    "auroc",
+    "ause",
+    "binned",
+    "binned_log_ratio",
+    "calibration_curve",
+    "coverage",
+    "crps",
+    "decades",
+    "ence",
+    "interval_score",
+    "interval_width",
+    "mae",
+    "miscalibration_area",
+    "nll",
+    "nll_gain",
+    "rmse",
+    "sharpness",
+    "slope",
+    "spearman",
+    "summary",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

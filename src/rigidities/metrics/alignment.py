@@ -1,6 +1,9 @@
-"""Arrays that go together: one shape, finite, flat, float64.
+"""What scores do with their arguments: one shape, finite, flat, float64.
 
-The classical trap is (N,) against (N, 1), which broadcasts to (N, N) without a word.
+The classical trap is (N,) against (N, 1), which broadcasts to (N, N) without a word. `aligned`
+refuses such pairs, or drops the dimension of size one. `of_prediction` lets a `Prediction` stand
+for mean and std; `predicted` and `judged` make a `Prediction` of mean and std, so that every score
+is that of a distribution.
 """
 
 from __future__ import annotations
@@ -21,26 +24,41 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Values: TypeAlias = "Tensor | ArrayLike | Prediction"
-T = TypeVar("T")
+"""What a score takes: numbers, or a prediction that has them."""
+
+Score = TypeVar("Score")
 
 
-def of_prediction(score: Callable[..., T]) -> Callable[..., T]:
-    """Let a `Prediction` stand for `mean` and `std` both: score(p, target)."""
-    after = 1 + list(signature(score).parameters).index("mean")
+def of_prediction(score: Callable[..., Score]) -> Callable[..., Score]:
+    """Let a `Prediction` stand for `mean` and `std` both: score(p, target).
+
+    Args:
+        score: A function whose parameters have `mean` and then `std` among them.
+
+    Returns:
+        The function. Where its mean is a prediction and its std is left out, the prediction is
+        passed as both.
+    """
+    mean_index = list(signature(score).parameters).index("mean")
 
     @wraps(score)
-    def called(*args: Any, **options: Any) -> T:
-        whole, rest = options.get("mean") if len(args) < after else args[after - 1], args[after:]
-        if not isinstance(whole, Prediction) or options.get("std", *rest[:1]) is whole:
-            return score(*args, **options)
-        if "std" in options or hasattr(rest[1] if rest[1:] else None, "__len__"):
+    def called(*args: Any, **keywords: Any) -> Score:
+        by_position = len(args) > mean_index
+        mean = args[mean_index] if by_position else keywords.get("mean")
+        after_mean = args[mean_index + 1 :]
+        std = keywords.get("std", *after_mean[:1])
+        if not isinstance(mean, Prediction) or std is mean:
+            return score(*args, **keywords)
+        # Two arrays behind the prediction can only be std and target.
+        has_second_array = len(after_mean) > 1 and hasattr(after_mean[1], "__len__")
+        if "std" in keywords or has_second_array:
             raise TypeError(
                 "A Prediction stands for mean and std both, got a std beside it. Call "
                 f"{score.__name__}(p, target), or {score.__name__}(p.mean, std, target)."
             )
-        if len(args) < after:
-            return score(*args, **options | {"std": whole})
-        return score(*args[:after], whole, *rest, **options)
+        if by_position:
+            return score(*args[: mean_index + 1], mean, *after_mean, **keywords)
+        return score(*args, **keywords, std=mean)
 
     return called
 
@@ -52,23 +70,29 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
     never broadcasts to (N, N).
 
     Args:
-        **arrays: the arrays, each under the name that errors give it; `std` must be >= 0. A
-            `Prediction` stands for its own part of that name.
+        **arrays: The arrays, each under the name that errors give it; `std` must be >= 0. A
+            `Prediction` stands for its attribute of that name.
+
+    Returns:
+        The tensors, in the same order.
 
     Raises:
-        ValueError: the shapes differ, or an array is empty, not finite, or a negative `std`.
+        ValueError: The shapes differ, or an array is empty, not finite, or a negative `std`.
 
     Examples:
         >>> aligned(mean=[1, 2], target=[[3], [4]])
         (tensor([1., 2.], dtype=torch.float64), tensor([3., 4.], dtype=torch.float64))
     """
-    parts = {k: getattr(v, k, v) if isinstance(v, Prediction) else v for k, v in arrays.items()}
-    tensors = {name: _double(values) for name, values in parts.items()}
-    (first, reference), *others = tensors.items()
+    tensors = {}
+    for name, values in arrays.items():
+        if isinstance(values, Prediction):
+            values = getattr(values, name, values)
+        tensors[name] = _double(values)
+    (first_name, reference), *others = tensors.items()
     for name, tensor in others:
         if tensor.squeeze().shape != reference.squeeze().shape:
             raise ValueError(
-                f"Expected {first} and {name} of one shape, got {tuple(reference.shape)} and "
+                f"Expected {first_name} and {name} of one shape, got {tuple(reference.shape)} and "
                 f"{tuple(tensor.shape)}. Pass one value per prediction in each."
             )
     return tuple(_checked(name, tensor.flatten()) for name, tensor in tensors.items())
@@ -85,18 +109,29 @@ def as_tensor(values: Values) -> Tensor:
     array = np.asarray(values)
     if array.dtype.kind not in "biufc":  # object columns, half-width floats of other libraries
         array = array.astype(np.float64)
-    return torch.as_tensor(array.copy())  # torch refuses negative strides, warns of read-only
+    # A copy, because torch refuses negative strides and warns of read-only memory.
+    return torch.as_tensor(array.copy())
 
 
 def _double(values: Values) -> Tensor:
+    """Values as a float64 tensor on the CPU."""
     if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):  # a tensor has both
         return as_tensor(values).cpu().double()
     return torch.as_tensor(values, dtype=torch.float64)  # lists may hold tensors of any device
 
 
 def require_finite(name: str, values: Tensor) -> None:
-    """Refuse NaN and infinity in what errors call so."""
-    if bad := int((~values.isfinite()).sum()):
+    """Refuse NaN and infinity.
+
+    Args:
+        name: What errors call the values.
+        values: The values.
+
+    Raises:
+        ValueError: A value is not finite.
+    """
+    bad = int((~values.isfinite()).sum())
+    if bad > 0:
         raise ValueError(
             f"Expected {name} to be finite, got {bad} of {values.numel()} values nan or infinite. "
             "Drop those rows or mend what made them."
@@ -104,6 +139,7 @@ def require_finite(name: str, values: Tensor) -> None:
 
 
 def _checked(name: str, values: Tensor) -> Tensor:
+    """The values, if there are any, all finite, and none below zero for a `std`."""
     if not len(values):
         raise ValueError(f"Expected values in {name}, got none. Pass one row or more.")
     require_finite(name, values)
@@ -117,9 +153,20 @@ def _checked(name: str, values: Tensor) -> Tensor:
 def error_and_positive_std(
     mean: Values, std: Values, target: Values, why: str = ""
 ) -> tuple[Tensor, Tensor]:
-    """y - mu and sigma as flat float64 tensors, sigma above zero; `why`, for the message."""
+    """y - mu and sigma as flat float64 tensors.
+
+    Args:
+        mean: Predictions.
+        std: Their error bars.
+        target: True values.
+        why: What needs a sigma above zero, for the message.
+
+    Raises:
+        ValueError: A sigma is zero, or the arguments do not go together; see `aligned`.
+    """
     mean, std, target = aligned(mean=mean, std=std, target=target)
-    if zeros := int((std == 0).sum()):
+    zeros = int((std == 0).sum())
+    if zeros > 0:
         raise ValueError(
             f"Expected std > 0{why}, got {zeros} of {len(std)} values zero. "
             "Drop those rows or add a noise floor to the variance."
@@ -128,20 +175,35 @@ def error_and_positive_std(
 
 
 def predicted(mean: Values, std: Values) -> Prediction:
-    """The prediction given, in float64, or the Gaussian one of mean and std, flat."""
+    """The prediction that stands for mean and std, in float64, or their Gaussian one, flat."""
     if isinstance(mean, Prediction):
-        parts: dict[str, Any] = {k: v for k, v in vars(mean).items() if isinstance(v, Tensor)}
-        return replace(mean, **{name: part.double() for name, part in parts.items()})
-    middle, bar = aligned(mean=mean, std=std)
-    return Prediction(middle, 0 * bar, bar.square(), bar)
+        tensors: dict[str, Any] = {}
+        for name, value in vars(mean).items():
+            if isinstance(value, Tensor):
+                tensors[name] = value.double()
+        return replace(mean, **tensors)
+    flat_mean, flat_std = aligned(mean=mean, std=std)
+    return Prediction(
+        mean=flat_mean, epistemic=0 * flat_std, noise=flat_std.square(), rigidity=flat_std
+    )
 
 
 def judged(
     mean: Values, std: Values, target: Values, *, positive: bool = False
 ) -> tuple[Prediction, Tensor]:
-    """The same, and the targets in its shape; `positive`: no bar may be zero."""
-    flat = aligned(mean=mean, std=std, target=target)
+    """The prediction as `predicted` has it, and the targets in its shape.
+
+    Args:
+        mean: Predictions, or the prediction.
+        std: Error bars, or the prediction.
+        target: True values.
+        positive: Whether to refuse error bars of zero.
+    """
+    flat_mean, flat_std, flat_target = aligned(mean=mean, std=std, target=target)
     if positive:
         error_and_positive_std(mean, std, target)
-    p = predicted(mean, std) if isinstance(mean, Prediction) else predicted(*flat[:2])
-    return p, p.matched(as_tensor(target) if isinstance(mean, Prediction) else flat[2])
+    if isinstance(mean, Prediction):
+        prediction = predicted(mean, std)
+        return prediction, prediction.matched(as_tensor(target))
+    prediction = predicted(flat_mean, flat_std)
+    return prediction, prediction.matched(flat_target)

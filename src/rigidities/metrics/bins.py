@@ -1,4 +1,7 @@
-r"""Errors and bars bin by bin: rows sorted by their bar, equal numbers in each bin."""
+"""Errors and bars bin by bin: rows sorted by their bar, equal numbers in each bin.
+
+Where bars are right, the mean squared error of a bin is its mean predicted variance.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ def ence(mean: Values, std: Values, target: Values, bins: int = 10) -> float:
         0.25
     """
     error, std = error_and_positive_std(mean, std, target)
-    _require_between_one_and("bins", bins, rows=len(std))
-    order = std.argsort(stable=True).tensor_split(bins)
-    variance = torch.stack([std[rows].square().mean() for rows in order])
-    mse = torch.stack([error[rows].square().mean() for rows in order])
+    _require_from_one_to_rows("bins", bins, rows=len(std))
+    rows_by_bin = std.argsort(stable=True).tensor_split(bins)
+    variance = torch.stack([std[rows].square().mean() for rows in rows_by_bin])
+    mse = torch.stack([error[rows].square().mean() for rows in rows_by_bin])
     return float((1 - (mse / variance).sqrt()).abs().mean())
 
 
@@ -48,9 +51,12 @@ def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tu
         ([1.0, 4.0, 9.0], [1.0, 16.0, 25.0])
     """
     mean, std, target = aligned(mean=mean, std=std, target=target)
-    _require_between_one_and("bin_size", bin_size, rows=len(std))
-    rows = std.argsort(stable=True)[: len(std) // bin_size * bin_size].reshape(-1, bin_size)
-    return std.square()[rows].mean(1), (target - mean).square()[rows].mean(1)
+    _require_from_one_to_rows("bin_size", bin_size, rows=len(std))
+    binned_rows = len(std) // bin_size * bin_size
+    rows = std.argsort(stable=True)[:binned_rows].reshape(-1, bin_size)  # (bins, bin_size)
+    variance = std.square()[rows].mean(1)
+    mse = (target - mean).square()[rows].mean(1)
+    return variance, mse
 
 
 @of_prediction
@@ -80,10 +86,12 @@ def slope(mean: Values, std: Values, target: Values, bin_size: int = 100) -> flo
         0.5
     """
     variance, mse = _positive_bins(mean, std, target, bin_size)
-    x, y = variance.log10(), mse.log10()
-    if x.max() - x.min() < _CONSTANT_DECADES:
+    log_variance = variance.log10()
+    log_mse = mse.log10()
+    if log_variance.max() - log_variance.min() < _CONSTANT_DECADES:
         return math.nan
-    x, y = x - x.mean(), y - y.mean()
+    x = log_variance - log_variance.mean()
+    y = log_mse - log_mse.mean()
     return float(x @ y / x.square().sum())
 
 
@@ -94,19 +102,21 @@ def decades(std: Values, bin_size: int = 100) -> float:
         >>> decades([1.0, 100.0], bin_size=1)
         4.0
     """
-    (bar,) = aligned(std=std)
-    variance, _ = _positive_bins(bar, bar, bar, bin_size)
+    (flat_std,) = aligned(std=std)
+    variance, _ = _positive_bins(flat_std, flat_std, flat_std, bin_size)
     return float((variance[-1] / variance[0]).log10())
 
 
 def _positive_bins(
     mean: Values, std: Values, target: Values, bin_size: int
 ) -> tuple[Tensor, Tensor]:
+    """What `binned` gives, where no bar is zero."""
     error_and_positive_std(mean, std, target)
     return binned(mean, std, target, bin_size)
 
 
-def _require_between_one_and(name: str, value: int, *, rows: int) -> None:
+def _require_from_one_to_rows(name: str, value: int, *, rows: int) -> None:
+    """Refuse a number of bins or rows in a bin that the rows do not allow."""
     if not 1 <= value <= rows:
         raise ValueError(
             f"Expected {name} from 1 to the number of rows, {rows}, got {value}. "

@@ -19,9 +19,11 @@ def spearman(mean: Values, std: Values, target: Values) -> float:
         1.0
     """
     mean, std, target = aligned(mean=mean, std=std, target=target)
-    centre = (len(std) + 1) / 2
-    a, b = ranks((target - mean).abs()) - centre, ranks(std) - centre
-    return float(a @ b / (a.square().sum() * b.square().sum()).sqrt())
+    mean_rank = (len(std) + 1) / 2
+    error_rank = ranks((target - mean).abs()) - mean_rank
+    std_rank = ranks(std) - mean_rank
+    sizes = (error_rank.square().sum() * std_rank.square().sum()).sqrt()
+    return float(error_rank @ std_rank / sizes)
 
 
 @of_prediction
@@ -51,17 +53,20 @@ def auroc(std_in: Values, std_out: Values) -> float:
     """Probability that a row outside the domain has the larger bar, P(out > in) + P(out = in) / 2.
 
     Args:
-        std_in: bars inside the domain, of any shape.
-        std_out: bars outside it, of any shape.
+        std_in: Bars inside the domain, of any shape.
+        std_out: Bars outside it, of any shape.
 
     Examples:
         >>> auroc([1.0, 2.0], [2.0, 3.0])
         0.875
     """
-    (inside,), (outside,) = aligned(std=std_in), aligned(std=std_out)
-    n, m = len(inside), len(outside)
-    rank = ranks(torch.cat([inside, outside]))
-    return float((rank[n:].sum() - m * (m + 1) / 2) / (n * m))
+    (inside,) = aligned(std=std_in)
+    (outside,) = aligned(std=std_out)
+    n = len(inside)
+    m = len(outside)
+    outside_ranks = ranks(torch.cat([inside, outside]))[n:]
+    # Mann and Whitney: the sum of ranks, less its least value, counts the pairs in order.
+    return float((outside_ranks.sum() - m * (m + 1) / 2) / (n * m))
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -71,11 +76,16 @@ def ranks(values: Tensor) -> Tensor:
 
 
 def retained_rmse(squared: Tensor, *, by: Tensor) -> Tensor:
-    """RMSE of the n rows of smallest `by`, for n = 1 ... N."""
+    """RMSE of the n rows of smallest `by`, for n = 1 ... N.
+
+    Args:
+        squared: Squared errors, (N,).
+        by: What rows are sorted by, (N,). Tied rows count with the mean of their squared errors.
+    """
     group, counts = _ties(by)
-    shared = torch.zeros_like(counts).index_add(0, group, squared) / counts
-    kept = shared.repeat_interleave(counts.long())
-    return (kept.cumsum(0) / torch.arange(1, len(kept) + 1)).sqrt()
+    group_means = torch.zeros_like(counts).index_add(0, group, squared) / counts
+    sorted_squares = group_means.repeat_interleave(counts.long())
+    return (sorted_squares.cumsum(0) / torch.arange(1, len(sorted_squares) + 1)).sqrt()
 
 
 def _ties(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,8 @@
-"""Scores of error bars: likelihood, coverage, calibration and sharpness."""
+"""Scores of error bars: likelihood, coverage, calibration and sharpness.
+
+The formulas in the docstrings are those of Gaussian bars, which mean and std stand for. For a
+`Prediction` the same quantity of its own distribution is taken.
+"""
 
 from __future__ import annotations
 
@@ -134,9 +138,12 @@ def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor
     """
     p, y = judged(mean, std, target, positive=True)
     levels = 1 - p.tail(y).cpu().double().flatten().sort(descending=True).values
-    zero, one = levels.new_zeros(1), levels.new_ones(1)
+    zero = levels.new_zeros(1)
+    one = levels.new_ones(1)
     steps = torch.arange(len(levels) + 1, dtype=torch.float64) / len(levels)
-    return torch.cat([zero, levels, one]), torch.cat([steps, one])
+    nominal = torch.cat([zero, levels, one])
+    observed = torch.cat([steps, one])
+    return nominal, observed
 
 
 @of_prediction
@@ -152,8 +159,9 @@ def miscalibration_area(mean: Values, std: Values, target: Values) -> float:
         0.5
     """
     nominal, observed = calibration_curve(mean, std, target)
-    start, end = nominal[:-1] - observed[:-1], nominal[1:] - observed[:-1]
-    # t |t| / 2 is the antiderivative of |t|
+    # The curve is constant between knots, and t |t| / 2 is the antiderivative of |t|.
+    start = nominal[:-1] - observed[:-1]
+    end = nominal[1:] - observed[:-1]
     return float((end * end.abs() - start * start.abs()).sum() / 2)
 
 
@@ -172,28 +180,45 @@ def sharpness(std: Values) -> float:
 def summary(
     mean: Values, std: Values, target: Values, bin_size: int = 100, level: float = 0.9
 ) -> dict[str, float]:
-    """The main metrics by name; coverage, width and score are of intervals at that level.
+    """The main metrics by name.
 
     With fewer rows than they need, `ence` (ten) and `binned_log_ratio`, `slope` and `decades`
     (`bin_size`) are nan.
+
+    Args:
+        mean: Predictions, or a `Prediction`.
+        std: Their error bars, left out beside a `Prediction`.
+        target: True values.
+        bin_size: Rows in each bin of the binned metrics.
+        level: Level of the intervals of coverage, width and interval score.
 
     Examples:
         >>> summary([0.0], [1.0], [2.0])["rmse"]
         2.0
     """
-    scores = (nll, nll_gain, crps, miscalibration_area, spearman, ause)
     rows = len(aligned(mean=mean, std=std, target=target)[0])
-    enough = rows >= bin_size
-    return {
+    scores = {
         "rmse": rmse(mean, target),
         "mae": mae(mean, target),
-        **{score.__name__: score(mean, std, target) for score in scores},
+        "nll": nll(mean, std, target),
+        "nll_gain": nll_gain(mean, std, target),
+        "crps": crps(mean, std, target),
+        "miscalibration_area": miscalibration_area(mean, std, target),
+        "spearman": spearman(mean, std, target),
+        "ause": ause(mean, std, target),
         "coverage": coverage(mean, std, target, level),
         "interval_score": interval_score(mean, std, target, level),
         "interval_width": interval_width(std, level),
         "sharpness": sharpness(std),
-        "ence": ence(mean, std, target) if rows >= 10 else math.nan,
-        "binned_log_ratio": binned_log_ratio(mean, std, target, bin_size) if enough else math.nan,
-        "slope": slope(mean, std, target, bin_size) if enough else math.nan,
-        "decades": decades(std, bin_size) if enough else math.nan,
+        "ence": math.nan,
+        "binned_log_ratio": math.nan,
+        "slope": math.nan,
+        "decades": math.nan,
     }
+    if rows >= 10:
+        scores["ence"] = ence(mean, std, target)
+    if rows >= bin_size:
+        scores["binned_log_ratio"] = binned_log_ratio(mean, std, target, bin_size)
+        scores["slope"] = slope(mean, std, target, bin_size)
+        scores["decades"] = decades(std, bin_size)
+    return scores

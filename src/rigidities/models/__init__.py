@@ -1,1 +1,6 @@
-"""The user's model, untouched: running and differentiating it."""
+"""The user's model, untouched: running and differentiating it.
+
+`calling` runs a model and picks its prediction; `shadow` copies it without copying its weights, and
+watches the original. `modes`, `directional` and `threads` are for derivatives under every mode of
+torch. `double`, `mean_of`, `whole` and `keras_model` bring models into a form that can be used.
+"""

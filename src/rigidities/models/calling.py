@@ -1,4 +1,9 @@
-"""How to call a model, and which tensor of its result is the prediction."""
+"""How to call a model, and which tensor of its result is the prediction.
+
+A `Source` holds what the user chose: `forward`, `features` and `output`. `Source.run` calls a model
+for one batch, checks that the model leaves its inputs alone, and picks the predicted tensor out of
+the result. An error of the model is raised again with the call that led to it and a remedy.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -21,10 +27,39 @@ FeatureFunction = Callable[..., Any]
 ForwardFunction = Callable[[nn.Module, Any], Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
+ORDINARY_ERRORS = (
+    TypeError,
+    RuntimeError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    AssertionError,
+)
+"""Errors of a model that are raised again with more words; subclasses pass as they are."""
+
+_SEARCH_LIMIT = 256
+"""Entries of inputs that are searched for tensors, at most, in every pass."""
+
+_KEYWORDS_REMEDY = (
+    "A mapping's entries are keyword inputs, but for the target. For a model of the mapping itself "
+    "pass forward=lambda m, b: m(b), for one of some entries forward=lambda m, b: m(b['key']), "
+    "and target=lambda b: b['key'] with the keys that yours have."
+)
+
+_version = attrgetter("_version")
+"""How often a tensor was written to."""
+
 
 @dataclass(frozen=True)
 class Source:
-    """How to call a model: the user's `forward`, `features` and `output` choices."""
+    """How to call a model.
+
+    Attributes:
+        forward: The user's (model, batch) -> output; None to call the model with the inputs.
+        features: The user's (model, *inputs) -> features, where the readout is not looked for.
+        output: Key, index or attribute of the prediction in what the model returns.
+    """
 
     forward: ForwardFunction | None = None
     features: FeatureFunction | None = None
@@ -35,33 +70,40 @@ class Source:
         model: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        worked: str | None = "",
+        fitted_call: str | None = "",
     ) -> Tensor:
-        """The model's output for a batch; what it raises says how it was called, and `worked`."""
+        """The model's output for a batch.
+
+        Args:
+            model: The model, or a copy of it.
+            args: The positional inputs.
+            kwargs: The inputs by keyword.
+            fitted_call: The call that worked in the fit, for messages; "" if it is not known, None
+                on the first batch of a fit.
+
+        Raises:
+            ValueError: The model writes into its inputs, or its result holds no prediction.
+            Exception: What the model raises, with a description of the call.
+        """
+        # This runs once a batch, where every Python call counts: no helper for these few lines.
         call = model if self.forward is None else partial(self.forward, model)
-        inputs = [*args, *kwargs.values()]
-        for value in inputs:
+        tensors = [*args, *kwargs.values()]
+        for value in tensors:
             if type(value) is not Tensor or value.is_inference():
-                inputs = [tensor for tensor in _tensors(inputs) if not tensor.is_inference()]
+                tensors = [inner for inner in _inner_tensors(tensors) if not inner.is_inference()]
                 break
-        versions = list(map(_times_written, inputs))
+        versions = list(map(_version, tensors))
         try:
             result = call(*args, **kwargs)
-        except _PLAIN as error:
-            if type(error) not in _PLAIN or is_own(error):
-                raise  # out of memory, a class of the user's, a refusal
-            remedy = f" In the fit {worked} worked." if worked else ""
-            if worked is None:  # on the first batch of a fit
-                remedy = _KEYWORDS if kwargs else _places(model, len(args))
-                remedy = " forward= gets each batch whole." if self.forward else f" {remedy}"
-            own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-            met = {one.dtype for one in tree_leaves([args, kwargs]) if isinstance(one, Tensor)}
-            if "dtype" in str(error) and own is not None and met - {own}:
-                cast = f"x.to({own}), of an array x.astype('{str(own)[6:]}')"
-                remedy = f" Tensors, and arrays of integers, keep their dtype: {cast}.{remedy}"
-            said = f"{type(error).__name__}: {error}".rstrip(".")
-            raise type(error)(f"{self.call(model, args, kwargs)} raised {said}.{remedy}") from error
-        if list(map(_times_written, inputs)) != versions:
+        except ORDINARY_ERRORS as error:
+            if type(error) not in ORDINARY_ERRORS or is_own(error):
+                raise  # out of memory, a class of the user's, a refusal by this library
+            symptom = f"{type(error).__name__}: {error}".rstrip(".")
+            remedy = self._remedy(error, model, args, kwargs, fitted_call)
+            raise type(error)(
+                f"{self.call(model, args, kwargs)} raised {symptom}.{remedy}"
+            ) from error
+        if list(map(_version, tensors)) != versions:
             raise ValueError(
                 f"{self.call(model, args, kwargs)} writes into its inputs in place, so that every "
                 "pass would change your data. Let the model write to copies (x = x - 1 instead of "
@@ -70,100 +112,135 @@ class Source:
         return pick(result, self.output)
 
     def traced(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The same inside a tracer, which looks at no value and raises errors of its own."""
+        """The model's output inside a tracer, which sees no values and raises its own errors."""
         call = model if self.forward is None else partial(self.forward, model)
         return pick(call(*args, **kwargs), self.output)
 
     def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """A call of the model, for messages."""
-        given = [*map(described, args), *(f"{k}={described(v)}" for k, v in kwargs.items())]
+        """A call of the model in words, for messages."""
+        inputs = [described(value) for value in args]
+        inputs += [f"{key}={described(value)}" for key, value in kwargs.items()]
         name = type(model).__name__
-        names = [name] if self.forward is None else ["forward", name]
-        return f"{names[0]}({', '.join(names[1:] + given)})"
+        if self.forward is None:
+            return f"{name}({', '.join(inputs)})"
+        return f"forward({', '.join([name, *inputs])})"
+
+    def _remedy(
+        self,
+        error: Exception,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fitted_call: str | None,
+    ) -> str:
+        """What to do about an error of the model, with a space before it; "" if nothing is known.
+
+        The arguments are those of `run`.
+        """
+        remedy = f" In the fit {fitted_call} worked." if fitted_call else ""
+        if fitted_call is None:
+            if self.forward is not None:
+                remedy = " forward= gets each batch whole."
+            elif kwargs:
+                remedy = f" {_KEYWORDS_REMEDY}"
+            else:
+                remedy = f" {_tuple_remedy(model, len(args))}"
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        if "dtype" in str(error) and dtype is not None and _input_dtypes(args, kwargs) - {dtype}:
+            dtype_name = str(dtype).removeprefix("torch.")
+            cast = f"x.to({dtype}), of an array x.astype('{dtype_name}')"
+            remedy = f" Tensors, and arrays of integers, keep their dtype: {cast}.{remedy}"
+        return remedy
 
 
 def copied(inputs: Inputs) -> Inputs:
     """Inputs in memory of their own, as far as they can be copied."""
     memo: dict[int, Any] = {}
     for leaf in tree_leaves(inputs):
-        if isinstance(leaf, Tensor):  # also one that a graph computes, which deepcopy refuses
+        # Also a tensor that a graph computes, which deepcopy refuses.
+        if isinstance(leaf, Tensor):
             memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
     try:
         return copy.deepcopy(inputs, memo)
-    except Exception:  # whatever a batch of the user's raises
+    except Exception:  # a batch of the user's may raise anything
         return inputs
 
 
-def _tensors(values: list[Any]) -> Iterator[Tensor]:
+def _inner_tensors(values: list[Any]) -> Iterator[Tensor]:
     """The tensors inside containers, and inside objects such as batches of graphs."""
     waiting = list(values)
-    for _ in range(_LOOKED_AT):
+    for _ in range(_SEARCH_LIMIT):
         if not waiting:
             return
         value = waiting.pop()
         if isinstance(value, Tensor):
             yield value
         elif type(value) is dict:
-            waiting += islice(value.values(), _LOOKED_AT)
+            waiting += islice(value.values(), _SEARCH_LIMIT)
         elif type(value) in (tuple, list):
-            waiting += value[:_LOOKED_AT]
+            waiting += value[:_SEARCH_LIMIT]
         elif not isinstance(value, nn.Module):
-            waiting += islice(getattr(value, "__dict__", {}).values(), _LOOKED_AT)
+            waiting += islice(getattr(value, "__dict__", {}).values(), _SEARCH_LIMIT)
 
 
-_times_written = attrgetter("_version")
-_LOOKED_AT = 256
-"""Entries of inputs that are looked at for tensors, at most, in every pass."""
-_PLAIN = (TypeError, RuntimeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
-_KEYWORDS = (
-    "A mapping's entries are keyword inputs, but for the target. For a model of the mapping itself "
-    "pass forward=lambda m, b: m(b), for one of some entries forward=lambda m, b: m(b['key']), "
-    "and target=lambda b: b['key'] with the keys that yours have."
-)
+def _input_dtypes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.dtype]:
+    """The dtypes of all tensors among the inputs."""
+    return {leaf.dtype for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, Tensor)}
 
 
-def _places(model: nn.Module, given: int) -> str:
-    """What to pass for tuples, with as many places as the model's `forward` takes."""
-    known: list[inspect.Parameter] = []
+def _tuple_remedy(model: nn.Module, inputs: int) -> str:
+    """How to call the model for a batch that is a tuple.
+
+    Args:
+        model: Its `forward` says how many places there are.
+        inputs: How many inputs it was called with.
+    """
+    parameters: list[inspect.Parameter] = []
     with suppress(ValueError):  # TorchScript has no signature
-        known = [*inspect.signature(model.forward).parameters.values()]
-    named = [one for one in known if one.kind is one.POSITIONAL_OR_KEYWORD]
-    taken = min(given, len(named) or given)
-    places = [f"b[{i}]" for i in range(taken)]
-    places += ["None"] * (sum(one.default is one.empty for one in named) - taken)
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = sum(parameter.default is parameter.empty for parameter in positional)
+    used = min(inputs, len(positional) or inputs)
+    places = [f"b[{i}]" for i in range(used)]
+    places += ["None"] * (required - used)
     return (
         "Of a tuple, as of fit(x, y), the last is the target, all before it are inputs. Else pass "
-        f"forward=lambda m, b: m({', '.join(places)}) and target=lambda b: b[{taken}] with the "
+        f"forward=lambda m, b: m({', '.join(places)}) and target=lambda b: b[{used}] with the "
         "places that yours have."
     )
 
 
 def described(value: Any) -> str:
     """Kind and size of a value, for messages."""
+    if value is None:
+        return "None"
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    name = type(value).__name__
     if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__} of {len(value)} ({', '.join(map(described, value))})"
-    keys = f" with keys {list(value)}" if isinstance(value, Mapping) else ""
-    return "None" if value is None else type(value).__name__ + keys
+        return f"{name} of {len(value)} ({', '.join(map(described, value))})"
+    if isinstance(value, Mapping):
+        return f"{name} with keys {list(value)}"
+    return name
 
 
 def pick(result: Any, output: str | int | None) -> Tensor:
     """The predicted tensor in whatever a model returns.
 
     Args:
-        result: a tensor, a mapping, a tuple or list, or an object with attributes.
-        output: key, index or attribute; needed where there are several tensors, except that
-            a field named `logits` is taken by itself.
+        result: A tensor, a mapping, a tuple or list, or an object with attributes.
+        output: Key, index or attribute; needed where there are several tensors, except that
+            a field named `logits` is chosen without it.
 
     Raises:
-        ValueError: more than one tensor to choose from, or none by that name.
+        ValueError: There are several tensors to choose from, or none by that name, or the tensor
+            is not one of real predictions.
     """
     chosen = result
     if output is not None:
-        chosen = _named(result, output)
+        chosen = _entry(result, output)
     elif not isinstance(result, Tensor):
-        chosen = _only(result)
+        chosen = _only_entry(result)
     if not isinstance(chosen, Tensor):
         raise ValueError(
             f"The model's output is a {type(chosen).__name__}, expected a tensor. Pass output= "
@@ -189,26 +266,30 @@ def pick(result: Any, output: str | int | None) -> Tensor:
     return chosen
 
 
-def _only(result: Any) -> Any:
+def _only_entry(result: Any) -> Any:
+    """The prediction where nobody has named it: `logits`, or the only entry there is."""
     if getattr(result, "logits", None) is not None:
         return result.logits
     if isinstance(result, Mapping):
         if "logits" in result:
             return result["logits"]
-        values, what = list(result.values()), f"a mapping with keys {list(result)}"
+        values = list(result.values())
+        description = f"a mapping with keys {list(result)}"
     elif isinstance(result, (tuple, list)):
-        values, what = list(result), f"a {type(result).__name__} of {len(result)}"
+        values = list(result)
+        description = f"a {type(result).__name__} of {len(result)}"
     else:
         return result
     if len(values) == 1:
         return values[0]
     raise ValueError(
-        f"The model returns {what}: which is the prediction? Pass output= "
+        f"The model returns {description}: which is the prediction? Pass output= "
         "(a key of a mapping, an index of a tuple), for example output=0."
     )
 
 
-def _named(result: Any, output: str | int) -> Any:
+def _entry(result: Any, output: str | int) -> Any:
+    """The entry of a result that the user has named by key, index or attribute."""
     if isinstance(result, Tensor):
         raise ValueError(
             f"output={output!r} picks one of several things that a model returns (a key, an "

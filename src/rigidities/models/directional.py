@@ -1,5 +1,10 @@
 r"""Derivatives of plain functions, and which of torch's modes to trust with them.
 
+With the Jacobian J of a function at a point, `push` and `pushes` give J v (forward mode), `pulls`
+and `pulled` give J^T u (reverse mode), for many vectors at once where torch can batch them.
+`Differentiated` gives products with the Hessian, `curvatures_along` the second derivatives of many
+values along directions.
+
 One policy for the whole library; measured with torch 2.13 in float64 against differences:
 
 - first derivatives: reverse mode, and forward mode where it needs fewer passes. Both are right;
@@ -9,7 +14,7 @@ One policy for the whole library; measured with torch 2.13 in float64 against di
   which is spelled out here. A Hessian that is not symmetric all the same is refused;
 - nothing over forward mode, which takes saved results for constants: it is wrong for layer_norm,
   instance_norm, batch_norm in training, linalg.solve and slogdet. Forward mode twice is so cheap
-  for functions with many values that `bends` tries it, and checks it.
+  for functions with many values that `curvatures_along` tries it, and checks it.
 """
 
 from __future__ import annotations
@@ -31,10 +36,13 @@ T = TypeVar("T")
 VectorFunction = Callable[[Tensor], Tensor]
 
 BATCHED_BYTES = 1 << 16
-"""Of a gradient within the graph, on average, up to which a CPU pulls several at once faster."""
+"""Average bytes of a gradient within the graph up to which batched pulls are faster on a CPU."""
 
-CPU_BYTES, DEVICE_BYTES = 1 << 28, 1 << 30
-"""Of all gradients within the graph that are pulled at once, at most: on a CPU, elsewhere."""
+CPU_BYTES = 1 << 28
+"""Bytes, at most, of all gradients within the graph that are pulled at once on a CPU."""
+
+DEVICE_BYTES = 1 << 30
+"""The same on other devices."""
 
 ASYMMETRIC = (
     "The second derivatives that torch gives are wrong: the Hessian is not symmetric (an operation "
@@ -48,8 +56,11 @@ ONCE = (
 )
 
 
+# --- vectors and points -------------------------------------------------------------------------
+
+
 def normal_like(like: Tensor, seed: int = 0) -> Tensor:
-    """Standard normal numbers like a tensor, always the same."""
+    """Standard normal numbers shaped like a tensor, always the same ones."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
 
@@ -60,8 +71,11 @@ def units(like: Tensor, start: int, count: int) -> Tensor:
     return torch.nn.functional.one_hot(numbers, len(like)).to(like.dtype)
 
 
-def each(function: VectorFunction, points: Tensor) -> Tensor:
-    """Values at several points, stacked: at once where torch can batch them, else in turn."""
+def values_at(function: VectorFunction, points: Tensor) -> Tensor:
+    """A function's values at several points, stacked.
+
+    The function is called once where torch can batch it, else once for each point.
+    """
     with transformable():
         if len(points) > 1:
             with suppress(RuntimeError, ValueError):
@@ -69,32 +83,39 @@ def each(function: VectorFunction, points: Tensor) -> Tensor:
         return torch.stack([function(point) for point in points])
 
 
+# --- first derivatives --------------------------------------------------------------------------
+
+
 def push(function: Callable[[Tensor], Any], point: Tensor, direction: Tensor) -> Any:
     """J v by forward mode, shaped like the function's value; one thread at a time."""
     with forward_mode:
-        return torch.func.jvp(function, (point,), (direction,))[1]
+        value_and_tangent = torch.func.jvp(function, (point,), (direction,))
+    return value_and_tangent[1]
 
 
 def pushes(function: VectorFunction, point: Tensor, directions: Tensor) -> Tensor:
     """J v for several directions: (m, *point) -> (m, ...), in float64.
 
-    By forward mode; operations that lack one are differentiated twice in reverse.
+    By forward mode; a function with operations that lack one is differentiated twice in reverse.
     """
     directions = directions.to(point)
     try:
-        return each(lambda v: push(function, point, v), directions).to(torch.float64)
+        tangents = values_at(lambda direction: push(function, point, direction), directions)
     except RuntimeError:
         return pushes_by_reverse(function, point, directions)
+    return tangents.to(torch.float64)
 
 
 def pushes_by_reverse(function: VectorFunction, point: Tensor, directions: Tensor) -> Tensor:
-    r"""The same as the derivative of $u \mapsto J^\top u$, which is linear."""
+    r"""J v for several directions, as the derivative of $u \mapsto J^\top u$, which is linear."""
     x, values = recorded(function, point)
     with torch.enable_grad():
         u = torch.zeros_like(values, requires_grad=True)
         (transposed,) = pulled(values, x, u[None], graph=True)
-    once = ONCE if transposed.requires_grad else None
-    return pulled(transposed, u, directions.to(point), unconnected=once).to(torch.float64)
+    # Without a graph the function is constant, and zeros are right.
+    unconnected = ONCE if transposed.requires_grad else None
+    tangents = pulled(transposed, u, directions.to(point), unconnected=unconnected)
+    return tangents.to(torch.float64)
 
 
 def pulls(function: VectorFunction, point: Tensor, cotangents: Tensor) -> Tensor:
@@ -118,10 +139,16 @@ def pulled(
     graph: bool = False,
     unconnected: str | None = None,
 ) -> Tensor:
-    """J^T u along a recorded graph for several u, at once where it can: (m, *values) -> (m, *x).
+    """J^T u along a recorded graph for several u: (m, *values) -> (m, *x).
 
-    With `graph` the result can be differentiated; `unconnected` is what to say where values do not
-    depend on x, None for zeros.
+    All u are pulled at once where the graph can be batched.
+
+    Args:
+        values: What was recorded.
+        x: What the values depend on.
+        cotangents: The vectors u.
+        graph: Whether the result can be differentiated in its turn.
+        unconnected: The message of the error where values do not depend on x; None for zeros.
     """
     return next(pulled_in_turn(values, x, [cotangents], graph=graph, unconnected=unconnected))
 
@@ -134,30 +161,38 @@ def pulled_in_turn(
     graph: bool = False,
     unconnected: str | None = None,
 ) -> Iterator[Tensor]:
-    """The same for one chunk of cotangents after the other.
+    """J^T u as by `pulled`, for one chunk of cotangents after the other.
 
     Where an operation's backward pass cannot be batched, that chunk and all after it are pulled one
     by one: the batched pass is tried once.
     """
 
     def pull(u: Tensor, batched: bool) -> Tensor:
-        found: Tensor | None = None
+        gradient: Tensor | None = None
         if values.requires_grad:
-            how = {"retain_graph": True, "create_graph": graph, "allow_unused": True}
-            (found,) = torch.autograd.grad(values, x, u, **how, is_grads_batched=batched)
-        if found is None and unconnected is not None:
+            (gradient,) = torch.autograd.grad(
+                values,
+                x,
+                u,
+                retain_graph=True,
+                create_graph=graph,
+                allow_unused=True,
+                is_grads_batched=batched,
+            )
+        if gradient is not None:
+            return gradient
+        if unconnected is not None:
             raise ValueError(unconnected)
-        shape = (len(u), *x.shape) if batched else x.shape
-        return x.new_zeros(shape) if found is None else found
+        return x.new_zeros((len(u), *x.shape) if batched else x.shape)
 
-    batches = True
+    can_batch = True
     for cotangents in chunks:
         gradients: Tensor | None = None
         with torch.enable_grad():
-            if batches and len(cotangents) > 1:
+            if can_batch and len(cotangents) > 1:
                 with suppress(RuntimeError), transformable():
                     gradients = pull(cotangents, True)
-                batches = gradients is not None
+                can_batch = gradients is not None
             if gradients is None:
                 gradients = torch.stack([pull(u, False) for u in cotangents])
         yield gradients
@@ -173,34 +208,44 @@ def at_once(values: Tensor) -> int:
     """
     if not hasattr(values.grad_fn, "_input_metadata"):  # the oldest releases of torch do not tell
         return 4
-    nodes, total = _graph_size(values)
+    nodes, graph_bytes = _graph_size(values)
     if values.device.type != "cpu":
-        held = DEVICE_BYTES
-    elif total <= BATCHED_BYTES * nodes:
-        held = CPU_BYTES
+        allowed_bytes = DEVICE_BYTES
+    elif graph_bytes <= BATCHED_BYTES * nodes:
+        allowed_bytes = CPU_BYTES
     else:
         return 1
-    return max(1, min(64, held // max(1, total)))
+    return max(1, min(64, allowed_bytes // max(1, graph_bytes)))
 
 
 def _graph_size(values: Tensor) -> tuple[int, int]:
     """The operations that a backward pass goes through, and the bytes of all gradients there."""
-    seen, total, waiting = set(), 0, [values.grad_fn]
+    visited = set()
+    total_bytes = 0
+    waiting = [values.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         for gradient in node._input_metadata:
             if not gradient.is_nested_tensor:
-                total += math.prod(gradient.shape) * gradient.dtype.itemsize
+                total_bytes += math.prod(gradient.shape) * gradient.dtype.itemsize
         waiting += [following for following, _ in node.next_functions]
-    return max(1, len(seen)), total
+    return max(1, len(visited)), total_bytes
+
+
+# --- second derivatives -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Differentiated:
     """A scalar function at a point, its gradient, and the graph for its Hessian.
+
+    Attributes:
+        value: The function's value.
+        point: The point, which the slope's graph begins at.
+        slope: The gradient with its graph.
 
     Examples:
         >>> d = Differentiated.of(lambda w: w[0] ** 2 * w[1], torch.tensor([1.0, 3.0]))
@@ -214,79 +259,101 @@ class Differentiated:
 
     @classmethod
     def of(cls, function: VectorFunction, point: Tensor) -> Differentiated:
-        """Of a function of one vector."""
-        with _SpelledOut():
-            point, value = recorded(function, point)
-        return cls.at(value, point)
+        """A function of one vector, differentiated at a point."""
+        with _WeightNormSpelledOut():
+            x, value = recorded(function, point)
+        return cls.at(value, x)
 
     @classmethod
     def at(cls, value: Tensor, point: Tensor) -> Differentiated:
-        """Of a value with its graph."""
+        """A value with its graph, differentiated by the point that it depends on."""
         with torch.enable_grad():
             (slope,) = pulled(value, point, torch.ones_like(value)[None], graph=True)
         return cls(value.detach(), point, slope)
 
     @property
     def gradient(self) -> Tensor:
-        """Without the graph."""
+        """The gradient without its graph."""
         return self.slope.detach()
 
     def hessian(self, columns: int = 64) -> Tensor:
-        """(P, P) in float64, symmetric; so many columns at once."""
-        parts = range(0, len(self.point), columns)
-        matrix = torch.cat([self.products(units(self.point, start, columns)) for start in parts])
+        """The Hessian (P, P) in float64, symmetric; so many columns at once."""
+        products = []
+        for start in range(0, len(self.point), columns):
+            products.append(self.products(units(self.point, start, columns)))
+        matrix = torch.cat(products)
         return (matrix + matrix.mT) / 2
 
     def products(self, vectors: Tensor) -> Tensor:
-        """H v for several v, (m, P) -> (m, P) in float64; refused unless u . H v is v . H u."""
-        vectors, (u, turned) = vectors.to(self.point), self._probe
-        found = pulled(self.slope, self.point, vectors).to(torch.float64)
-        vectors = vectors.to(torch.float64)
-        size = vectors.norm(dim=1) * turned.norm() + found.norm(dim=1) * u.norm()
-        tolerance = torch.finfo(self.point.dtype).eps ** 0.5 * size
-        if bool(((vectors @ turned - found @ u).abs() > tolerance).any()):
-            raise ValueError(ASYMMETRIC)
-        return found
+        """H v for several v, (m, P) -> (m, P) in float64.
 
-    def bends(self, directions: Tensor) -> Tensor:
+        Raises:
+            ValueError: The Hessian is not symmetric: u . H v is not v . H u for a random u.
+        """
+        vectors = vectors.to(self.point)
+        u, hessian_u = self._probe
+        products = pulled(self.slope, self.point, vectors).to(torch.float64)
+        vectors = vectors.to(torch.float64)
+        size = vectors.norm(dim=1) * hessian_u.norm() + products.norm(dim=1) * u.norm()
+        tolerance = torch.finfo(self.point.dtype).eps ** 0.5 * size
+        if bool(((vectors @ hessian_u - products @ u).abs() > tolerance).any()):
+            raise ValueError(ASYMMETRIC)
+        return products
+
+    def curvatures_along(self, directions: Tensor) -> Tensor:
         """v . H v for several v: (m, *point) -> (m,)."""
-        turned = pulled(self.slope, self.point, directions)
-        return (turned * directions).flatten(1).sum(1)
+        products = pulled(self.slope, self.point, directions)
+        return (products * directions).flatten(1).sum(1)
 
     @cached_property
     def _probe(self) -> tuple[Tensor, Tensor]:
         """A random u and H u."""
         u = normal_like(self.point)
-        (turned,) = pulled(self.slope, self.point, u[None])
-        return u.to(torch.float64), turned.to(torch.float64)
+        (hessian_u,) = pulled(self.slope, self.point, u[None])
+        return u.to(torch.float64), hessian_u.to(torch.float64)
 
 
-def bends(function: VectorFunction, x: Tensor, values: Tensor, directions: Tensor) -> Tensor:
+def curvatures_along(
+    function: VectorFunction, x: Tensor, values: Tensor, directions: Tensor
+) -> Tensor:
     """Second derivatives of many values along directions: (m, *x) -> (m, Q), in float64.
 
     By forward mode twice over, all values at once, where a random mixture of them confirms one
-    direction; else by reverse mode, value by value. The Q values at x, as recorded, have a graph.
+    direction; else by reverse mode, value by value.
+
+    Args:
+        function: The function of x.
+        x: The point, as `recorded` gives it.
+        values: The Q values there, with their graph.
+        directions: (m, *x).
     """
-    point, values, directions = x.detach(), values.reshape(-1), directions.to(x)
+    point = x.detach()
+    values = values.reshape(-1)
+    directions = directions.to(x)
     mixture = normal_like(values)
 
-    def twice(v: Tensor) -> Tensor:
+    def twice_forward(v: Tensor) -> Tensor:
         return torch.flatten(push(lambda y: push(function, y, v), point, v))
 
-    with suppress(RuntimeError, ValueError), torch.enable_grad():  # it may have no forward mode
-        bent = each(twice, directions).detach()
-        terms, total = mixture * bent[0], (mixture * values).sum()
-        expected = Differentiated.at(total, x).bends(directions[:1])
+    # It may have no forward mode.
+    with suppress(RuntimeError, ValueError), torch.enable_grad():
+        curvatures = values_at(twice_forward, directions).detach()
+        terms = mixture * curvatures[0]
+        mixed_value = (mixture * values).sum()
+        expected = Differentiated.at(mixed_value, x).curvatures_along(directions[:1])
         tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(terms.abs().sum())
         if abs(float(terms.sum()) - float(expected)) <= tolerance:
-            return bent.to(torch.float64)
+            return curvatures.to(torch.float64)
     with torch.enable_grad():
-        columns = [Differentiated.at(value, x).bends(directions) for value in values]
+        columns = [Differentiated.at(value, x).curvatures_along(directions) for value in values]
     return torch.stack(columns, dim=1).to(torch.float64)
 
 
-class _SpelledOut(TorchFunctionMode):
-    """weight_norm by its formula: torch differentiates its own twice as if norms were constant."""
+class _WeightNormSpelledOut(TorchFunctionMode):
+    """A mode in which weight_norm is computed by its formula.
+
+    Torch differentiates its own twice as if the norms were constant.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._weight_norm:

@@ -27,12 +27,12 @@ _WIDER = {
     torch.complex64: torch.complex128,
 }
 _NARROWING = {Tensor.float, Tensor.half, Tensor.bfloat16}
-_PLAIN = (Tensor, nn.Parameter)
+_PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 
 def is_double(model: nn.Module) -> bool:
     """Whether the weights and buffers of a model are float64 already."""
-    return not any(_widened(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    return not any(_is_narrow(tensor) for tensor in (*model.parameters(), *model.buffers()))
 
 
 def double_copy(model: nn.Module) -> nn.Module | None:
@@ -47,36 +47,41 @@ def double_copy(model: nn.Module) -> nn.Module | None:
     copies: dict[int, Any] = {}  # a weight that two modules share stays one
     for module in twin.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None and _widened(parameter):
+            if parameter is not None and _is_narrow(parameter):
                 if id(parameter) not in copies:
-                    wide = nn.Parameter(_wide(parameter), requires_grad=False)
+                    wide = nn.Parameter(_widened(parameter), requires_grad=False)
                     copies[id(parameter)] = with_attributes(wide, parameter)
                 module._parameters[name] = copies[id(parameter)]
-        for name, values in module._buffers.items():
-            if values is not None and _widened(values):
-                if id(values) not in copies:
-                    copies[id(values)] = _wide(values)
-                module._buffers[name] = copies[id(values)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and _is_narrow(buffer):
+                if id(buffer) not in copies:
+                    copies[id(buffer)] = _widened(buffer)
+                module._buffers[name] = copies[id(buffer)]
     return twin
 
 
 class InDouble(TorchFunctionMode):
-    """Where every operation of torch takes and gives float64, whatever type the code asks for."""
+    """A mode in which every operation of torch takes and gives float64, whatever the code says."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(_wide, (args, kwargs or {}))
-        result = (Tensor.double if func in _NARROWING else func)(*args, **kwargs)
+        args, kwargs = tree_map(_widened, (args, kwargs or {}))
+        if func in _NARROWING:
+            func = Tensor.double
+        result = func(*args, **kwargs)
         if isinstance(result, Tensor) or type(result) in (tuple, list):
-            return tree_map(_wide, result)
+            return tree_map(_widened, result)
         return result
 
 
-def _widened(value: Any) -> bool:
-    return type(value) in _PLAIN and value.dtype in _WIDER
+def _is_narrow(value: Any) -> bool:
+    """Whether a value is a tensor of less than double precision."""
+    return type(value) in _PLAIN_TENSORS and value.dtype in _WIDER
 
 
-def _wide(value: Any) -> Any:
-    """A tensor or the name of a type, in float64; anything else as it is."""
+def _widened(value: Any) -> Any:
+    """A tensor in float64, or float64 in place of a narrower dtype; anything else as it is."""
     if isinstance(value, torch.dtype):
         return _WIDER.get(value, value)
-    return value.to(_WIDER[value.dtype]) if _widened(value) else value
+    if _is_narrow(value):
+        return value.to(_WIDER[value.dtype])
+    return value

@@ -18,14 +18,18 @@ from torch.overrides import TorchFunctionMode
 
 
 def is_keras(model: nn.Module) -> bool:
-    """Whether a model is one of Keras."""
+    """Whether a model is a Keras model."""
     return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
 
 
 class KerasModel(nn.Module):
     """The modules of a Keras model's layers, named by the layers' paths, and a call of the model.
 
-    There is one for each Keras model, see `of`: by the identity of its tensors a change is noticed.
+    Use `of`, which makes one for each Keras model: a change of the weights is noticed by the
+    identity of its tensors.
+
+    Raises:
+        ValueError: The Keras model has no weights yet.
     """
 
     def __init__(self, model: Any) -> None:
@@ -35,36 +39,39 @@ class KerasModel(nn.Module):
                 f"The Keras model {model.name!r} has no weights yet. Call it once on a batch, then "
                 "train it or load weights."
             )
-        self._keras = _Held(weakref.ref(model), model.name, [], [])
-        placed = set[int]()
+        self._keras = _KerasVariables(weakref.ref(model), model.name, [], [])
+        in_dense_layers: set[int] = set()
         for layer in model._flatten_layers():
             if _is_dense(layer):
-                path = _parts(layer.kernel)[:-1]
-                self._module(path[:-1]).add_module(path[-1], _linear(layer))
-                self._keras.dense.append(_Dense(layer.kernel, layer.bias, ".".join(path)))
-                placed |= {id(layer.kernel), id(layer.bias)}
+                *parent, name, _ = _path(layer.kernel)
+                self._module(parent).add_module(name, _linear(layer))
+                module_path = ".".join([*parent, name])
+                self._keras.dense.append(_Dense(layer.kernel, layer.bias, module_path))
+                in_dense_layers |= {id(layer.kernel), id(layer.bias)}
         for variable in model.weights:
-            if id(variable) not in placed:
-                *path, name = _parts(variable)
-                _register(self._module(path), name, variable)
-                self._keras.others.append(_Weight(variable, ".".join(path), name))
+            if id(variable) not in in_dense_layers:
+                *parent, name = _path(variable)
+                _register(self._module(parent), name, variable)
+                self._keras.others.append(_Weight(variable, ".".join(parent), name))
 
     @classmethod
     def of(cls, model: nn.Module) -> KerasModel:
-        """That of a Keras model; another one where its weights were moved, added or replaced."""
-        known = _KNOWN.get(model)
-        if known is None or known._addresses() != [v.value.data_ptr() for v in known._variables()]:
-            known = _KNOWN[model] = cls(model)
-        return known
+        """The modules of a Keras model; new ones where its weights were moved or replaced."""
+        modules = _MODULES.get(model)
+        if modules is None or not modules._shares_memory():
+            modules = cls(model)
+            _MODULES[model] = modules
+        return modules
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the Keras model returns for the weights of these modules."""
         import keras
 
+        # Pairs of a Keras variable and its value.
         values = []
         for weight in self._keras.others:
-            owner = self.get_submodule(weight.module)
-            values.append((weight.variable, getattr(owner, weight.name)))
+            module = self.get_submodule(weight.module)
+            values.append((weight.variable, getattr(module, weight.name)))
         for dense in self._keras.dense:
             linear: Any = self.get_submodule(dense.module)
             values.append((dense.kernel, linear.weight.mT))
@@ -88,22 +95,30 @@ class KerasModel(nn.Module):
             module = module.get_submodule(name)
         return module
 
-    def _variables(self) -> list[Any]:
-        found = [dense.kernel for dense in self._keras.dense]
-        return found + [weight.variable for weight in self._keras.others]
+    def _shares_memory(self) -> bool:
+        """Whether the Keras variables still have the memory of these modules' tensors."""
+        # Variables, and the path of the module and the name of the tensor that share their memory.
+        places = [(dense.kernel, dense.module, "weight") for dense in self._keras.dense]
+        places += [(weight.variable, weight.module, weight.name) for weight in self._keras.others]
+        for variable, path, name in places:
+            tensor = getattr(self.get_submodule(path), name)
+            if tensor.data_ptr() != variable.value.data_ptr():
+                return False
+        return True
 
-    def _addresses(self) -> list[int]:
-        """Of the memory of these modules' tensors, in the order of `_variables`."""
-        places = [(dense.module, "weight") for dense in self._keras.dense]
-        places += [(weight.module, weight.name) for weight in self._keras.others]
-        return [getattr(self.get_submodule(path), name).data_ptr() for path, name in places]
 
-
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, KerasModel] = weakref.WeakKeyDictionary()
+_MODULES: weakref.WeakKeyDictionary[nn.Module, KerasModel] = weakref.WeakKeyDictionary()
+"""The modules of each Keras model that is alive."""
 
 
 class _Weight(NamedTuple):
-    """A Keras variable, and the parameter or buffer that shares its memory."""
+    """A Keras variable, and the parameter or buffer that shares its memory.
+
+    Attributes:
+        variable: The variable.
+        module: The path of the module that holds the tensor.
+        name: The tensor's name there.
+    """
 
     variable: Any
     module: str
@@ -111,7 +126,13 @@ class _Weight(NamedTuple):
 
 
 class _Dense(NamedTuple):
-    """The variables of a Dense layer, and the `nn.Linear` that shares their memory."""
+    """The variables of a Dense layer, and the `nn.Linear` that shares their memory.
+
+    Attributes:
+        kernel: The variable W of x W + b.
+        bias: The variable b, or None.
+        module: The path of the `nn.Linear`.
+    """
 
     kernel: Any
     bias: Any
@@ -119,10 +140,16 @@ class _Dense(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Held:
-    """The Keras model and its variables; a copy of this holds the same ones.
+class _KerasVariables:
+    """The Keras model and its variables; a copy of this refers to the same ones.
 
-    The first of all, in `KerasModel.of`, must not keep the model alive, but its copies do.
+    The one that `KerasModel.of` makes must not keep the Keras model alive, but its copies do.
+
+    Attributes:
+        reference: Gives the Keras model, or None if it is gone.
+        name: The model's name, for messages.
+        dense: The Dense layers.
+        others: The variables of other layers.
     """
 
     reference: Any
@@ -137,13 +164,13 @@ class _Held:
             raise ReferenceError(f"The Keras model {self.name!r} is gone: keep it as long as this.")
         return model
 
-    def __deepcopy__(self, memo: dict[int, object]) -> _Held:
+    def __deepcopy__(self, memo: dict[int, object]) -> _KerasVariables:
         model = self.model()
-        return _Held(lambda: model, self.name, self.dense, self.others)
+        return _KerasVariables(lambda: model, self.name, self.dense, self.others)
 
 
 class _Call(NamedTuple):
-    """What stands for a Dense layer, and the tensors that the layer computes with."""
+    """The tensors that a Dense layer computes with, and the module to call in its place."""
 
     module: nn.Module
     kernel: Tensor
@@ -151,16 +178,17 @@ class _Call(NamedTuple):
 
 
 class _DenseCalls(TorchFunctionMode):
-    """Where a Dense layer's product and the sum that follows it are a call of its module.
+    """A mode in which a Dense layer's product and the sum that follows are a call of its module.
 
-    That is, where something stands in for the module or for its forward pass. Another use of the
-    layer's kernel or bias is left as it is.
+    It applies to modules that something else stands in for, or whose forward pass was replaced.
+    Another use of the layer's kernel or bias is left as it is.
     """
 
     def __init__(self, calls: list[_Call]) -> None:
         super().__init__()
-        self._calls = {id(call.kernel): call for call in calls if _replaced(call.module)}
-        self._latest: tuple[_Call, Tensor, Tensor] | None = None  # call, input and product
+        self._calls = {id(call.kernel): call for call in calls if _is_replaced(call.module)}
+        # Call, input and product of the latest product whose sum has not come yet.
+        self._latest: tuple[_Call, Tensor, Tensor] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.matmul and not kwargs and id(args[1]) in self._calls:
@@ -178,7 +206,8 @@ class _DenseCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _replaced(module: nn.Module) -> bool:
+def _is_replaced(module: nn.Module) -> bool:
+    """Whether something stands in for a Dense layer's `nn.Linear`, or for its forward pass."""
     return type(module) is not nn.Linear or "forward" in vars(module)
 
 
@@ -191,12 +220,13 @@ def _is_dense(layer: Any) -> bool:
     return any(variable is layer.kernel for variable in layer.weights)
 
 
-def _parts(variable: Any) -> list[str]:
-    """The path of a variable, without dots, which torch allows in no name."""
-    return [part.replace(".", "_") for part in variable.path.split("/")]
+def _path(variable: Any) -> list[str]:
+    """The names on the path of a variable, without dots, which torch allows in no name."""
+    return [name.replace(".", "_") for name in variable.path.split("/")]
 
 
 def _linear(layer: Any) -> nn.Linear:
+    """An `nn.Linear` in the memory of a Dense layer's variables; torch's weight is W^T."""
     inputs, outputs = layer.kernel.shape
     linear = nn.Linear(inputs, outputs, bias=layer.bias is not None, device="meta")
     linear.weight = nn.Parameter(layer.kernel.value.detach().mT, requires_grad=False)
@@ -206,7 +236,10 @@ def _linear(layer: Any) -> nn.Linear:
 
 
 def _register(module: nn.Module, name: str, variable: Any) -> None:
-    """Trained weights are parameters, running statistics are buffers."""
+    """Give a module a tensor in the memory of a variable.
+
+    Trained weights become parameters, running statistics buffers.
+    """
     value = variable.value.detach()
     if variable.trainable and value.is_floating_point():
         module.register_parameter(name, nn.Parameter(value, requires_grad=False))

@@ -1,4 +1,4 @@
-"""Several trained nets as one model."""
+"""Several trained networks as one model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from .calling import pick
 
+__all__ = ["MeanOf"]
+
 
 class MeanOf(nn.Module):
     """The mean of the outputs of several trained models, to be wrapped like any other model.
@@ -17,14 +19,18 @@ class MeanOf(nn.Module):
     It is linear in all their readout weights together: one readout, with the features side by side.
 
     Args:
-        models: one or more, of any architecture; they take the same inputs and give outputs of
-            one shape. They are held, not copied.
-        output: key, index or attribute of the prediction, where the models return several.
+        models: One or more models of any architecture, which take the same inputs and give outputs
+            of one shape. They are referred to, not copied.
+        output: Key, index or attribute of the prediction, where the models return several.
+
+    Raises:
+        TypeError: `models` is no list of modules.
 
     Examples:
-        >>> nets = [nn.Linear(3, 1) for _ in range(5)]
+        >>> networks = [nn.Linear(3, 1) for _ in range(5)]
         >>> x = torch.randn(4, 3)
-        >>> bool(torch.allclose(MeanOf(nets)(x), sum(net(x) for net in nets) / 5, atol=1e-6))
+        >>> expected = sum(network(x) for network in networks) / 5
+        >>> bool(torch.allclose(MeanOf(networks)(x), expected, atol=1e-6))
         True
     """
 
@@ -34,10 +40,15 @@ class MeanOf(nn.Module):
         if not listed or not all(isinstance(model, nn.Module) for model in models):
             got = [type(model).__name__ for model in models] if listed else type(models).__name__
             raise TypeError(f"MeanOf takes a list of one or more torch.nn.Module, got {got}.")
-        self.models, self.output = nn.ModuleList(models), output
+        self.models = nn.ModuleList(models)
+        self.output = output
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        """The mean over the models."""
+        """The mean over the models.
+
+        Raises:
+            ValueError: The models give outputs of different shapes.
+        """
         values = [pick(model(*inputs, **named), self.output) for model in self.models]
         shapes = [tuple(value.shape) for value in values]
         if len(set(shapes)) > 1:

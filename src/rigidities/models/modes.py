@@ -1,4 +1,8 @@
-"""Torch's modes in which a model can be differentiated, whatever the caller's."""
+"""Torch's modes in which a model can be differentiated, whatever the caller's.
+
+Decorators and contexts: outside compiled graphs, outside inference mode, with gradients, without
+fused attention, without autocast. And refusals of what a mode or an older PyTorch does not allow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from .threads import Common, Lock
 
-try:  # as torch does within itself
+try:  # what torch uses within itself, and needs no import of its compiler
     from torch._compile import _disable_dynamo
 except ImportError:
     _disable_dynamo = torch.compiler.disable
@@ -24,9 +28,11 @@ except ImportError:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_TOO_OLD = "{} needs PyTorch {} or newer; this is {}."
+
 
 def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """Never compiled, as by `torch.compiler.disable`.
+    """A function that is never compiled, as by `torch.compiler.disable`.
 
     Torch's compiler takes seconds to import: where nobody has imported it, nothing can be compiled,
     and the function is called as it is.
@@ -39,51 +45,68 @@ def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)
 
-    told = {"_torchdynamo_disable": True, "_torchdynamo_disable_msg": "uq.freeze() can be compiled"}
+    # Torch looks for these attributes, and shows the message where a whole graph is wanted.
     for wrapper in (disabled, run):
-        vars(wrapper).update(told)  # for torch's own message
+        attributes = vars(wrapper)
+        attributes["_torchdynamo_disable"] = True
+        attributes["_torchdynamo_disable_msg"] = "uq.freeze() can be compiled"
     return run
 
 
 def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function in normal mode, with ordinary copies of inference tensors."""
+    """A function that runs in normal mode, with ordinary copies of inference tensors."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)
         with torch.inference_mode(False):
-            plain, named = ordinary((args, kwargs))
-            return function(*plain, **named)
+            ordinary_args, ordinary_kwargs = ordinary((args, kwargs))
+            return function(*ordinary_args, **ordinary_kwargs)
+
+    return run
+
+
+def differentiating(method: Callable[P, R]) -> Callable[P, R]:
+    """A method that runs with gradients, also under `torch.no_grad` and `torch.inference_mode`."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False), torch.enable_grad():
+            return method(*args, **kwargs)
 
     return run
 
 
 def ordinary(values: R) -> R:
-    """The same with copies of inference tensors, which can be differentiated."""
-    copied = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, values)
-    return cast("R", copied)
+    """The same values with copies of inference tensors, which can be differentiated."""
+
+    def ordinary_tensor(tensor: Tensor) -> Tensor:
+        return tensor.clone() if tensor.is_inference() else tensor
+
+    return cast("R", tree_map_only(Tensor, ordinary_tensor, values))
 
 
 @contextmanager
 def _transformable() -> Iterator[None]:
-    fused = torch.backends.mha.get_fastpath_enabled()
+    """The setting of `transformable`, for one thread."""
+    fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-            # torch's own forward mode compiles its decompositions with it on first use
+            # Forward mode compiles torch's own decompositions with it on first use.
             warnings.filterwarnings("ignore", ".torch.jit.script")
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 transformable = Common(_transformable)
-"""Where torch's function transforms run quietly.
+"""A context in which torch's function transforms run quietly.
 
-Attention goes by its formula, since the fused kernels have no batching rule or second derivative;
-operations without a batching rule are looped over, which is slower and right.
+Attention is computed by its formula, since the fused kernels have no batching rule or second
+derivative. Operations without a batching rule are looped over, which is slower and right.
 """
 
 
@@ -92,28 +115,41 @@ forward_mode = Lock()
 
 
 def unmixed(tensor: Tensor) -> AbstractContextManager[object]:
-    """Where products keep the precision of what is multiplied, also under `torch.autocast`."""
-    kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    """A context in which products keep their precision, also under `torch.autocast`.
+
+    Args:
+        tensor: One of the factors, for its device.
+    """
+    device_type = tensor.device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def exporting() -> bool:
-    """Whether `torch.export` traces this call; refused where torch does not tell."""
+    """Whether `torch.export` traces this call.
+
+    Raises:
+        RuntimeError: It does, in a PyTorch that is too old for it.
+    """
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
-    if torch.compiler._is_compiling_flag:  # set by export alone, up to 2.6
+    if torch.compiler._is_compiling_flag:  # up to 2.6, only export sets it
         raise RuntimeError(_TOO_OLD.format("Export", "2.7", torch.__version__))
     return False
 
 
-_TOO_OLD = "{} needs PyTorch {} or newer; this is {}."
+def require_torch(release: str, feature: str) -> None:
+    """Refuse what an older PyTorch lacks.
 
-
-def require_torch(release: str, what: str) -> None:
-    """Refuse what an older PyTorch lacks."""
-    wanted = tuple(int(number) for number in release.split("."))
-    if tuple(int(number) for number in torch.__version__.split(".")[:2]) < wanted:
-        raise RuntimeError(_TOO_OLD.format(what, release, torch.__version__))
+    Args:
+        release: The oldest release that will do, such as "2.7".
+        feature: What needs it; the beginning of the message.
+    """
+    required = [int(number) for number in release.split(".")]
+    installed = [int(number) for number in torch.__version__.split(".")[:2]]
+    if installed < required:
+        raise RuntimeError(_TOO_OLD.format(feature, release, torch.__version__))
 
 
 def refuse_transforms() -> None:
@@ -124,14 +160,3 @@ def refuse_transforms() -> None:
             "For vmap call it on all rows at once; for derivatives use uq.gradient(x) or "
             "torch.autograd.grad; to compile, export or serve take uq.freeze()."
         )
-
-
-def differentiating(method: Callable[P, R]) -> Callable[P, R]:
-    """The method with gradients on, also under `torch.no_grad` and `torch.inference_mode`."""
-
-    @wraps(method)
-    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.inference_mode(False), torch.enable_grad():
-            return method(*args, **kwargs)
-
-    return inside

@@ -1,9 +1,12 @@
-"""A structural copy of a model that shares its tensors.
+"""A structural copy of a model that shares its tensors, and a watch over the original.
 
-The copy's modules are new objects, so that parts of it can be replaced and its eval mode set
-without touching the user's model, its flags or its hooks; its parameters and buffers are the
+The modules of a `shadow` are new objects, so that some of them can be replaced and eval mode set
+without touching the user's model, its flags or its hooks. Its parameters and buffers are the
 model's own memory, so that it costs nothing and follows in-place changes of the weights. The
 parameters are frozen aliases: a forward pass through the copy records no graph by itself.
+
+A `Watch` notices what an alias does not follow: weights that are moved or replaced, attributes that
+are set anew.
 """
 
 from __future__ import annotations
@@ -25,40 +28,77 @@ from torch.overrides import TorchFunctionMode
 from .keras_model import KerasModel, is_keras
 from .mean_of import MeanOf
 
+_PLAIN_TENSORS = (nn.Parameter, Tensor)
+"""Classes of tensors that are torch's own; others may consist of several."""
+
+_CONSTANTS = (bool, int, float, str, type(None))
+"""Types of attributes that cannot change inside, and need no copy."""
+
+_COPYING_METHODS = {
+    "__deepcopy__",
+    "__copy__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__new__",
+    "__slots__",
+}
+"""With one of these a class says how it wants to be copied."""
+
+_COPIED_PLAINLY = {object, nn.Module, nn.MultiheadAttention, nn.TransformerEncoderLayer}
+"""Classes of torch whose own ways to be copied are for old files only."""
+
+_SHORT = 64
+"""Entries up to which a `Watch` looks into a container."""
+
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+
+_version_and_dtype = attrgetter("_version", "dtype")
+
 
 def shadow(model: nn.Module) -> nn.Module:
-    """A copy of the model in eval mode whose frozen parameters alias the model's memory."""
+    """A copy of the model in eval mode whose frozen parameters alias the model's memory.
+
+    Raises:
+        ValueError: Some weights have no values yet.
+        TypeError: The model cannot be copied.
+    """
     model = unwrapped(model)
     _check_weights(model)
     memo: dict[int, object] = {}
     for module in model.modules():
-        for value in chain(*(g.values() for g in _groups(module)), vars(module).values()):
+        containers = [container.values() for container in _containers(module)]
+        for value in chain(*containers, vars(module).values()):
             if isinstance(value, Tensor):
                 memo[id(value)] = _alias(value)
             elif isinstance(value, torch.jit.ScriptFunction):
                 memo[id(value)] = value  # it has no state to copy, and refuses
             elif type(value) is OrderedDict and not value:
-                memo[id(value)] = OrderedDict()  # of hooks, ten in a module: slow to deep-copy
-    twin = _copied(model, memo)
-    for copied, module in zip(twin.modules(), model.modules(), strict=True):
-        if isinstance(module, torch.jit.ScriptModule):  # which knows no memo
-            for mine, theirs in zip(_state(copied), _state(module), strict=True):
-                mine.detach_().data = theirs.data
+                # A module has ten empty dictionaries of hooks, which are slow to deep-copy.
+                memo[id(value)] = OrderedDict()
+    twin = _deep_copy(model, memo)
+    for copied_module, module in zip(twin.modules(), model.modules(), strict=True):
+        if isinstance(module, torch.jit.ScriptModule):
+            # TorchScript copies its tensors without looking into the memo.
+            for copied, tensor in zip(_state(copied_module), _state(module), strict=True):
+                copied.detach_().data = tensor.data
     return twin.eval()
 
 
 def independent(model: nn.Module) -> nn.Module:
-    """A copy of the model with memory of its own, nothing of it compiled.
+    """A copy of the model with memory of its own, in which nothing is compiled.
 
-    Unlike that of `copy.deepcopy` its parameters keep the attributes that somebody gave them, and
+    In contrast to `copy.deepcopy`, its parameters keep the attributes that somebody gave them, and
     tensors that were computed from others are copied too.
     """
     memo: dict[int, object] = {}
     for parameter in model.parameters():
         if type(parameter) is nn.Parameter:
-            own = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-            memo[id(parameter)] = with_attributes(own, parameter)
-    return _copied(model, memo)
+            clone = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            memo[id(parameter)] = with_attributes(clone, parameter)
+    return _deep_copy(model, memo)
 
 
 def with_attributes(tensor: Tensor, like: Tensor) -> Tensor:
@@ -67,57 +107,150 @@ def with_attributes(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside wrappers: torch.compile, (Distributed)DataParallel, Lightning's Fabric.
+
+    A Keras model becomes one of torch's own modules.
+    """
+    if is_keras(model):
+        return KerasModel.of(model)
+    inner: Any
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = model.module
+    elif type(model).__name__ == "_FabricModule":
+        inner = getattr(model, "_forward_module", None)
+    else:
+        inner = getattr(model, "_orig_mod", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Device and floating-point dtype of a model."""
+    for tensor in _state(model):
+        if tensor.is_floating_point():
+            return tensor.device, tensor.dtype
+    return torch.device("cpu"), torch.get_default_dtype()
+
+
+def input_names(model: nn.Module) -> list[str]:
+    """What the model's `forward` calls its inputs; none where it cannot tell (a traced model)."""
+    model = unwrapped(model)
+    if isinstance(model, MeanOf):  # it passes its inputs on
+        model = model.models[0]
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except ValueError:
+        return []
+    return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def plain_parts(tensor: Tensor) -> list[Tensor]:
+    """The tensor itself, or those that one of another class consists of, as a quantised one."""
+    if type(tensor) in _PLAIN_TENSORS or not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    plain: list[Tensor] = []
+    for name in names:
+        plain += plain_parts(getattr(tensor, name))
+    return plain
+
+
+# --- copying ------------------------------------------------------------------------------------
+
+
 def _alias(tensor: Tensor) -> Tensor:
+    """A frozen tensor in the same memory, with the same attributes."""
     alias = tensor.detach()
     if isinstance(tensor, nn.Parameter):
         alias = nn.Parameter(alias, requires_grad=False)
-    if type(tensor) in _KNOWN:
+    if type(tensor) in _PLAIN_TENSORS:
         with_attributes(alias, tensor)
     return alias
 
 
-def _copied(model: nn.Module, memo: dict[int, object]) -> nn.Module:
-    """A deep copy with what `memo` holds in place of its originals, nothing of it compiled."""
+def _deep_copy(model: nn.Module, memo: dict[int, object]) -> nn.Module:
+    """A deep copy in which nothing is compiled.
+
+    Args:
+        model: What to copy.
+        memo: What stands in the copy in place of some objects, by the objects' identities.
+
+    Raises:
+        TypeError: Something in the model refuses to be copied.
+    """
     modules = list(model.modules())
-    with _ComputedTensors():
+    with _ComputedTensorsCopied():
         try:
-            _copy_plain(modules, memo)
+            _copy_plain_modules(modules, memo)
             twin = copy.deepcopy(model, memo)
             for copied, module in zip(twin.modules(), modules, strict=True):
                 _uncompile(copied, module, memo)
         except Exception as error:
             raise TypeError(
-                f"{type(model).__name__} cannot be copied: {_uncopied(model, memo)} refuses "
-                f"copy.deepcopy ({error}). A copy is needed so that your model stays untouched: "
-                "set that attribute to None, or give it a __deepcopy__."
+                f"{type(model).__name__} cannot be copied: {_refusing_attribute(model, memo)} "
+                f"refuses copy.deepcopy ({error}). A copy is needed so that your model stays "
+                "untouched: set that attribute to None, or give it a __deepcopy__."
             ) from error
     return twin
+
+
+def _copy_plain_modules(modules: list[nn.Module], memo: dict[int, object]) -> None:
+    """Put copies of modules into `memo`, which is faster than to deep-copy them.
+
+    If a single one says how it wants to be copied, none is: it might look into a copy of another
+    that is not complete yet.
+    """
+    if not all(_is_copied_plainly(type(module)) for module in modules):
+        return
+    twins: list[nn.Module] = [type(module).__new__(type(module)) for module in modules]
+    for module, twin in zip(modules, twins, strict=True):
+        memo[id(module)] = twin
+    for module, twin in zip(modules, twins, strict=True):
+        for name, value in vars(module).items():
+            constant = type(value) in _CONSTANTS
+            vars(twin)[name] = value if constant else copy.deepcopy(value, memo)
+
+
+def _is_copied_plainly(kind: type[nn.Module]) -> bool:
+    """Whether a class of modules is copied by copying its attributes."""
+    if issubclass(kind, torch.jit.ScriptModule):
+        return False
+    for base in kind.__mro__:
+        if base not in _COPIED_PLAINLY and vars(base).keys() & _COPYING_METHODS:
+            return False
+    return True
 
 
 def _uncompile(copied: nn.Module, module: nn.Module, memo: dict[int, object]) -> None:
     """Let a copy run its own code, where `torch.compile` made something of the original's.
 
     What `module.compile()` and `torch.compile(module.method)` leave in an attribute is a function
-    that a copy holds too, and that still calls the original.
+    that a copy has too, and that still calls the original.
     """
     vars(copied).pop("_compiled_call_impl", None)
     for name, value in list(vars(module).items()):
         plain: Any = value
-        while isinstance(plain, FunctionType) and _is_dynamo(plain):
-            held = vars(plain)
-            plain = held.get("_torchdynamo_orig_callable") or held["__wrapped__"]
+        while isinstance(plain, FunctionType) and _is_compiled(plain):
+            attributes = vars(plain)
+            plain = attributes.get("_torchdynamo_orig_callable") or attributes["__wrapped__"]
         if plain is not value and name in vars(copied):
-            vars(copied)[name] = copy.deepcopy(plain, memo)  # a method is bound to the copy
+            # By the memo, a method of the original becomes one of the copy.
+            vars(copied)[name] = copy.deepcopy(plain, memo)
 
 
-def _is_dynamo(function: FunctionType) -> bool:
+def _is_compiled(function: FunctionType) -> bool:
     """Whether a function was made by `torch.compile` around another."""
-    made = str(function.__globals__.get("__name__")).startswith("torch._dynamo.")
-    return made and bool({"_torchdynamo_orig_callable", "__wrapped__"} & vars(function).keys())
+    module_name = str(function.__globals__.get("__name__"))
+    if not module_name.startswith("torch._dynamo."):
+        return False
+    return bool({"_torchdynamo_orig_callable", "__wrapped__"} & vars(function).keys())
 
 
-class _ComputedTensors(TorchFunctionMode):
-    """Where `copy.deepcopy` copies tensors with a graph too, which it refuses, by their values."""
+class _ComputedTensorsCopied(TorchFunctionMode):
+    """A mode in which `copy.deepcopy` copies tensors with a graph too, by their values.
+
+    Without it, deepcopy refuses them.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
@@ -128,7 +261,7 @@ class _ComputedTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _uncopied(model: nn.Module, memo: dict[int, object]) -> str:
+def _refusing_attribute(model: nn.Module, memo: dict[int, object]) -> str:
     """The first attribute of the model that refuses to be copied, for the message."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -147,6 +280,7 @@ def _uncopied(model: nn.Module, memo: dict[int, object]) -> str:
 
 
 def _can_be_copied(value: object, memo: dict[int, object]) -> bool:
+    """Whether `copy.deepcopy` copies a value."""
     try:
         copy.deepcopy(value, dict(memo))
     except Exception:
@@ -154,148 +288,8 @@ def _can_be_copied(value: object, memo: dict[int, object]) -> bool:
     return True
 
 
-def _copy_plain(modules: list[nn.Module], memo: dict[int, object]) -> None:
-    """Copies of modules, none of which says how to copy it, into `memo`: faster than deep."""
-    if not all(_says_nothing(type(module)) for module in modules):
-        return  # which might look into a copy that is not there yet
-    twins: list[nn.Module] = [type(module).__new__(type(module)) for module in modules]
-    memo |= {id(module): twin for module, twin in zip(modules, twins, strict=True)}
-    for module, twin in zip(modules, twins, strict=True):
-        for name, value in vars(module).items():
-            vars(twin)[name] = value if type(value) in _FIXED else copy.deepcopy(value, memo)
-
-
-def _says_nothing(kind: type[nn.Module]) -> bool:
-    if issubclass(kind, torch.jit.ScriptModule):
-        return False
-    return not any(vars(base).keys() & _COPYING for base in kind.__mro__ if base not in _TRUSTED)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside wrappers: torch.compile, (Distributed)DataParallel, Lightning's Fabric.
-
-    Of a Keras model, the same in torch's own modules.
-    """
-    if is_keras(model):
-        return KerasModel.of(model)
-    fabric = type(model).__name__ == "_FabricModule"
-    inner = getattr(model, "_forward_module" if fabric else "_orig_mod", None)
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        inner = model.module
-    return unwrapped(inner) if isinstance(inner, nn.Module) else model
-
-
-def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Device and floating-point dtype of a model."""
-    for tensor in _state(model):
-        if tensor.is_floating_point():
-            return tensor.device, tensor.dtype
-    return torch.device("cpu"), torch.get_default_dtype()
-
-
-def input_names(model: nn.Module) -> list[str]:
-    """What the model's `forward` calls its inputs, where it can tell (a traced one cannot)."""
-    model = unwrapped(model)
-    model = model.models[0] if isinstance(model, MeanOf) else model  # which passes inputs on
-    try:
-        known = inspect.signature(model.forward).parameters.values()
-    except ValueError:
-        return []
-    return [one.name for one in known if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-
-
-class Watch:
-    """Notices that weights are written, moved or replaced, and that attributes are set anew.
-
-    Cheap: identities and versions, no arithmetic. Hooks and the entries of short containers count.
-    Writes through `.data` or NumPy, and changes inside other objects, leave no trace.
-
-    Args:
-        model: whose modules are looked at, and numbered as they come.
-        passing: a class of modules to pass over, which stand around others of the model for a
-            while: the model is numbered as it is without them.
-    """
-
-    def __init__(self, model: nn.Module, passing: type[nn.Module] | tuple[()] = ()) -> None:
-        self.placement = placement(model)  # as long as it is the same
-        every = unwrapped(model).modules()
-        self._modules = tuple(module for module in every if not isinstance(module, passing))
-        # kept, since an identity may be given again once its object is gone
-        groups = [group for module in self._modules for group in _groups(module)]
-        self._empty = [group for group in groups if not len(group)]
-        self._live: list[Collection[object]] = [group.values() for group in groups if len(group)]
-        self._parts = list(chain.from_iterable(self._live))
-        self._weights = [part for part in self._parts if isinstance(part, Tensor)]
-        self._attributes = [vars(module) for module in self._modules]
-        held = [(i, n) for i, d in enumerate(self._attributes) for n in d if n not in _OWN]
-        self._owners, self._names = [self._attributes[i] for i, _ in held], [n for _, n in held]
-        self._held = {f"{i}.{name}": self._attributes[i][name] for i, name in held}
-        for name, value in list(self._held.items()):
-            if isinstance(value, (dict, list, tuple)) and len(value) <= _FEW:  # empty ones too
-                self._live.append(value.values() if isinstance(value, dict) else value)
-                entries = value.items() if isinstance(value, dict) else enumerate(value)
-                self._held |= {f"{name}[{k!r}]": entry for k, entry in entries}
-        self._plain = {name: v for name, v in self._held.items() if isinstance(v, Tensor)}
-        tensors = [*self._weights, *self._plain.values()]
-        self._odd = [t for t in tensors if type(t) not in _KNOWN or t.is_inference()]
-        self._known = [t for t in tensors if type(t) in _KNOWN and not t.is_inference()]
-        plain = {name: _version(tensor) for name, tensor in self._plain.items()}
-        self._versions = [_version(tensor) for tensor in self._weights], plain
-        self._looks = self._look()
-
-    def same(self) -> bool:
-        """Whether nothing has happened."""
-        return not any(self._empty) and self._looks == self._look()
-
-    def written(self, now: Watch) -> bool:
-        """Whether a later look sees other weights, parts or hooks."""
-        parts = [list(map(id, watch._parts)) for watch in (self, now)]
-        return self._versions[0] != now._versions[0] or parts[0] != parts[1]
-
-    def renewed(self, now: Watch) -> set[str]:
-        """Attributes that a later look finds set or written to, as "number of the module.name"."""
-        mine, theirs, versions = self._held, now._held, now._versions[1]
-        every = mine.keys() | theirs.keys()
-        names = {name for name in every if not _alike(mine.get(name, self), theirs.get(name, self))}
-        return names | {n for n, own in self._versions[1].items() if versions.get(n, own) != own}
-
-    def _look(self) -> tuple[list[object], ...]:
-        """Flat lists that tell any change, made without a loop in Python: it is for every call."""
-        held = map(dict.get, self._owners, self._names, repeat(self))
-        return (
-            list(map(len, self._attributes)),
-            list(map(id, chain(chain.from_iterable(self._live), held))),
-            list(map(Tensor.data_ptr, self._known)),
-            list(map(_written, self._known)),
-            list(map(_version, self._odd)),
-        )
-
-
-_OWN = frozenset(vars(nn.Module()))
-_FEW = 64
-_FIXED = (bool, int, float, str, type(None))
-_COPYING = {"__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__"}
-_COPYING |= {"__setstate__", "__new__", "__slots__"}
-_TRUSTED = {object, nn.Module, nn.MultiheadAttention, nn.TransformerEncoderLayer}
-"""Whose own ways to be copied are for old files."""
-_KNOWN = (nn.Parameter, Tensor)
-_written = attrgetter("_version", "dtype")
-
-
-def _groups(module: nn.Module) -> tuple[dict[Any, Any], ...]:
-    own: tuple[dict[Any, Any], ...] = (module._parameters, module._buffers, module._modules)
-    return (*own, module._forward_hooks, module._forward_pre_hooks)
-
-
-def plain_parts(tensor: Tensor) -> list[Tensor]:
-    """The tensor itself, or those that one of another class holds, as quantised weights do."""
-    if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    return [part for name in names for part in plain_parts(getattr(tensor, name))]
-
-
 def _check_weights(model: nn.Module) -> None:
+    """Refuse weights without values: of lazy layers, or on the meta device."""
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
             raise ValueError(
@@ -305,14 +299,156 @@ def _check_weights(model: nn.Module) -> None:
 
 
 def _state(model: nn.Module) -> Iterator[Tensor]:
+    """All parameters and buffers."""
     return chain(model.parameters(), model.buffers())
 
 
+def _containers(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+    """The dictionaries in which a module has its weights, its children and its hooks."""
+    return (
+        module._parameters,
+        module._buffers,
+        module._modules,
+        module._forward_hooks,
+        module._forward_pre_hooks,
+    )
+
+
+# --- watching -----------------------------------------------------------------------------------
+
+
+class Watch:
+    """Notices that weights are written, moved or replaced, and that attributes are set anew.
+
+    It is cheap: it compares identities and versions, without arithmetic. Hooks and the entries of
+    short containers count. Writes through `.data` or NumPy, and changes inside other objects, leave
+    no trace.
+
+    Args:
+        model: Whose modules are watched, and numbered as they come.
+        ignored: A class of modules that stand around others of the model for a while: the model is
+            numbered as it is without them.
+
+    Attributes:
+        placement: Device and dtype of the model, valid as long as the watch is `same`.
+    """
+
+    def __init__(self, model: nn.Module, ignored: type[nn.Module] | tuple[()] = ()) -> None:
+        self.placement = placement(model)
+        # Everything is kept by reference: an identity may be given again once its object is gone.
+        self._modules = tuple(
+            module for module in unwrapped(model).modules() if not isinstance(module, ignored)
+        )
+        self._watch_containers()
+        self._watch_attributes()
+        self._watch_tensors()
+        self._first_look = self._look()
+
+    def _watch_containers(self) -> None:
+        """Remember the modules' weights, children and hooks."""
+        containers: list[dict[Any, Any]] = []
+        for module in self._modules:
+            containers += _containers(module)
+        self._empty = [container for container in containers if not len(container)]
+        # Views of what the containers hold, now and later.
+        self._live: list[Collection[object]] = [
+            container.values() for container in containers if len(container)
+        ]
+        self._members = list(chain.from_iterable(self._live))
+        self._weights = [member for member in self._members if isinstance(member, Tensor)]
+
+    def _watch_attributes(self) -> None:
+        """Remember all other attributes, and what short containers among them hold."""
+        self._dictionaries = [vars(module) for module in self._modules]
+        # The dictionary and the name of each attribute, side by side for `_look`.
+        self._owners: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        # The values, as "number of the module.name", later "number of the module.name[key]".
+        self._values: dict[str, Any] = {}
+        for number, attributes in enumerate(self._dictionaries):
+            for name, value in attributes.items():
+                if name not in _MODULE_ATTRIBUTES:
+                    self._owners.append(attributes)
+                    self._names.append(name)
+                    self._values[f"{number}.{name}"] = value
+        for path, value in list(self._values.items()):
+            # Empty containers too: they may be filled.
+            if isinstance(value, (dict, list, tuple)) and len(value) <= _SHORT:
+                self._live.append(value.values() if isinstance(value, dict) else value)
+                entries = value.items() if isinstance(value, dict) else enumerate(value)
+                for key, entry in entries:
+                    self._values[f"{path}[{key!r}]"] = entry
+
+    def _watch_tensors(self) -> None:
+        """Remember the versions of weights, and of tensors that are plain attributes."""
+        attributes = {path: v for path, v in self._values.items() if isinstance(v, Tensor)}
+        tensors = [*self._weights, *attributes.values()]
+        # Inference tensors have no version, and those of other classes consist of several.
+        self._plain: list[Tensor] = []
+        self._others: list[Tensor] = []
+        for tensor in tensors:
+            if type(tensor) in _PLAIN_TENSORS and not tensor.is_inference():
+                self._plain.append(tensor)
+            else:
+                self._others.append(tensor)
+        self._weight_versions = [_version(tensor) for tensor in self._weights]
+        self._attribute_versions = {path: _version(t) for path, t in attributes.items()}
+
+    def same(self) -> bool:
+        """Whether nothing has happened since the watch began."""
+        return not any(self._empty) and self._first_look == self._look()
+
+    def written(self, later: Watch) -> bool:
+        """Whether a later watch sees other weights, modules or hooks."""
+        if self._weight_versions != later._weight_versions:
+            return True
+        return list(map(id, self._members)) != list(map(id, later._members))
+
+    def renewed(self, later: Watch) -> set[str]:
+        """Attributes that a later watch finds set or written to.
+
+        Returns:
+            Their names, as "number of the module.name".
+        """
+        absent = self  # which is no attribute of a module
+        names = set()
+        for name in self._values.keys() | later._values.keys():
+            before = self._values.get(name, absent)
+            after = later._values.get(name, absent)
+            if not _is_unchanged(before, after):
+                names.add(name)
+        for name, version in self._attribute_versions.items():
+            if later._attribute_versions.get(name, version) != version:
+                names.add(name)
+        return names
+
+    def _look(self) -> tuple[list[object], ...]:
+        """Flat lists that differ after any change.
+
+        They are made for every call of the model, and so without a loop in Python.
+        """
+        attributes = map(dict.get, self._owners, self._names, repeat(self))
+        return (
+            list(map(len, self._dictionaries)),
+            list(map(id, chain(chain.from_iterable(self._live), attributes))),
+            list(map(Tensor.data_ptr, self._plain)),
+            list(map(_version_and_dtype, self._plain)),
+            list(map(_version, self._others)),
+        )
+
+
 def _version(tensor: Tensor) -> tuple[object, ...]:
-    if type(tensor) not in _KNOWN and (parts := plain_parts(tensor)) != [tensor]:
-        return tuple(map(_version, parts))
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tensor.dtype
+    """What changes when a tensor is written, moved or cast: address, version and dtype."""
+    if type(tensor) not in _PLAIN_TENSORS:
+        inner_tensors = plain_parts(tensor)
+        if inner_tensors != [tensor]:
+            return tuple(map(_version, inner_tensors))
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.dtype
 
 
-def _alike(mine: object, theirs: object) -> bool:
-    return mine is theirs or (type(mine) is type(theirs) in _FIXED and mine == theirs)
+def _is_unchanged(before: object, after: object) -> bool:
+    """Whether two values of an attribute are the same object, or equal constants."""
+    if before is after:
+        return True
+    return type(before) is type(after) and type(before) in _CONSTANTS and before == after

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Lock:
-    """A lock that its holder may take again; a copy or a pickle of it is a new one."""
+    """A lock that the same thread may take again; a copy or a pickle of it is a new lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -27,16 +27,24 @@ class Lock:
 
 
 class OfThread(Generic[T]):
-    """One value for each thread, made when the thread first asks; copies begin without any."""
+    """One value for each thread, made when the thread first asks for it.
+
+    A copy begins without values.
+
+    Args:
+        make: Makes a value.
+    """
 
     def __init__(self, make: Callable[[], T]) -> None:
-        self._make, self._local = make, threading.local()
+        self._make = make
+        self._local = threading.local()
 
     def __call__(self) -> T:
-        """This thread's."""
+        """This thread's value."""
         value: T | None = getattr(self._local, "value", None)
         if value is None:
-            value = self._local.value = self._make()
+            value = self._make()
+            self._local.value = value
         return value
 
     def __reduce__(self) -> tuple[type[OfThread[T]], tuple[Any]]:
@@ -46,12 +54,17 @@ class OfThread(Generic[T]):
 class Common:
     """A setting of the whole process for as long as any thread wants it.
 
-    Each thread restoring what it found would undo what another has set: the first that comes
-    enters the context, and the last that goes leaves it.
+    If each thread restored what it found, it would undo what another has set. So the first thread
+    that comes enters the context, and the last one that goes leaves it.
+
+    Args:
+        make: Makes the context.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
-        self._make, self._lock, self._inside = make, threading.Lock(), 0
+        self._make = make
+        self._lock = threading.Lock()
+        self._inside = 0  # threads that want the setting now
         self._context: AbstractContextManager[object] | None = None
 
     @contextmanager

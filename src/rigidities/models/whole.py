@@ -1,4 +1,4 @@
-"""A plain copy of a model that was trained in a job, where processes hold parts of it."""
+"""A plain copy of a model that was trained in a job, where processes hold pieces of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import distributed, nn
 
 from .shadow import independent, unwrapped
 
+__all__ = ["whole"]
+
 
 @torch.no_grad()
 def whole(model: nn.Module) -> nn.Module:
@@ -18,59 +20,76 @@ def whole(model: nn.Module) -> nn.Module:
 
     Weights spread by `fully_shard` (FSDP2) are gathered. Buffers are the first process's, since
     every process has its own running statistics of batch norms (in DDP too).
+
+    Raises:
+        TypeError: The weights are spread in another way.
     """
     inner = unwrapped(model)
-    if any(map(_is_sharded, inner.modules())):
+    if any(_is_sharded(module) for module in inner.modules()):
         plain = _gathered(list(inner.modules()))
     else:
         require_whole(inner)
         plain = independent(inner)
-    first = [[one.cpu() for one in plain.buffers()]]
+    # A list of one entry, which broadcasting replaces by the first process's.
+    buffers = [[buffer.cpu() for buffer in plain.buffers()]]
     if distributed.is_available() and distributed.is_initialized():
-        distributed.broadcast_object_list(first)
-    for own, one in zip(plain.buffers(), first[0], strict=True):
-        own.copy_(one)
+        distributed.broadcast_object_list(buffers)
+    for buffer, first_buffer in zip(plain.buffers(), buffers[0], strict=True):
+        buffer.copy_(first_buffer)
     return plain
 
 
 def require_whole(model: nn.Module) -> None:
     """Refuse a model whose weights are spread over processes."""
-    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    if kinds & {"FSDPModule", "FullyShardedDataParallel"}:
-        raise TypeError(
-            "The weights of this model are spread over processes, expected all of them on each. "
-            "Pass rigidities.whole(model), called on every process; of FullyShardedDataParallel, "
-            "a model that was not wrapped, with the full state dict."
-        )
+    for module in model.modules():
+        class_names = {base.__name__ for base in type(module).__mro__}
+        if class_names & {"FSDPModule", "FullyShardedDataParallel"}:
+            raise TypeError(
+                "The weights of this model are spread over processes, expected all of them on "
+                "each. Pass rigidities.whole(model), called on every process; of "
+                "FullyShardedDataParallel, a model that was not wrapped, with the full state dict."
+            )
 
 
 def _gathered(modules: list[nn.Module]) -> nn.Module:
-    """A copy of the first module, of which the others are parts, which FSDP does not give."""
-    for module in filter(_is_sharded, modules):
-        module.reshard()  # type: ignore[operator]  # a forward pass leaves gathered, cast weights
+    """A copy of a model that FSDP has spread, with whole weights and without FSDP's classes.
+
+    Args:
+        modules: The model, then all modules inside it.
+    """
+    for module in modules:
+        if _is_sharded(module):
+            # A forward pass leaves gathered weights, cast to another precision.
+            module.reshard()  # type: ignore[operator]
     memo: dict[int, Any] = {}
     for weight in modules[0].parameters():
         full = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
         memo[id(weight)] = nn.Parameter(full.clone(), weight.requires_grad)
     for module in modules:
-        kind: Any = type(module).__mro__[2 if _is_sharded(module) else 0]  # itself, FSDP's, its own
+        # FSDP derives a class from its own and the module's: the third in the order.
+        kind: Any = type(module).__mro__[2] if _is_sharded(module) else type(module)
         memo[id(module)] = kind.__new__(kind)
     for module in modules:
-        memo[id(module)].__setstate__(copy.deepcopy(_own(module), memo))
+        memo[id(module)].__setstate__(copy.deepcopy(_state_without_fsdp(module), memo))
     plain: nn.Module = memo[id(modules[0])]
     return plain
 
 
 def _is_sharded(module: nn.Module) -> bool:
+    """Whether `fully_shard` was applied to a module."""
     return type(module).__mro__[1].__name__ == "FSDPModule"
 
 
-def _own(module: Any) -> dict[str, Any]:
-    """What a module holds, less what FSDP has put there."""
-    marks = "__composable_api_state", "_is_fsdp_managed"
-    state = {k: v for k, v in module.__reduce_ex__(4)[2].items() if not k.startswith(marks)}
+def _state_without_fsdp(module: Any) -> dict[str, Any]:
+    """The attributes of a module, without what FSDP has put there."""
+    fsdp_names = ("__composable_api_state", "_is_fsdp_managed")
+    attributes = module.__reduce_ex__(4)[2]
+    state = {name: v for name, v in attributes.items() if not name.startswith(fsdp_names)}
     for name in ("_forward_hooks", "_forward_pre_hooks"):
-        made = {key: getattr(hook, "__module__", None) or "" for key, hook in state[name].items()}
-        fsdp = {key for key, where in made.items() if where.startswith("torch.distributed.")}
-        state[name] = OrderedDict((k, hook) for k, hook in state[name].items() if k not in fsdp)
+        hooks = OrderedDict()
+        for key, hook in state[name].items():
+            origin = getattr(hook, "__module__", None) or ""
+            if not origin.startswith("torch.distributed."):
+                hooks[key] = hook
+        state[name] = hooks
     return state

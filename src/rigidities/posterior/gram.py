@@ -8,12 +8,12 @@ $$ G = \sum_i w_i f_i f_i^\top, \qquad b = \sum_i w_i f_i r_i^\top, \qquad
 with the residuals $r_i$ where they are known. All are sums over rows, so batching, order and
 sharding change nothing but the rounding, and rows can be taken out again.
 
-An update multiplies its rows, $W^{1/2} [F, 1]$ where a column of ones belongs to them, and adds the
-products to the sums at once. Features are cast to float64 *before* the product: a float32 product
-loses every digit at a condition number of 1e4.
+`Gram.update` checks its rows, lays out $W^{1/2} F$, or $W^{1/2} [F, 1]$ where a column of ones
+belongs to them, and adds the products to the sums at once. Features are cast to float64 *before*
+the product: a float32 product loses every digit at a condition number of 1e4.
 
 Mixed precision multiplies short blocks of rows in the features' own precision (half-precision ones
-are exact in the products of float32) and sums the blocks in float64. Of some blocks the error is
+are exact in the products of float32) and sums the blocks in float64. The error of some blocks is
 measured: for random directions $v$ with $E\,v v^\top = I$, $E |dG\, v|^2$ is the squared Frobenius
 norm of $dG = G_{mixed} - G$, and $G v = F^\top (F v)$ is cheap. At worst all blocks err alike and
 in the same direction, so errors are added up, in proportion to the blocks' traces.
@@ -34,8 +34,10 @@ from ..notices import notify
 from .draws import standard_normal
 from .memory import require_memory
 
+__all__ = ["Gram"]
+
 JOINT_TARGETS = 256
-"""Up to so many targets the residuals' full K x K moment is kept, beyond it the diagonal alone."""
+"""Largest number of targets K whose residuals have a full K x K moment; beyond, its diagonal."""
 
 Precision = Literal["double", "mixed"]
 PrecisionLike = Literal["auto", "double", "mixed"]
@@ -48,24 +50,34 @@ _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 
 _CPU_ROWS = 1024
 """Rows that a CPU casts and multiplies at once, so that they stay in its cache."""
+
 _PAGE = 4096
-"""Bytes; rows that start so far apart push each other out of a CPU's cache."""
+"""Bytes of a page; rows that start so far apart push each other out of a CPU's cache."""
+
 _CUDA_NUMBERS = 1 << 25
 """Numbers that an accelerator casts at once; 256 MiB in float64."""
+
 _SINGLE_ROWS = 4096
-"""Rows of a block in float32, at least; four times the width where that is more."""
+"""Least number of rows of a block in float32; four times the width where that is more."""
+
 _HALF_ROWS = 16384
 """Rows of a block in half precision."""
+
 _SIDE_ROWS = 1024
 """Rows of a block where the residuals are multiplied in float32."""
 
-_LEAST = 2.0**-23
-"""Relative rounding of a block that is taken for granted: measured ones may be exact by chance."""
+_SMALLEST_ERROR = 2.0**-23
+"""Relative rounding that every block is assumed to have: a measured one may be exact by chance."""
+
 _MEASURED_FIRST = 8
-"""So many blocks are measured at first, every 32nd later."""
+"""Number of first blocks that are all measured; of later ones every 32nd is."""
+
 _DIRECTIONS = 8
-"""Directions along which a block's error is measured: its norm within a quarter, so it is
-doubled."""
+"""Directions along which a block's error is measured.
+
+They give the norm of the error within a quarter, so the result is doubled.
+"""
+
 _ROUNDING = 1e-6
 """Share of a sum of squares by which a float32 model may miss it when it is called anew."""
 
@@ -74,20 +86,20 @@ class Gram:
     r"""Streaming sum $G = \sum_i w_i f_i f_i^T$ in float64.
 
     Args:
-        width: number of features D.
+        width: Number of features D.
         targets: None for one matrix (D, D) that all targets share; T for one matrix per target
             (T, D, D), needed when the rows' weights or features differ between targets.
-        device: where the sums live.
-        precision: of the products; "mixed" measures its own rounding, see `rounding`. Matrices of
-            targets of their own, and features in float64, are multiplied in float64 all the same.
+        device: Where the sums live.
+        precision: Precision of the products; "mixed" measures its error, see `rounding_error`.
+            One matrix per target, and features in float64, are multiplied in float64 all the same.
 
     Attributes:
-        count: rows.
-        zeros: rows of zero weight, () or (T,).
-        cross: $F^T W r$, (D, K), or None where it does not hold all rows.
+        count: Number of rows.
+        zeros: Number of rows of zero weight, () or (T,).
+        cross: $F^T W r$, (D, K), or None where it does not contain all rows.
         square: $r^T W r$, (K, K), or (K,) for very many targets. Without `cross`, it leaves out
-            the rows that were added with `moments=False`; None where others lacked residuals, or
-            where what `without` left of it was below its rounding.
+            the rows that were added with `moments=False`. None where other rows lacked residuals,
+            or where `without` left no more of it than its rounding.
 
     Examples:
         >>> gram = Gram(2)
@@ -98,8 +110,9 @@ class Gram:
 
     stored: ClassVar[str] = "matrix"
     """Name of the sums in a file."""
+
     copies: ClassVar[int] = 5
-    """Matrices of its size that a fit and its factorisation hold at once, as measured."""
+    """Matrices of its size that a fit and its factorisation need at once, as measured."""
 
     def __init__(
         self,
@@ -121,14 +134,14 @@ class Gram:
         require_memory(1, width, targets, self.zeros.device)
         self.cross: Tensor | None = None
         self.square: Tensor | None = None
-        # G on and above the diagonal; what stands below it means nothing.
+        # G on and above the diagonal; the numbers below it mean nothing.
         self._upper = torch.zeros(shape, dtype=torch.float64, device=device)
         # In mixed precision: error of the measured blocks, their trace, the trace of all blocks.
-        self._spots: Tensor | None = None
+        self._error_sums: Tensor | None = None
         if precision == "mixed":
-            self._spots = torch.zeros(3, dtype=torch.float64, device=device)
-        self._blocks = 0  # that were multiplied in mixed precision
-        self._longest = 0  # rows of the longest block that was measured
+            self._error_sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self._blocks = 0  # number of blocks that were multiplied in mixed precision
+        self._longest_measured = 0  # rows of the longest block that was measured
         self._scratch: Tensor | None = None  # where a CPU lays rows out, used again and again
 
     @staticmethod
@@ -143,16 +156,19 @@ class Gram:
 
     @property
     def precision(self) -> Precision:
-        """Of the products."""
-        return "double" if self._spots is None else "mixed"
+        """Precision of the products."""
+        return "double" if self._error_sums is None else "mixed"
 
     @property
-    def rounding(self) -> float:
-        """Bound on the error of `matrix` by products in short, |dG|, as measured; 0 in double."""
-        if self._spots is None:
+    def rounding_error(self) -> float:
+        """Bound on the error |dG| of `matrix` by mixed-precision products; 0 in double."""
+        if self._error_sums is None:
             return 0.0
-        error, measured, whole = self._spots.tolist()
-        return max(2 * error / measured, _LEAST) * whole if measured else 0.0
+        error, measured_trace, whole_trace = self._error_sums.tolist()
+        if not measured_trace:
+            return 0.0
+        relative: float = max(2 * error / measured_trace, _SMALLEST_ERROR)
+        return relative * float(whole_trace)
 
     @property
     def matrix(self) -> Tensor:
@@ -178,15 +194,15 @@ class Gram:
 
         Args:
             features: (N, D); or (N, T, D) where each of the T targets has features of its own.
-            weights: non-negative (N,), or (N, T) with one column per target; default ones.
-            residuals: target minus prediction, (N,) or (N, K); kept as $F^T W r$ and $r^T W r$
+            weights: Non-negative (N,), or (N, T) with one column per target; default ones.
+            residuals: Target minus prediction, (N,) or (N, K); kept as $F^T W r$ and $r^T W r$
                 as long as every update brings them.
-            moments: False for rows beside those whose residuals are of interest (derivatives
-                without targets): `square` goes on without them, `cross` is dropped.
-            ones: whether the features lack their last column, which is one.
+            moments: False for rows whose residuals are of no interest (derivatives without
+                targets): `square` goes on without them, `cross` is dropped.
+            ones: Whether the features lack their last column, which is one.
 
         Raises:
-            ValueError: a shape does not fit, or a weight is negative or not finite. The sums are
+            ValueError: A shape does not fit, or a weight is negative or not finite. The sums are
                 then as they were.
         """
         if torch.is_autocast_enabled(self.device.type):  # which would shorten the products
@@ -196,17 +212,21 @@ class Gram:
         rows = len(features)
         self._check_features(features, ones)
         root = None if weights is None else self._weight_root(weights, rows)
-        errors = None if residuals is None else self._errors(residuals, root, rows)
+        errors = None if residuals is None else self._weighted_residuals(residuals, root, rows)
         # All is checked: from here on the sums change.
         if rows == 0:
             return
-        crossed = self.count == 0 or self.cross is not None
+        with_cross = self.count == 0 or self.cross is not None
         if not moments:
-            self.cross = errors = None
+            self.cross = None
+            errors = None
         elif errors is None or (self.count > 0 and self.square is None):
-            self.cross = self.square = errors = None
-        for part in _parts(rows, self._rows_at_once(features), features, root, errors):
-            self._add(*part, ones=ones, crossed=crossed)
+            self.cross = None
+            self.square = None
+            errors = None
+        step = self._rows_at_once(features)
+        for chunk in _row_chunks(rows, step, features, root, errors):
+            self._add(*chunk, ones=ones, with_cross=with_cross)
         self.count += rows
         if root is not None:
             zeros = (root == 0).sum(0)  # (1,) or (T,)
@@ -220,17 +240,32 @@ class Gram:
         *,
         moments: bool = True,
     ) -> None:
-        """Take rows out that were added before, with the weights they were added with."""
-        kind, precision = type(self), self.precision
-        rows = kind(self.width, targets=self.targets, device=self.device, precision=precision)
+        """Take rows out that were added before, with the weights they were added with.
+
+        Args:
+            features: As in `update`, with all columns.
+            weights: As in `update`.
+            residuals: As in `update`.
+            moments: As in `update`.
+
+        Raises:
+            ValueError: As `update` and `without`. The sums are then as they were.
+        """
+        rows = type(self)(
+            self.width, targets=self.targets, device=self.device, precision=self.precision
+        )
         rows.update(features, weights, residuals, moments=moments)
         if not moments:
             rows.square = None if self.square is None else torch.zeros_like(self.square)
         vars(self).update(vars(self.without(rows)))
 
     def merge(self, other: Gram) -> Gram:
-        """Add another Gram's sums to this one's and return this one."""
-        other = self._alike(other)
+        """Add another Gram's sums to this one's and return this one.
+
+        Raises:
+            ValueError: The other is of another kind or shape.
+        """
+        other = self._compatible(other)
         self._add_moments_of(other)
         self._add_sums(other)
         return self
@@ -239,7 +274,8 @@ class Gram:
         """A Gram of the rows that are left when another's are taken out.
 
         Raises:
-            ValueError: more than are held, or a sum of squares would turn negative.
+            ValueError: The other has more rows than this one, or a sum of squares would turn
+                negative.
         """
         if other.count > self.count:
             raise ValueError(f"Cannot remove {other.count} rows: only {self.count} are held.")
@@ -247,15 +283,18 @@ class Gram:
             return self.expand(other.targets).without(other)
         if self.targets is not None and other.targets is None:
             other = other.expand(self.targets)
-        other, left = self._alike(other), self.clone()
+        other = self._compatible(other)
+        left = self.clone()
         left._add_moments_of(other, -1)
         negative = left._take_out(other)
         if left.square is not None and self.square is not None:
-            squares, rounding = _variances(left.square), _ROUNDING * _variances(self.square)
+            squares = _variances(left.square)
+            rounding = _ROUNDING * _variances(self.square)
             negative = negative or bool((squares < -rounding).any())
             squares.clamp_(min=0)
             if left.count and bool((squares < rounding).any()):
-                left.cross = left.square = None
+                left.cross = None
+                left.square = None
         if negative:
             raise ValueError(
                 "These rows were never added, or not so (a sum of squares would turn negative). "
@@ -266,34 +305,47 @@ class Gram:
     def after(self, change: Tensor) -> Gram:
         r"""The Gram of the same rows when the weights have changed by $\delta$, (D, K).
 
-        Residuals become $r - F \delta$. Where each target has a Gram of its own, `square` follows
-        on its diagonal alone: nothing reads the rest.
+        Residuals become $r - F \delta$. Where each target has a Gram of its own, only the diagonal
+        of `square` follows: nothing reads the rest.
+
+        Raises:
+            ValueError: There are no residuals.
         """
-        moved, cross, square = self.clone(), self.cross, self.square
+        cross = self.cross
+        square = self.square
         if cross is None or square is None:
             raise ValueError("There are no residuals to change: give targets, (x, y).")
+        moved = self.clone()
         change = change.to(cross)
-        each = "de,ek->dk" if self.targets is None else "kde,ek->dk"
-        moved.cross = cross - torch.einsum(each, self.matrix, change)
+        equation = "de,ek->dk" if self.targets is None else "kde,ek->dk"
+        moved.cross = cross - torch.einsum(equation, self.matrix, change)
         both = cross + moved.cross  # r'r' = r r - (b + b')^T delta
-        less = change.mT @ both if square.ndim == 2 else (change * both).sum(0)
-        moved.square = square - (less if square.ndim == 1 else (less + less.mT) / 2)
+        if square.ndim == 2:
+            decrease = change.mT @ both
+            moved.square = square - (decrease + decrease.mT) / 2
+        else:
+            moved.square = square - (change * both).sum(0)
         _variances(moved.square).clamp_(min=0)
         return moved
 
     def expand(self, targets: int) -> Gram:
-        """One Gram per target, each equal to this shared one (its rows had equal weights)."""
+        """One Gram per target, each equal to this shared one (its rows had equal weights).
+
+        Raises:
+            ValueError: There is one matrix per target already.
+        """
         if self.targets is not None:
             raise ValueError(f"This Gram already holds one matrix for each of {self.targets}.")
         require_memory(1, self.width, targets, self.device)
-        clone = self.clone()
-        clone.targets, clone.zeros = targets, self.zeros.repeat(targets)
-        clone._upper = clone._upper.repeat(targets, 1, 1)
-        return clone
+        expanded = self.clone()
+        expanded.targets = targets
+        expanded.zeros = self.zeros.repeat(targets)
+        expanded._upper = expanded._upper.repeat(targets, 1, 1)
+        return expanded
 
     @property
     def informative(self) -> Tensor:
-        """Rows of non-zero weight, () or (T,)."""
+        """Number of rows of non-zero weight, () or (T,)."""
         return self.count - self.zeros
 
     def clone(self) -> Gram:
@@ -313,17 +365,23 @@ class Gram:
         return {**vars(self), "_scratch": None}
 
     def eigenbasis(self, penalty: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Eigenvalues, ascending, and eigenvectors of the matrix, to which a penalty is added."""
+        """Eigenvalues, ascending, and eigenvectors of the matrix plus a penalty.
+
+        Raises:
+            ValueError: The sums are not finite.
+            MemoryError: The device has too little memory.
+        """
         upper = self._upper if penalty is None else self._upper + penalty
         check_finite(upper)
-        require_memory(4, self.width, self.targets, self.device)  # vectors, what LAPACK works in
+        # The eigenvectors, and LAPACK's workspace.
+        require_memory(4, self.width, self.targets, self.device)
         eigenvalues, eigenvectors = torch.linalg.eigh(upper, UPLO="U")
         return eigenvalues, eigenvectors
 
     def state(self) -> dict[str, Tensor]:
         """The sums as tensors, for `from_state`."""
         tensors = {
-            self.stored: self._stored(),
+            self.stored: self._stored_sums(),
             "count": torch.tensor(self.count, dtype=torch.int64),
             "zeros": self.zeros,
         }
@@ -331,14 +389,14 @@ class Gram:
             tensors["cross"] = self.cross
         if self.square is not None:
             tensors["square"] = self.square
-        if self._spots is not None:
-            counts = self._spots.new_tensor([self._blocks, self._longest])
-            tensors["spots"] = torch.cat([self._spots, counts])
+        if self._error_sums is not None:
+            counts = self._error_sums.new_tensor([self._blocks, self._longest_measured])
+            tensors["spots"] = torch.cat([self._error_sums, counts])
         return tensors
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
-        """The Gram that `state` came from."""
+        """The Gram that `state` came from, of whatever kind."""
         kinds: list[type[Gram]] = [Gram, *Gram.__subclasses__()]
         kind = next(kind for kind in kinds if kind.stored in state)
         sums = state[kind.stored]
@@ -350,20 +408,22 @@ class Gram:
         gram.cross = state.get("cross")
         gram.square = state.get("square")
         if "spots" in state:
-            gram._spots = state["spots"][:3].clone()
-            gram._blocks, gram._longest = (int(count) for count in state["spots"][3:])
+            spots = state["spots"]
+            gram._error_sums = spots[:3].clone()
+            gram._blocks = int(spots[3])
+            gram._longest_measured = int(spots[4])
         return gram
 
     def __repr__(self) -> str:
         shared = "" if self.targets is None else f", targets={self.targets}"
         return f"{type(self).__name__}(width={self.width}{shared}, count={self.count})"
 
-    def _stored(self) -> Tensor:
+    def _stored_sums(self) -> Tensor:
         """The sums as a file holds them."""
         return _mirrored(self._upper.triu())
 
-    def _alike(self, other: Gram) -> Gram:
-        """Another Gram of the same kind and shape, on this one's device."""
+    def _compatible(self, other: Gram) -> Gram:
+        """Another Gram of the same kind and shape, on this one's device; others are refused."""
         if (type(other), other.width, other.targets) != (type(self), self.width, self.targets):
             raise ValueError(
                 f"Cannot merge Grams of different shape: {self!r} and {other!r}. They must come "
@@ -372,22 +432,31 @@ class Gram:
         return other if other.device == self.device else other.to(self.device)
 
     def _add_moments_of(self, other: Gram, sign: int = 1) -> None:
-        """Add what another holds beside its matrix, or take it out; errors add up all the same."""
+        """Add what another has beside its matrix, or with sign -1 take it out.
+
+        Rounding errors add up whatever the sign.
+        """
         if self.count == 0:
-            self.cross, self.square = other.cross, other.square  # never written to
+            # These tensors may be shared: they are replaced, never written to.
+            self.cross = other.cross
+            self.square = other.square
         elif other.count:
             self.cross = _sum(self.cross, other.cross, sign)
             self.square = _sum(self.square, other.square, sign)
         self.count += sign * other.count
         self.zeros += sign * other.zeros
-        if other._spots is not None:
-            self._spots = other._spots + (0 if self._spots is None else self._spots)
+        if other._error_sums is not None:
+            if self._error_sums is None:
+                self._error_sums = other._error_sums.clone()
+            else:
+                self._error_sums = other._error_sums + self._error_sums
 
     def _add_sums(self, other: Gram) -> None:
+        """Add another's matrix."""
         self._upper += other._upper
 
     def _take_out(self, other: Gram) -> bool:
-        """Subtract another's sums; whether one of squares turned negative."""
+        """Subtract another's matrix; whether a sum of squares turned negative."""
         least = -_ROUNDING * self.diagonal.amax(-1, keepdim=True)
         self._upper -= other._upper
         negative = bool((self.diagonal < least).any())
@@ -395,19 +464,21 @@ class Gram:
         return negative
 
     def _check_features(self, features: Tensor, ones: bool) -> None:
+        """Refuse features of another shape."""
         width = self.width - ones
         shape = tuple(features.shape)
         if shape[1:] not in ((width,), (self.targets, width)):
-            each = "" if self.targets is None else f" or (N, {self.targets}, {width})"
-            raise ValueError(f"features must be (N, {width}){each}, got {shape}.")
+            per_target = "" if self.targets is None else f" or (N, {self.targets}, {width})"
+            raise ValueError(f"features must be (N, {width}){per_target}, got {shape}.")
 
     def _weight_root(self, weights: Tensor, rows: int) -> Tensor:
         """The square roots of the weights, (N, 1) or (N, T), in float64."""
         weights = weights.to(self.device, torch.float64)
-        weights = weights[:, None] if weights.ndim == 1 else weights
+        if weights.ndim == 1:
+            weights = weights[:, None]
         if weights.ndim != 2 or len(weights) != rows or weights.shape[1] not in {1, self.targets}:
-            each = f" or ({rows}, {self.targets})" if self.targets else ""
-            raise ValueError(f"weights must be ({rows},){each}, got {tuple(weights.shape)}.")
+            per_target = f" or ({rows}, {self.targets})" if self.targets else ""
+            raise ValueError(f"weights must be ({rows},){per_target}, got {tuple(weights.shape)}.")
         if not bool(((weights >= 0) & (weights < torch.inf)).all()):
             raise ValueError(
                 f"weights must be finite and not negative, got {float(weights.min())} to "
@@ -415,7 +486,7 @@ class Gram:
             )
         return weights.sqrt()
 
-    def _errors(self, residuals: Tensor, root: Tensor | None, rows: int) -> Tensor:
+    def _weighted_residuals(self, residuals: Tensor, root: Tensor | None, rows: int) -> Tensor:
         """The residuals times the roots of their weights, (N, K), in float64."""
         if residuals.shape[:1] != (rows,):
             shape = tuple(residuals.shape)
@@ -444,17 +515,25 @@ class Gram:
         errors: Tensor | None,
         *,
         ones: bool,
-        crossed: bool,
+        with_cross: bool,
     ) -> None:
-        """Add the products of checked rows; `crossed` says whether those with residuals count."""
+        """Add the products of checked rows.
+
+        Args:
+            features: (n, D) or (n, T, D), without their last column if `ones`.
+            root: The roots of the weights, (n, 1) or (n, T).
+            errors: The residuals times these roots, (n, K).
+            ones: Whether a column of ones belongs to the features.
+            with_cross: Whether to add the products of features and residuals too.
+        """
         left = None if errors is None else errors.mT  # (K, n)
         crosses = []
-        if self._products_in(features) != torch.float64:
-            crosses.append(self._add_in_short(features, root, left, ones))  # (K, D)
+        if self._product_dtype(features) != torch.float64:
+            crosses.append(self._add_mixed(features, root, left, ones))  # (K, D)
         elif self.targets is None:
             rows = self._laid_out(features, root, ones)
             self._add_rows(self._upper, rows)
-            if left is not None and crossed:
+            if left is not None and with_cross:
                 crosses.append(left @ rows)  # (K, D)
         else:
             for target, upper in enumerate(self._upper.unbind()):
@@ -464,15 +543,17 @@ class Gram:
                     ones,
                 )
                 self._add_rows(upper, rows)
-                if left is not None and crossed:
+                if left is not None and with_cross:
                     crosses.append(left[target, None] @ rows)  # (1, D)
         if left is None or errors is None:
             return
-        if crossed:
+        if with_cross:
             cross = (crosses[0] if len(crosses) == 1 else torch.cat(crosses)).mT
             self.cross = cross if self.cross is None else self.cross + cross
-        joint = errors.shape[1] <= JOINT_TARGETS
-        square = left @ errors if joint else errors.square().sum(0)
+        if errors.shape[1] <= JOINT_TARGETS:
+            square = left @ errors
+        else:
+            square = errors.square().sum(0)
         self.square = square if self.square is None else self.square + square
 
     def _laid_out(self, features: Tensor, root: Tensor | None, ones: bool) -> Tensor:
@@ -494,8 +575,8 @@ class Gram:
         """Memory for (n, columns) numbers, columns being at most D.
 
         A CPU keeps it for the next update, which saves a quarter of the time there; elsewhere the
-        allocator does so. A few numbers lie between the rows: products of rows that start on odd
-        places, or on the same places of their pages, are slower.
+        allocator does so. There are a few unused numbers between the rows: products are slower
+        where rows start at odd places, or at the same places of their pages.
         """
         stride = self.width // 8 * 8 + 8
         scratch = self._scratch
@@ -506,9 +587,9 @@ class Gram:
                 self._scratch = scratch
         return scratch[:rows, :columns]
 
-    def _products_in(self, features: Tensor) -> torch.dtype:
+    def _product_dtype(self, features: Tensor) -> torch.dtype:
         """The precision in which features are multiplied."""
-        if self._spots is None or self.targets is not None or features.dtype == torch.float64:
+        if self._error_sums is None or self.targets is not None or features.dtype == torch.float64:
             return torch.float64
         # Tensor cores multiply half precision and sum in float32; a CPU multiplies in float32.
         if features.dtype in HALVES and self.device.type == "cuda":
@@ -519,22 +600,22 @@ class Gram:
         """Add rows (n, D) in float64 to `upper`, the sums or those of one target."""
         _add_product(upper, rows)
 
-    def _add_in_short(
+    def _add_mixed(
         self, features: Tensor, root: Tensor | None, left: Tensor | None, ones: bool
     ) -> Tensor:
         """Add rows in mixed precision.
 
         Args:
             features: (n, D), or (n, D - 1) with `ones`.
-            root: (n, 1), the roots of the weights.
-            left: (K, n), the residuals times those roots, in float64.
-            ones: whether a column of ones belongs to the features.
+            root: The roots of the weights, (n, 1).
+            left: The residuals times those roots, (K, n) in float64.
+            ones: Whether a column of ones belongs to the features.
 
         Returns:
             $r^T W F$, (K, D), in float64; (0, D) without residuals.
         """
-        assert self._spots is not None
-        rows = features.to(self.device, self._products_in(features))
+        assert self._error_sums is not None
+        rows = features.to(self.device, self._product_dtype(features))
         if root is not None:  # a weighted row no longer fits half precision
             rows = rows.float() * root.float()
         elif rows.device.type == "cpu" and rows.stride(0) * rows.itemsize % _PAGE == 0:
@@ -542,48 +623,64 @@ class Gram:
         if left is None:
             left = rows.new_empty(0, len(rows), dtype=torch.float64)
         if ones:
-            last = left.new_ones(1, len(rows)) if root is None else root.mT
-            left = torch.cat([last, left])  # (1 + K, n)
-        before = self._upper.diagonal().sum()
+            last_column = left.new_ones(1, len(rows)) if root is None else root.mT
+            left = torch.cat([last_column, left])  # (1 + K, n)
+        trace_before = self._upper.diagonal().sum()
         crosses = []
-        most = _HALF_ROWS if rows.dtype in HALVES else max(_SINGLE_ROWS, 4 * self.width)
-        for start in range(0, len(rows), most):
-            block, beside = rows[start : start + most], left[:, start : start + most]
+        if rows.dtype in HALVES:
+            block_rows = _HALF_ROWS
+        else:
+            block_rows = max(_SINGLE_ROWS, 4 * self.width)
+        for start in range(0, len(rows), block_rows):
+            here = slice(start, start + block_rows)
+            block = rows[here]
+            block_left = left[:, here]
             self._blocks += 1
             regular = self._blocks <= _MEASURED_FIRST or self._blocks % 32 == 0
-            if regular or len(block) > self._longest:  # a longer sum may err by more
-                self._longest = max(len(block), self._longest)
+            if regular or len(block) > self._longest_measured:  # a longer sum may err by more
+                self._longest_measured = max(len(block), self._longest_measured)
                 product = torch.zeros_like(self._upper)
-                crosses.append(_add_short_block(product, block, beside, ones))
-                exact = features[start : start + most].to(self.device, torch.float64)
-                if root is not None:  # not as they were rounded for the product
-                    exact = exact * root[start : start + most]
-                self._measure(product, exact, beside[:1] if ones else None)
+                crosses.append(_add_short_block(product, block, block_left, ones))
+                # The features before they were weighted in the precision of the product.
+                exact = features[here].to(self.device, torch.float64)
+                if root is not None:
+                    exact = exact * root[here]
+                self._measure(product, exact, block_left[:1] if ones else None)
                 self._upper += product
             else:
-                crosses.append(_add_short_block(self._upper, block, beside, ones))
-        self._spots[2].add_(self._upper.diagonal().sum() - before)
+                crosses.append(_add_short_block(self._upper, block, block_left, ones))
+        self._error_sums[2].add_(self._upper.diagonal().sum() - trace_before)
         return crosses[0] if len(crosses) == 1 else torch.stack(crosses).sum(0)
 
-    def _measure(self, product: Tensor, exact_rows: Tensor, last: Tensor | None) -> None:
-        """Note the error and the trace of a block's product; `last` (1, n) is its last column."""
-        assert self._spots is not None
-        if last is not None:
-            exact_rows = torch.cat([exact_rows, last.mT], dim=1)
+    def _measure(self, product: Tensor, exact_rows: Tensor, last_column: Tensor | None) -> None:
+        """Note the error and the trace of a block's product.
+
+        Args:
+            product: (D, D), on and above the diagonal.
+            exact_rows: The block's rows in float64, (n, D), or (n, D - 1).
+            last_column: The last column of the rows, (1, n), where it is not among them.
+        """
+        assert self._error_sums is not None
+        if last_column is not None:
+            exact_rows = torch.cat([exact_rows, last_column.mT], dim=1)
         # Other directions for every block, so that no error hides from all of them.
         seeded = torch.Generator(self.device).manual_seed(self._blocks)
         directions = standard_normal((self.width, _DIRECTIONS), self.device, seeded)
         exact = exact_rows.mT @ (exact_rows @ directions)
         error = _mirrored(product.triu()) @ directions - exact  # dG v, (D, directions)
         norm = torch.linalg.matrix_norm(error) / _DIRECTIONS**0.5
-        self._spots[:2].add_(torch.stack([norm, product.diagonal().sum()]))
+        self._error_sums[:2].add_(torch.stack([norm, product.diagonal().sum()]))
 
 
 def precision_for(wanted: PrecisionLike, features: Tensor) -> Precision:
-    """What the products of features are made in; "auto" is double, but for half precision.
+    """The precision of the products of features.
+
+    Args:
+        wanted: What the user chose; "auto" is double, but mixed for features in half precision.
+        features: Features of the first batch.
 
     Raises:
-        ValueError: there is no such precision, or the device has none of float64 for the sums.
+        ValueError: There is no such precision, or the device has no float64 for the sums.
     """
     if wanted not in ("auto", "double", "mixed"):
         raise ValueError(f"precision must be 'auto', 'double' or 'mixed', got {wanted!r}.")
@@ -609,24 +706,26 @@ def with_ones(rows: Tensor) -> Tensor:
     return torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
 
 
-def _parts(
+def _row_chunks(
     rows: int, step: int, features: Tensor, root: Tensor | None, errors: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
-    """What belongs to each `step` of the rows."""
+    """Features, roots of weights and residuals of `step` rows after the others."""
     if rows <= step:
         yield features, root, errors
         return
     for start in range(0, rows, step):
-        part = slice(start, start + step)
+        chunk = slice(start, start + step)
         yield (
-            features[part],
-            None if root is None else root[part],
-            None if errors is None else errors[part],
+            features[chunk],
+            None if root is None else root[chunk],
+            None if errors is None else errors[chunk],
         )
 
 
 def _add_product(upper: Tensor, rows: Tensor) -> None:
-    """upper += rows^T rows, block row by block row from the diagonal on (half the work).
+    """Add rows^T rows to the upper triangle.
+
+    Each block row is multiplied from the diagonal on alone, which is half the work.
 
     Args:
         upper: (D, D) in float64.
@@ -634,7 +733,8 @@ def _add_product(upper: Tensor, rows: Tensor) -> None:
     """
     for start, stop in _block_rows(len(upper), rows):
         block_row = upper[start:stop, start:]
-        left, right = rows[:, start:stop].mT, rows[:, start:]
+        left = rows[:, start:stop].mT
+        right = rows[:, start:]
         if rows.dtype == torch.float64:
             block_row.addmm_(left, right)
         else:
@@ -647,11 +747,12 @@ def _add_short_block(upper: Tensor, rows: Tensor, left: Tensor, ones: bool) -> T
     Args:
         upper: (D, D) in float64.
         rows: (n, D), or (n, D - 1) with `ones`.
-        left: (K, n) in float64; with `ones`, a further first row is the block's last column.
-        ones: whether there is such a column.
+        left: The weighted residuals, (K, n) in float64; with `ones`, a further first row is the
+            block's last column.
+        ones: Whether the block has a last column of ones, which `rows` lack.
 
     Returns:
-        The residuals' products, (K, D) in float64.
+        The products of the residuals with the rows, (K, D) in float64.
     """
     width = rows.shape[1]
     _add_product(upper[:width, :width], rows)
@@ -669,7 +770,8 @@ def _block_rows(width: int, rows: Tensor) -> list[tuple[int, int]]:
     """Where block rows of the product start and stop; the last is the highest.
 
     Starts are multiples of 64, so that the blocks of aligned rows are aligned too. An accelerator
-    multiplies half precision faster than it can be told to: up to 2048 columns there is one block.
+    multiplies half precision faster than kernels can be launched: up to 2048 columns there is one
+    block.
     """
     if rows.is_cuda and rows.dtype in HALVES and width <= 2048:
         return [(0, width)]
@@ -679,10 +781,21 @@ def _block_rows(width: int, rows: Tensor) -> list[tuple[int, int]]:
 
 
 def block_height(width: int, device: str, few: int, most: int = 8) -> int:
-    """Small saves work, large saves calls: on an accelerator, one below `few`, else 4 or `most`."""
+    """Height of the block rows of a triangular product: small saves work, large saves calls.
+
+    Args:
+        width: Number of columns of the matrix.
+        device: Type of the device. A CPU has up to 8 block rows.
+        few: Width below which an accelerator has one block row; from there to four times as many
+            columns it has 4.
+        most: Number of block rows that an accelerator has beyond.
+    """
     if device == "cpu":
         return max(64, -(-width // 8))
-    return width if width < few else -(-width // (4 if width < 4 * few else most))
+    if width < few:
+        return width
+    blocks = 4 if width < 4 * few else most
+    return -(-width // blocks)
 
 
 def _times(left: Tensor, rows: Tensor) -> Tensor:
@@ -695,11 +808,12 @@ def _times(left: Tensor, rows: Tensor) -> Tensor:
 
 
 def _split_times(left: Tensor, rows: Tensor) -> Tensor:
-    """The same of bfloat16 rows: the left in three summands, so that no row must be cast."""
+    """The same for bfloat16 rows: the left in three summands, so that no row must be cast."""
     summands = []
-    for _ in range(3):  # of 8 bits each
-        summands.append(left.to(rows.dtype))
-        left = left - summands[-1]
+    for _ in range(3):  # summands of 8 bits each
+        summand = left.to(rows.dtype)
+        summands.append(summand)
+        left = left - summand
     products = _block_times(torch.cat(summands), rows)  # (3 K, D)
     return products.reshape(3, len(left), -1).sum(0)
 
@@ -727,32 +841,42 @@ _WIDENS = hasattr(torch.ops.aten.mm, "dtype")
 """Whether products of half precision can be had in float32: from PyTorch 2.8."""
 
 
-def half_product(left: Tensor, right: Tensor, more: Tensor | None = None) -> Tensor:
-    """The product of half-precision matrices, or stacks of them, in float32; plus `more`."""
-    wanted = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
-    if left.is_cuda and _WIDENS and not wanted:
-        if more is not None:
-            return torch.addmm(more, left, right, out_dtype=torch.float32)
+def half_product(left: Tensor, right: Tensor, summand: Tensor | None = None) -> Tensor:
+    """The product of half-precision matrices, or stacks of them, in float32.
+
+    Args:
+        left: (..., n, k) in half precision.
+        right: (..., k, m) in half precision.
+        summand: Added to the product of two matrices where given, (n, m) in float32.
+    """
+    needs_grad = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
+    if left.is_cuda and _WIDENS and not needs_grad:
+        if summand is not None:
+            return torch.addmm(summand, left, right, out_dtype=torch.float32)
         multiply = torch.mm if left.ndim == 2 else torch.bmm
         return multiply(left, right, out_dtype=torch.float32)
     with full_products(left):
         product = left.float() @ right.float()
-    return product if more is None else more + product
+    return product if summand is None else summand + product
 
 
 def full_products(tensor: Tensor) -> AbstractContextManager[None]:
-    """Where float32 products keep float32's digits, whatever the process allows (TF32)."""
+    """A context in which float32 products keep float32's digits, whatever the process allows.
+
+    Processes may allow TF32, which has 10 bits.
+    """
     if tensor.is_cuda and not torch.compiler.is_compiling():
         return _full_products()
     return nullcontext()
 
 
 _SETTING = RLock()
-"""Held while a thread changes the setting of the process, so that each puts back what it met."""
+"""Locked while a thread changes the setting of the process, so that each restores what it met."""
 
 
 @contextmanager
 def _full_products() -> Iterator[None]:
+    """Switch TF32 off for the time being."""
     settings = torch.backends.cuda.matmul
     recent = hasattr(settings, "fp32_precision")  # from torch 2.9
     name = "fp32_precision" if recent else "allow_tf32"
@@ -767,11 +891,12 @@ def _full_products() -> Iterator[None]:
 
 def _mirrored(upper: Tensor) -> Tensor:
     """An upper triangular matrix made symmetric in place, a block at a time."""
-    width, step = upper.shape[-1], 512
-    for i in range(0, width, step):
-        block = upper[..., i : i + step, i : i + step]
+    step = 512
+    for start in range(0, upper.shape[-1], step):
+        stop = start + step
+        block = upper[..., start:stop, start:stop]
         block += block.triu(1).mT
-        upper[..., i + step :, i : i + step] = upper[..., i : i + step, i + step :].mT
+        upper[..., stop:, start:stop] = upper[..., start:stop, stop:].mT
     return upper
 
 
@@ -782,7 +907,10 @@ def check_finite(sums: Tensor) -> None:
 
 
 def _sum(left: Tensor | None, right: Tensor | None, sign: int) -> Tensor | None:
-    return None if left is None or right is None else left + sign * right
+    """left + sign * right; None where one of them is not known."""
+    if left is None or right is None:
+        return None
+    return left + sign * right
 
 
 def _variances(square: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ Weights are written in independent standard coordinates $\xi$, one block of D pe
 root $L$ of $\rho = L L^\top$: $\;\delta w_k = \alpha_k \sum_j L_{kj} V (\lambda + s)^{-1/2} \xi_j$.
 Only the epistemic part is meant here: noise does not correlate between predictions.
 
-Where what predictions share has a scale $\alpha_B$ below that of single ones, the scale above is
-$\alpha_B$. Each row x then has a deviation of the weights of its own too, independent of all
-others, from the same posterior with $\beta^2 = (\alpha^2 - \alpha_B^2)_+$ for its squared scale:
+What predictions share may have a scale $\alpha_B$ below that of single predictions, $\alpha$. The
+scale above is then $\alpha_B$. Each row x also has a deviation of the weights that it shares with
+no other row (`RowDeviation`), from the same posterior with the squared scale
+$\beta^2 = (\alpha^2 - \alpha_B^2)_+$:
 
 $$ \mathrm{Cov}(y_k(x), y_l(x')) = \left( \alpha_{B,k} \alpha_{B,l} + 1[x = x'] \beta_k \beta_l
    \right) \rho_{kl}\, f_k(x)^\top (G + \varsigma^2 I)^{-1} f_l(x') $$
@@ -40,9 +41,9 @@ class JointPosterior:
     r"""Deviations of all weights from the trained ones: a centred Gaussian.
 
     Attributes:
-        posterior: of one target's weights, with one scale per target; not truncated.
+        posterior: The posterior of one target's weights, with one scale per target; not truncated.
         correlation: $\rho$, (K, K).
-        own: what single predictions do not share; None for nothing.
+        row_deviation: What single predictions do not share; None for nothing.
 
     Examples:
         >>> gram = Gram(1)
@@ -56,26 +57,36 @@ class JointPosterior:
 
     posterior: Posterior
     correlation: Tensor
-    own: OwnPart | None = None
+    row_deviation: RowDeviation | None = None
 
     @classmethod
     def of(
         cls, posterior: Posterior, gram: Gram, layout: str, shared: Tensor | None = None
     ) -> JointPosterior:
-        """For the features' layout (see `cases`); `shared` is the scale (K,) of what rows share."""
+        r"""The joint posterior of a fit.
+
+        Args:
+            posterior: The posterior of one target's weights, with the scales $\alpha$ of single
+                predictions.
+            gram: The Gram of the fit, with the residuals' moments.
+            layout: The layout of the features (see `cases`); "joint" is one weight vector behind
+                all targets.
+            shared: The scale $\alpha_B$ of what predictions share, (K,); None for $\alpha$.
+        """
         targets = posterior.scale.numel()
         if layout == "joint":
             rho = torch.ones(targets, targets, dtype=torch.float64, device=gram.device)
         else:
             rho = residual_correlation(gram, targets)
-        shared = posterior.scale if shared is None else shared
+        if shared is None:
+            shared = posterior.scale
         joint = cls(posterior.with_scale(shared), rho)
-        own = (posterior.scale.square() - shared.square()).clamp(min=0).sqrt()
-        if not bool(own.any()):
+        beta = (posterior.scale.square() - shared.square()).clamp(min=0).sqrt()
+        if not bool(beta.any()):
             return joint
         factor = posterior.factor.reshape(-1, posterior.width, posterior.width)
-        mixing = own.diag() if layout == "joint" else own[:, None] * joint.root
-        return replace(joint, own=OwnPart(factor, mixing))
+        mixing = beta.diag() if layout == "joint" else beta[:, None] * joint.root
+        return replace(joint, row_deviation=RowDeviation(factor, mixing))
 
     @property
     def targets(self) -> int:
@@ -93,39 +104,46 @@ class JointPosterior:
         if torch.equal(self.correlation, torch.eye(self.targets).to(self.correlation)):
             return self.correlation
         values, vectors = torch.linalg.eigh(self.correlation)
-        kept = values > 1e-12 * values[-1]
-        return torch.mul(vectors[:, kept], values[kept].sqrt())
+        positive = values > 1e-12 * values[-1]
+        return torch.mul(vectors[:, positive], values[positive].sqrt())
 
     @cached_property
     def scale(self) -> Tensor:
-        """(K,)."""
+        """The scale of each target, (K,)."""
         return self.posterior.scale.reshape(-1)
 
     def weights(self, coordinates: Tensor) -> Tensor:
         """Weight deviations (n, K, D) of points (n, coordinates) in standard coordinates."""
         z = coordinates.reshape(len(coordinates), -1, self.posterior.width)
         z = z.to(self.root) / self.posterior.precisions.sqrt()
-        # (n, j, r) -> (n, j, D), each target in its own basis where it has one
-        whole = torch.einsum("njr,jdr->njd", z, self._basis)
-        return self.scale[:, None] * torch.einsum("kj,njd->nkd", self.root, whole)
+        # (n, j, r) -> (n, j, D): each target in its own basis where it has one.
+        by_block = torch.einsum("njr,jdr->njd", z, self._basis)
+        return self.scale[:, None] * torch.einsum("kj,njd->nkd", self.root, by_block)
 
     def rows(self, cotangents: Tensor, features: Tensor) -> Tensor:
-        r"""Derivatives of Q quantities by the standard coordinates, (Q, coordinates).
+        r"""Derivatives of Q quantities by the standard coordinates.
 
-        From those by the outputs, (Q, M, K), with features (M, D), or (M, K, D) where they differ
-        between targets. The covariance is rows times rows transposed; rows of batches add up.
+        The covariance of the quantities is these rows times their transpose. The rows of batches
+        add up.
+
+        Args:
+            cotangents: Derivatives of the quantities by the outputs, (Q, M, K).
+            features: (M, D), or (M, K, D) where they differ between targets.
+
+        Returns:
+            (Q, coordinates) in float64.
         """
         cotangents = cotangents.to(torch.float64) * self.scale
         features = features.to(torch.float64)
         if features.ndim == 2:
             quantities, outputs, targets = cotangents.shape
             flat = cotangents.mT.reshape(quantities * targets, outputs)
-            pulled = (flat @ features).reshape(quantities, targets, -1)
+            by_weights = (flat @ features).reshape(quantities, targets, -1)
         else:
-            pulled = torch.einsum("qmk,mkd->qkd", cotangents, features)
-        mixed = torch.einsum("qkd,kj->qjd", pulled, self.root)
-        rows = torch.einsum("qjd,jdr->qjr", mixed, self._basis) / self.posterior.precisions.sqrt()
-        return rows.flatten(1)
+            by_weights = torch.einsum("qmk,mkd->qkd", cotangents, features)
+        by_block = torch.einsum("qkd,kj->qjd", by_weights, self.root)
+        in_basis = torch.einsum("qjd,jdr->qjr", by_block, self._basis)
+        return (in_basis / self.posterior.precisions.sqrt()).flatten(1)
 
     @staticmethod
     def response(features: Tensor, deviations: Tensor) -> Tensor:
@@ -141,13 +159,21 @@ class JointPosterior:
     def covariance(
         self, left: Tensor, right: Tensor | None = None, same: Tensor | None = None
     ) -> Tensor:
-        """(M, K, M', K) between the outputs with these features; `same` (M, M') for equal rows."""
+        """Covariance between the outputs with these features, (M, K, M', K).
+
+        Args:
+            left: Features (M, D) or (M, K, D).
+            right: Features of M' other rows; None for the same ones.
+            same: Whether rows on both sides are equal, (M, M'); None for rows that share
+                everything.
+        """
         a = self.posterior.whitened(left)
         b = a if right is None else self.posterior.whitened(right)
         between = (self.correlation * self.scale[:, None] * self.scale)[:, None, :]
-        if same is not None and self.own is not None:
-            own = torch.linalg.vector_norm(self.own.mixing, dim=1)  # beta: rho has a unit diagonal
-            single = (self.correlation * own[:, None] * own)[:, None, :]
+        if same is not None and self.row_deviation is not None:
+            # The norm of a row of B is beta, since rho has a unit diagonal.
+            beta = torch.linalg.vector_norm(self.row_deviation.mixing, dim=1)
+            single = (self.correlation * beta[:, None] * beta)[:, None, :]
             between = between + same[:, None, :, None] * single
         if a.ndim == 2:
             return (a @ b.mT)[:, None, :, None] * between
@@ -155,14 +181,16 @@ class JointPosterior:
 
     @property
     def _basis(self) -> Tensor:
-        """(blocks of coordinates, D, D)."""
+        """The eigenvectors behind each block of coordinates, (blocks, D, D)."""
         vectors = self.posterior.eigenvectors
         self.posterior._check_whole("Joint predictions need the whole one.")
-        return vectors if vectors.ndim == 3 else vectors.expand(self.root.shape[1], -1, -1)
+        if vectors.ndim == 3:
+            return vectors
+        return vectors.expand(self.root.shape[1], -1, -1)
 
 
-class OwnPart(NamedTuple):
-    r"""What no other row shares of a prediction's error: $B S_m z$ at row m, with z ~ N(0, I).
+class RowDeviation(NamedTuple):
+    r"""What a prediction's error shares with no other row: $B S_m z$ at row m, with z ~ N(0, I).
 
     Attributes:
         factor: R with $q = |R f|^2$, (1, D, D), or (T, D, D) with one Gram per target.
@@ -173,23 +201,29 @@ class OwnPart(NamedTuple):
     mixing: Tensor
 
     def roots(self, features: Tensor) -> Tensor:
-        r"""S: $\sqrt q$, (M, 1 or K); behind one weight vector the root of a matrix, (M, K, K)."""
+        r"""S of each row: $\sqrt q$, (M, 1 or K).
+
+        Behind one weight vector S is the symmetric root of a matrix, (M, K, K).
+        """
         rows = features.detach().to(self.factor)
-        z = torch.einsum("mtd,tcd->mtc", rows[:, None] if rows.ndim == 2 else rows, self.factor)
+        with_targets = rows[:, None] if rows.ndim == 2 else rows
+        z = torch.einsum("mtd,tcd->mtc", with_targets, self.factor)
         if rows.ndim == 2 or len(self.factor) > 1:
             return z.square().sum(-1).sqrt()
         values, vectors = torch.linalg.eigh(z @ z.mT)
-        # the symmetric root, which rounding does not turn
+        # Rounding does not turn the symmetric root, as it may turn the eigenvectors.
         return torch.matmul(vectors * values.clamp(min=0).sqrt()[:, None], vectors.mT)
 
     def moved(self, roots: Tensor, z: Tensor) -> Tensor:
-        """B S z: points (n, M, J) -> changes (n, M, K)."""
+        """B S z: points (n, M, J) -> changes (n, M, K) of the outputs."""
         return self.stretched(roots, z) @ self.mixing.mT
 
     @staticmethod
     def stretched(roots: Tensor, z: Tensor) -> Tensor:
         """S z, (n, M, J); S is symmetric."""
-        return roots * z if roots.ndim == 2 else torch.einsum("mkj,nmj->nmk", roots, z)
+        if roots.ndim == 2:
+            return roots * z
+        return torch.einsum("mkj,nmj->nmk", roots, z)
 
 
 def residual_correlation(gram: Gram, targets: int) -> Tensor:
@@ -202,5 +236,7 @@ def residual_correlation(gram: Gram, targets: int) -> Tensor:
     if gram.targets is not None or square is None or square.ndim != 2 or len(square) != targets:
         return identity
     size = square.diagonal().clamp(min=0).sqrt()
-    size = torch.where(size > 0, size, torch.inf)  # without residuals there is no correlation
-    return torch.where(identity > 0, identity, (square / size[:, None] / size).clamp(-1, 1))
+    # A target without residuals correlates with nothing.
+    size = torch.where(size > 0, size, torch.inf)
+    correlation = (square / size[:, None] / size).clamp(-1, 1)
+    return torch.where(identity > 0, identity, correlation)

@@ -1,4 +1,8 @@
-"""What matrices of a width need of a device's memory, held against what is free there."""
+"""The memory that large matrices need, compared with what is free on their device.
+
+`require_memory` is called before large allocations, so that a user gets an error with a remedy in
+place of a process that the system kills.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,47 @@ from pathlib import Path
 import torch
 
 _SMALL = 1 << 26
-"""Bytes below which nobody is asked: the answer takes longer than the allocation."""
+"""Bytes below which nothing is compared: it takes longer than the allocation."""
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be had on a device; None where nobody tells."""
+    """Bytes that can still be allocated on a device; None where that is not known."""
     if device.type == "cuda":
-        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + idle
-    table = Path("/proc/meminfo")
-    if device.type != "cpu" or not table.exists():
+        # Torch's allocator holds memory that no tensor uses at present.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    meminfo = Path("/proc/meminfo")
+    if device.type != "cpu" or not meminfo.exists():
         return None
-    lines = dict(line.split(":", 1) for line in table.read_text().splitlines() if ":" in line)
-    available = lines.get("MemAvailable")
-    return None if available is None else int(available.split()[0]) * 1024
+    for line in meminfo.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
 
 
 def require_memory(copies: int, width: int, targets: int | None, device: torch.device) -> None:
-    """Refuse where so many D x D float64 matrices, for each of the targets, are too many."""
+    """Refuse matrices that a device has too little memory for.
+
+    Args:
+        copies: Number of float64 matrices (D, D) that are needed at once, per target.
+        width: Number of features D.
+        targets: Number of targets that have matrices of their own; None for shared ones.
+        device: Where the matrices are needed.
+
+    Raises:
+        MemoryError: They take more than is free.
+    """
     needed = 8 * copies * width**2 * (targets or 1)
-    free = free_memory(device) if needed > _SMALL else None
+    if needed <= _SMALL:
+        return
+    free = free_memory(device)
     if free is None or needed <= free:
         return
-    each = "" if targets is None else f", one for each of {targets} targets"
+    per_target = "" if targets is None else f", one for each of {targets} targets"
     raise MemoryError(
         f"Features {width:,} wide need {needed / 2**30:,.1f} GiB on {device} ({copies} float64 "
-        f"matrices {width:,} x {width:,}{each}), and {free / 2**30:,.1f} GiB are free. Name a "
-        "narrower readout with layer=, give features= that project to fewer columns, or move the "
+        f"matrices {width:,} x {width:,}{per_target}), and {free / 2**30:,.1f} GiB are free. Name "
+        "a narrower readout with layer=, give features= that project to fewer columns, or move the "
         "model to a device with more memory."
     )

@@ -6,8 +6,8 @@ ridge $s = \varsigma^2$ and scale $\alpha$
 $$ q(f) = f^\top (G + \Sigma + s I)^{-1} f = \sum_j \frac{(v_j^\top f)^2}{\lambda_j + s},
    \qquad \sigma^2(f) = \alpha^2 q(f), \qquad R(f) = 1 / q(f) $$
 
-(the paper's last-layer prediction rigidity). The eigenbasis is kept, so another ridge costs
-nothing; the targets share it, each with a scale of its own.
+(the paper's last-layer prediction rigidity). `Posterior.from_gram` factorises once. The eigenbasis
+is kept, so another ridge costs nothing; the targets share it, each with a scale of its own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from .gram import Gram
 from .memory import require_memory
 from .root import RootGram, triangle
 
+__all__ = ["Posterior"]
+
 LARGEST_ROUNDING = 1e-3
-"""Relative rounding error beyond which a variance is not given, or computed in more digits."""
+"""Relative rounding error beyond which a variance is refused, or computed in more digits."""
 
 TruncationForm = Literal["inverse", "complement"]
 
@@ -35,14 +37,14 @@ class Posterior:
     r"""$N(0, \alpha^2 (G + \varsigma^2 I)^{-1})$ of the readout weights about the trained ones.
 
     Attributes:
-        eigenvalues: (k,) ascending, or (T, k) with one Gram per target.
-        eigenvectors: (D, k) or (T, D, k), in columns.
+        eigenvalues: Ascending, (k,), or (T, k) with one Gram per target.
+        eigenvectors: In columns, (D, k) or (T, D, k).
         ridge: $\varsigma^2$.
         scale: $\alpha$, a scalar or (K,) with one entry per target.
-        complement: whether directions outside the kept ones count with the ridge alone.
-        error: worst-case relative error of a truncation; see `truncate`.
-        rounding: bound on the error of G, |dG|, where its products were of mixed precision.
-        from_root: whether the eigenbasis is that of a root of G, `RootGram`.
+        complement: Whether directions outside the eigenvectors count with the ridge alone.
+        error: Worst-case relative error of a truncation; see `truncate`.
+        rounding_error: Bound on the error of G, |dG|, where its products were of mixed precision.
+        from_root: Whether the eigenbasis is that of a root of G, `RootGram`.
     """
 
     eigenvalues: Tensor
@@ -51,7 +53,7 @@ class Posterior:
     scale: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
     complement: bool = False
     error: float = 0.0
-    rounding: float = 0.0
+    rounding_error: float = 0.0
     from_root: bool = False
 
     @classmethod
@@ -59,12 +61,12 @@ class Posterior:
         r"""Factorise $G$ (+ penalty) once.
 
         Args:
-            gram: the accumulated rows.
+            gram: The accumulated rows.
             ridge: $\varsigma^2 \ge 0$, added to the diagonal.
-            penalty: any symmetric positive semi-definite (D, D) matrix added to G.
+            penalty: Any symmetric positive semi-definite (D, D) matrix, added to G.
 
         Raises:
-            ValueError: singular at this ridge, or not positive semi-definite.
+            ValueError: The sum is singular at this ridge, or not positive semi-definite.
 
         Examples:
             >>> gram = Gram(1)
@@ -73,9 +75,16 @@ class Posterior:
             10.0
         """
         check_ridge(ridge)
-        basis = gram.eigenbasis(None if penalty is None else _checked_penalty(penalty, gram))
-        root, values = isinstance(gram, RootGram), _clipped(basis[0], gram.rounding)
-        posterior = cls(values, basis[1], 0.0, rounding=gram.rounding, from_root=root)
+        if penalty is not None:
+            penalty = _checked_penalty(penalty, gram)
+        eigenvalues, eigenvectors = gram.eigenbasis(penalty)
+        posterior = cls(
+            eigenvalues=_without_negatives(eigenvalues, gram.rounding_error),
+            eigenvectors=eigenvectors,
+            ridge=0.0,
+            rounding_error=gram.rounding_error,
+            from_root=isinstance(gram, RootGram),
+        )
         try:
             return posterior.with_ridge(ridge)
         except ValueError as error:
@@ -93,7 +102,7 @@ class Posterior:
 
     @property
     def rank(self) -> int:
-        """Number of eigenvectors kept."""
+        """Number of eigenvectors, fewer than the width after a truncation."""
         return self.eigenvectors.shape[-1]
 
     @property
@@ -109,14 +118,17 @@ class Posterior:
 
     @property
     def float64_error(self) -> float:
-        """Relative error of variances that float64 sums and their factorisation leave."""
-        return torch.finfo(torch.float64).eps * self.condition ** (0.5 if self.from_root else 1)
+        """Relative error of variances from float64 sums and their factorisation."""
+        power = 0.5 if self.from_root else 1
+        return torch.finfo(torch.float64).eps * self.condition**power
 
     @property
     def doubt(self) -> float:
         r"""Bound on the relative error of variances by that of G, $|dG| / (\lambda_{\min} + s)$."""
+        if not self.rounding_error:
+            return 0.0
         smallest = self.ridge if self.complement else float(self.precisions[..., 0].min())
-        return self.rounding / smallest if self.rounding else 0.0
+        return self.rounding_error / smallest
 
     @property
     def effective_rank(self) -> float:
@@ -124,19 +136,26 @@ class Posterior:
         return float((self.eigenvalues / self.precisions).sum(-1).mean())
 
     def with_ridge(self, ridge: float) -> Posterior:
-        """The same eigenbasis with another ridge: no factorisation."""
+        """The same eigenbasis with another ridge: no factorisation.
+
+        Raises:
+            ValueError: The Gram is singular at this ridge, or the posterior is truncated.
+        """
         check_ridge(ridge)
         self._check_whole("Choose the ridge first, then truncate.")
-        smallest, largest = self.eigenvalues[..., 0], self.eigenvalues[..., -1]
+        smallest = self.eigenvalues[..., 0]
+        largest = self.eigenvalues[..., -1]
+        # A Gram's eigenvalues are rounded relative to the largest. Those from a root are squares of
+        # singular values, which are rounded so.
         share = torch.finfo(torch.float64).eps * max(self.width, 1 / LARGEST_ROUNDING)
         floor = largest * (share**2 if self.from_root else share)
         if bool((smallest + ridge <= floor).any()):
-            more = "" if self.from_root else ", call fit(train, method='qr')"
+            more_digits = "" if self.from_root else ", call fit(train, method='qr')"
             raise ValueError(
                 f"To float64 the Gram is singular at ridge={ridge:g}: its eigenvalues run from "
                 f"{float(smallest.min()):.3g} to {float(largest.max()):.3g}, and any below "
-                f"{float(floor.max()):.3g} is rounding. Pass a ridge above that{more} or give more "
-                "data."
+                f"{float(floor.max()):.3g} is rounding. Pass a ridge above that{more_digits} or "
+                "give more data."
             )
         return replace(self, ridge=float(ridge))
 
@@ -147,18 +166,29 @@ class Posterior:
 
     def to(self, device: torch.device | str) -> Posterior:
         """The same posterior on another device."""
-        held = ("eigenvalues", "eigenvectors", "scale")
-        return replace(self, **{name: getattr(self, name).to(device) for name in held})
+        return replace(
+            self,
+            eigenvalues=self.eigenvalues.to(device),
+            eigenvectors=self.eigenvectors.to(device),
+            scale=self.scale.to(device),
+        )
 
     def projections(self, features: Tensor) -> Tensor:
-        """Components $v_j^T f$ in float64: (..., D) -> (..., k), or (..., T, k) per target."""
-        if (got := tuple(features.shape))[-1] != self.width:
-            raise ValueError(f"features must have {self.width} columns, got {got}.")
+        """Components $v_j^T f$ in float64: (..., D) -> (..., k), or (..., T, k) per target.
+
+        Raises:
+            ValueError: The features have another width.
+        """
+        if features.shape[-1] != self.width:
+            raise ValueError(
+                f"features must have {self.width} columns, got {tuple(features.shape)}."
+            )
         features = features.to(self.eigenvectors)
         if self.eigenvectors.ndim == 2:
             return features @ self.eigenvectors
-        own = "...d" if features.ndim < 3 else "...td"
-        return torch.einsum(f"{own},tdk->...tk", features, self.eigenvectors)
+        # Features of three dimensions differ between the targets.
+        equation = "...d,tdk->...tk" if features.ndim < 3 else "...td,tdk->...tk"
+        return torch.einsum(equation, features, self.eigenvectors)
 
     def quadratic(self, features: Tensor) -> Tensor:
         r"""$q = f^T (G + \varsigma^2 I)^{-1} f$, unscaled: (..., D) -> (...), or (..., T)."""
@@ -166,7 +196,8 @@ class Posterior:
         inside = (components.square() / self.precisions).sum(-1)
         if not self.complement:
             return inside
-        return inside + self._residual(features, components).square().sum(-1) / self.ridge
+        outside = self._residual(features, components).square().sum(-1) / self.ridge
+        return inside + outside
 
     def variance(self, features: Tensor) -> Tensor:
         r"""$\alpha^2 q$: (..., D) -> (...), with the targets last where scale has several.
@@ -174,10 +205,12 @@ class Posterior:
         Features (..., K, D) that differ between the K targets of scale give (..., K) too.
         """
         q = self.quadratic(features)
-        targets = self.scale.shape[0] if self.scale.ndim else None
-        differ = features.ndim > 2 and features.shape[-2] == targets
-        if targets is not None and self.eigenvalues.ndim == 1 and not differ:
-            q = q[..., None]
+        if self.scale.ndim and self.eigenvalues.ndim == 1:
+            # The targets share q, unless each has features of its own.
+            targets = self.scale.shape[0]
+            has_targets = features.ndim > 2 and features.shape[-2] == targets
+            if not has_targets:
+                q = q[..., None]
         return self.scale.square() * q
 
     def rigidity(self, features: Tensor) -> Tensor:
@@ -192,7 +225,9 @@ class Posterior:
         a = self.whitened(left)
         b = a if right is None else self.whitened(right)
         if self.eigenvalues.ndim > 1:
-            a, b = a.movedim(-2, 0), b.movedim(-2, 0)
+            # Targets first, (T, N, k).
+            a = a.movedim(-2, 0)
+            b = b.movedim(-2, 0)
         scale = self.scale[:, None, None] if self.scale.ndim else self.scale
         return scale.square() * (a @ b.mT)
 
@@ -202,11 +237,15 @@ class Posterior:
         inside = components / self.precisions.sqrt()
         if not self.complement:
             return inside
-        rest = self._residual(features, components) / self.ridge**0.5
-        return torch.cat([inside, rest], dim=-1)
+        outside = self._residual(features, components) / self.ridge**0.5
+        return torch.cat([inside, outside], dim=-1)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        r"""Draw n weight deviations from $N(0, \alpha^2 (G + \varsigma^2 I)^{-1})$.
+        r"""Draw weight deviations from $N(0, \alpha^2 (G + \varsigma^2 I)^{-1})$.
+
+        Args:
+            n: Number of draws.
+            generator: Draws them; None for torch's own.
 
         Returns:
             (n, D), or (n, K, D) with several targets, each with weights of its own.
@@ -240,9 +279,14 @@ class Posterior:
         most the factor 1 + `error`, $\lambda_{\mathrm{dropped}} / s$.
 
         Args:
-            rank: how many to keep; or
-            accuracy: the worst-case `error` to allow: the smallest rank that reaches it.
-            form: as above.
+            rank: Number of eigenvectors to keep.
+            accuracy: The worst-case `error` to allow, in place of a rank: the smallest rank that
+                reaches it is taken.
+            form: As above.
+
+        Raises:
+            ValueError: Not exactly one of rank and accuracy was given, the rank is out of range,
+                or this posterior cannot be truncated so.
         """
         if (rank is None) == (accuracy is None):
             raise ValueError("Give either a rank or an accuracy.")
@@ -251,18 +295,20 @@ class Posterior:
             raise ValueError("Each target has its own Gram here: truncation needs a shared one.")
         if form == "complement" and self.ridge == 0:
             raise ValueError("form='complement' needs ridge > 0: it divides by it.")
-        lam, s = self.eigenvalues, self.ridge
+        lam = self.eigenvalues
+        s = self.ridge
         errors = (lam[0] + s) / (lam + s) if form == "inverse" else lam.flip(0) / s
-        errors = torch.cat([errors, errors.new_zeros(1)])  # after 0, 1, ..., rank eigenvectors
+        # Entry r is the error with r eigenvectors; all of them leave none.
+        errors = torch.cat([errors, errors.new_zeros(1)])
         if accuracy is not None:
             rank = max(1, int((errors > accuracy).sum()))
         if rank is None or not 0 < rank <= self.rank:
             raise ValueError(f"rank must lie in 1..{self.rank}, got {rank}.")
-        kept = slice(None, rank) if form == "inverse" else slice(self.rank - rank, None)
+        columns = slice(None, rank) if form == "inverse" else slice(self.rank - rank, None)
         return replace(
             self,
-            eigenvalues=self.eigenvalues[kept],
-            eigenvectors=self.eigenvectors[:, kept],
+            eigenvalues=self.eigenvalues[columns],
+            eigenvectors=self.eigenvectors[:, columns],
             complement=form == "complement" and rank < self.width,
             error=float(errors[rank]),
         )
@@ -277,25 +323,27 @@ class Posterior:
         self._check_whole("It has no square factor: use quadratic().")
         targets = len(self.eigenvectors) if self.eigenvectors.ndim == 3 else None
         require_memory(3, self.width, targets, self.eigenvectors.device)
-        return triangle((self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)).mT)
+        whitener = self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)
+        return triangle(whitener.mT)
 
     def _check_whole(self, remedy: str) -> None:
+        """Refuse a truncated posterior."""
         if self.rank < self.width:
             raise ValueError(f"This posterior is truncated to rank {self.rank}. {remedy}")
 
     def _residual(self, features: Tensor, components: Tensor) -> Tensor:
-        """What the kept eigenvectors do not span of f."""
+        """The component of f outside the eigenvectors' span."""
         return features.to(self.eigenvectors) - components @ self.eigenvectors.mT
 
 
 def check_ridge(ridge: float) -> None:
-    """Refuse what cannot be added to a diagonal."""
+    """Refuse a ridge that is negative or not finite."""
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
 
 
-def _clipped(eigenvalues: Tensor, rounding: float) -> Tensor:
-    """Set rounding-sized negative eigenvalues to zero; refuse larger ones."""
+def _without_negatives(eigenvalues: Tensor, rounding: float) -> Tensor:
+    """Eigenvalues with negative ones of the size of rounding set to zero; larger are refused."""
     largest = eigenvalues[..., -1:]
     if not bool((largest > 0).any()):
         raise ValueError(
@@ -312,9 +360,12 @@ def _clipped(eigenvalues: Tensor, rounding: float) -> Tensor:
 
 
 def _checked_penalty(penalty: Tensor, gram: Gram) -> Tensor:
+    """A penalty in float64 beside the Gram, if it is symmetric and positive semi-definite."""
     penalty = penalty.detach().to(gram.device, torch.float64)
-    if (got := tuple(penalty.shape)) != (gram.width, gram.width):
-        raise ValueError(f"penalty must be ({gram.width}, {gram.width}), got {got}.")
+    if tuple(penalty.shape) != (gram.width, gram.width):
+        raise ValueError(
+            f"penalty must be ({gram.width}, {gram.width}), got {tuple(penalty.shape)}."
+        )
     if not torch.allclose(penalty, penalty.mT):
         raise ValueError("penalty must be symmetric. Pass (P + P.T) / 2.")
     if bool(torch.linalg.eigvalsh(penalty)[0] < -1e-9 * penalty.abs().max()):

@@ -2,6 +2,10 @@ r"""The fast quadratic form $q = |R f|^2$ in the model's own precision, with a r
 
 R is the posterior's upper triangular factor. Its blocks below the diagonal are zero and are
 never multiplied, which makes the extra cost of an error bar about half of a D x D layer.
+
+`QuadraticForm.of` chooses the precision by the rounding bound and casts R. At the first call R is
+cut into block rows (`Block`). A call multiplies the features with each block, and joins the norms
+of the products (`norms`).
 """
 
 from __future__ import annotations
@@ -20,15 +24,16 @@ from .gram import HALVES, block_height, full_products, half_product, with_ones
 from .posterior import LARGEST_ROUNDING, Posterior
 
 _AS_IT_IS = nullcontext()
+"""A context that changes nothing, made once."""
 
 
 class Split(NamedTuple):
     """A matrix as unit (high + low), the two in half precision, for tensor cores.
 
     Attributes:
-        high: the matrix in its unit, rounded.
-        low: what that leaves, rounded.
-        unit: a power of two, so that the largest entry fits float16.
+        high: The matrix in its unit, rounded.
+        low: The remainder, rounded.
+        unit: A power of two, so that the largest entry fits float16.
     """
 
     high: Tensor
@@ -37,11 +42,15 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Tensor, dtype: torch.dtype) -> Split:
-        """In that precision, whose digits it has twice, relative to the largest entry."""
+        """Split a matrix into two of a half precision.
+
+        Together they have twice its digits, relative to the largest entry.
+        """
         _, exponent = torch.frexp(matrix.abs().amax())
         unit = torch.ldexp(matrix.new_ones(()), exponent)
         high = (matrix / unit).to(dtype)
-        return cls(high, (matrix / unit - high.to(matrix)).to(dtype), unit.float())
+        low = (matrix / unit - high.to(matrix)).to(dtype)
+        return cls(high, low, unit.float())
 
     def product(self, rows: Tensor) -> Tensor:
         """Rows (..., D) of the same precision times the matrix, float32, in its unit."""
@@ -51,7 +60,14 @@ class Split(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What a block row of R is multiplied with: features from `start` on; then the offset."""
+    """A block row of R.
+
+    Attributes:
+        start: Its first column: features from there on are multiplied with it.
+        matrix: The block row, transposed, (D - start, k), or (T, D - start, k).
+        offset: Added to the product, (k,); None for nothing.
+        halves: The matrix for rows in half precision, where tensor cores multiply them.
+    """
 
     start: int
     matrix: Tensor
@@ -59,35 +75,37 @@ class Block(NamedTuple):
     halves: Split | None = None
 
     def norm(self, features: Tensor) -> Tensor:
-        """Of this part of $R f$: (N, D) -> (N, 1), or (N, T); by halves for rows of their kind."""
+        """The norm of these entries of $R f$: (N, D) -> (N, 1), or (N, T)."""
         rows = features[..., self.start :] if self.start else features
-        matrix, offset, halves = self.matrix, self.offset, self.halves
-        if halves is not None and rows.dtype == halves.high.dtype:
-            z = halves.product(rows)
-            z = z if offset is None else z + offset / halves.unit
-            return torch.mul(_row_norms(z), halves.unit)
-        if matrix.ndim == 3:
-            z = torch.einsum("nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk", rows, matrix)
-        else:
-            with full_products(rows) if rows.is_cuda else _AS_IT_IS:
-                if offset is None or rows.ndim > 2:
-                    z = rows @ matrix if offset is None else rows @ matrix + offset
-                else:
-                    z = torch.addmm(offset, rows, matrix)
+        if self.halves is not None and rows.dtype == self.halves.high.dtype:
+            z = self.halves.product(rows)
+            if self.offset is not None:
+                z = z + self.offset / self.halves.unit
+            return torch.mul(_row_norms(z), self.halves.unit)
+        if self.matrix.ndim == 3:  # one Gram per target
+            equation = "nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk"
+            return _row_norms(torch.einsum(equation, rows, self.matrix))
+        with full_products(rows) if rows.is_cuda else _AS_IT_IS:
+            if self.offset is None:
+                z = rows @ self.matrix
+            elif rows.ndim > 2:
+                z = rows @ self.matrix + self.offset
+            else:
+                z = torch.addmm(self.offset, rows, self.matrix)
         return _row_norms(z)
 
 
 def norms(blocks: Sequence[Block], features: Tensor) -> Tensor:
     r"""$|R f|$, the root of q, by the blocks of R: (N, D) -> (N, 1), or (N, T)."""
-    each = [block.norm(features) for block in blocks]
-    if len(each) == 1:
-        return each[0]
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
-    return whole
+    block_norms = [block.norm(features) for block in blocks]
+    if len(block_norms) == 1:
+        return block_norms[0]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(block_norms), dim=0)
+    return norm
 
 
 def _row_norms(rows: Tensor) -> Tensor:
-    """(N, k) -> (N, 1), (N, T, k) -> (N, T)."""
+    """The norm of each row: (N, k) -> (N, 1), (N, T, k) -> (N, T)."""
     norm: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=rows.ndim == 2)
     return norm
 
@@ -97,13 +115,13 @@ class QuadraticForm:
     """q for rows of features, in one precision.
 
     Attributes:
-        factor: R; for one posterior per target it has a leading dimension T.
-        dtype: the precision of the product.
-        rounding: bound on the relative rounding error of the variances that come out: of the
+        factor: R, (D, D); (T, D, D) with one Gram per target.
+        dtype: Precision of the product.
+        rounding: Bound on the relative rounding error of the variances that come out: of the
             product itself (`rounding_bound`), of the result in the model's precision, and of the
             float64 Gram and its factorisation (`Posterior.float64_error`, and in mixed precision
             what was measured).
-        half: the features' precision where R is split into two of that; see `Split`.
+        half: The features' precision where R is split into two of that precision; see `Split`.
     """
 
     factor: Tensor
@@ -115,22 +133,30 @@ class QuadraticForm:
     def of(
         cls, posterior: Posterior, dtype: torch.dtype, largest: float = LARGEST_ROUNDING
     ) -> QuadraticForm:
-        """The form in `dtype` where its rounding bound is no larger than that, else in float64.
+        """The form in the model's precision where its rounding bound allows, else in float64.
 
-        Features in half precision are exact in float32, and bring a rounding of their own, of
-        which the product may add a tenth.
+        Args:
+            posterior: The posterior of the readout's weights.
+            dtype: The model's precision. Features in half precision are exact in float32.
+            largest: Largest rounding bound. Features in half precision have a rounding of their
+                own, to which the product may add a tenth.
         """
-        wide, result = torch.promote_types(dtype, torch.float32), 2 * torch.finfo(dtype).eps
-        bound, allowed, half = rounding_bound(posterior, wide), largest, None
+        wide = torch.promote_types(dtype, torch.float32)
+        half: torch.dtype | None = None
+        bound = rounding_bound(posterior, wide)
+        result_rounding = 2 * torch.finfo(dtype).eps
         if dtype in HALVES:
-            allowed = max(allowed, rounding_bound(posterior, dtype) / 10)
+            largest = max(largest, rounding_bound(posterior, dtype) / 10)
             if posterior.factor.is_cuda and posterior.factor.ndim == 2:
                 half = dtype
-                bound *= 1 + (result / 4) ** 2 / (torch.finfo(wide).eps / 2)
-        if bound > allowed:
-            wide, half, bound = torch.float64, None, rounding_bound(posterior, torch.float64)
-        bound += result + posterior.float64_error + posterior.doubt
-        return cls(posterior.factor.to(wide), wide, bound, half)
+                # Two halves miss the matrix by the square of their unit roundoff.
+                bound *= 1 + (result_rounding / 4) ** 2 / (torch.finfo(wide).eps / 2)
+        if bound > largest:
+            wide = torch.float64
+            half = None
+            bound = rounding_bound(posterior, torch.float64)
+        bound += result_rounding + posterior.float64_error + posterior.doubt
+        return cls(factor=posterior.factor.to(wide), dtype=wide, rounding=bound, half=half)
 
     def __call__(self, features: Tensor) -> Tensor:
         """q: (N, D) -> (N,); with one block of features or one Gram per target (N, T)."""
@@ -140,47 +166,64 @@ class QuadraticForm:
     def root(self, features: Tensor, *, ones: bool = False) -> Tensor:
         r"""$\sqrt q$: (N, D) -> (N, 1); with one block of features or one Gram per target (N, T).
 
-        With `ones` the features come without their last column, which is one.
+        Args:
+            features: The rows.
+            ones: Whether the features come without their last column, which is one.
         """
-        apart = ones and self.factor.ndim == 3  # one Gram per target has no offsets
-        features = with_ones(features) if apart else features
-        features = features if features.dtype == self.half else features.to(self.dtype)
-        return norms(self.affine if ones and not apart else self.blocks, features)
+        if ones and self.factor.ndim == 3:  # one Gram per target has no offsets
+            features = with_ones(features)
+            ones = False
+        if features.dtype != self.half:
+            features = features.to(self.dtype)
+        return norms(self.affine if ones else self.blocks, features)
 
     @cached_property
     def blocks(self) -> list[Block]:
         """R[start:stop, start:]^T of each block row of R."""
-        return self.made(ones=False)
+        return self.make_blocks(ones=False)
 
     @cached_property
     def affine(self) -> list[Block]:
         """The same for features without their last column, which is one: R's is an offset."""
-        return self.made(ones=True)
+        return self.make_blocks(ones=True)
 
-    def made(self, *, ones: bool, constant: float = 0.0) -> list[Block]:
-        """The blocks; with `ones` the last column is an offset. `constant` is added to q.
+    def make_blocks(self, *, ones: bool, constant: float = 0.0) -> list[Block]:
+        """Cut R into block rows.
 
-        What does not depend on the features, the last row's entry and the constant, is one more
-        entry of the last block's product.
+        Args:
+            ones: Whether features lack their last column, which is one. The last column of R is
+                then an offset.
+            constant: Is added to q.
         """
-        factor, width, blocks = self.factor, self.factor.shape[-1] - ones, []
-        step = block_height(width, factor.device.type, *((4096, 4) if self.half else (1024,)))
-        for i in range(0, width, step):
-            rows = factor[..., i : min(i + step, width), :]
-            matrix = rows[..., i:width].mT.contiguous()
-            blocks.append(Block(i, matrix, rows[:, -1].contiguous() if ones else None))
+        factor = self.factor
+        width = factor.shape[-1] - ones
+        if self.half is None:
+            step = block_height(width, factor.device.type, few=1024)
+        else:
+            step = block_height(width, factor.device.type, few=4096, most=4)
+        blocks = []
+        for start in range(0, width, step):
+            rows = factor[..., start : min(start + step, width), :]
+            matrix = rows[..., start:width].mT.contiguous()
+            offset = rows[:, -1].contiguous() if ones else None
+            blocks.append(Block(start, matrix, offset))
         if ones:
             constant += float(factor[-1, -1]) ** 2
         if constant > 0:
-            start, matrix, offset, _ = blocks[-1]
-            entries = matrix.new_zeros(matrix.shape[1]) if offset is None else offset
-            more = 1 if self.half is None else 8 - matrix.shape[1] % 8  # tensor cores take eights
-            entries = torch.nn.functional.pad(entries, (0, more))
-            entries[-more] = math.sqrt(constant)
-            blocks[-1] = Block(start, torch.nn.functional.pad(matrix, (0, more)), entries)
+            blocks[-1] = self._with_constant(blocks[-1], constant)
         if self.half is not None:
             blocks = [block._replace(halves=Split.of(block.matrix, self.half)) for block in blocks]
         return blocks
+
+    def _with_constant(self, block: Block, constant: float) -> Block:
+        """A block whose product has one more entry, the root of what is added to q."""
+        matrix = block.matrix
+        offset = matrix.new_zeros(matrix.shape[1]) if block.offset is None else block.offset
+        # Tensor cores multiply eight columns at a time; further new entries are zero.
+        columns = 1 if self.half is None else 8 - matrix.shape[1] % 8
+        offset = torch.nn.functional.pad(offset, (0, columns))
+        offset[-columns] = math.sqrt(constant)
+        return Block(block.start, torch.nn.functional.pad(matrix, (0, columns)), offset)
 
 
 def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:

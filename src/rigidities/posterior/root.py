@@ -1,11 +1,11 @@
 r"""A root of the Gram, for features so ill-conditioned that their Gram loses them.
 
-An upper triangular R with $R^\top R = G = \sum_i w_i f_i f_i^\top$, from QR factorisations of what
-is held and what comes: $R \leftarrow \mathrm{qr}([R; W^{1/2} F])$. G is never formed, so variances
-err by machine epsilon times the condition number of F, not times its square (Golub and Van Loan,
-Matrix Computations, 5.3 and 6.5).
+`RootGram` holds an upper triangular R with $R^\top R = G = \sum_i w_i f_i f_i^\top$. Each update
+factorises R and the new rows together, $R \leftarrow \mathrm{qr}([R; W^{1/2} F])$. G is never
+formed, so variances err by machine epsilon times the condition number of F, not times its square
+(Golub and Van Loan, Matrix Computations, 5.3 and 6.5).
 
-Rows $R_0$ leave by $R' = (I - S^\top S)^{1/2} R$ with $S = R_0 R^{-1}$.
+Rows with the root $R_0$ leave by $R' = (I - S^\top S)^{1/2} R$ with $S = R_0 R^{-1}$.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .gram import Gram, PrecisionLike, check_finite
 from .memory import require_memory
 
 _BLOCK_NUMBERS = 1 << 26
-"""Numbers that the rows of an update should hold at most, half a GiB in float64."""
+"""Largest number of entries in the rows of an update, half a GiB in float64."""
 
 _ROUNDING = 1e-12
-"""Share, per feature, of the largest eigenvalue by which rows that leave may exceed those held."""
+"""Share, per feature, of the largest eigenvalue by which rows that leave may exceed those there."""
 
 
 class RootGram(Gram):
-    """A Gram that holds R instead of G; see `Gram` for the rest.
+    """A Gram that holds R instead of G; see `Gram` for arguments and attributes.
 
-    It costs a few times more than a Gram, and merges with its like only.
+    It costs a few times more than a Gram, and merges only with other `RootGram`s.
 
     Examples:
         >>> gram = RootGram(2)
@@ -66,7 +66,11 @@ class RootGram(Gram):
         return self.root.square().sum(-2)
 
     def eigenbasis(self, penalty: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """From the singular values and right singular vectors of R over the penalty's root."""
+        """Eigenvalues, ascending, and eigenvectors of the matrix plus a penalty.
+
+        They are the squared singular values and the right singular vectors of R, with the
+        penalty's root below it.
+        """
         rows = self.root
         check_finite(rows)
         if penalty is not None:
@@ -77,44 +81,58 @@ class RootGram(Gram):
         _, singular, right = torch.linalg.svd(rows, full_matrices=False)
         return singular.square().flip(-1), right.mT.flip(-1)
 
-    def _products_in(self, features: Tensor) -> torch.dtype:
+    def _product_dtype(self, features: Tensor) -> torch.dtype:
+        """Always float64: a root in fewer digits would gain nothing."""
         return torch.float64
 
     def _rows_at_once(self, features: Tensor) -> int:
-        """One factorisation takes up to twice the rows that it should have at least."""
+        """One factorisation takes up to twice its preferred number of rows."""
         return 2 * self.preferred_rows(self.width)
 
     def _add_rows(self, upper: Tensor, rows: Tensor) -> None:
-        """Factorise what is held and what comes anew."""
+        """Factorise R and the new rows together."""
         upper.copy_(triangle(torch.cat([upper, rows])))
 
     def _add_sums(self, other: Gram) -> None:
+        """Factorise both roots together."""
         self._upper = triangle(torch.cat([self._upper, other._upper], dim=-2))
 
     def _take_out(self, other: Gram) -> bool:
-        """R of the rows that are left; whether some directions had less than is taken out.
+        """Take another's rows out of R; whether some direction had less than was taken out.
 
-        Directions that R leaves open have no inverse: rows that leave must lie across them.
+        R has no inverse along directions in which it has no rows. Rows that leave must have no
+        component along these directions.
         """
+        # R = U diag(singular) right; work in the coordinates of the rows of `right`.
         _, singular, right = torch.linalg.svd(self._upper, full_matrices=False)
         largest = singular[..., :1]
-        kept = singular > self.width * torch.finfo(torch.float64).eps * largest
+        spanned = singular > self.width * torch.finfo(torch.float64).eps * largest
         components = other._upper @ right.mT
-        share = components / torch.where(kept, singular, torch.inf).unsqueeze(-2)
+        share = components / torch.where(spanned, singular, torch.inf).unsqueeze(-2)  # S
         values, vectors = torch.linalg.eigh(torch.eye(self.width).to(share) - share.mT @ share)
-        rows = vectors.mT * torch.where(kept, singular, 0.0).unsqueeze(-2)
+        rows = vectors.mT * torch.where(spanned, singular, 0.0).unsqueeze(-2)
+        # What was taken out beyond what was there, within the span and outside it.
         missing = (-values.clamp(max=0) * rows.square().sum(-1)).amax(-1)
-        outside = torch.where(kept.unsqueeze(-2), 0.0, components).square().sum((-2, -1))
+        outside = torch.where(spanned.unsqueeze(-2), 0.0, components).square().sum((-2, -1))
         self._upper = triangle(values.clamp(min=0).sqrt().unsqueeze(-1) * (rows @ right))
-        least = self.width * _ROUNDING * largest[..., 0].square()
-        return bool((torch.maximum(missing, outside) > least).any())
+        tolerance = self.width * _ROUNDING * largest[..., 0].square()
+        return bool((torch.maximum(missing, outside) > tolerance).any())
 
-    def _stored(self) -> Tensor:
+    def _stored_sums(self) -> Tensor:
+        """The root itself."""
         return self._upper
 
 
 def gram_kind(method: str, precision: PrecisionLike = "auto") -> type[Gram]:
-    """What accumulates the rows of a fit, by the method's name."""
+    """The class that accumulates the rows of a fit.
+
+    Args:
+        method: "gram" or "qr".
+        precision: The precision of the products that the user chose.
+
+    Raises:
+        ValueError: There is no such method, or it has no such precision.
+    """
     if method not in ("gram", "qr"):
         raise ValueError(f"method must be 'gram' or 'qr', got {method!r}.")
     if method == "qr" and precision == "mixed":

@@ -2,8 +2,8 @@ r"""The span of the rows of F, and how much of a feature vector lies outside it.
 
 With the right singular vectors $v_j$ of F whose singular values count,
 $f_\perp = f - \sum_j v_j v_j^\top f$. $|f_\perp|^2$ is the limit of
-$s\, f^\top (F^\top F + s I)^{-1} f$ for $s \to 0$, and what is left of the variance of a wide net
-after infinitely long training.
+$s\, f^\top (F^\top F + s I)^{-1} f$ for $s \to 0$, and what is left of the variance of a wide
+network after infinitely long training.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class RowSpan:
     r"""Singular vectors and values of F (N, D) above a threshold.
 
     Attributes:
-        left: (N, rank).
-        singular: (rank,).
-        right: (rank, D), an orthonormal basis of the span.
-        threshold: singular values up to it count as zero.
+        left: Left singular vectors, (N, rank).
+        singular: Singular values, (rank,).
+        right: Right singular vectors, (rank, D): an orthonormal basis of the span.
+        threshold: Singular values up to it count as zero.
     """
 
     left: Tensor
@@ -32,20 +32,34 @@ class RowSpan:
 
     @classmethod
     def of(cls, rows: Tensor, tolerance: float | None = None) -> RowSpan:
-        """From F, (N, D); the tolerance is relative to the largest singular value.
+        """The span of some rows.
 
-        By default it is max(N, D) times the rounding of F's numbers.
+        Args:
+            rows: F, (N, D).
+            tolerance: Threshold relative to the largest singular value. By default max(N, D) times
+                the rounding of F's numbers.
         """
         left, singular, right = torch.linalg.svd(rows, full_matrices=False)
-        rounding = max(rows.shape) * torch.finfo(rows.dtype).eps
-        threshold = (rounding if tolerance is None else tolerance) * float(singular[0])
-        keep = singular > threshold
-        return cls(left[:, keep], singular[keep], right[keep], threshold)
+        if tolerance is None:
+            tolerance = max(rows.shape) * torch.finfo(rows.dtype).eps
+        threshold = tolerance * float(singular[0])
+        counts = singular > threshold
+        return cls(
+            left=left[:, counts],
+            singular=singular[counts],
+            right=right[counts],
+            threshold=threshold,
+        )
 
     def outside(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        r"""$|f_\perp|^2$ of features (M, D) and the rounding $(D \epsilon |f|)^2$ in it, (M,) each.
+        r"""How much of feature vectors lies outside the span.
 
-        Exactly zero where the rows span everything, or where no more than rounding is left.
+        Args:
+            features: (M, D).
+
+        Returns:
+            $|f_\perp|^2$ and its rounding $(D \epsilon |f|)^2$, (M,) each. The first is exactly
+            zero where the rows span everything, or where no more than rounding is left.
 
         Examples:
             >>> span = RowSpan.of(torch.tensor([[1.0, 0.0], [2.0, 0.0]]))

@@ -1,1 +1,11 @@
-"""A mean and what lies around it."""
+"""A mean and what lies around it: a `Prediction`, and what is derived from predictions."""
+
+from .derived import Derived
+from .novelty import Novelty
+from .prediction import Prediction
+
+__all__ = ["Derived", "Novelty", "Prediction"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

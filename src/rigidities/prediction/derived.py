@@ -1,4 +1,10 @@
-r"""Quantities derived from predictions or parameters, with first-order error bars."""
+r"""Quantities derived from predictions or parameters, with first-order error bars.
+
+A quantity $g(a)$ of parameters or predictions with covariance $\Sigma = L L^\top$ has the variance
+$|L^\top \nabla g|^2$ to first order. A `Derived` has the rows $L^\top \nabla g$ of many
+quantities, from which their covariance follows too. The derivatives come from automatic
+differentiation (`Derived.of`) or from differences (`Derived.by_differences`).
+"""
 
 from __future__ import annotations
 
@@ -12,28 +18,33 @@ from torch import Tensor
 from ..notices import notify, require_level
 from .distribution import Gaussian, gaussian_interval
 
+__all__ = ["Derived", "correlation", "differences"]
+
 STEP = 1 / 8
-"""Of a difference, in standard deviations: the tolerance of a search is lost in it."""
+"""Length of a step of differences, in standard deviations: large beside a search's tolerance."""
 
 WEIGHTS = (3 / 4, -3 / 20, 1 / 60)
-"""Of the differences over one, two and three steps to each side: exact up to a step's power 6."""
+"""Weights of the differences over one, two and three steps to each side.
+
+They are exact for polynomials up to degree 6.
+"""
 
 
 @dataclass(frozen=True)
 class Derived:
     r"""What a function of many predictions gives, with its standard deviation.
 
-    Only the epistemic part is in it: what the weights do not know, with all its correlations
+    Only the epistemic variance is in it: what the weights do not know, with all correlations
     between predictions. See `propagation` for what that leaves out.
 
     Attributes:
-        mean: the function of the model's own predictions, plus `shift`.
-        variance: to first order, shaped like the mean.
+        mean: The function of the model's own predictions, plus `shift`.
+        variance: Variance to first order, shaped like the mean.
         shift: $\tfrac12 \mathrm{tr}(H \Sigma)$, what curvature adds to the mean; zero unless asked
             for.
-        rows: derivatives by independent standard coordinates, (Q, R) for Q quantities, in
+        rows: Derivatives by independent standard coordinates, (Q, R) for Q quantities, in
             float64; None where they would have taken too much memory.
-        precision: in which the derivatives were taken: float64 where the function takes it.
+        precision: Precision of the derivatives: float64 where the function takes it.
 
     Examples:
         >>> rows = torch.tensor([[3.0, 4.0], [3.0, 0.0]], dtype=torch.float64)
@@ -61,41 +72,66 @@ class Derived:
         """From the function's value and its derivatives.
 
         Args:
-            value: at the model's predictions, of any shape; its dtype becomes that of the rest.
-            rows: (Q, R), or None together with
-            variance: (Q,).
-            shift: (Q,), or None for zero.
-            precision: of the derivatives.
+            value: The function at the model's predictions, of any shape. Variance and shift get its
+                dtype, at least float32.
+            rows: Derivatives by independent standard coordinates, (Q, R). None needs `variance`.
+            variance: Variances, (Q,); None to compute them from `rows`.
+            shift: What curvature adds to the value, (Q,); None for zero.
+            precision: Precision of the derivatives.
         """
         if variance is None:
             assert rows is not None
             variance = rows.square().sum(1)
         dtype = torch.promote_types(value.dtype, torch.float32)  # half has too few digits
-        added = torch.zeros_like(variance) if shift is None else shift
-        mean = value if shift is None else value + shift.reshape(value.shape).to(dtype)
-        variance, added = (part.reshape(value.shape).to(dtype) for part in (variance, added))
-        return cls(mean, variance, added, rows, precision)
+        if shift is None:
+            shift = torch.zeros_like(variance)
+            mean = value
+        else:
+            mean = value + shift.reshape(value.shape).to(dtype)
+        return cls(
+            mean=mean,
+            variance=variance.reshape(value.shape).to(dtype),
+            shift=shift.reshape(value.shape).to(dtype),
+            rows=rows,
+            precision=precision,
+        )
 
     @classmethod
     def by_differences(cls, fn: Callable[[Tensor], Any], directions: Tensor) -> Derived:
-        """Of fn(deviations), whose independent standard deviations are the rows (R, M).
+        """From differences of a function of deviations.
 
-        It warns where fn is no straight line within its error bar: there first order says little.
+        A warning says where fn is no straight line within its error bar: there first order says
+        little.
+
+        Args:
+            fn: Takes deviations (M,) from the fitted values and returns real numbers.
+            directions: Independent deviations of one standard deviation each, (R, M).
         """
         if len(directions) > directions.shape[1]:
+            # Fewer directions with the same covariance.
             directions = torch.linalg.qr(directions, mode="r").R
         value = _real(fn(torch.zeros_like(directions[0])))
-        slopes, ends = differences(lambda d: _real(fn(d), value).flatten(), STEP * directions)
-        rows, reach = slopes.mT / STEP, len(WEIGHTS)
+        flat_value = value.flatten()
+
+        def flat_fn(deviations: Tensor) -> Tensor:
+            return _real(fn(deviations), value).flatten()
+
+        slopes, ends = differences(flat_fn, STEP * directions)
+        rows = slopes.mT / STEP
+        # How far the values three steps away lie off the straight line, in all directions together.
+        reach = len(WEIGHTS)
         straight = torch.stack([slopes, -slopes]) * reach
-        bends = (ends - value.flatten() - straight).abs().amax(0).norm(dim=0) / (reach * STEP)
-        if bool((bent := ~(bends < rows.norm(dim=1) / 2)).any()):
-            what = "bends, jumps or does not vary: first order says little"
-            if bool((ends == value.flatten()).all()) and not rows.any():
-                what = "does not vary: its bar of zero is right for a constant alone"
+        off_line = (ends - flat_value - straight).abs().amax(0).norm(dim=0) / (reach * STEP)
+        is_bent = ~(off_line < rows.norm(dim=1) / 2)
+        if bool(is_bent.any()):
+            if bool((ends == flat_value).all()) and not rows.any():
+                finding = "does not vary: its bar of zero is right for a constant alone"
+            else:
+                finding = "bends, jumps or does not vary: first order says little"
             notify(
-                f"Within the error bar of {int(bent.sum())} of {len(rows)} quantities fn {what}. "
-                "Use no coarse grid or rounding, or take the spread of fn over sample(1000)."
+                f"Within the error bar of {int(is_bent.sum())} of {len(rows)} quantities fn "
+                f"{finding}. Use no coarse grid or rounding, or take the spread of fn over "
+                "sample(1000)."
             )
         return cls.of(value, rows)
 
@@ -106,7 +142,11 @@ class Derived:
 
     @property
     def covariance(self) -> Tensor:
-        """Between all quantities, flattened: (Q, Q)."""
+        """Covariance of all quantities, flattened: (Q, Q).
+
+        Raises:
+            ValueError: The derivatives were too many to be stored.
+        """
         if self.rows is None:
             raise ValueError(
                 f"The derivatives of {self.mean.numel()} quantities were not kept: they would "
@@ -115,43 +155,70 @@ class Derived:
         return (self.rows @ self.rows.mT).to(self.variance.dtype)
 
     def quantile(self, level: float) -> Tensor:
-        """The value with probability `level` below it, if the quantity is Gaussian."""
+        """The value with probability `level` below it, for a Gaussian quantity."""
         require_level(level, "A quantile's")
         z = Gaussian().quantile(torch.tensor(level, dtype=torch.float64))
         return self.mean + z.to(self.std) * self.std
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central Gaussian interval that holds probability `level`: (low, high)."""
+        """The central Gaussian interval that covers probability `level`: (low, high)."""
         return gaussian_interval(self.mean, self.std, level)
 
 
 def differences(fn: Callable[[Tensor], Tensor], steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Changes of fn per step along each of (R, M), (R, ...), and its values three steps away."""
-    ahead, back = (
-        torch.stack([torch.stack([fn(side * (k + 1) * step) for step in steps]) for k in range(3)])
-        for side in (1, -1)
-    )
+    """Slopes of a function along several steps, by central differences.
+
+    Args:
+        fn: Takes deviations (M,) and returns a tensor of one shape.
+        steps: Steps of the differences, (R, M).
+
+    Returns:
+        The changes of fn per step, (R, ...), and its values three steps ahead and three steps
+        back, (2, R, ...).
+    """
+
+    def values(side: int) -> Tensor:
+        """fn one, two and three steps to one side, (3, R, ...)."""
+        by_count = []
+        for count in range(1, len(WEIGHTS) + 1):
+            by_count.append(torch.stack([fn(side * count * step) for step in steps]))
+        return torch.stack(by_count)
+
+    ahead = values(1)
+    back = values(-1)
     slopes = torch.tensordot(ahead.new_tensor(WEIGHTS), ahead - back, 1)
     return slopes, torch.stack([ahead[-1], back[-1]])
 
 
 def correlation(covariance: Tensor) -> Tensor:
-    """Of a covariance (Q, Q); what does not vary correlates with itself alone."""
+    """The correlations of a covariance (Q, Q); what does not vary correlates with itself alone."""
     std = covariance.diagonal().sqrt()
     return (covariance / std / std[:, None]).nan_to_num(0.0).clamp(-1, 1).fill_diagonal_(1.0)
 
 
 def _real(values: Any, like: Tensor | None = None) -> Tensor:
-    """What fn returned, in float64, if it can have an error bar."""
+    """What fn returned, in float64.
+
+    Args:
+        values: What fn returned.
+        like: What fn returned at the fitted values; None for these values themselves.
+
+    Raises:
+        TypeError: It is no tensor or array of numbers.
+        ValueError: It is complex, empty, not finite, or of another shape than `like`.
+    """
     try:
-        found = torch.as_tensor(values)
+        tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
-        got = type(values).__name__
-        raise TypeError(f"fn must return numbers in one tensor or array, got {got}.") from None
-    if found.is_complex() or not found.numel() or (like is not None and found.shape != like.shape):
-        got = f"{found.dtype} of shape {tuple(found.shape)}"
-        raise ValueError(f"fn must return real numbers, of one shape each time, got {got}.")
-    if not bool(found.isfinite().all()):
-        where = "at the fitted values" if like is None else "within half an error bar of them"
-        raise ValueError(f"fn gives NaN or infinity {where}. Check where it is defined.")
-    return found.detach().to(torch.float64)
+        kind = type(values).__name__
+        raise TypeError(f"fn must return numbers in one tensor or array, got {kind}.") from None
+    has_other_shape = like is not None and tensor.shape != like.shape
+    if tensor.is_complex() or not tensor.numel() or has_other_shape:
+        raise ValueError(
+            "fn must return real numbers, of one shape each time, got "
+            f"{tensor.dtype} of shape {tuple(tensor.shape)}."
+        )
+    if not bool(tensor.isfinite().all()):
+        place = "at the fitted values" if like is None else "within half an error bar of them"
+        raise ValueError(f"fn gives NaN or infinity {place}. Check where it is defined.")
+    return tensor.detach().to(torch.float64)

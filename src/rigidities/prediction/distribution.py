@@ -1,10 +1,12 @@
 r"""The shape of what lies around the mean: distributions of location zero and scale one.
 
-A prediction is $y = \mu + s z$ with z from such a distribution. The variance $\sigma^2 = \alpha^2 q
-+ \text{noise}$ is the second moment about $\mu$, so that $s = \sigma / \sqrt{E z^2}$ (`second`).
-Another distribution is another class here; `DISTRIBUTIONS` lists the names that
-`calibrate(distribution=...)` and files know. Its fields are its settings, plain numbers that files
-keep.
+A prediction is $y = \mu + s z$, where z follows one of these distributions. Its variance
+$\sigma^2 = \alpha^2 q + \text{noise}$ is the second moment about $\mu$, so that the unit is
+$s = \sigma / \sqrt{E z^2}$, with $E z^2$ from `Distribution.second`.
+
+Another distribution is another class here. `DISTRIBUTIONS` lists the names that
+`calibrate(distribution=...)` and files know. The fields of a distribution are its settings, plain
+numbers that files store.
 """
 
 from __future__ import annotations
@@ -24,6 +26,22 @@ from . import cosine_tilt
 from .cosine_tilt import CosineTilt
 from .quadrature import gauss, increasing_root
 
+__all__ = [
+    "DISTRIBUTIONS",
+    "Distribution",
+    "Gaussian",
+    "StudentT",
+    "Tilted",
+    "distribution_named",
+    "gaussian_interval",
+    "register_distribution",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 LOG_TWO_PI = math.log(2 * math.pi)
 GOLDEN = (math.sqrt(5) - 1) / 2
 F64 = torch.float64
@@ -32,14 +50,14 @@ F64 = torch.float64
 class Distribution(ABC):
     """The base of all distributions.
 
-    A new distribution needs `quantile` and `log_density`; for probabilities `cdf`, for scores and
-    bounds `shortfall` as well, and `mirrored` unless it is symmetric. All broadcast the
-    distribution's own parameters against z.
+    A new distribution needs `quantile` and `log_density`. Probabilities also need `cdf`, scores and
+    bounds also need `shortfall`, and a distribution that is not symmetric needs `mirrored`. All
+    methods broadcast the distribution's parameters against z.
 
     Attributes:
-        name: what users and files call it.
-        symmetric: whether -z has the same distribution.
-        wide: fields with a last dimension that is none of the predictions'.
+        name: What users and files call it.
+        symmetric: Whether -z has the same distribution.
+        wide: Names of fields whose last dimension is none of the predictions' dimensions.
     """
 
     name: ClassVar[str] = ""
@@ -48,19 +66,19 @@ class Distribution(ABC):
 
     @abstractmethod
     def quantile(self, level: Tensor) -> Tensor:
-        """z with probability `level` below it."""
+        """The z with probability `level` below it."""
 
     @abstractmethod
     def log_density(self, z: Tensor) -> Tensor:
         """Logarithm of the density at z."""
 
     def sample(self, like: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-        """n draws for each entry of `like`, (n, ...); quantiles of uniform ones."""
-        return self.quantile(_uniform(like, n, generator)).to(_kind(like))
+        """Draws for each entry of `like`, (n, ...): quantiles at uniform levels."""
+        return self.quantile(_uniform(like, n, generator)).to(_result_dtype(like))
 
     @property
     def second(self) -> float | Tensor:
-        """E z^2, about the location."""
+        """E z^2, the second moment about zero."""
         return 1.0
 
     @property
@@ -73,29 +91,38 @@ class Distribution(ABC):
         """The distribution of -z."""
         if self.symmetric:
             return self
-        raise self._lack("mirrored")
+        raise self._not_implemented("mirrored")
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Distribution:
-        """The distribution with every tensor that has an entry for each prediction changed so."""
+        """The distribution with `change` applied to tensors that have an entry per prediction."""
         return self
 
     def settings(self) -> dict[str, Any]:
         """The fields as plain values, for files."""
-        held = {name: part for name, part in vars(self).items() if not name.startswith("_")}
-        return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in held.items()}
+        values = {}
+        for name, value in vars(self).items():
+            if name.startswith("_"):  # cached, no field
+                continue
+            values[name] = value.tolist() if isinstance(value, Tensor) else value
+        return values
 
     def cdf(self, z: Tensor) -> Tensor:
         """Probability below z."""
-        raise self._lack("cdf")
+        raise self._not_implemented("cdf")
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
-        r"""How far the largest of so many draws, 1 or 2, stays below z, $\int_{-\infty}^z F^n$."""
-        raise self._lack("shortfall")
+        r"""Expected distance by which the largest of n draws stays below z, $\int_{-\infty}^z F^n$.
 
-    def _lack(self, method: str) -> NotImplementedError:
+        Args:
+            z: Where the integral ends.
+            draws: n, 1 or 2.
+        """
+        raise self._not_implemented("shortfall")
+
+    def _not_implemented(self, method: str) -> NotImplementedError:
         return NotImplementedError(
-            f"Probabilities, scores and bounds need `{method}` of the distribution {self.name!r}. Write it "
-            "as `Distribution` says."
+            f"Probabilities, scores and bounds need `{method}` of the distribution {self.name!r}. "
+            "Write it as `Distribution` says."
         )
 
     def crps(self, z: Tensor) -> Tensor:
@@ -103,68 +130,76 @@ class Distribution(ABC):
         return self.shortfall(z, 2) + self.mirrored.shortfall(-z, 2)
 
     def profile(self, residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-        r"""The best squared scale of each of J candidates, and its NLL per row.
+        r"""The best squared scale of each of J candidates, and its negative log-likelihood.
 
-        The scale is that of variances: $\alpha^2 u$ is the distribution's second moment. Found by
-        golden sections of $\log\alpha$ about that of the root mean square; a distribution with a
-        closed form has its own.
+        The scale is that of variances: $\alpha^2 u$ is the distribution's second moment for the
+        unscaled variance u. The search takes golden sections of $\log\alpha$ about the scale of the
+        root mean square. A distribution with a closed form overrides it.
 
         Args:
-            residual: (n, 1) or (n, J).
-            spread: unscaled variances (n, J).
+            residual: Target minus prediction of n rows, (n, 1) or (n, J).
+            spread: Unscaled variances u of the candidates, (n, J).
+
+        Returns:
+            The squared scales $\alpha^2$ and the mean over rows of the negative log-likelihood at
+            them, (J,) each.
         """
         z = residual / spread.sqrt()
         centre = 0.5 * z.square().mean(0).log()
-        low, high = centre - 4, centre + 4
+        low = centre - 4
+        high = centre + 4
 
-        def value(log_scale: Tensor) -> Tensor:
+        def mean_loss(log_scale: Tensor) -> Tensor:
             return (log_scale - self.log_density(z * (-log_scale).exp())).mean(0)
 
         for _ in range(40):
-            a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-            left = value(a) < value(b)
-            low, high = torch.where(left, low, a), torch.where(left, b, high)
+            left = high - GOLDEN * (high - low)
+            right = low + GOLDEN * (high - low)
+            left_is_better = mean_loss(left) < mean_loss(right)
+            low = torch.where(left_is_better, low, left)
+            high = torch.where(left_is_better, right, high)
         best = (low + high) / 2
-        return (2 * best).exp() * self.second, value(best) + 0.5 * spread.log().mean(0)
+        return (2 * best).exp() * self.second, mean_loss(best) + 0.5 * spread.log().mean(0)
 
 
-def _kind(z: Tensor) -> torch.dtype:
-    """The precision of an answer: that of z, single at least."""
+def _result_dtype(z: Tensor) -> torch.dtype:
+    """The precision of an answer about z: that of z, but at least single."""
     return torch.promote_types(z.dtype, torch.float32)
 
 
 def _uniform(like: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-    """n uniform draws from (0, 1] for each entry of `like`."""
+    """n uniform draws from (0, 1] for each entry of `like`, float64."""
     device = like.device if generator is None else generator.device
-    drawn = torch.rand((n, *like.shape), dtype=F64, device=device, generator=generator)
-    return 1 - drawn.to(like.device)
+    draws = torch.rand((n, *like.shape), dtype=F64, device=device, generator=generator)
+    return 1 - draws.to(like.device)
 
 
 DISTRIBUTIONS: dict[str, type[Distribution]] = {}
-"""By name."""
+"""Classes of distributions by their names."""
 
-L = TypeVar("L", bound=type[Distribution])
+DistributionClass = TypeVar("DistributionClass", bound=type[Distribution])
 
 
-def register_distribution(kind: L) -> L:
+def register_distribution(kind: DistributionClass) -> DistributionClass:
     """Make a distribution known to `calibrate` and to files, under its name; a class decorator."""
     DISTRIBUTIONS[kind.name] = kind
     return kind
 
 
-def distribution_named(given: str | Distribution | type[Distribution]) -> Distribution:
-    """The distribution of that name or class at its default settings, or the distribution itself.
+def distribution_named(distribution: str | Distribution | type[Distribution]) -> Distribution:
+    """The distribution itself, or the one of that name or class at its default settings.
 
     Raises:
-        ValueError: there is none.
+        ValueError: No distribution has that name.
     """
-    if isinstance(given, Distribution):
-        return given
-    if isinstance(given, type) and issubclass(given, Distribution):
-        return given()
-    if str(given) not in DISTRIBUTIONS:
-        raise ValueError(f"Unknown distribution {given!r}. Known: {', '.join(DISTRIBUTIONS)}.")
-    return DISTRIBUTIONS[given]()
+    if isinstance(distribution, Distribution):
+        return distribution
+    if isinstance(distribution, type) and issubclass(distribution, Distribution):
+        return distribution()
+    if str(distribution) not in DISTRIBUTIONS:
+        names = ", ".join(DISTRIBUTIONS)
+        raise ValueError(f"Unknown distribution {distribution!r}. Known: {names}.")
+    return DISTRIBUTIONS[distribution]()
 
 
 @register_distribution
@@ -172,7 +207,8 @@ def distribution_named(given: str | Distribution | type[Distribution]) -> Distri
 class Gaussian(Distribution):
     """The standard normal distribution."""
 
-    name, symmetric = "gaussian", True
+    name = "gaussian"
+    symmetric = True
 
     def quantile(self, level: Tensor) -> Tensor:
         """Inverse of the normal distribution function."""
@@ -181,17 +217,18 @@ class Gaussian(Distribution):
 
     def log_density(self, z: Tensor) -> Tensor:
         r"""$-z^2/2 - \log(2\pi)/2$."""
-        return -0.5 * z.to(_kind(z)).square() - 0.5 * LOG_TWO_PI
+        return -0.5 * z.to(_result_dtype(z)).square() - 0.5 * LOG_TWO_PI
 
     def sample(self, like: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-        """Normal draws."""
+        """Normal draws for each entry of `like`, (n, ...)."""
         device = like.device if generator is None else generator.device
         shape = (n, *like.shape)
         return torch.randn(shape, dtype=like.dtype, device=device, generator=generator).to(like)
 
     def cdf(self, z: Tensor) -> Tensor:
         """The normal distribution function."""
-        return 0.5 * torch.erfc(-math.sqrt(0.5) * z.to(_kind(z)))  # ndtr has no small digits
+        # erfc keeps the digits of small probabilities, which ndtr loses.
+        return 0.5 * torch.erfc(-math.sqrt(0.5) * z.to(_result_dtype(z)))
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
         r"""$z\Phi + \varphi$; of two draws $z\Phi^2 + 2\Phi\varphi - \Phi(\sqrt 2 z)/\sqrt\pi$.
@@ -200,21 +237,22 @@ class Gaussian(Distribution):
             >>> round(Gaussian().crps(torch.zeros(1)).item(), 6)  # (sqrt 2 - 1) / sqrt pi
             0.233695
         """
-        below, density = self.cdf(z), self.log_density(z).exp()
+        below = self.cdf(z)
+        density = self.log_density(z).exp()
         if draws == 1:
             return z * below + density
         return below * (z * below + 2 * density) - self.cdf(math.sqrt(2) * z) / math.sqrt(math.pi)
 
     def profile(self, residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-        r"""$\alpha^2 = \overline{r^2/u}$, and the NLL per row.
+        r"""$\alpha^2 = \overline{r^2/u}$ and its negative log-likelihood, in closed form.
 
         Examples:
             >>> scale, value = Gaussian().profile(torch.tensor([[2.0], [-2.0]]), torch.ones(2, 1))
             >>> scale.item(), round(value.item(), 4)
             (4.0, 2.1121)
         """
-        scale = (residual.square() / spread).mean(0)
-        return scale, 0.5 * (1 + LOG_TWO_PI + scale.log() + spread.log().mean(0))
+        scale2 = (residual.square() / spread).mean(0)
+        return scale2, 0.5 * (1 + LOG_TWO_PI + scale2.log() + spread.log().mean(0))
 
 
 def _log_gamma_step(a: Tensor) -> Tensor:
@@ -225,39 +263,54 @@ def _log_gamma_step(a: Tensor) -> Tensor:
 
 
 def _tail(z: Tensor, df: Tensor) -> Tensor:
-    r"""Student's probability beyond z >= 0.
+    """Student's probability beyond z >= 0, of tensors that broadcast; float64."""
+    shape = (z * df).shape
+    flat_z = z.expand(shape).reshape(-1)
+    flat_df = df.expand(shape).reshape(-1)
+    # Few rows at once, so that on a CPU their intermediate values stay in its cache.
+    rows_at_once = 1 << (12 if z.device.type == "cpu" else 14)
+    z_chunks = torch.split(flat_z, rows_at_once)
+    df_chunks = torch.split(flat_df, rows_at_once)
+    tails = [_flat_tail(*chunks) for chunks in zip(z_chunks, df_chunks, strict=True)]
+    return torch.cat(tails).reshape(shape)
+
+
+def _flat_tail(z: Tensor, df: Tensor) -> Tensor:
+    r"""Student's probability beyond z >= 0, all tensors (n,).
 
     With $z = \sqrt\nu \sinh s$ it is $\frac{\Gamma(\nu/2 + 1/2)}{\sqrt\pi\, \Gamma(\nu/2)}
-    \int_s^\infty \cosh^{-\nu}$, smooth whatever the degrees of freedom: Gauss's rule up to where
-    the integrand has fallen to $e^{-37}$ of its start gives twelve digits. A CPU takes few rows at
-    once, so that what they need stays in its cache.
+    \int_s^\infty \cosh^{-\nu}$, whose integrand is smooth whatever the degrees of freedom. Gauss's
+    rule from s to where the integrand has fallen to $e^{-37}$ of its start gives twelve digits.
     """
-    shape = (z * df).shape
-    chunk = 1 << (12 if z.device.type == "cpu" else 14)
-    both = (torch.split(part.expand(shape).reshape(-1), chunk) for part in (z, df))
-    return torch.cat([_tail_of(*part) for part in zip(*both, strict=True)]).reshape(shape)
+    nodes, weights = gauss(40)
+    nodes = nodes.to(z.device)
+    weights = weights.to(z.device)
+    sinh2_start = (z / df.sqrt()).clamp(max=1e100).square()
+    start = sinh2_start.sqrt().asinh()
+    # cosh^2 grows by exp(74 / df) from the start to the end.
+    sinh2_end = sinh2_start + (1 + sinh2_start) * torch.expm1(74 / df)
+    length = sinh2_end.sqrt().asinh() - start
+    # The integrand relative to its start, through logarithms of cosh^2, (n, 40).
+    log_cosh2 = torch.log1p((start[:, None] + length[:, None] * nodes).sinh().square())
+    log_cosh2_start = torch.log1p(sinh2_start)
+    mean_fall = (-df[:, None] / 2 * (log_cosh2 - log_cosh2_start[:, None])).exp() @ weights
+    log_height = _log_gamma_step(df / 2) - df / 2 * log_cosh2_start
+    return log_height.exp() / math.sqrt(math.pi) * length * mean_fall
 
 
-def _tail_of(z: Tensor, df: Tensor) -> Tensor:
-    x, w = (part.to(z.device) for part in gauss(40))
-    square = (z / df.sqrt()).clamp(max=1e100).square()
-    start = square.sqrt().asinh()
-    reach = (square + (1 + square) * torch.expm1(74 / df)).sqrt().asinh() - start
-    rise = torch.log1p((start[:, None] + reach[:, None] * x).sinh().square())
-    fall = (-df[:, None] / 2 * (rise - torch.log1p(square)[:, None])).exp() @ w
-    height = (_log_gamma_step(df / 2) - df / 2 * torch.log1p(square)).exp() / math.sqrt(math.pi)
-    return height * reach * fall
+def _checked_degrees(df: Any) -> float | Tensor:
+    """Degrees of freedom as a number, or as a float64 tensor where there are several.
 
-
-def _checked(df: Any) -> float | Tensor:
-    """A number, or float64 where there are several."""
-    kept = torch.as_tensor(df, dtype=F64, device="cpu")
-    if not bool(((kept > 2) & (kept < math.inf)).all()):
+    Raises:
+        ValueError: They leave no variance, or are not finite.
+    """
+    degrees = torch.as_tensor(df, dtype=F64, device="cpu")
+    if not bool(((degrees > 2) & (degrees < math.inf)).all()):
         raise ValueError(
-            f"A Student-t distribution needs more than two degrees of freedom, a finite number, got {df}: "
-            "with two or fewer it has no variance. For infinitely many take Gaussian()."
+            "A Student-t distribution needs more than two degrees of freedom, a finite number, "
+            f"got {df}: with two or fewer it has no variance. For infinitely many take Gaussian()."
         )
-    return kept if kept.ndim else float(kept)
+    return degrees if degrees.ndim else float(degrees)
 
 
 @register_distribution
@@ -266,7 +319,7 @@ class StudentT(Distribution):
     r"""Student's t of scale one: $f(z) \propto (1 + z^2/\nu)^{-(\nu + 1)/2}$, $\nu > 2$.
 
     Attributes:
-        df: degrees of freedom $\nu$, a number or one for each target, (K,).
+        df: Degrees of freedom $\nu$, a number or one for each target, (K,).
 
     Examples:
         >>> distribution = StudentT(4.0)
@@ -274,11 +327,13 @@ class StudentT(Distribution):
         (2.0, 2.1318)
     """
 
-    name, symmetric = "student-t", True
+    name = "student-t"
+    symmetric = True
+
     df: float | Tensor = 5.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "df", _checked(self.df))
+        object.__setattr__(self, "df", _checked_degrees(self.df))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self.settings() == other.settings()
@@ -291,77 +346,94 @@ class StudentT(Distribution):
         r"""$\nu / (\nu - 2)$."""
         return self.df / (self.df - 2)
 
-    def _at(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """z and the degrees of freedom, in double precision."""
+    def _in_double(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """z and the degrees of freedom, in double precision on the device of z."""
         return z.to(F64), torch.as_tensor(self.df, dtype=F64).to(z.device)
 
     def log_density(self, z: Tensor) -> Tensor:
-        """Normalised."""
-        x, df = self._at(z)
-        top = _log_gamma_step(df / 2) - 0.5 * (math.pi * df).log()
-        return (top - (df + 1) / 2 * torch.log1p(x.square() / df)).to(_kind(z))
+        """Logarithm of the normalised density at z."""
+        x, df = self._in_double(z)
+        log_peak = _log_gamma_step(df / 2) - 0.5 * (math.pi * df).log()
+        log_density = log_peak - (df + 1) / 2 * torch.log1p(x.square() / df)
+        return log_density.to(_result_dtype(z))
 
     def cdf(self, z: Tensor) -> Tensor:
-        """The distribution function, with the digits of a small one."""
-        x, df = self._at(z)
+        """The distribution function, with all digits of small probabilities."""
+        x, df = self._in_double(z)
         tail = _tail(x.abs(), df)
-        return torch.where(x > 0, 1 - tail, tail).to(_kind(z))
+        return torch.where(x > 0, 1 - tail, tail).to(_result_dtype(z))
 
     def quantile(self, level: Tensor) -> Tensor:
-        r"""The inverse of `cdf`: the logarithm of the tail is concave in asinh(|z| / sqrt(df)).
+        r"""The inverse of `cdf`.
 
-        Newton's steps converge from Wallace's normal approximation.
+        The logarithm of the tail is concave in $s = \operatorname{asinh}(|z| / \sqrt\nu)$, so that
+        Newton's steps converge. They start from Wallace's normal approximation.
         """
-        p, df = self._at(level)
+        p, df = self._in_double(level)
         tail = torch.minimum(p, 1 - p)
-        start = torch.special.ndtri(tail.clamp(min=1e-300)) * (8 * df + 3) / (8 * df + 1)
+        normal = torch.special.ndtri(tail.clamp(min=1e-300)) * (8 * df + 3) / (8 * df + 1)
+        start = torch.expm1(normal.square() / df).sqrt().asinh()
 
         def value_and_slope(s: Tensor) -> tuple[Tensor, Tensor]:
             z = df.sqrt() * s.sinh()
-            above, height = _tail(z, df), self.log_density(z).exp() * df.sqrt() * s.cosh()
-            return tail.log() - above.log(), height / above
+            beyond = _tail(z, df)
+            density = self.log_density(z).exp() * df.sqrt() * s.cosh()
+            return tail.log() - beyond.log(), density / beyond
 
-        first = torch.expm1(start.square() / df).sqrt().asinh()
-        s = increasing_root(value_and_slope, first, 0.0, math.inf)
+        s = increasing_root(value_and_slope, start, 0.0, math.inf)
         z = torch.where(tail > 0, df.sqrt() * s.sinh(), math.inf).copysign(p - 0.5)
-        return torch.where((p >= 0) & (p <= 1), z, math.nan).to(_kind(level))
+        return torch.where((p >= 0) & (p <= 1), z, math.nan).to(_result_dtype(level))
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
-        """That of no tilt."""
+        """The shortfall of a tilted distribution whose tilt is zero."""
         return Tilted(self.df).shortfall(z, draws)
 
     def sample(self, like: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
         r"""$\sqrt{\nu (U^{-2/\nu} - 1)} \cos 2\pi V$ of uniform U and V (Bailey), exact."""
-        u, v = _uniform(like, n, generator), _uniform(like, n, generator)
-        u, df = self._at(u)
-        drawn = (df * torch.expm1(-2 / df * u.log())).sqrt() * (2 * math.pi * v).cos()
-        return drawn.to(_kind(like))
+        u = _uniform(like, n, generator)
+        v = _uniform(like, n, generator)
+        u, df = self._in_double(u)
+        radius = (df * torch.expm1(-2 / df * u.log())).sqrt()
+        return (radius * (2 * math.pi * v).cos()).to(_result_dtype(like))
 
 
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)
-def _quantiles(df: tuple[float, ...]) -> Tensor:
-    """Student's at the nodes of the tilt, (df, panels, 8)."""
+def _student_at_nodes(degrees: tuple[float, ...]) -> Tensor:
+    """Student's quantiles at the panels' nodes, (degrees, P, 8)."""
     nodes = cosine_tilt.panels(torch.device("cpu")).nodes
-    return StudentT(torch.tensor(df, dtype=F64)[:, None, None]).quantile(nodes)
+    return StudentT(torch.tensor(degrees, dtype=F64)[:, None, None]).quantile(nodes)
 
 
 class TiltedRule(NamedTuple):
-    """Moments and quantiles of tilted distributions by plain operations, as many for every row.
+    r"""Moments and quantiles of tilted distributions by a fixed number of plain operations.
 
-    The moments are exact while 64 cosines hold the tilted density. A quantile is that of the
-    distribution to 1e-6 standard deviations while Student's level there lies between 1/64 and
-    63/64, to 5e-4 while its own lies between 0.01 and 0.99: enough for a graph, which takes no
-    iteration.
+    Graphs use it: a frozen module, compiled or exported, cannot iterate until a search has
+    converged. Its quantiles are found as those of `Tilted.quantile` are, in the panel and at the
+    place that `cosine_tilt.quantile_place` names, but with two tables in place of two computations.
+
+    - Probabilities below the panels' edges come from 128 midpoints instead of the panels' 480
+      nodes. At many rows that takes half the time. It costs digits at tiny levels alone, where
+      probabilities are differences of much larger terms.
+    - Student's quantile comes from a polynomial in each panel instead of a search by Newton's
+      steps, each of which takes an integral. Near the ends, where the quantile is singular,
+      polynomials have three to six digits.
+
+    So a quantile is that of the distribution to 1e-6 standard deviations while Student's level at
+    it lies between 1/64 and 63/64, and to 5e-4 while its level lies between 0.01 and 0.99.
+    `Tilted.quantile` gives ten digits at levels down to 1e-12, which conformal intervals need. The
+    moments are the same for both, and exact while 64 cosines describe the tilted density.
 
     Attributes:
-        basis: at 64 midpoints, (8, 64).
-        values: there, whose means are those of z and $z^2$, (df, 64, 2).
-        finer: the basis at 128 midpoints, (8, 128).
-        below: takes their shares to the probability below each panel's edge, (128, panels + 1).
-        terms: the basis at the panels' nodes, (panels, 8, 8).
-        primitive: see `cosine_tilt.Panels`.
-        student: coefficients of Student's quantile in each panel, (df, panels, 8).
+        basis: The cosines at 64 midpoints, (8, 64).
+        values: Numbers at these midpoints whose means are those of z and $z^2$, (degrees, 64, 2);
+            see `cosine_tilt.moment_values`.
+        finer: The cosines at 128 midpoints, (8, 128), float64.
+        below: Takes the shares of these midpoints to the probability below each panel's edge,
+            (128, P + 1), float64.
+        terms: The cosines at the panels' nodes, (P, 8, 8), float64.
+        primitive: See `cosine_tilt.Panels`.
+        student: Coefficients of Student's quantile in each panel, (degrees, P, 8), float64.
     """
 
     basis: Tensor
@@ -374,48 +446,56 @@ class TiltedRule(NamedTuple):
 
     def moments(self, tilt: Tensor) -> Tensor:
         """Mean and second moment, (..., 2)."""
-        share = (tilt.to(self.basis) @ self.basis).softmax(-1)
+        shares = (tilt.to(self.basis) @ self.basis).softmax(-1)
         if self.values.shape[:-2] == (1,):
-            return share @ self.values[0]
+            return shares @ self.values[0]
         # Sums, not a product of matrices: onnxruntime does not broadcast one over no rows.
-        return torch.stack([(share * part).sum(-1) for part in self.values.unbind(-1)], -1)
+        return torch.stack([(shares * values).sum(-1) for values in self.values.unbind(-1)], -1)
 
     def quantile(self, tilt: Tensor, level: Tensor) -> Tensor:
-        """(L, M, K) of tilts (M, K, 8) and levels (L, 1, 1): the panel, then the place in it."""
+        """Quantiles (L, M, K) of tilts (M, K, 8) at levels (L, 1, 1)."""
         tilt = tilt.to(F64)
-        below = ((tilt @ self.finer).softmax(-1) @ self.below).expand(len(level), -1, -1, -1)
-        panel = (below <= level[..., None]).sum(-1, keepdim=True) - 1
-        panel = panel.clamp(0, len(self.terms) - 1)
-        start, end = below.gather(-1, panel)[..., 0], below.gather(-1, panel + 1)[..., 0]
-        share, panel = ((level - start) / (end - start)).clamp(0, 1), panel[..., 0]
-        rates = (self.terms[panel] @ tilt[..., None])[..., 0].softmax(-1) @ self.primitive
-        rates = rates / rates.sum(-1, keepdim=True)
+        below_edges = (tilt @ self.finer).softmax(-1) @ self.below  # (M, K, P + 1)
+        panel, place = cosine_tilt.quantile_place(
+            tilt,
+            level,
+            below_edges.expand(len(level), -1, -1, -1),
+            self.terms,
+            self.primitive,
+            steps=6,
+        )
         powers = torch.arange(8, dtype=F64, device=level.device)
-
-        def value_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
-            terms = rates * x[..., None] ** powers
-            return terms.sum(-1) * x - share, (terms * (powers + 1)).sum(-1)
-
-        x = increasing_root(value_and_slope, share, 0.0, 1.0, steps=6)
         target = torch.arange(len(self.student), device=level.device)
-        return (self.student[target, panel] * x[..., None] ** powers).sum(-1)
+        return (self.student[target, panel] * place[..., None] ** powers).sum(-1)
 
 
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
-def _rule(df: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> TiltedRule:
-    """With basis and values in that precision."""
-    at, student = cosine_tilt.panels(torch.device("cpu")), _quantiles(df)
-    values = cosine_tilt.moment_values(student, torch.as_tensor(StudentT(torch.tensor(df)).second))
-    basis, finer = (
-        cosine_tilt.basis(u).mT.contiguous() for u in map(cosine_tilt.midpoints, (64, 128))
+def _tilted_rule(
+    degrees: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> TiltedRule:
+    """The rule of these degrees of freedom, with `basis` and `values` in that precision."""
+    panels = cosine_tilt.panels(torch.device("cpu"))
+    student = _student_at_nodes(degrees)
+    second = torch.as_tensor(StudentT(torch.tensor(degrees)).second)
+    basis = cosine_tilt.basis(cosine_tilt.midpoints(64)).mT.contiguous()
+    finer = cosine_tilt.basis(cosine_tilt.midpoints(128)).mT.contiguous()
+    # A density known at 128 midpoints is a sum of cosines m = 0 ... 127, each of which has a sine
+    # for an integral.
+    midpoints = cosine_tilt.midpoints(128)[:, None]
+    frequency = math.pi * torch.arange(1, 128, dtype=F64)[:, None]
+    sines = (frequency * panels.edges).sin() / frequency
+    below = panels.edges + 2 * (midpoints * frequency.mT).cos() @ sines
+    return TiltedRule(
+        basis=basis.to(device, dtype),
+        values=cosine_tilt.moment_values(student, second).to(device, dtype),
+        finer=finer.to(device),
+        below=below.to(device),
+        terms=panels.basis.to(device),
+        primitive=panels.primitive.to(device),
+        # The derivative of the primitive is the polynomial through the values itself.
+        student=(student @ (panels.primitive * torch.arange(1, 9))).to(device),
     )
-    u, m = cosine_tilt.midpoints(128)[:, None], math.pi * torch.arange(1, 128, dtype=F64)[:, None]
-    below = at.edges + 2 * (u * m.mT).cos() @ ((m * at.edges).sin() / m)
-    fitted = student @ (at.primitive * torch.arange(1, 9))  # a primitive's derivative
-    single = [part.to(device, dtype) for part in (basis, values)]
-    double = [part.to(device) for part in (finer, below, at.basis, at.primitive, fitted)]
-    return TiltedRule(*single, *double)
 
 
 @register_distribution
@@ -423,10 +503,13 @@ def _rule(df: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Ti
 class Tilted(Distribution):
     r"""Student's t with its density multiplied by $\exp(\theta \cdot b(u) - A)$, $u = F_\nu(z)$.
 
-    $b_j(u) = \sqrt 2 \cos(j \pi u)$, j = 1 ... 8: skewness, several modes, other tails.
+    The cosines $b_j(u) = \sqrt 2 \cos(j \pi u)$, j = 1 ... 8, give skewness, several modes and
+    other tails. With $p$ the density of `prediction.cosine_tilt` and $P$ its integral, the
+    distribution function is $P(F_\nu(z))$: every method goes from z to u by Student's distribution
+    function, or from u to z by its inverse, and asks `CosineTilt` in between.
 
     Attributes:
-        df: degrees of freedom, a number or one for each target, (K,).
+        df: Degrees of freedom $\nu$, a number or one for each target, (K,).
         tilt: $\theta$ of each prediction, (..., 8).
 
     Examples:
@@ -435,12 +518,14 @@ class Tilted(Distribution):
         (-0.5771, 2.1943)
     """
 
-    name, wide = "tilted", ("tilt",)
+    name = "tilted"
+    wide = ("tilt",)
+
     df: float | Tensor = 5.0
     tilt: Tensor = field(default_factory=lambda: torch.zeros(cosine_tilt.TERMS))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "df", _checked(self.df))
+        object.__setattr__(self, "df", _checked_degrees(self.df))
         object.__setattr__(self, "tilt", torch.as_tensor(self.tilt))
         if self.tilt.shape[-1:] != (cosine_tilt.TERMS,):
             raise ValueError(
@@ -448,7 +533,8 @@ class Tilted(Distribution):
                 f"{tuple(self.tilt.shape)}."
             )
 
-    __eq__, __hash__ = StudentT.__eq__, StudentT.__hash__
+    __eq__ = StudentT.__eq__
+    __hash__ = StudentT.__hash__
 
     @property
     def mirrored(self) -> Tilted:
@@ -456,30 +542,34 @@ class Tilted(Distribution):
         return self.each(lambda tilt: tilt * tilt.new_tensor([-1, 1]).repeat(4))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Tilted:
-        """The distribution with another tilt."""
-        distribution = object.__new__(type(self))  # what is checked and cached of df holds
-        vars(distribution).update(vars(self), _degrees=self._degrees, tilt=change(self.tilt))
-        vars(distribution).pop("_moments", None)
+        """The distribution with `change` applied to its tilt."""
+        # The constructor would check the degrees of freedom again, and forget what is cached.
+        distribution = object.__new__(type(self))
+        fields = vars(distribution)
+        fields.update(vars(self))
+        fields["_degrees"] = self._degrees
+        fields["tilt"] = change(self.tilt)
+        fields.pop("_moments", None)
         return distribution
 
     @cached_property
     def _degrees(self) -> tuple[tuple[float, ...], Tensor]:
-        """Each once, and which of them the entries have."""
-        known, which = torch.unique(torch.as_tensor(self.df, dtype=F64), return_inverse=True)
-        return tuple(known.tolist()), which
+        """The distinct degrees of freedom, and for each entry of `df` the index among them."""
+        distinct, index = torch.unique(torch.as_tensor(self.df, dtype=F64), return_inverse=True)
+        return tuple(distinct.tolist()), index
 
     @cached_property
     def _moments(self) -> Tensor:
-        """Mean and second moment, (..., 2): 64 nodes a prediction."""
-        return self.rule(_kind(self.tilt), self.tilt.device).moments(self.tilt)
+        """Mean and second moment, (..., 2), from 64 nodes for each prediction."""
+        return self.rule(_result_dtype(self.tilt), self.tilt.device).moments(self.tilt)
 
     def rule(self, dtype: torch.dtype, device: torch.device) -> TiltedRule:
-        """In that precision, its values shaped like the degrees of freedom."""
-        degrees, which = self._degrees
-        rule = _rule(degrees, dtype, device)
+        """The rule for graphs, with moments in that precision, shaped like the degrees."""
+        degrees, index = self._degrees
+        rule = _tilted_rule(degrees, dtype, device)
         if len(degrees) == 1:
             return rule
-        return rule._replace(values=rule.values[which], student=rule.student[which.flatten()])
+        return rule._replace(values=rule.values[index], student=rule.student[index.flatten()])
 
     @property
     def second(self) -> Tensor:
@@ -492,52 +582,82 @@ class Tilted(Distribution):
         return self._moments[..., 0]
 
     def log_density(self, z: Tensor) -> Tensor:
-        r"""Student's, plus $\theta \cdot b(u) - A(\theta)$."""
-        distribution, x = StudentT(self.df), z.to(F64)
-        tilt = self._by_row(CosineTilt.log_density, distribution.cdf(x))
-        return (distribution.log_density(x) + tilt).to(_kind(z))
+        r"""Logarithm of Student's density, plus $\theta \cdot b(u) - A(\theta)$."""
+        student = StudentT(self.df)
+        x = z.to(F64)
+        log_factor = self._by_row(CosineTilt.log_density, student.cdf(x))
+        return (student.log_density(x) + log_factor).to(_result_dtype(z))
 
     def cdf(self, z: Tensor) -> Tensor:
-        """The distribution function, with the digits of a small one."""
-        return self._by_row(CosineTilt.cdf, StudentT(self.df).cdf(z.to(F64))).to(_kind(z))
+        """The distribution function, with all digits of small probabilities."""
+        u = StudentT(self.df).cdf(z.to(F64))
+        return self._by_row(CosineTilt.cdf, u).to(_result_dtype(z))
 
     def quantile(self, level: Tensor) -> Tensor:
-        """The inverse of `cdf`: in u first, then Student's."""
+        """The inverse of `cdf`: the quantile in u, then Student's quantile at that u.
+
+        `TiltedRule.quantile` is the form of it for graphs.
+        """
         u = self._by_row(CosineTilt.quantile, level.to(F64))
-        return StudentT(self.df).quantile(u).to(_kind(level))
+        return StudentT(self.df).quantile(u).to(_result_dtype(level))
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
-        r"""$z F^n - \int_0^u Q_\nu\, d F^n$, by the panels' rule."""
-        degrees, which = self._degrees
-        quantiles = _quantiles(degrees).to(z.device)
+        r"""$z F^n - \int_0^u Q_\nu\, d F^n$, with Student's quantile $Q_\nu$, by panels."""
+        degrees, index = self._degrees
+        student_at_nodes = _student_at_nodes(degrees).to(z.device)
 
-        def below(tilt: CosineTilt, u: Tensor, x: Tensor, which: Tensor) -> Tensor:
-            rate = tilt.density * quantiles[which[:, 0]]
-            rate = rate if draws == 1 else 2 * tilt.cdf_at_nodes * rate
-            return x * tilt.cdf(u) ** draws - tilt.integral(rate, u)
+        def of_rows(tilts: CosineTilt, u: Tensor, x: Tensor, index: Tensor) -> Tensor:
+            integrand = tilts.density * student_at_nodes[index[:, 0]]  # (R, P, 8)
+            if draws == 2:  # d F^2 = 2 F dF
+                integrand = 2 * tilts.cdf_at_nodes * integrand
+            return x * tilts.cdf(u) ** draws - tilts.integral(integrand, u)
 
-        u = StudentT(self.df).cdf(z.to(F64))
-        return self._by_row(below, u, z.to(F64), which.to(z.device)).to(_kind(z))
+        x = z.to(F64)
+        u = StudentT(self.df).cdf(x)
+        return self._by_row(of_rows, u, x, index.to(z.device)).to(_result_dtype(z))
 
-    def _by_row(self, answer: Callable[..., Tensor], *values: Tensor) -> Tensor:
-        """What `answer` says of tilts (R, 8) and their values (R, E)."""
-        rows = (self.tilt[..., 0] + torch.as_tensor(self.df).to(self.tilt)).shape
-        shape = (values[0] + values[0].new_empty(rows)).shape
-        tilt = self.tilt.to(F64).expand(*rows, -1).reshape(-1, cosine_tilt.TERMS)
-        if not (count := math.prod(shape) // max(1, len(tilt))):
-            return values[0].new_empty(shape)
-        flat = (part.expand(shape).reshape(count, len(tilt)).mT for part in values)
-        step = max(1, (1 << 18) // (1024 + 16 * count))
-        parts = zip(*(torch.split(part, step) for part in (tilt, *flat)), strict=True)
-        found = [answer(CosineTilt(part), *others) for part, *others in parts]
-        return torch.cat(found).mT.reshape(shape)
+    def _by_row(self, of_rows: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        """Values of a function of tilts and arguments, computed for some rows at a time.
+
+        Args:
+            of_rows: Takes a `CosineTilt` of R tilts and a tensor (R, E) for each argument: the E
+                entries that one tilt has. It returns values (R, E).
+            *arguments: Tensors that broadcast against the predictions; the first has all leading
+                dimensions.
+
+        Returns:
+            The values, in the shape of the first argument broadcast against the predictions.
+        """
+        df = torch.as_tensor(self.df).to(self.tilt)
+        prediction_shape = (self.tilt[..., 0] + df).shape
+        shape = (arguments[0] + arguments[0].new_empty(prediction_shape)).shape
+        tilt = self.tilt.to(F64).expand(*prediction_shape, -1).reshape(-1, cosine_tilt.TERMS)
+        rows = len(tilt)
+        entries = math.prod(shape) // max(1, rows)
+        if entries == 0:
+            return arguments[0].new_empty(shape)
+        flat = [argument.expand(shape).reshape(entries, rows).mT for argument in arguments]
+        # A row needs about a thousand numbers at the nodes and each entry sixteen more. The bound
+        # keeps them in a cache of the processor.
+        rows_at_once = max(1, (1 << 18) // (1024 + 16 * entries))
+        values = []
+        for start in range(0, rows, rows_at_once):
+            chunk = slice(start, start + rows_at_once)
+            chunk_arguments = [argument[chunk] for argument in flat]
+            values.append(of_rows(CosineTilt(tilt[chunk]), *chunk_arguments))
+        return torch.cat(values).mT.reshape(shape)
 
 
 def gaussian_interval(mean: Tensor, std: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """The central Gaussian interval that holds probability `level`: (low, high).
+    """The central Gaussian interval that covers probability `level`: (low, high).
+
+    Args:
+        mean: Centres of the intervals.
+        std: Standard deviations, shaped like `mean`.
+        level: Probability of the interval, between 0 and 1.
 
     Raises:
-        ValueError: the level lies outside (0, 1).
+        ValueError: The level lies outside (0, 1).
     """
     require_level(level, "An interval's")
     z = Gaussian().quantile(torch.tensor((1 + level) / 2, dtype=torch.float64)).to(std)

@@ -1,4 +1,8 @@
-"""What hangs on the entries of a prediction, and how it follows them into another prediction."""
+"""How the settings of predictions follow their entries into another prediction.
+
+A distribution, a support and conformal groups may have numbers for each entry of a prediction.
+Where entries are picked, joined or mirrored, `regrouped` does the same to these numbers.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,40 +12,66 @@ import torch
 from torch import Tensor
 
 Change = Callable[[Sequence[Tensor]], Tensor]
-"""One tensor of several, each broadcast against the entries of its own prediction."""
+"""Makes one tensor of several. Each of them broadcasts against the entries of its prediction."""
 
 
 def compact(values: Tensor) -> Tensor:
-    """Of length one along dimensions that change nothing."""
+    """The same values, with length one along dimensions along which they do not change."""
     for axis in range(values.ndim):
-        one = values.narrow(axis, 0, min(1, values.shape[axis]))
-        values = one if torch.equal(one.expand_as(values), values) else values
+        first_slice = values.narrow(axis, 0, min(1, values.shape[axis]))
+        if torch.equal(first_slice.expand_as(values), values):
+            values = first_slice
     return values
 
 
-def regrouped(every: Sequence[Any], change: Change, *, wide: bool = False) -> Any:
-    """What `change` makes of settings: numbers, tensors, tuples, and objects made of such.
+def regrouped(settings: Sequence[Any], change: Change, *, wide: bool = False) -> Any:
+    """One setting out of the same setting of several predictions, by `change`.
 
-    An object says which of its tensors have a last dimension that is no entry's, `wide`. What is
-    none of these must be equal. Numbers stay numbers while they are.
+    Settings are numbers, tensors, tuples, and objects made of such. An object names in `wide` those
+    of its tensors that have a last dimension that is none of the entries'. Anything else must be
+    equal in all predictions. Numbers stay numbers where the answer is a single one.
+
+    Args:
+        settings: The setting of each prediction.
+        change: What happens to tensors that belong to the entries.
+        wide: Whether the tensors have such a last dimension.
+
+    Raises:
+        ValueError: The settings are of different kinds, or differ and cannot be changed.
     """
-    first, tensors = every[0], [isinstance(one, Tensor) for one in every]
+    first = settings[0]
     if wide:
-        terms = zip(*(one.unbind(-1) for one in every), strict=True)
-        return torch.stack([change(term) for term in terms], -1)
+        slices = zip(*(tensor.unbind(-1) for tensor in settings), strict=True)
+        return torch.stack([change(tensors) for tensors in slices], -1)
     if isinstance(first, tuple):
-        return tuple(regrouped(part, change) for part in zip(*every, strict=True))
-    if hasattr(first, "wide") and all(type(one) is type(first) for one in every):
-        every = [{k: v for k, v in vars(one).items() if k[0] != "_"} for one in every]
-        own = {k: regrouped([o[k] for o in every], change, wide=k in first.wide) for k in every[0]}
-        return replace(first, **own) if own else first
-    if not any(tensors) and all(one == first for one in every):
+        return tuple(regrouped(members, change) for members in zip(*settings, strict=True))
+    if hasattr(first, "wide") and all(type(setting) is type(first) for setting in settings):
+        return _regrouped_object(settings, change)
+
+    are_tensors = [isinstance(setting, Tensor) for setting in settings]
+    if not any(are_tensors) and all(setting == first for setting in settings):
         return first
-    if all(t or isinstance(one, float) for t, one in zip(tensors, every, strict=True)):
-        kind = None if all(tensors) else torch.float64
-        found = compact(change([torch.as_tensor(one, dtype=kind) for one in every]))
-        return found if found.numel() != 1 or found.dtype != torch.float64 else found.item()
+    if all(isinstance(setting, Tensor | float) for setting in settings):
+        dtype = None if all(are_tensors) else torch.float64
+        values = change([torch.as_tensor(setting, dtype=dtype) for setting in settings])
+        values = compact(values)
+        if values.numel() == 1 and values.dtype == torch.float64:
+            return values.item()
+        return values
+    kinds = sorted({type(setting).__name__ for setting in settings})
     raise ValueError(
-        "Expected predictions with one kind of distribution, and the same conformal rows or none, got "
-        f"{' and '.join(sorted({type(one).__name__ for one in every}))}. Keep them apart."
+        "Expected predictions with one kind of distribution, and the same conformal rows or none, "
+        f"got {' and '.join(kinds)}. Keep them apart."
     )
+
+
+def _regrouped_object(objects: Sequence[Any], change: Change) -> Any:
+    """One dataclass object out of several of the same class, field by field."""
+    first = objects[0]
+    fields = {}
+    for name in vars(first):
+        if name.startswith("_"):  # cached, no field
+            continue
+        values = [vars(instance)[name] for instance in objects]
+        fields[name] = regrouped(values, change, wide=name in first.wide)
+    return replace(first, **fields) if fields else first

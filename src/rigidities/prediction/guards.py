@@ -1,8 +1,10 @@
 r"""What keeps error bars honest beyond the training rows, whatever a head says there.
 
-A guard sets in where q exceeds $q_{ref}$, below which nine tenths of the training rows lie. It
-changes the squared scale $s^2$ of the distribution, and divides the distribution's tilt by $\max(1,
-q / q_{ref})$.
+A head (`prediction.head`) gives the squared scale $s^2$ of the distribution and its tilt. A guard
+sets in where q exceeds $q_{ref}$, below which nine tenths of the training rows lie. There it widens
+$s^2$ by a rule of its own and divides the tilt by $\max(1, q / q_{ref})$. There are two rules:
+`IgnoranceGuard`, the default, and `RigidityGuard`. The methods here are the plain formulas;
+`HeadForm` evaluates the same ones in a folded form.
 """
 
 from __future__ import annotations
@@ -15,39 +17,53 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+__all__ = [
+    "GROWTH",
+    "POWER",
+    "SPAN",
+    "Guard",
+    "IgnoranceGuard",
+    "RigidityGuard",
+    "guard_from",
+    "stacked",
+    "unfamiliarity",
+]
+
 SPAN = 10.0
 """$q / q_{ref}$ from which on a prediction counts as one of an ignorant forecaster."""
 POWER = 1.5
-"""Of the ramp that leads there."""
+r"""Power of the ramp in $\log q$ that leads there."""
 GROWTH = 0.8
 """Power of q by which the variance of a `RigidityGuard` grows beyond its reference."""
 
 
 @dataclass(frozen=True)
 class IgnoranceGuard:
-    r"""From the fitted distribution to that of a forecaster who knows nothing but the targets'
-    spread.
+    r"""Widens error bars towards those of a forecaster who knows only the targets' spread.
 
-    Residuals inside the domain say nothing about errors outside. What does is the error of an
-    ignorant forecaster, who says the targets' mean c of every row: where y is independent of a
-    prediction f, $E (y - f)^2 = v + (f - c)^2$ with the targets' variance v. So
+    Residuals inside the domain say nothing about errors outside. What says something is the error
+    of an ignorant forecaster, who predicts the targets' mean c for every row: where y is
+    independent of a prediction f, $E (y - f)^2 = v + (f - c)^2$ with the targets' variance v. So
 
     $$s^2 \leftarrow s^2 \max(1, M / s^2)^{t^{3/2}}, \quad M = \tau (v + (f - c)^2), \quad
         t = \min(1, \max(0, \log_{10}(q / q_{ref}))) .$$
 
     The factor $\tau$ gives the distribution's 90 % interval the width of a Gaussian's of that
-    variance. Bars never shrink. For sums over atoms the forecaster knows the atoms and says what
-    the readout's bias columns explain of the targets, $c + w \cdot \text{features}$ instead of c. A
-    larger structure is no unfamiliar one: q, which grows with the square of the number of atoms, is
-    divided by that of the extent, the number of atoms beside a usual one.
+    variance. Bars never shrink.
+
+    For sums over atoms the forecaster knows the atoms. He predicts what the readout's bias columns
+    explain of the targets, $c + w \cdot \text{features}$ instead of c. A larger structure is not an
+    unfamiliar one. As q grows with the square of the number of atoms, it is divided by the square
+    of the extent, which is the number of atoms relative to a usual one.
 
     Attributes:
-        reference: $q_{ref}$, (K,).
+        reference: $q_{ref}$ of each target, (K,).
         variance: v, (K,).
         factor: $\tau$, (K,).
         centre: c, (K,).
         by_feature: w, (K, D); (K, 0) where c is the same for all rows.
-        extent_weight: weights of the features that give the extent, (K, D); (K, 0) where it is one.
+        extent_weight: Weights of the features that give the extent, (K, D); (K, 0) where the
+            extent is one.
     """
 
     reference: Tensor
@@ -62,28 +78,42 @@ class IgnoranceGuard:
         return (unfamiliarity(q, extent) / self.reference.to(q)).clamp(min=1)
 
     def widened(self, squared_scale: Tensor, q: Tensor, distance: Tensor, extent: Tensor) -> Tensor:
-        """The squared scale of rows (M, K) whose predictions lie that far from c, (M, K)."""
+        """The squared scale beyond the training rows.
+
+        Args:
+            squared_scale: What the head says, (M, K).
+            q: Unscaled variances, (M, 1 or K).
+            distance: Prediction minus c, (M, K).
+            extent: Extent of the rows, (M, 1 or K).
+        """
         level = self.factor.to(q) * (self.variance.to(q) + distance.square())
         share = (self.beyond(q, extent).log() / math.log(SPAN)).clamp(max=1) ** POWER
         return squared_scale * (level / squared_scale).clamp(min=1) ** share
 
     def to(self, device: torch.device) -> IgnoranceGuard:
-        """The same on another device."""
-        return IgnoranceGuard(**{name: part.to(device) for name, part in vars(self).items()})
+        """The same guard on another device."""
+        return IgnoranceGuard(
+            reference=self.reference.to(device),
+            variance=self.variance.to(device),
+            factor=self.factor.to(device),
+            centre=self.centre.to(device),
+            by_feature=self.by_feature.to(device),
+            extent_weight=self.extent_weight.to(device),
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        """For files."""
+        """The fields by name, for files."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True)
 class RigidityGuard:
-    r"""Bars that grow with q alone, `calibrate(guard="q")`.
+    r"""Widens error bars by a power of q alone, `calibrate(guard="q")`.
 
     The squared scale gains $\alpha_g^2 q_{ref} [(q/q_{ref})^{0.8} - 1]_+$.
 
     Attributes:
-        reference: $q_{ref}$, (K,).
+        reference: $q_{ref}$ of each target, (K,).
         scale2: $\alpha_g^2$, (K,).
     """
 
@@ -95,16 +125,23 @@ class RigidityGuard:
         return (q / self.reference.to(q)).clamp(min=1)
 
     def widened(self, squared_scale: Tensor, q: Tensor, distance: Tensor, extent: Tensor) -> Tensor:
-        """The squared scale of rows (M, K); what they predict does not matter."""
+        """The squared scale beyond the training rows, whatever the rows predict.
+
+        Args:
+            squared_scale: What the head says, (M, K).
+            q: Unscaled variances, (M, 1 or K).
+            distance: Not used.
+            extent: Not used.
+        """
         growth = self.beyond(q, extent) ** GROWTH - 1
         return squared_scale + (self.scale2 * self.reference).to(q) * growth
 
     def to(self, device: torch.device) -> RigidityGuard:
-        """The same on another device."""
-        return RigidityGuard(**{name: part.to(device) for name, part in vars(self).items()})
+        """The same guard on another device."""
+        return RigidityGuard(self.reference.to(device), self.scale2.to(device))
 
     def tensors(self) -> dict[str, Tensor]:
-        """For files."""
+        """The fields by name, for files."""
         return dict(vars(self))
 
 
@@ -112,15 +149,15 @@ Guard = IgnoranceGuard | RigidityGuard
 
 
 def guard_from(tensors: dict[str, Tensor]) -> Guard | None:
-    """The guard whose `tensors` these are; None of none.
+    """The guard whose `tensors` these are, or None where there are none.
 
     Raises:
-        ValueError: they are not those of a guard.
+        ValueError: The names are not those of a guard's fields.
     """
     if not tensors:
         return None
     kind = RigidityGuard if "scale2" in tensors else IgnoranceGuard
-    expected = [one.name for one in fields(kind)]
+    expected = [guard_field.name for guard_field in fields(kind)]
     if set(tensors) != set(expected):
         raise ValueError(
             f"A guard of this kind has {', '.join(expected)}, got {', '.join(sorted(tensors))}: "
@@ -130,11 +167,11 @@ def guard_from(tensors: dict[str, Tensor]) -> Guard | None:
 
 
 def stacked(guards: Sequence[Guard]) -> Guard:
-    """The guards of single targets, which follow one rule, as one of all of them."""
+    """One guard of K targets out of the guards of single targets, which follow the same rule."""
     reference = torch.stack([guard.reference for guard in guards])
-    by_q = [guard for guard in guards if isinstance(guard, RigidityGuard)]
-    if by_q:
-        return RigidityGuard(reference, torch.stack([guard.scale2 for guard in by_q]))
+    by_rigidity = [guard for guard in guards if isinstance(guard, RigidityGuard)]
+    if by_rigidity:
+        return RigidityGuard(reference, torch.stack([guard.scale2 for guard in by_rigidity]))
     ignorant = [guard for guard in guards if isinstance(guard, IgnoranceGuard)]
     return IgnoranceGuard(
         reference=reference,
@@ -147,11 +184,17 @@ def stacked(guards: Sequence[Guard]) -> Guard:
 
 
 def unfamiliarity(q: Tensor, extent: Tensor) -> Tensor:
-    """q over the squared extent; q itself where there is nothing to sum, and q is zero."""
+    """q over the squared extent.
+
+    Where a readout sums over nothing the extent is zero, and so is q, which is then returned.
+    """
     return q / torch.where(extent == 0, 1.0, extent.square())
 
 
 def _padded(weights: list[Tensor]) -> Tensor:
-    """One row a target. Masked rows may leave one target without weights, and others with some."""
-    width = max(map(len, weights))
-    return torch.stack([pad(each, (0, width - len(each))) for each in weights])
+    """Weights of features, one row per target.
+
+    Masked rows may leave one target without weights while others have some; zeros fill it.
+    """
+    width = max(len(weight) for weight in weights)
+    return torch.stack([pad(weight, (0, width - len(weight))) for weight in weights])

@@ -1,18 +1,22 @@
-r"""A head on frozen features: how noise and shape of the distribution follow the input.
+r"""A head on frozen features: how the noise and the shape of the distribution follow the input.
 
-For each target, with inputs $\phi$ standardised on training rows (log q clipped to $\pm 4$; the
-prediction, kept within its training range, and its square; the features clipped to $\pm 6$), one
-product gives $h = a + w \cdot \phi$, the logarithm of the noise, kept within the range of its
-fitted values, and $\theta = c + W \phi$, the tilt of the distribution, kept within $\pm 3$. Beyond
-the training rows the guard (`prediction.guards`) takes over: it widens the bars and lets the tilt
-fade.
+For each target the inputs $\phi$ of the head are $\log q$, clipped to $\pm 4$, the prediction,
+clipped to its training range, the prediction's square, and the features, clipped to $\pm 6$. All
+are standardised on training rows (`Inputs`). One product gives $h = a + w \cdot \phi$, the
+logarithm of the noise variance, clipped to the range of its fitted values, and $\theta = c + W
+\phi$, the tilt of the distribution, clipped to $\pm 3$ (`Head`). The squared scale of the
+distribution is $e^h$ plus a multiple of q. Beyond the training rows a guard (`prediction.guards`)
+widens it and lets the tilt fade.
+
+`Head` is what calibration fits and files store. Predictions use a `HeadForm`: head, guard and
+distribution folded into as few operations as possible.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,19 +25,24 @@ from torch import Tensor
 from .distribution import Distribution, Tilted
 from .guards import GROWTH, POWER, SPAN, Guard, IgnoranceGuard, RigidityGuard, unfamiliarity
 
-FAR_Q, FAR, STEEPEST = 4.0, 6.0, 3.0
+FAR_Q = 4.0
+"""Standardised log q is clipped to plus and minus this."""
+FAR = 6.0
+"""Standardised features are clipped to plus and minus this."""
+STEEPEST = 3.0
+"""Tilts are clipped to plus and minus this."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """How one target's inputs are standardised.
+    """How the inputs of one target's head are standardised.
 
     Attributes:
-        rigidity: centre and spread of log q.
-        output: lowest, highest, centre, spread of the predictions, and the mean of their squares
-            once standardised.
-        centre: of the features, (D,).
-        spread: of the features; infinite where one is constant.
+        rigidity: Centre and spread of log q, (2,).
+        output: Lowest, highest, centre and spread of the predictions, and the mean square of the
+            standardised predictions, (5,).
+        centre: Means of the features, (D,).
+        spread: Standard deviations of the features, (D,); infinite where one is constant.
     """
 
     rigidity: Tensor
@@ -43,27 +52,36 @@ class Inputs:
 
     @classmethod
     def of(cls, q: Tensor, mean: Tensor, features: Tensor) -> Inputs:
-        """From training rows: q above zero (m,), predictions (n,) and features (n, D), float64."""
+        """The standardisation by training rows, all float64.
+
+        Args:
+            q: Unscaled variances above zero, (m,). There may be none.
+            mean: Predictions, (n,).
+            features: Features, (n, D).
+        """
         rigidity = q.new_tensor([0.0, math.inf])
         if len(q):
-            rigidity = torch.stack([q.log().mean(), column_spread(q.log())])
-        centre, spread = mean.mean(), column_spread(mean)
-        square = ((mean - centre) / spread).square().mean()
-        output = torch.stack([mean.min(), mean.max(), centre, spread, square])
+            log_q = q.log()
+            rigidity = torch.stack([log_q.mean(), column_spread(log_q)])
+        centre = mean.mean()
+        spread = column_spread(mean)
+        mean_square = ((mean - centre) / spread).square().mean()
+        output = torch.stack([mean.min(), mean.max(), centre, spread, mean_square])
         return cls(rigidity, output, features.mean(0), column_spread(features))
 
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
-        """(n, 3 + D)."""
+        """The standardised inputs of rows, (n, 3 + D)."""
         return torch.cat([self.first(q, mean), self.standardised(features)], -1)
 
     def first(self, q: Tensor, mean: Tensor) -> Tensor:
         """The inputs that are no features: log q, the prediction and its square, (n, 3)."""
-        low, high, centre, spread, square = self.output
-        middle, far = self.rigidity[0], FAR_Q * _finite(self.rigidity[1])
-        # q may be zero, and its logarithm then lies at the lower end
-        a = (q.log().clamp(middle - far, middle + far) - middle) / self.rigidity[1]
-        b = (mean.clamp(low, high) - centre) / spread
-        return torch.stack([a, b, b.square() - square], -1)
+        q_centre, q_spread = self.rigidity
+        low, high, mean_centre, mean_spread, mean_square = self.output
+        # q may be zero. Its logarithm then lies at the lower end.
+        far = FAR_Q * _zero_if_infinite(q_spread)
+        standard_q = (q.log().clamp(q_centre - far, q_centre + far) - q_centre) / q_spread
+        standard_mean = (mean.clamp(low, high) - mean_centre) / mean_spread
+        return torch.stack([standard_q, standard_mean, standard_mean.square() - mean_square], -1)
 
     def standardised(self, features: Tensor) -> Tensor:
         """Features (n, D), in units of their spread and clipped."""
@@ -71,24 +89,25 @@ class Inputs:
 
 
 def column_spread(values: Tensor) -> Tensor:
-    """The standard deviation of columns; infinite where they are constant."""
-    spread, size = values.std(0, correction=0), values.abs().amax(0)
+    """The standard deviation of columns; infinite where they are constant up to rounding."""
+    spread = values.std(0, correction=0)
+    size = values.abs().amax(0)
     return torch.where(spread > 5e-7 * size, spread, math.inf)
 
 
 @dataclass(frozen=True)
 class Head:
-    """Of K targets; the tensors stand for files too.
+    """The fitted heads of K targets; files store its tensors under these names.
 
     Attributes:
-        rigidity: (K, 2), see `Inputs`.
-        output: (K, 5).
-        centre: (D,), or (K, D) where targets have features of their own.
-        spread: likewise.
-        weight: (K, 3 + D, 1 + J): w, then W; J = 0 without a tilt.
-        constant: (K, 1 + J).
-        bounds: of h, (K, 2).
-        scale2: of q in the distribution's squared scale, (K,).
+        rigidity: Centre and spread of log q, (K, 2); see `Inputs`.
+        output: Range and standardisation of the predictions, (K, 5); see `Inputs`.
+        centre: Means of the features, (D,), or (K, D) where each target has features of its own.
+        spread: Standard deviations of the features, likewise.
+        weight: Weights of the inputs, (K, 3 + D, 1 + J): w, then W. J is 8, or 0 without a tilt.
+        constant: What is added to the product, (K, 1 + J): a, then c.
+        bounds: Least and largest h, (K, 2).
+        scale2: Factor of q in the distribution's squared scale, (K,).
     """
 
     rigidity: Tensor
@@ -101,19 +120,46 @@ class Head:
     scale2: Tensor
 
     @classmethod
-    def of(cls, inputs: Sequence[Inputs], *own: Sequence[Tensor], shared: bool) -> Head:
-        """Of the targets' inputs, then weight, constant, bounds and scale2 of each.
+    def of(
+        cls,
+        inputs: Sequence[Inputs],
+        weights: Sequence[Tensor],
+        constants: Sequence[Tensor],
+        bounds: Sequence[Tensor],
+        scales2: Sequence[Tensor],
+        *,
+        shared: bool,
+    ) -> Head:
+        """The heads of several targets as one.
 
-        `shared` says whether all have the same features, which are then standardised alike.
+        Args:
+            inputs: How each target's inputs are standardised.
+            weights: Weights of each target, (3 + D, 1 + J).
+            constants: Constants of each target, (1 + J,).
+            bounds: Bounds of h of each target, (2,).
+            scales2: Factor of q of each target.
+            shared: Whether all targets have the same features. They are then standardised alike.
         """
-        columns = zip(*(vars(one).values() for one in inputs), strict=True)
-        head = cls(*(torch.stack(list(values)) for values in (*columns, *own)))
-        first = inputs[0]
-        return replace(head, centre=first.centre, spread=first.spread) if shared else head
+        if shared:
+            centre = inputs[0].centre
+            spread = inputs[0].spread
+        else:
+            centre = torch.stack([target_inputs.centre for target_inputs in inputs])
+            spread = torch.stack([target_inputs.spread for target_inputs in inputs])
+        return cls(
+            rigidity=torch.stack([target_inputs.rigidity for target_inputs in inputs]),
+            output=torch.stack([target_inputs.output for target_inputs in inputs]),
+            centre=centre,
+            spread=spread,
+            weight=torch.stack(list(weights)),
+            constant=torch.stack(list(constants)),
+            bounds=torch.stack(list(bounds)),
+            scale2=torch.stack(list(scales2)),
+        )
 
     def to(self, device: torch.device) -> Head:
-        """The same on another device."""
-        return Head(*(tensor.to(device) for tensor in vars(self).values()))
+        """The same head on another device."""
+        return Head(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     @property
     def targets(self) -> int:
@@ -121,48 +167,54 @@ class Head:
         return len(self.constant)
 
     def tensors(self) -> dict[str, Tensor]:
-        """For files."""
+        """The fields by name, for files."""
         return dict(vars(self))
 
 
 class HeadForm(NamedTuple):
     r"""A head, its guard and its distribution folded for speed: plain tensors in one precision.
 
-    A number that each row has, q say, is (M, 1) for one target, and one that each row and target
-    has is (M, K, 1) for several. So it broadcasts against what belongs to the targets, whose shapes
-    are given below for K of them; for one target they lack the K. J is the number of tilts, 8 or 0.
+    For one target, a number that each row has (q, say) is (M, 1). For several targets, a number
+    that each row and target has is (M, K, 1). So it broadcasts against what belongs to the targets,
+    whose shapes are given below for K of them; for one target they lack the K. J is the number of
+    tilts, 8 or 0.
 
     Attributes:
-        lowest: Features below it are clipped to it, (D,), or (K, D) for features of their own.
-        highest: Features above it are clipped to it, (D,) or (K, D).
-        weight: Weights of the features, (D, K (1 + J)), or (K, D, 1 + J) for features of their own.
-        constant: What is added to their product, (K (1 + J),), or (K, 1, 1 + J).
-        q_rate: Factor that standardises log q, (K, 1).
-        q_shift: What is added then, (K, 1).
-        mean_rate: Factor that standardises the prediction, (K, 1).
-        mean_shift: What is added then, (K, 1).
-        mean_low: The least standardised prediction, to which others are clipped, (K, 1).
-        mean_high: The largest one, (K, 1).
+        lowest: Features below this are clipped to it, (D,), or (K, D) where targets have features
+            of their own.
+        highest: Features above this are clipped to it, (D,) or (K, D).
+        weight: Weights of the features, (D, K (1 + J)), or (K, D, 1 + J) where targets have
+            features of their own.
+        constant: Constants that are added to the features' product, (K (1 + J),), or
+            (K, 1, 1 + J).
+        q_rate: Factor of log q in the standardised log q, (K, 1).
+        q_shift: Constant in the standardised log q, (K, 1).
+        mean_rate: Factor of the prediction in the standardised prediction, (K, 1).
+        mean_shift: Constant in the standardised prediction, (K, 1).
+        mean_low: Standardised predictions below this are clipped to it, (K, 1).
+        mean_high: Standardised predictions above this are clipped to it, (K, 1).
         by_q: Weights of the standardised log q, (K, 1 + J).
         by_mean: Weights of the standardised prediction, (K, 1 + J).
-        by_square: Weights of its square, (K, 1 + J).
+        by_square: Weights of the square of the standardised prediction, (K, 1 + J).
         low: The least h and tilts, (K, 1 + J).
-        high: The largest ones, (K, 1 + J).
+        high: The largest h and tilts, (K, 1 + J).
         scale2: Factor of q in the distribution's squared scale, (K, 1).
         guard_rate: $1 / q_{ref}$ of the guard, (K, 1); zero without one.
         growth: $\alpha_g^2 q_{ref}$ of a `RigidityGuard`, (K, 1); of shape (0,) without one.
         ignorant_level: $\tau v$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
-        distance_rate: $\sqrt\tau$ of an `IgnoranceGuard`, (K, 1).
-        distance_shift: $-\sqrt\tau c$ of an `IgnoranceGuard`, (K, 1).
-        distance_weight: Weights of the features in that shift, (D, K), or (K, D) for features of
-            their own; of shape (0,) where the shift is the same for all rows.
+        distance_rate: $\sqrt\tau$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
+        distance_shift: $-\sqrt\tau c$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
+        distance_weight: $\sqrt\tau w$ of an `IgnoranceGuard`, (D, K), or (K, D) where targets have
+            features of their own; of shape (0,) where the forecast is the same for all rows.
         extent_weight: Weights of the features that give the extent, (D, K) or (K, D); of shape
-            (0,) where it is one.
-        ramp_rate: Factor of log q in the guard's exponent, (K, 1).
-        ramp_shift: What is added then, (K, 1).
-        basis: The basis of the tilt at 64 midpoints, (J, 64).
-        second: The distribution's second moment, (K, 1); of a tilted distribution what stands for
-            $z^2$ at the midpoints, (64, 1), or (K, 64) where the degrees of freedom differ.
+            (0,) where the extent is one.
+        ramp_rate: Factor of log q in the ramp t of an `IgnoranceGuard`, (K, 1); of shape (0,)
+            without one.
+        ramp_shift: Constant in that ramp, (K, 1); of shape (0,) without one.
+        basis: The cosines of the tilt at 64 midpoints, (J, 64).
+        second: Without a tilt the distribution's second moment, (K, 1). With a tilt the numbers at
+            the midpoints that stand for $z^2$, (64, 1), or (K, 64) where the degrees of freedom
+            differ; see `cosine_tilt.moment_values`.
     """
 
     lowest: Tensor
@@ -197,136 +249,161 @@ class HeadForm(NamedTuple):
     def of(
         cls, head: Head, guard: Guard | None, distribution: Distribution, dtype: torch.dtype
     ) -> HeadForm:
-        """Standardisation goes into weights and constant, in float64."""
+        """Fold a head, its guard and its distribution, in float64; then convert to `dtype`.
+
+        Standardisation goes into weights and constants: $w (x - c) / s = (w / s) x - (w / s) c$.
+        """
         targets, terms = head.constant.shape
         own_features = head.centre.ndim == 2 and targets > 1
-        centre, spread = head.centre, head.spread
+        centre = head.centre
+        spread = head.spread
         if centre.ndim == 2 and targets == 1:
-            centre, spread = centre[0], spread[0]
+            centre = centre[0]
+            spread = spread[0]
         # A last column of ones, which may be left out, has the weight zero. A column of counts may
         # be constant among the training rows, but is looked at by a guard.
-        width = centre.shape[-1] - bool(spread[..., -1:].isinf().all())
-        if isinstance(guard, IgnoranceGuard) and bool(guard.extent_weight[:, width:].any()):
-            width = centre.shape[-1]
+        width = centre.shape[-1]
+        guard_reads_last = isinstance(guard, IgnoranceGuard) and bool(
+            guard.extent_weight[:, width - 1 :].any()
+        )
+        if bool(spread[..., -1:].isinf().all()) and not guard_reads_last:
+            width -= 1
 
+        # The features.
         weight = (head.weight[:, 3:].mT / spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
         shift = centre.expand(weight.shape[:2])[:, None] @ weight
         by_q, by_mean, by_square = head.weight[:, :3].unbind(1)  # (K, 1 + J) each
         constant = head.constant - shift[:, 0] - head.output[:, 4:] * by_square
         weight = weight[:, :width]
-        if not own_features:
-            weight, constant = weight.movedim(0, 1).flatten(1), constant.flatten()
+        if own_features:
+            constant = constant[:, None]  # (K, 1, 1 + J)
         else:
-            constant = constant[:, None]
+            weight = weight.movedim(0, 1).flatten(1)  # (D, K (1 + J))
+            constant = constant.flatten()
+        largest_deviation = FAR * _zero_if_infinite(spread)
 
+        # log q and the prediction.
         q_rate, q_centre, by_q = _standardised(head.rigidity[:, 1:], head.rigidity[:, :1], by_q)
-        least, most, middle, size = head.output[:, :4, None].unbind(1)  # (K, 1) each
-        constant_mean = size.isinf()
-        mean_rate, middle, by_mean = _standardised(size, middle, by_mean)
-        by_square = torch.where(constant_mean, 0.0, by_square)
-        away = FAR * _finite(spread)
+        lowest_mean, highest_mean, mean_centre, mean_spread = head.output[:, :4, None].unbind(1)
+        mean_is_constant = mean_spread.isinf()  # (K, 1)
+        mean_rate, mean_centre, by_mean = _standardised(mean_spread, mean_centre, by_mean)
+        mean_low = torch.where(mean_is_constant, 0.0, (lowest_mean - mean_centre) * mean_rate)
+        mean_high = torch.where(mean_is_constant, 0.0, (highest_mean - mean_centre) * mean_rate)
+        by_square = torch.where(mean_is_constant, 0.0, by_square)
+
         steepest = torch.full_like(head.constant[:, 1:], STEEPEST)
         basis, second = _second_moment(distribution, terms - 1, targets, head.constant.device)
 
-        def each(part: Tensor) -> Tensor:
-            """Of each target (K, n), in the shape that single predictions broadcast against."""
-            return part if targets > 1 else part[0]
+        def by_target(values: Tensor) -> Tensor:
+            """Values of the targets (K, n), in the shape that predictions broadcast against."""
+            return values if targets > 1 else values[0]
 
         form = cls(
-            lowest=(centre - away)[..., :width],
-            highest=(centre + away)[..., :width],
+            lowest=(centre - largest_deviation)[..., :width],
+            highest=(centre + largest_deviation)[..., :width],
             weight=weight,
             constant=constant,
-            q_rate=each(q_rate),
-            q_shift=each(-q_centre * q_rate),
-            mean_rate=each(mean_rate),
-            mean_shift=each(-middle * mean_rate),
-            mean_low=each(torch.where(constant_mean, 0.0, (least - middle) * mean_rate)),
-            mean_high=each(torch.where(constant_mean, 0.0, (most - middle) * mean_rate)),
-            by_q=each(by_q),
-            by_mean=each(by_mean),
-            by_square=each(by_square),
-            low=each(torch.cat([head.bounds[:, :1], -steepest], 1)),
-            high=each(torch.cat([head.bounds[:, 1:], steepest], 1)),
-            scale2=each(head.scale2[:, None]),
-            **_folded_guard(guard, each, width, own_features=own_features, like=q_rate),
+            q_rate=by_target(q_rate),
+            q_shift=by_target(-q_centre * q_rate),
+            mean_rate=by_target(mean_rate),
+            mean_shift=by_target(-mean_centre * mean_rate),
+            mean_low=by_target(mean_low),
+            mean_high=by_target(mean_high),
+            by_q=by_target(by_q),
+            by_mean=by_target(by_mean),
+            by_square=by_target(by_square),
+            low=by_target(torch.cat([head.bounds[:, :1], -steepest], 1)),
+            high=by_target(torch.cat([head.bounds[:, 1:], steepest], 1)),
+            scale2=by_target(head.scale2[:, None]),
+            **_folded_guard(guard, by_target, width, own_features=own_features, like=q_rate),
             basis=basis,
-            second=second if terms > 1 else each(second),
+            second=second if terms > 1 else by_target(second),
         )
-        return cls(*(part.to(dtype).contiguous() for part in form))
+        return cls(*(tensor.to(dtype).contiguous() for tensor in form))
 
     def __call__(
         self, q: Tensor, mean: Tensor, features: Tensor, factor: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Squared scale (M, K) of the distribution, its second moment in these units, and tilt (M,
-        K, J).
-
-        The second moment is (M, K), or (K,) where there is no tilt.
+        """Squared scale, second moment and tilt of the distributions of M rows.
 
         Args:
-            q: unscaled variances, (M, 1 or K).
-            mean: predictions, (M, K).
-            features: (M, D), or (M, K, D) for features of their own; columns beyond D are ignored.
-            factor: by which the noise of each row is multiplied, (M, 1 or K), if it is.
+            q: Unscaled variances, (M, 1 or K).
+            mean: Predictions, (M, K).
+            features: Features, (M, D), or (M, K, D) where each target has its own. Columns beyond
+                D are ignored.
+            factor: Factor of each row's noise variance, (M, 1 or K), if there is one.
+
+        Returns:
+            The distribution's squared scale, (M, K); its second moment in units of that scale,
+            (M, K), or (K,) without a tilt; its tilt, (M, K, J).
         """
         one_target = self.scale2.ndim == 1
         dtype = self.scale2.dtype
-        q, mean, features = q.to(dtype), mean.to(dtype), features.to(dtype)
+        q = q.to(dtype)
+        mean = mean.to(dtype)
+        features = features.to(dtype)
         if not one_target:
-            q, mean = q.unsqueeze(-1), mean.unsqueeze(-1)
+            q = q.unsqueeze(-1)
+            mean = mean.unsqueeze(-1)
         elif features.ndim == 3:
             features = features.squeeze(1)
         width = self.lowest.shape[-1]
         if features.shape[-1] != width:
             features = features[..., :width]
-        both = self._linear(features)
+        h_and_tilt = self._linear(features)  # (M, 1 + J), or (M, K, 1 + J)
 
         # What log q and the prediction say of h and of the tilts. q may be zero, and its logarithm
         # then lies at the lower end.
         log_q = q.log()
-        a = torch.addcmul(self.q_shift, log_q, self.q_rate).clamp(-FAR_Q, FAR_Q)
-        b = torch.addcmul(self.mean_shift, mean, self.mean_rate)
-        b = torch.clamp(b, self.mean_low, self.mean_high)
-        both = torch.addcmul(both, a, self.by_q)
-        both = torch.addcmul(both, b, torch.addcmul(self.by_mean, b, self.by_square))
-        both = torch.clamp(both, self.low, self.high)
+        standard_q = torch.addcmul(self.q_shift, log_q, self.q_rate).clamp(-FAR_Q, FAR_Q)
+        standard_mean = torch.addcmul(self.mean_shift, mean, self.mean_rate)
+        standard_mean = torch.clamp(standard_mean, self.mean_low, self.mean_high)
+        mean_slope = torch.addcmul(self.by_mean, standard_mean, self.by_square)
+        h_and_tilt = torch.addcmul(h_and_tilt, standard_q, self.by_q)
+        h_and_tilt = torch.addcmul(h_and_tilt, standard_mean, mean_slope)
+        h_and_tilt = torch.clamp(h_and_tilt, self.low, self.high)
 
-        noise = both[..., :1].exp()
+        noise_variance = h_and_tilt[..., :1].exp()
         if factor is not None:
             factor = factor.to(dtype)
-            noise = noise * (factor if one_target else factor.unsqueeze(-1))
-        squared = torch.addcmul(noise, self.scale2, q)
+            noise_variance = noise_variance * (factor if one_target else factor.unsqueeze(-1))
+        squared_scale = torch.addcmul(noise_variance, self.scale2, q)
+
+        # The guard.
         if self.extent_weight.numel():
             q = unfamiliarity(q, self._summed(features, self.extent_weight))
             log_q = q.log()
         beyond = (q * self.guard_rate).clamp(min=1)
         if self.growth.numel():
-            squared = torch.addcmul(squared, self.growth, beyond**GROWTH - 1)
+            squared_scale = torch.addcmul(squared_scale, self.growth, beyond**GROWTH - 1)
         if self.ignorant_level.numel():
-            squared = self._widened(squared, log_q, mean, features)
-        tilt = both[..., 1:] / beyond
+            squared_scale = self._widened(squared_scale, log_q, mean, features)
+        tilt = h_and_tilt[..., 1:] / beyond
+
         second = self._second(tilt) if tilt.shape[-1] else self.second
         if one_target:
-            return squared, second, tilt.unsqueeze(1)
-        return squared.squeeze(-1), second.squeeze(-1), tilt
+            return squared_scale, second, tilt.unsqueeze(1)
+        return squared_scale.squeeze(-1), second.squeeze(-1), tilt
 
     def _linear(self, features: Tensor) -> Tensor:
-        """Constants and what features add to h and tilt: (M, 1 + J), or (M, K, 1 + J)."""
+        """The constants, plus what features add to h and tilt: (M, 1 + J), or (M, K, 1 + J)."""
         clipped = torch.clamp(features, self.lowest, self.highest)
         if clipped.ndim == 3:
-            each = torch.baddbmm(self.constant, clipped.transpose(0, 1), self.weight)
-            return each.transpose(0, 1)
-        both = torch.addmm(self.constant, clipped, self.weight)
-        return both if self.scale2.ndim == 1 else both.view(-1, *self.low.shape)
+            by_target = torch.baddbmm(self.constant, clipped.transpose(0, 1), self.weight)
+            return by_target.transpose(0, 1)
+        product = torch.addmm(self.constant, clipped, self.weight)
+        return product if self.scale2.ndim == 1 else product.view(-1, *self.low.shape)
 
-    def _widened(self, squared: Tensor, log_q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
-        """The squared scale beyond the training rows, by the rule of `IgnoranceGuard`."""
+    def _widened(
+        self, squared_scale: Tensor, log_q: Tensor, mean: Tensor, features: Tensor
+    ) -> Tensor:
+        """The squared scale beyond the training rows; see `IgnoranceGuard.widened`."""
         distance = torch.addcmul(self.distance_shift, mean, self.distance_rate)
         if self.distance_weight.numel():
             distance = distance - self._summed(features, self.distance_weight)
         level = torch.addcmul(self.ignorant_level, distance, distance)
         share = torch.addcmul(self.ramp_shift, log_q, self.ramp_rate).clamp(0, 1) ** POWER
-        return squared * (level / squared).clamp(min=1) ** share
+        return squared_scale * (level / squared_scale).clamp(min=1) ** share
 
     def _summed(self, features: Tensor, weight: Tensor) -> Tensor:
         """Features times weights (D, K) or (K, D), summed: (M, 1) or (M, K, 1)."""
@@ -337,70 +414,74 @@ class HeadForm(NamedTuple):
 
     def _second(self, tilt: Tensor) -> Tensor:
         """The second moments of tilted distributions, (M, 1) or (M, K, 1)."""
-        share = (tilt @ self.basis).softmax(-1)
+        shares = (tilt @ self.basis).softmax(-1)
         if self.second.shape[-1] == 1:
-            return share @ self.second
+            return shares @ self.second
         # A sum, not a product of matrices: onnxruntime does not broadcast one over no rows.
-        return (share * self.second).sum(-1, keepdim=True)
+        return (shares * self.second).sum(-1, keepdim=True)
 
 
 def _standardised(spread: Tensor, centre: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rate, centre (K, 1) and weights (K, 1 + J) of an input; without weight where it is constant.
+    """Rate and centre, (K, 1), and weights, (K, 1 + J), of one input.
 
-    The rate of a constant input is one: times zero, the logarithm of zero would be NaN.
+    A constant input has the weight zero. Its rate is one: times zero, the logarithm of a zero q
+    would be NaN.
     """
-    constant = spread.isinf()
-    rate = torch.where(constant, 1.0, 1 / spread)
-    return rate, torch.where(constant, 0.0, centre), torch.where(constant, 0.0, weight)
+    is_constant = spread.isinf()
+    rate = torch.where(is_constant, 1.0, 1 / spread)
+    centre = torch.where(is_constant, 0.0, centre)
+    weight = torch.where(is_constant, 0.0, weight)
+    return rate, centre, weight
 
 
 def _folded_guard(
     guard: Guard | None,
-    each: Callable[[Tensor], Tensor],
+    by_target: Callable[[Tensor], Tensor],
     width: int,
     *,
     own_features: bool,
     like: Tensor,
 ) -> dict[str, Tensor]:
-    """The fields of a form that a guard fills, float64.
+    """The fields of a form that a guard fills, float64; empty tensors where it has none.
 
     Args:
-        guard: if there is one.
-        each: gives a part of each target (K, n) the shape that the form wants.
-        width: number of features.
-        own_features: whether each target has features of its own.
-        like: a tensor (K, 1) on the device of the others.
+        guard: The guard, if there is one.
+        by_target: Gives values of the targets, (K, n), the shape that the form wants.
+        width: Number of features.
+        own_features: Whether each target has features of its own.
+        like: A tensor (K, 1) on the device of the others.
     """
-    nothing = like.new_zeros(0)
+    empty = like.new_zeros(0)
     fields = {
-        "guard_rate": each(torch.zeros_like(like)),
-        "growth": nothing,
-        "ignorant_level": nothing,
-        "distance_rate": nothing,
-        "distance_shift": nothing,
-        "distance_weight": nothing,
-        "extent_weight": nothing,
-        "ramp_rate": nothing,
-        "ramp_shift": nothing,
+        "guard_rate": by_target(torch.zeros_like(like)),
+        "growth": empty,
+        "ignorant_level": empty,
+        "distance_rate": empty,
+        "distance_shift": empty,
+        "distance_weight": empty,
+        "extent_weight": empty,
+        "ramp_rate": empty,
+        "ramp_shift": empty,
     }
     if guard is None:
         return fields
     reference = guard.reference[:, None]
-    fields["guard_rate"] = each(1 / reference)
+    fields["guard_rate"] = by_target(1 / reference)
     if isinstance(guard, RigidityGuard):
-        fields["growth"] = each(guard.scale2[:, None] * reference)
+        fields["growth"] = by_target(guard.scale2[:, None] * reference)
         return fields
     factor = guard.factor[:, None]
-    fields["ignorant_level"] = each(factor * guard.variance[:, None])
-    fields["distance_rate"] = each(factor.sqrt())
-    fields["distance_shift"] = each(-factor.sqrt() * guard.centre[:, None])
-    fields["ramp_rate"] = each(torch.full_like(like, 1 / math.log(SPAN)))
-    fields["ramp_shift"] = each(-reference.log() / math.log(SPAN))
+    fields["ignorant_level"] = by_target(factor * guard.variance[:, None])
+    fields["distance_rate"] = by_target(factor.sqrt())
+    fields["distance_shift"] = by_target(-factor.sqrt() * guard.centre[:, None])
+    fields["ramp_rate"] = by_target(torch.full_like(like, 1 / math.log(SPAN)))
+    fields["ramp_shift"] = by_target(-reference.log() / math.log(SPAN))
     if guard.by_feature.numel():
         distance_weight = (factor.sqrt() * guard.by_feature)[:, :width]  # (K, D)
         extent_weight = guard.extent_weight[:, :width]
         if not own_features:
-            distance_weight, extent_weight = distance_weight.mT, extent_weight.mT
+            distance_weight = distance_weight.mT  # (D, K)
+            extent_weight = extent_weight.mT
         fields["distance_weight"] = distance_weight
         fields["extent_weight"] = extent_weight
     return fields
@@ -410,7 +491,7 @@ def _second_moment(
     distribution: Distribution, tilts: int, targets: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """The fields `basis` and `second` of a form, float64."""
-    if tilts:
+    if tilts > 0:
         assert isinstance(distribution, Tilted)
         rule = distribution.rule(torch.float64, device)
         values = rule.values[..., 1]  # (degrees of freedom, 64)
@@ -419,6 +500,6 @@ def _second_moment(
     return second.new_zeros(0, 64), second.expand(targets)[:, None]
 
 
-def _finite(spread: Tensor) -> Tensor:
-    """Zero where it is infinite."""
+def _zero_if_infinite(spread: Tensor) -> Tensor:
+    """The spread, or zero where it is infinite."""
     return torch.where(spread.isfinite(), spread, 0.0)

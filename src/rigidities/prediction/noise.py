@@ -1,10 +1,13 @@
 r"""Noise: the part of the variance that more data would not remove.
 
-A noise is a level for each target times a shape, $\ell_k\, s(x)\, \bar c / c$: it is divided by the
-row's loss weight c, in units of the typical one of the calibration rows, $\bar c$ (their harmonic
-mean, so that the level is their mean noise). A row without a weight gets the level itself.
-Another noise is another class here with a name, its shape and, where its level is no free choice,
-what ties it to the scale; `NOISES` lists the names that `calibrate(noise=...)` and files know.
+A noise model says how the noise variance depends on the row: it is a level for each target times a
+shape, $\ell_k\, s(x)\, \bar c / c$. It is divided by the row's loss weight c, in units of the
+typical weight $\bar c$ of the calibration rows (their harmonic mean, so that the level is their
+mean noise variance). A row without a weight gets the level times the shape.
+
+Another noise model is another class here, with a name, a shape and, where its level is no free
+choice, the constant `tied` that ties the level to the scale. `NOISES` lists the names that
+`calibrate(noise=...)` and files know.
 """
 
 from __future__ import annotations
@@ -15,16 +18,32 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+__all__ = [
+    "NOISES",
+    "BayesNoise",
+    "ConstantNoise",
+    "FeatureNoise",
+    "GivenNoise",
+    "NoNoise",
+    "Noise",
+    "noise_named",
+    "register_noise",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 @dataclass(frozen=True)
 class Noise:
-    """The base: a level for each target, of the same shape everywhere.
+    """The base of noise models: a level for each target, and the same shape everywhere.
 
     Attributes:
-        name: what users and files call it.
-        tied: the level at weight one in units of the squared scale; None where calibration
-            chooses it.
-        level: (K,).
+        name: What users and files call it.
+        tied: The level at weight one in units of the squared scale; None where calibration
+            chooses the level.
+        level: Noise variance of each target, (K,).
     """
 
     name: ClassVar[str] = ""
@@ -37,49 +56,56 @@ class Noise:
         """What the level is multiplied by, (M, 1) or (M, K); None for one.
 
         Args:
-            mean: predictions, (M, K).
-            features: of the readout, (M, ...); None for a regressor without one.
+            mean: Predictions, (M, K).
+            features: Features of the readout, (M, ...); None for a regressor without them.
         """
         return None
 
     def variance(self, mean: Tensor, features: Tensor | None) -> Tensor:
-        """Of each target, broadcast against (M, K)."""
+        """The noise variance of each target at weight one, broadcast against (M, K).
+
+        Args:
+            mean: Predictions, (M, K).
+            features: Features of the readout, (M, ...); None for a regressor without them.
+        """
         shape = self.shape(mean, features)
         return self.level if shape is None else self.level * shape.to(self.level)
 
 
 NOISES: dict[str, type[Noise]] = {}
-"""By name."""
+"""Classes of noise models by their names."""
 
-N = TypeVar("N", bound=type[Noise])
+NoiseClass = TypeVar("NoiseClass", bound=type[Noise])
 
 
-def register_noise(kind: N) -> N:
-    """Make a noise known to `calibrate` and to files, under its name; a class decorator."""
+def register_noise(kind: NoiseClass) -> NoiseClass:
+    """Make a noise model known to `calibrate` and to files, under its name; a class decorator."""
     NOISES[kind.name] = kind
     return kind
 
 
-def noise_named(given: str | type[Noise] | Noise | Callable[[Any], Tensor]) -> type[Noise]:
-    """The noise of that name, of that object, or the class itself; a function gives its shape.
+def noise_named(noise: str | type[Noise] | Noise | Callable[[Any], Tensor]) -> type[Noise]:
+    """The class of a noise model, given by its name, an object or the class itself.
+
+    A function of batches stands for `GivenNoise`, whose shape it gives.
 
     Raises:
-        ValueError: there is none.
+        ValueError: No noise model has that name.
     """
-    if isinstance(given, Noise):
-        return type(given)
-    if isinstance(given, type) and issubclass(given, Noise):
-        return given
-    if callable(given):
+    if isinstance(noise, Noise):
+        return type(noise)
+    if isinstance(noise, type) and issubclass(noise, Noise):
+        return noise
+    if callable(noise):
         return GivenNoise
-    if str(given) not in NOISES:
-        raise ValueError(f"Unknown noise {given!r}. Known: {', '.join(NOISES)}.")
-    return NOISES[given]
+    if str(noise) not in NOISES:
+        raise ValueError(f"Unknown noise {noise!r}. Known: {', '.join(NOISES)}.")
+    return NOISES[noise]
 
 
 @register_noise
 class NoNoise(Noise):
-    """None: the paper's form, whose scale holds what noise there is."""
+    """No noise of its own: the paper's form, whose scale includes what noise there is."""
 
     name = "none"
     tied = 0.0
@@ -87,14 +113,14 @@ class NoNoise(Noise):
 
 @register_noise
 class ConstantNoise(Noise):
-    """A floor of its own, the same everywhere."""
+    """The same noise variance for all rows."""
 
     name = "constant"
 
 
 @register_noise
 class BayesNoise(Noise):
-    """Bayesian linear regression's: the squared scale over c, the variance scale^2 (1/c + q)."""
+    """The noise of Bayesian linear regression: variance = scale^2 (1/c + q)."""
 
     name = "bayes"
     tied = 1.0
@@ -110,10 +136,12 @@ class FeatureNoise(Noise):
 @register_noise
 @dataclass(frozen=True)
 class GivenNoise(Noise):
-    """Known for each row up to one factor, the level: one, where it is known well.
+    """Noise variances that are known for each row up to one factor, the level.
+
+    The level is one where the variances are known well.
 
     Attributes:
-        function: callable(batch) -> variances, one per sample or output; files do not hold it.
+        function: callable(batch) -> variances, one per sample or output. Files do not hold it.
     """
 
     name = "given"

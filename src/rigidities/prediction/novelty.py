@@ -8,17 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = ["Novelty"]
+
+_SHOWN = 5
+"""How many inputs are printed: the most unfamiliar ones."""
+
 
 @dataclass(frozen=True)
 class Novelty:
     """How far what enters each layer lies from what entered it in training.
 
-    Distances are relative to the one that 95 % of the calibration rows stay below, each layer's
-    own: 1 is unusual, 10 is nothing that the layer has seen.
+    Distances in a layer are relative to the one that 95 % of the calibration rows stay below
+    there: 1 is unusual, 10 is nothing that the layer has seen.
 
     Attributes:
-        by_layer: (N, L), one row per input and one column per layer.
-        layers: what the layers are called, L names.
+        by_layer: Relative distances, (N, L), one row per input and one column per layer.
+        layers: Names of the L layers.
 
     Examples:
         >>> novelty = Novelty(torch.tensor([[0.5, 0.4], [1.0, 9.0]]), ("the input", "2"))
@@ -35,12 +40,12 @@ class Novelty:
 
     @property
     def largest(self) -> Tensor:
-        """Of each input, (N,): that of the layer to which it is most unfamiliar."""
+        """The novelty to the layer that knows an input least, (N,)."""
         return self.by_layer.amax(1)
 
     @property
     def layer(self) -> list[str]:
-        """The name of that layer, for each input."""
+        """The name of the layer that knows an input least, N names."""
         return [self.layers[column] for column in self.by_layer.argmax(1).tolist()]
 
     def __getitem__(self, index: Any) -> Novelty:
@@ -54,14 +59,11 @@ class Novelty:
         inputs = "1 input" if len(self) == 1 else f"{len(self)} inputs"
         layers = "1 layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
         lines = [f"Novelty of {inputs} to {layers}"]
-        layer = self.layer
+        layer_names = self.layer
         largest = self.largest.tolist()
-        order = self.largest.argsort(descending=True)[:_SHOWN].tolist()
-        lines += [f"  row {row:<4d} {largest[row]:8.2f}  at {layer[row]}" for row in order]
+        most_unfamiliar = self.largest.argsort(descending=True)[:_SHOWN].tolist()
+        for row in most_unfamiliar:
+            lines.append(f"  row {row:<4d} {largest[row]:8.2f}  at {layer_names[row]}")
         if len(self) > _SHOWN:
             lines.append("  ...")
         return "\n".join(lines)
-
-
-_SHOWN = 5
-"""Inputs to print: the most unfamiliar ones."""

@@ -1,12 +1,19 @@
-r"""A prediction with its error bar: $\mu$, $\alpha^2 q$, noise, and the distribution around
-them."""
+r"""A prediction with its error bar.
+
+A `Prediction` has the mean $\mu$, the variances that add up to $\sigma^2$ (epistemic, noise and
+that of uncertain inputs) and the distribution around the mean. All that it answers, quantiles,
+probabilities and scores, goes through the distribution's unit: $y = \mu + s z$ with $s = \sigma /
+\sqrt{E z^2}$ (`Prediction.unit`). A support moves the probability beyond a bound to the bound.
+Entries can be picked, joined and moved to other units; whatever belongs to single entries goes with
+them (`prediction.entries`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +23,28 @@ from . import picture
 from .distribution import Distribution, Gaussian
 from .entries import Change, regrouped
 
-_VARIANCES = ("epistemic", "noise", "from_inputs")
+__all__ = ["Prediction"]
+
 _FAR = -1e15
-"""Scales below a mean: a bound there cuts nothing."""
+"""In units below a mean. A bound that lies farther cuts nothing."""
 _ROUNDING = torch.finfo(torch.float32).eps
-"""Of a bound: whatever holds it, it may have been computed in single precision."""
+"""Relative rounding of a bound, which may have been computed in single precision."""
+
+
+class _Bound(NamedTuple):
+    """A finite bound of the support, seen from a side on which it is a lower bound.
+
+    Attributes:
+        sign: 1 for the lower bound, -1 for the upper one, which is seen in the mirror.
+        value: The bound, a number or a tensor that broadcasts against the mean.
+        distribution: The distribution, or its mirror image.
+        z: The bound in the distribution's units.
+    """
+
+    sign: int
+    value: Any
+    distribution: Distribution
+    z: Tensor
 
 
 @dataclass(frozen=True)
@@ -31,24 +55,26 @@ class Prediction:
     quantiles, samples, `cdf`, `log_prob`, `crps` and `centre` are those of the bounded
     distribution. `variance` and `std` are not.
 
-    It is a value: `p[:10]`, `p[mask]` and `p[:, 0]` are those entries with all that they hold, and
-    `p * sd + mu` the prediction of sd Y + mu, with numbers or one for each target. A constant says
-    nothing of what predictions share: functions of several are for `uq.propagate`.
+    It is a value. `p[:10]`, `p[mask]` and `p[:, 0]` are predictions of those entries. `p * sd + mu`
+    is the prediction of sd Y + mu, where sd and mu are numbers or have one for each target.
+    Functions of several predictions, which share errors, are for `uq.propagate`.
 
     Attributes:
-        mean: what the model predicts.
-        epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, what more data would shrink: by how
-            much the prediction would move, were the model trained again on other rows.
-        noise: the rest of the distribution's second moment, tails and guard included; zero unless
-            calibrated.
-        rigidity: the paper's $R = 1/q$, unscaled: of the model's own output, in whatever units.
-        from_inputs: variance that uncertain inputs bring; zero unless asked for.
-        distribution: shape of the predictive distribution.
-        support: the least and the largest value a target can have, None for no bound; numbers, or
-            tensors that broadcast against the mean.
-        conformal: what gives `interval` its guarantee, if anything.
-        novelty: how unlike the training data the input looks to the layer that knows it least, see
-            `prediction.novelty`; None unless the fit was asked for it.
+        mean: What the model predicts.
+        epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, the variance that more data would
+            shrink. It says by how much the prediction would move if the model were trained again
+            on other rows.
+        noise: The rest of the distribution's second moment, a variance. Tails and guard are in it.
+            Zero unless calibrated.
+        rigidity: The paper's $R = 1/q$, unscaled. It is that of the model's output, in the
+            output's units.
+        from_inputs: Variance that uncertain inputs bring. Zero unless asked for.
+        distribution: Shape of the predictive distribution.
+        support: The least and the largest value a target can have, None for no bound. Each is a
+            number, or a tensor that broadcasts against the mean.
+        conformal: What gives `interval` its guarantee, if anything.
+        novelty: How unlike the training data the input looks to the layer that knows it least, see
+            `prediction.novelty`. None unless the fit was asked for it.
 
     Examples:
         >>> one = torch.ones(1)
@@ -69,25 +95,35 @@ class Prediction:
     conformal: Any = None
     novelty: Tensor | None = None
 
-    __array_ufunc__ = None  # arrays and series on the left leave sums and products to us
+    # Arrays and series on the left of an operator leave sums and products to this class.
+    __array_ufunc__ = None
     __pandas_priority__ = 5000
 
     def __post_init__(self) -> None:
         if self.from_inputs.ndim == 0:
             shaped = self.from_inputs.to(self.epistemic).expand_as(self.epistemic)
             object.__setattr__(self, "from_inputs", shaped)
-        low, high = (torch.as_tensor(end, dtype=torch.float64) for end in self._bounds)
+        object.__setattr__(self, "support", self._checked_support())
+
+    def _checked_support(self) -> Any:
+        """The support in one form: None, a pair of numbers or None, or a pair of tensors."""
+        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in self._bounds)
         if not bool((low < high).all()):
-            said = "A support is the least value before the largest, None for no bound, got"
-            raise ValueError(f"{said} {self.support}.")
-        ends: Any = (low, high)
-        if low.ndim == high.ndim == 0:
-            ends = tuple(float(end) if bool(end.isfinite()) else None for end in ends)
-        object.__setattr__(self, "support", None if ends == (None, None) else ends)
+            raise ValueError(
+                "A support is the least value before the largest, None for no bound, got "
+                f"{self.support}."
+            )
+        if low.ndim > 0 or high.ndim > 0:
+            return (low, high)
+        least = float(low) if bool(low.isfinite()) else None
+        largest = float(high) if bool(high.isfinite()) else None
+        if least is None and largest is None:
+            return None
+        return (least, largest)
 
     @property
     def variance(self) -> Tensor:
-        """Of the parts together: the second moment of the distribution about `mean`."""
+        """The sum of all variances: the second moment of the distribution about `mean`."""
         return self.epistemic + self.noise + self.from_inputs
 
     @property
@@ -96,38 +132,41 @@ class Prediction:
         return self.variance.sqrt()
 
     @property
-    def scale(self) -> Tensor:
-        r"""The distribution's unit: $s = \sigma / \sqrt{E z^2}$."""
+    def unit(self) -> Tensor:
+        r"""The distribution's unit, $s = \sigma / \sqrt{E z^2}$."""
         second = torch.as_tensor(self.distribution.second, dtype=torch.float64)
-        kind = torch.promote_types(self.variance.dtype, torch.float32)
-        return (self.variance.to(kind) / second.to(self.mean.device, kind)).sqrt()
+        dtype = torch.promote_types(self.variance.dtype, torch.float32)
+        return (self.variance.to(dtype) / second.to(self.mean.device, dtype)).sqrt()
 
     @property
     def centre(self) -> Tensor:
         """The distribution's own mean, which a tilt and bounds move away from `mean`."""
         shift = torch.as_tensor(self.distribution.mean, dtype=torch.float64).to(self.mean.device)
-        for sign, _, distribution, z in self._ends:
-            shift = shift + sign * distribution.shortfall(z)
-        return self.mean + self.scale * shift.to(self.scale)
+        for bound in self._finite_bounds:
+            shift = shift + bound.sign * bound.distribution.shortfall(bound.z)
+        return self.mean + self.unit * shift.to(self.unit)
 
     def quantile(self, level: float) -> Tensor:
-        """The value with probability `level` below it."""
-        require_level(level, "A quantile's")
-        z = self.distribution.quantile(
-            torch.tensor(level, dtype=torch.float64, device=self.mean.device)
-        )
-        return self._inside(self.mean + z.to(self.scale) * self.scale)
-
-    def interval(self, level: float = 0.9, *, conformal: bool = False) -> tuple[Tensor, Tensor]:
-        """The central interval that holds probability `level`: (low, high).
-
-        Args:
-            level: the probability.
-            conformal: under the distribution where False; with the guarantee of the conformal rows
-                where True.
+        """The value with probability `level` below it.
 
         Raises:
-            ValueError: the level is none, or there were no conformal rows.
+            ValueError: The level lies outside (0, 1).
+        """
+        require_level(level, "A quantile's")
+        level_tensor = torch.tensor(level, dtype=torch.float64, device=self.mean.device)
+        z = self.distribution.quantile(level_tensor)
+        return self._within_support(self.mean + z.to(self.unit) * self.unit)
+
+    def interval(self, level: float = 0.9, *, conformal: bool = False) -> tuple[Tensor, Tensor]:
+        """The central interval that covers the target with probability `level`: (low, high).
+
+        Args:
+            level: The probability.
+            conformal: True for the interval with the guarantee of the conformal rows, False for
+                that of the distribution.
+
+        Raises:
+            ValueError: The level lies outside (0, 1), or there were no conformal rows.
         """
         require_level(level, "An interval's")
         if not conformal:
@@ -142,103 +181,142 @@ class Prediction:
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws of each prediction, (n, ...). They carry no correlations."""
-        return self._inside(
-            self.mean + self.scale * self.distribution.sample(self.scale, n, generator)
-        )
+        z = self.distribution.sample(self.unit, n, generator)
+        return self._within_support(self.mean + self.unit * z)
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Logarithm of the predictive density at the target; of the mass, at a bound."""
-        y, (low, high) = self.matched(target), self._bounds
-        value = self.distribution.log_density(self._z(y)) - self.scale.log()
-        for _, bound, distribution, z in self._ends:
-            value = torch.where(y == bound, distribution.cdf(z).log(), value)
-        return torch.where((y < low) | (y > high), -math.inf, value).to(self.scale)
+        y = self.matched(target)
+        low, high = self._bounds
+        value = self.distribution.log_density(self._in_units(y)) - self.unit.log()
+        for bound in self._finite_bounds:
+            value = torch.where(y == bound.value, bound.distribution.cdf(bound.z).log(), value)
+        return torch.where((y < low) | (y > high), -math.inf, value).to(self.unit)
 
     def cdf(self, target: Tensor) -> Tensor:
         """Probability of a value up to the target."""
-        y, (low, high) = self.matched(target), self._bounds
-        below = self.distribution.cdf(self._z(y))
-        return torch.where(y < low, 0, torch.where(y >= high, 1, below)).to(self.scale)
+        y = self.matched(target)
+        low, high = self._bounds
+        below = self.distribution.cdf(self._in_units(y))
+        return torch.where(y < low, 0, torch.where(y >= high, 1, below)).to(self.unit)
 
     def crps(self, target: Tensor) -> Tensor:
         r"""Continuous ranked probability score, $\int (F(x) - 1[x \ge y])^2 dx$."""
         y = self.matched(target)
-        inside = y.clamp(*self._bounds)
-        score = self.distribution.crps(self._z(inside))
-        for _, _, distribution, z in self._ends:
-            score = score - distribution.shortfall(z, 2)
-        return (self.scale * score + (y - inside).abs()).to(self.scale)
+        y_within = y.clamp(*self._bounds)
+        score = self.distribution.crps(self._in_units(y_within))
+        # The unbounded score without what it counts beyond the bounds.
+        for bound in self._finite_bounds:
+            score = score - bound.distribution.shortfall(bound.z, 2)
+        return (self.unit * score + (y - y_within).abs()).to(self.unit)
 
     def tail(self, target: Tensor) -> Tensor:
         r"""How far out a target lies, $2 \min(P(Y \le y), P(Y \ge y))$, at most 1."""
-        y, (low, high) = self.matched(target), self._bounds
-        z = torch.where(y == self.mean, 0.0, self._z(y))  # the scale may be zero
-        below = torch.where(y < low, 0, torch.where(y >= high, 1, self.distribution.cdf(z)))
-        above = torch.where(
-            y > high, 0, torch.where(y <= low, 1, self.distribution.mirrored.cdf(-z))
-        )
+        y = self.matched(target)
+        low, high = self._bounds
+        # 0/0 is avoided: the scale may be zero where the target is the mean.
+        z = torch.where(y == self.mean, 0.0, self._in_units(y))
+        below = self.distribution.cdf(z)
+        below = torch.where(y < low, 0, torch.where(y >= high, 1, below))
+        above = self.distribution.mirrored.cdf(-z)
+        above = torch.where(y > high, 0, torch.where(y <= low, 1, above))
         return (2 * torch.minimum(below, above)).clamp(max=1)
 
     def within(self, tail: Tensor) -> tuple[Tensor, Tensor]:
-        """The interval of what lies no farther out: (low, high); all there is for a tail of 0."""
-        mean, scale, half = self.mean.double(), self.scale.double(), tail.double() / 2
-        low = torch.where(half > 0, mean + scale * self.distribution.quantile(half), -math.inf)
-        high = torch.where(
-            half > 0, mean - scale * self.distribution.mirrored.quantile(half), math.inf
-        )
-        return self._inside(low), self._inside(high)
+        """The interval of values whose `tail` is at least this one: (low, high).
+
+        For a tail of 0 it is the whole line, or the support.
+        """
+        mean = self.mean.double()
+        unit = self.unit.double()
+        level = tail.double() / 2
+        low = mean + unit * self.distribution.quantile(level)
+        # The mirrored distribution keeps the digits of levels close to 1.
+        high = mean - unit * self.distribution.mirrored.quantile(level)
+        low = torch.where(level > 0, low, -math.inf)
+        high = torch.where(level > 0, high, math.inf)
+        return self._within_support(low), self._within_support(high)
 
     def to_numpy(self, level: float = 0.9, *, conformal: bool = False) -> dict[str, Any]:
-        """Arrays shaped like the output: mean, std, low, high (as `interval`), epistemic, noise.
+        """Arrays shaped like the output: mean, std, epistemic, noise, low and high.
 
-        And novelty, where it is known.
+        Novelty is among them where it is known.
+
+        Args:
+            level: Probability of the interval from low to high.
+            conformal: As in `interval`.
         """
-        parts = {name: getattr(self, name) for name in ("mean", "std", "epistemic", "noise")}
+        low, high = self.interval(level, conformal=conformal)
+        tensors = {
+            "mean": self.mean,
+            "std": self.std,
+            "epistemic": self.epistemic,
+            "noise": self.noise,
+        }
         if self.novelty is not None:
-            parts["novelty"] = self.novelty
-        parts |= zip(("low", "high"), self.interval(level, conformal=conformal), strict=True)
-        return {k: v.detach().to(self.scale).cpu().numpy().copy() for k, v in parts.items()}
+            tensors["novelty"] = self.novelty
+        tensors["low"] = low
+        tensors["high"] = high
+        dtype = self.unit.dtype
+        arrays = {}
+        for name, tensor in tensors.items():
+            arrays[name] = tensor.detach().to(dtype=dtype).cpu().numpy().copy()
+        return arrays
 
     def to_pandas(
         self, level: float = 0.9, index: Any = None, *, names: Any = None, conformal: bool = False
     ) -> Any:
-        """A table: mean, std, low and high; of several targets `mean_0`, ... or `mean_<name>`.
+        """A table with the columns mean, std, low and high.
 
-        And novelty, where it is known.
+        The columns of several targets are `mean_0`, ... or `mean_<name>`. Novelty is a column of
+        its own where it is known.
 
         Args:
-            level: of the interval from low to high.
-            index: of the rows.
-            names: of the targets.
-            conformal: as in `interval`.
+            level: Probability of the interval from low to high.
+            index: Index of the rows.
+            names: Names of the targets.
+            conformal: As in `interval`.
         """
-        own = self._columns(level, names, conformal)
-        return needed("pandas", extra("tabular")).DataFrame(own, index)
+        columns = self._columns(level, names, conformal)
+        return needed("pandas", extra("tabular")).DataFrame(columns, index)
 
     def to_polars(self, level: float = 0.9, *, names: Any = None, conformal: bool = False) -> Any:
         """The same in a table of polars; see `to_pandas`."""
         return needed("polars").DataFrame(self._columns(level, names, conformal))
 
     def _columns(self, level: float, names: Any, conformal: bool) -> dict[str, Any]:
-        rows, count = self.mean.shape[:1].numel(), self.mean.shape[1:].numel()
-        if names is not None and not len(names) == len(set(names)) == count:
-            raise ValueError(f"Expected names of {count} targets, each its own, got {names!r}.")
-        ends = range(count) if names is None else names
-        found = self.to_numpy(level, conformal=conformal)
-        flat = {part: found[part].reshape(rows, count) for part in ("mean", "std", "low", "high")}
-        if count == 1 and names is None:
-            columns = {part: values[:, 0] for part, values in flat.items()}
+        """Arrays (rows,) under the names that columns of a table have."""
+        rows = self.mean.shape[:1].numel()
+        targets = self.mean.shape[1:].numel()
+        if names is not None and not len(names) == len(set(names)) == targets:
+            raise ValueError(f"Expected names of {targets} targets, each its own, got {names!r}.")
+        arrays = self.to_numpy(level, conformal=conformal)
+        flat = {name: array.reshape(rows, targets) for name, array in arrays.items()}
+        quantities = ("mean", "std", "low", "high")
+        columns = {}
+        if targets == 1 and names is None:
+            for quantity in quantities:
+                columns[quantity] = flat[quantity][:, 0]
         else:
-            columns = {f"{p}_{end}": v[:, k] for k, end in enumerate(ends) for p, v in flat.items()}
-        if "novelty" in found:  # the same for all targets of an input
-            columns["novelty"] = found["novelty"].reshape(rows, count)[:, 0]
+            for target, name in enumerate(range(targets) if names is None else names):
+                for quantity in quantities:
+                    columns[f"{quantity}_{name}"] = flat[quantity][:, target]
+        if "novelty" in flat:  # the same for all targets of an input
+            columns["novelty"] = flat["novelty"][:, 0]
         return columns
 
     def to(self, device: torch.device | str) -> Prediction:
-        """The same on another device."""
-        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if hasattr(v, "to")}
+        """The same prediction on another device."""
         return replace(
-            self, **moved, distribution=self.distribution.each(lambda tensor: tensor.to(device))
+            self,
+            mean=self.mean.to(device),
+            epistemic=self.epistemic.to(device),
+            noise=self.noise.to(device),
+            rigidity=self.rigidity.to(device),
+            from_inputs=self.from_inputs.to(device),
+            distribution=self.distribution.each(lambda tensor: tensor.to(device)),
+            conformal=None if self.conformal is None else self.conformal.to(device),
+            novelty=None if self.novelty is None else self.novelty.to(device),
         )
 
     def __array__(self, *options: Any, **more: Any) -> Any:
@@ -249,145 +327,189 @@ class Prediction:
 
     @property
     def _places(self) -> Tensor:
-        """Where each entry lies in a flat tensor."""
+        """Where each entry lies in a flat tensor, shaped like the mean."""
         return torch.arange(self.mean.numel(), device=self.mean.device).reshape(self.mean.shape)
 
     def _at(self, places: Tensor) -> Prediction:
-        def taken(tensors: Sequence[Tensor]) -> Tensor:
-            whole = tensors[0].expand(self.mean.shape).reshape(-1)
-            return whole[places.to(whole.device)]
+        """The prediction of the entries at places of the flat tensor, shaped like `places`."""
 
-        return _regrouped([self], taken)
+        def pick(tensors: Sequence[Tensor]) -> Tensor:
+            flat = tensors[0].expand(self.mean.shape).reshape(-1)
+            return flat[places.to(flat.device)]
+
+        return _regrouped([self], pick)
 
     @classmethod
     def concatenate(cls, predictions: Iterable[Prediction]) -> Prediction:
         """Predictions of some rows and of others as one, in this order.
 
         Raises:
-            ValueError: there are none, or they differ in their targets, distribution or conformal
+            ValueError: There are none, or they differ in their targets, distribution or conformal
                 rows.
         """
-        parts = list(predictions)
-        shapes = [p.mean.shape for p in parts]
-        if len({shape[1:] for shape in shapes}) != 1 or not all(shapes):
+        predictions = list(predictions)
+        shapes = [prediction.mean.shape for prediction in predictions]
+        row_shapes = {shape[1:] for shape in shapes}
+        if len(row_shapes) != 1 or not all(shapes):
             raise ValueError(
                 "Expected a list of predictions whose rows have one shape, got "
                 f"{[tuple(shape) for shape in shapes]}."
             )
 
-        def joined(tensors: Sequence[Tensor]) -> Tensor:
-            return torch.cat([t.expand(s) for t, s in zip(tensors, shapes, strict=True)])
+        def join(tensors: Sequence[Tensor]) -> Tensor:
+            pairs = zip(tensors, shapes, strict=True)
+            return torch.cat([tensor.expand(shape) for tensor, shape in pairs])
 
-        return _regrouped(parts, joined)
+        return _regrouped(predictions, join)
 
     def __mul__(self, factor: Any) -> Prediction:
-        return self._line(factor)
+        return self._linear(factor)
 
     def __truediv__(self, divisor: Any) -> Prediction:
-        return self._line(1 / self._constant(divisor))
+        return self._linear(1 / self._constant(divisor))
 
     def __add__(self, shift: Any) -> Prediction:
-        return self._line(1.0, shift)
+        return self._linear(1.0, shift)
 
     def __sub__(self, shift: Any) -> Prediction:
-        return self._line(1.0, -self._constant(shift))
+        return self._linear(1.0, -self._constant(shift))
 
     def __rsub__(self, shift: Any) -> Prediction:
-        return self._line(-1.0, shift)
+        return self._linear(-1.0, shift)
 
     def __neg__(self) -> Prediction:
-        return self._line(-1.0)
+        return self._linear(-1.0)
 
-    __rmul__, __radd__ = __mul__, __add__
+    __rmul__ = __mul__
+    __radd__ = __add__
 
-    def _line(self, factor: Any, shift: Any = 0.0) -> Prediction:
+    def _linear(self, factor: Any, shift: Any = 0.0) -> Prediction:
         """The prediction of a Y + b; in float64 where single precision cannot hold its variance."""
-        a, b = self._constant(factor), self._constant(shift)
-        square = a.square()
-        if not bool((square.isfinite() & b.isfinite() & (square != 0)).all()):
+        a = self._constant(factor)
+        b = self._constant(shift)
+        a2 = a.square()
+        if not bool((a2.isfinite() & b.isfinite() & (a2 != 0)).all()):
             raise ValueError(
                 "Expected finite numbers, and no factor of zero or whose square is beyond float64: "
                 "it leaves no distribution."
             )
-        up, distribution = (
-            a > 0,
-            self.distribution if bool((a > 0).all()) else self.distribution.mirrored,
-        )
-        if distribution is not self.distribution and bool(up.any()):
-            distribution = regrouped(
-                [self.distribution, distribution],
-                lambda t: torch.where(up.to(t[0].device), t[0], t[1]),
-            )
-        moved = [(end * a + b, abs(end * a) + b.abs()) for end in self._bounds]
-        # what is left of a bound where a shift undoes another is rounding
-        ends = [torch.where(end.abs() < 4 * _ROUNDING * terms, 0.0, end) for end, terms in moved]
-        kind = torch.promote_types(torch.result_type(self.mean, self.variance), torch.float32)
-        made: dict[str, Any] = {k: vars(self)[k].double() * square for k in _VARIANCES}
-        own = torch.cat([part[part > 0] for part in made.values()]).to(kind)
-        if bool(((own < torch.finfo(kind).tiny) | own.isinf()).any()):
-            kind = torch.float64
-        made["mean"] = self.mean.double() * a + b
-        made = {k: v.to(kind) for k, v in made.items()}
-        made["conformal"] = self.conformal and self.conformal.resolved(self)
+        epistemic = self.epistemic.double() * a2
+        noise = self.noise.double() * a2
+        from_inputs = self.from_inputs.double() * a2
+        dtype = torch.promote_types(torch.result_type(self.mean, self.variance), torch.float32)
+        variances = (epistemic, noise, from_inputs)
+        positive = torch.cat([variance[variance > 0] for variance in variances]).to(dtype)
+        if bool(((positive < torch.finfo(dtype).tiny) | positive.isinf()).any()):
+            dtype = torch.float64
         return replace(
             self,
-            **made,
-            distribution=distribution,
-            support=(torch.minimum(*ends), torch.maximum(*ends)),
+            mean=(self.mean.double() * a + b).to(dtype),
+            epistemic=epistemic.to(dtype),
+            noise=noise.to(dtype),
+            from_inputs=from_inputs.to(dtype),
+            distribution=self._mirrored_where_negative(a),
+            support=self._moved_support(a, b),
+            conformal=self._resolved_conformal,
         )
 
-    def _constant(self, given: Any) -> Tensor:
-        """A number, or one for each target, in float64."""
+    def _mirrored_where_negative(self, factor: Tensor) -> Distribution:
+        """The distribution of the entries times their factors, in units of their new scale."""
+        is_positive = factor > 0
+        if bool(is_positive.all()):
+            return self.distribution
+        mirrored = self.distribution.mirrored
+        if mirrored is self.distribution or not bool(is_positive.any()):
+            return mirrored
+
+        def choose(tensors: Sequence[Tensor]) -> Tensor:
+            original, mirror_image = tensors
+            return torch.where(is_positive.to(original.device), original, mirror_image)
+
+        mixed: Distribution = regrouped([self.distribution, mirrored], choose)
+        return mixed
+
+    def _moved_support(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The support of a Y + b."""
+        ends = []
+        for bound in self._bounds:
+            end = bound * a + b
+            size = abs(bound * a) + b.abs()
+            # Where one shift undoes another, what is left of a bound is rounding.
+            ends.append(torch.where(end.abs() < 4 * _ROUNDING * size, 0.0, end))
+        return torch.minimum(*ends), torch.maximum(*ends)
+
+    @property
+    def _resolved_conformal(self) -> Any:
+        """The conformal intervals, with groups that no longer depend on the size of bars."""
+        return None if self.conformal is None else self.conformal.resolved(self)
+
+    def _constant(self, value: Any) -> Tensor:
+        """A number, or one for each target, as a float64 tensor.
+
+        Raises:
+            TypeError: It is no real number or array of such.
+            ValueError: Its shape does not broadcast to the prediction's.
+        """
         import numpy
 
-        values: Any = given
-        if not isinstance(given, Tensor | Prediction):
-            array = numpy.asarray(given)
-            values = torch.as_tensor(array.astype(float)) if array.dtype.kind in "iuf" else None
-        if not isinstance(values, Tensor) or values.is_complex() or values.dtype == torch.bool:
+        tensor: Any = value
+        if not isinstance(value, Tensor | Prediction):
+            array = numpy.asarray(value)
+            tensor = torch.as_tensor(array.astype(float)) if array.dtype.kind in "iuf" else None
+        if not isinstance(tensor, Tensor) or tensor.is_complex() or tensor.dtype == torch.bool:
+            kind = getattr(value, "dtype", type(value).__name__)
             raise TypeError(
-                "Expected a real number, or one for each target, got a "
-                f"{getattr(given, 'dtype', type(given).__name__)}. Of several predictions, which "
-                "share errors, take uq.propagate(fn, x)."
+                f"Expected a real number, or one for each target, got a {kind}. Of several "
+                "predictions, which share errors, take uq.propagate(fn, x)."
             )
-        found, whole = values.to(self.mean.device, torch.float64), self.mean.shape
-        fits = zip(found.shape[::-1], whole[::-1], strict=False)
-        if found.ndim > len(whole) or any(own not in (1, size) for own, size in fits):
+        constant = tensor.to(self.mean.device, torch.float64)
+        shape = self.mean.shape
+        sizes = zip(constant.shape[::-1], shape[::-1], strict=False)
+        broadcasts = all(size in (1, expected) for size, expected in sizes)
+        if constant.ndim > len(shape) or not broadcasts:
             raise ValueError(
                 "Expected a number, or one for each target, that broadcasts to the prediction's "
-                f"{tuple(whole)}, got {tuple(found.shape)}."
+                f"{tuple(shape)}, got {tuple(constant.shape)}."
             )
-        return found
+        return constant
 
     @property
     def _bounds(self) -> tuple[Any, Any]:
-        """The support as numbers, or as tensors in float64."""
+        """The support as numbers, infinite where there is no bound, or as float64 tensors."""
         low, high = self.support or (None, None)
         if isinstance(low, Tensor) and isinstance(high, Tensor):
             return low.to(self.mean.device), high.to(self.mean.device)
         return -math.inf if low is None else low, math.inf if high is None else high
 
-    def _inside(self, values: Tensor) -> Tensor:
-        return values.clamp(*self._bounds).to(self.scale)
+    def _within_support(self, values: Tensor) -> Tensor:
+        """Values clipped to the support, in the precision of the scale."""
+        return values.clamp(*self._bounds).to(self.unit)
 
     @property
-    def _ends(self) -> list[tuple[int, float, Distribution, Tensor]]:
-        """Sign and value of each bound, and the distribution and its z seen with that bound
-        below."""
-        sides = zip((1, -1), self._bounds, strict=True)
-        return [
-            (side, end, distribution, (side * self._z(end)).clamp(min=_FAR))
-            for side, end in sides
-            if bool(torch.as_tensor(end).isfinite().any())
-            for distribution in [self.distribution if side > 0 else self.distribution.mirrored]
-        ]
+    def _finite_bounds(self) -> list[_Bound]:
+        """The bounds of the support that exist for at least one entry."""
+        low, high = self._bounds
+        bounds = []
+        if bool(torch.as_tensor(low).isfinite().any()):
+            z = self._in_units(low).clamp(min=_FAR)
+            bounds.append(_Bound(1, low, self.distribution, z))
+        if bool(torch.as_tensor(high).isfinite().any()):
+            z = (-self._in_units(high)).clamp(min=_FAR)
+            bounds.append(_Bound(-1, high, self.distribution.mirrored, z))
+        return bounds
 
-    def _z(self, value: float | Tensor) -> Tensor:
+    def _in_units(self, value: float | Tensor) -> Tensor:
         """A value in the distribution's units, about the mean, in float64."""
-        return (value - self.mean.double()) / self.scale.double()
+        return (value - self.mean.double()) / self.unit.double()
 
     def matched(self, target: Tensor) -> Tensor:
-        """The target shaped like the prediction, in float64; at a bound if but for rounding."""
+        """The target shaped like the prediction, in float64.
+
+        A target that differs from a bound of the support by rounding alone is set to the bound.
+
+        Raises:
+            ValueError: The shapes differ by more than dimensions of size one.
+        """
         if target.shape != self.mean.shape:
             if target.squeeze().shape != self.mean.squeeze().shape:
                 raise ValueError(
@@ -395,42 +517,63 @@ class Prediction:
                     f"got {tuple(target.shape)}."
                 )
             target = target.reshape(self.mean.shape)
-        target, scale = target.to(self.mean.device), self.scale.double()
-        y, kind = target.double(), target.dtype if target.is_floating_point() else torch.float64
+        target = target.to(self.mean.device)
+        target_dtype = target.dtype if target.is_floating_point() else torch.float64
+        unit = self.unit.double()
+        y = target.double()
         for bound in self._bounds:
             end = torch.as_tensor(bound, dtype=torch.float64, device=y.device).expand_as(y)
-            size = end.abs() + self.mean.double().abs() + 64 * scale
-            near = (y - end).abs() <= torch.minimum(_ROUNDING * size, scale / 1000)
-            y = torch.where(near | (target == end.to(kind)), end, y)
+            size = end.abs() + self.mean.double().abs() + 64 * unit
+            is_near = (y - end).abs() <= torch.minimum(_ROUNDING * size, unit / 1000)
+            is_bound = target == end.to(target_dtype)
+            y = torch.where(is_near | is_bound, end, y)
         return y
 
     def __len__(self) -> int:
         return len(self.mean)
 
     def __repr__(self) -> str:
-        few = self._at(self._places.flatten()[:3])
-        parts = (few.mean.tolist(), few.std.tolist(), few.centre.tolist(), picture.off_centre(few))
-        shown = [picture.entry(*each) for each in zip(*parts, strict=True)]
+        first = self._at(self._places.flatten()[:3])
+        means = first.mean.tolist()
+        stds = first.std.tolist()
+        centres = first.centre.tolist()
+        columns = zip(means, stds, centres, picture.off_centre(first), strict=True)
+        entries = [picture.entry(mean, std, centre, off) for mean, std, centre, off in columns]
         if self.mean.numel() > 3:
-            shown.append("...")
+            entries.append("...")
         rows, *others = self.mean.shape or (1,)
-        size = " x ".join([f"{rows} row{'s' * (rows != 1)}", *(str(n) for n in others if n > 1)])
-        return f"Prediction of {size}: {', '.join(shown)}; distribution {self.distribution.name}"
+        sizes = ["1 row" if rows == 1 else f"{rows} rows"]
+        sizes += [str(size) for size in others if size > 1]
+        return (
+            f"Prediction of {' x '.join(sizes)}: {', '.join(entries)}; "
+            f"distribution {self.distribution.name}"
+        )
 
     def _repr_html_(self) -> str:
-        targets = self._places.reshape(-1, self.mean.shape[1:].numel()).T[:3]
-        orders = [each[self.mean.flatten()[each].argsort()] for each in targets]
-        few = [self._at(order[:: 1 + len(order) // 120]) for order in orders]
-        return picture.html(repr(self), [self._at(each[:5]) for each in targets], few)
+        # Of three targets at most: the first rows, and up to about 120 in order of their means.
+        places_by_target = self._places.reshape(-1, self.mean.shape[1:].numel()).T[:3]
+        first = []
+        ordered = []
+        for places in places_by_target:
+            by_mean = places[self.mean.flatten()[places].argsort()]
+            first.append(self._at(places[:5]))
+            ordered.append(self._at(by_mean[:: 1 + len(by_mean) // 120]))
+        return picture.html(repr(self), first, ordered)
 
 
-def _regrouped(parts: Sequence[Prediction], change: Change) -> Prediction:
-    """What `change` makes of predictions and of all that hangs on their entries."""
-    names = ("mean", "rigidity", *_VARIANCES)
-    made: dict[str, Any] = {k: change([vars(p)[k] for p in parts]) for k in names}
-    known = [p.novelty for p in parts if p.novelty is not None]
-    made["novelty"] = change(known) if len(known) == len(parts) else None
-    hanging: dict[str, Any] = {"distribution": [p.distribution for p in parts]}
-    hanging["support"] = [p._bounds for p in parts]
-    hanging["conformal"] = [p.conformal and p.conformal.resolved(p) for p in parts]
-    return replace(parts[0], **made | {k: regrouped(v, change) for k, v in hanging.items()})
+def _regrouped(predictions: Sequence[Prediction], change: Change) -> Prediction:
+    """One prediction out of several, by `change` of every tensor that has their entries."""
+    novelties = [p.novelty for p in predictions if p.novelty is not None]
+    novelty = change(novelties) if len(novelties) == len(predictions) else None
+    return replace(
+        predictions[0],
+        mean=change([p.mean for p in predictions]),
+        epistemic=change([p.epistemic for p in predictions]),
+        noise=change([p.noise for p in predictions]),
+        rigidity=change([p.rigidity for p in predictions]),
+        from_inputs=change([p.from_inputs for p in predictions]),
+        distribution=regrouped([p.distribution for p in predictions], change),
+        support=regrouped([p._bounds for p in predictions], change),
+        conformal=regrouped([p._resolved_conformal for p in predictions], change),
+        novelty=novelty,
+    )

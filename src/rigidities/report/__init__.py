@@ -1,17 +1,20 @@
 """One HTML page that says how far error bars can be trusted; it works without a network.
 
 The page opens with a verdict in plain words, says what to beware of, and shows interactive plots
-and metrics beside those of a constant bar and of right bars. Needs the
-extra `report`.
+and metrics beside those of a constant bar and of right bars.
 
-`html` takes arrays, `write` a fitted and calibrated object with labelled data, `experiment` the
-numbers of an experiment; `save` puts any of these pages into a file. `verdict` gives the verdict
-alone, without the extra.
+| function | takes | gives |
+| --- | --- | --- |
+| `verdict` | a `Prediction`, or means and bars, with true values | the verdict, to print |
+| `html` | the same | the page, as text |
+| `save` | a file and a page | the file |
+| `write` | a file, a fitted and calibrated object and labelled data | the file with the page |
+
+Pages need the extra `report`, the verdict does not.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,65 +26,32 @@ from torch import Tensor
 from ..calibration.coverage import LEVEL
 from ..calibration.report import CalibrationReport
 from ..data.arrays import with_target
-from ..metrics.alignment import Values, aligned, as_tensor, of_prediction
+from ..metrics.alignment import Values, aligned, as_tensor
 from ..prediction.prediction import Prediction
-from .document import checked_place, page, require_plotly
-from .document import write_page as save
-from .experiments.page import experiment
-from .judgement import Caution, Judgements, Verdict
-from .markup import Markup, joined, tag
-from .rows import MOST_SHOWN, Bars, Helps, labelled, rows_of, shape_of
-from .scores import Judged
-from .target_section import Drawn, caution_box, headline, overview, section
+from .cautions import Caution
+from .document import checked_place, page, require_extra, save
+from .figures import Plot
+from .judgement import STATUS_WORDS, Judgements, Verdict
+from .rows import MOST_SHOWN, Advice, FittedPredictor, labelled_prediction, shape_of, target_rows
+from .scores import TargetScores
+from .target_section import TargetSection, overview, section_of
 
-__all__ = ["Verdict", "experiment", "html", "save", "verdict", "write"]
+__all__ = ["Verdict", "html", "save", "verdict", "write"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 TITLE = "Can the error bars be trusted?"
 MOST_TARGETS = 12
-"""Targets with a section of their own; the others stand in the overview."""
-_MOST_LISTED = 200
+"""Targets with a section of their own at most; the others stand in the overview."""
+_FEWEST_POINTS = 500
+"""Rows that a scatter plot may always show, however many targets share the page."""
 _UNCALIBRATED = Caution(
     "The error bars are not calibrated: their scale means nothing. Call calibrate(valid) first.",
     "they are not calibrated",
 )
-
-
-def judged(
-    prediction: Prediction | Values,
-    target: Values,
-    *,
-    std: Values | None = None,
-    names: Sequence[str] | None = None,
-    inputs: Mapping[str, Sequence[Any]] | Values | None = None,
-    calibration: CalibrationReport | None = None,
-    constant: Values | None = None,
-    reference: Values | None = None,
-    cautions: Sequence[str | Caution] = (),
-    first_row: int = 0,
-    row_numbers: Sequence[int] = (),
-    level: float = LEVEL,
-    helps: Helps | None = None,
-) -> Judgements:
-    """All targets judged once, for whatever tells of them: the arguments are those of `html`.
-
-    `row_numbers` are those of rows that do not follow one another. `helps` says what helps against
-    a fault, where it is not what the library has in Python.
-    """
-    if isinstance(prediction, Prediction) == (std is not None):
-        raise TypeError("Expected a Prediction and no std=, or means and std=. Give one of these.")
-    bars = prediction if std is None else std
-    parts = rows_of(prediction, bars, target, names=names, inputs=inputs, first=first_row)
-    constants = _constants(constant, calibration, len(parts))
-    parts = [
-        replace(part, calibrated_bar=bar, helps=helps, numbers=row_numbers)
-        for part, bar in zip(parts, constants, strict=True)
-    ]
-    return Judgements(
-        targets=[Judged(part, level=level) for part in parts],
-        calibration=calibration,
-        references=_reference(reference, len(parts)),
-        further=[one if isinstance(one, Caution) else Caution(one) for one in cautions],
-    )
 
 
 def verdict(
@@ -98,15 +68,23 @@ def verdict(
     """Whether error bars can be trusted, in words to print; of several targets the worst.
 
     Args:
-        prediction: what `predict` gave, judged by its own distribution; or means, (N,) or (N, K).
-        target: true values, shaped alike, of rows that neither fit nor calibration has seen.
-        std: the error bars of means, shaped alike: standard deviations of Gaussians.
-        names: of the targets.
-        calibration: what `calibrate` returned, so that no remedy is named that is in use already,
+        prediction: What `predict` gave, judged by its own distribution; or means, (N,) or (N, K)
+            for K targets.
+        target: True values, shaped alike, of rows that neither fit nor calibration has seen.
+        std: The error bars of means, shaped alike and above zero: standard deviations of Gaussians.
+        names: Names of the targets.
+        calibration: What `calibrate` returned, so that no remedy is named that is in use already,
             and the bars are compared with the constant bar of the calibration rows.
-        constant: as in `html`.
-        reference: as in `html`.
-        first_row: the number of the first row.
+        constant: The one bar for all rows that the bars are compared with, as in `html`.
+        reference: Error bars on rows like those of the calibration, as in `html`.
+        first_row: Number of the first row.
+
+    Returns:
+        The verdict, with its headline, findings and cautions.
+
+    Raises:
+        TypeError: There are means without bars, or a `Prediction` and bars.
+        ValueError: Shapes differ, or values are not finite or not above zero.
 
     Examples:
         >>> import torch
@@ -114,17 +92,24 @@ def verdict(
         >>> verdict(mean, mean + 1, std=mean * 0 + 0.1).headline
         'Do not trust these bars as they stand: they are far too narrow.'
     """
-    options: dict[str, Any] = {"names": names, "calibration": calibration}
-    options |= {"constant": constant, "reference": reference, "first_row": first_row}
-    return judged(prediction, target, std=std, **options).verdict
+    judgements = judge(
+        prediction,
+        target,
+        std=std,
+        names=names,
+        calibration=calibration,
+        constant=constant,
+        reference=reference,
+        first_row=first_row,
+    )
+    return judgements.verdict
 
 
-@of_prediction
 def html(
-    mean: Values,
-    std: Values,
+    prediction: Prediction | Values,
     target: Values,
-    *,
+    *old_order: Values,
+    std: Values | None = None,
     title: str = TITLE,
     names: Sequence[str] | None = None,
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
@@ -135,74 +120,61 @@ def html(
     first_row: int = 0,
     level: float = LEVEL,
 ) -> str:
-    """The report of predictions, given with their bars or as one `Prediction`, and true values.
+    """The page on predictions, their error bars and true values.
 
     Args:
-        mean: predictions, (N,) or (N, K) for K targets; or what `predict` gave, which stands for
-            `std` too, html(p, target), and is judged by its own distribution.
-        std: their error bars, shaped alike and above zero: standard deviations of Gaussians.
-        target: true values, shaped alike, of rows that neither fit nor calibration has seen.
-        title: the heading.
-        names: of the targets.
-        inputs: what else to show at a row: columns by name, or an array (N, D).
-        calibration: what `calibrate` returned.
-        constant: the one bar for all rows that the bars are compared with, of each target: the RMS
-            error of calibration rows. By default that of the calibration; where it is not known,
-            the RMS error of these very rows, which is the best there can be.
-        reference: error bars on rows like those of the calibration, (M,) or (M, K). Test rows
+        prediction: What `predict` gave, judged by its own distribution; or means, (N,) or (N, K)
+            for K targets.
+        target: True values, shaped alike, of rows that neither fit nor calibration has seen.
+        *old_order: Refused. Bars are passed by their name, `html(mean, target, std=std)`.
+        std: The error bars of means, shaped alike and above zero: standard deviations of Gaussians.
+        title: The heading.
+        names: Names of the targets.
+        inputs: What else to show at a row: columns by name, or an array (N, D).
+        calibration: What `calibrate` returned.
+        constant: The one bar for all rows that the bars are compared with, of each target: the RMS
+            error of calibration rows. By default that of the calibration. Where it is not known,
+            it is the RMS error of these very rows, which is the best there can be.
+        reference: Error bars on rows like those of the calibration, (M,) or (M, K). Test rows
             with larger ones are reported as unlike them.
-        cautions: further sentences to warn with.
-        first_row: the number of the first row.
-        level: of the intervals in the table of metrics; the verdict is on those of 90 %.
+        cautions: Further sentences to warn with.
+        first_row: Number of the first row.
+        level: Level of the intervals in the table of metrics. The verdict is on those of 90 %.
 
     Returns:
         The page.
 
     Raises:
-        ValueError: shapes that differ, or values that are not finite or not above zero.
-        ModuleNotFoundError: plotly is missing.
+        TypeError: There are means without bars, a `Prediction` and bars, or three arrays in the
+            order mean, std, target.
+        ValueError: Shapes differ, or values are not finite or not above zero.
+        ModuleNotFoundError: Plotly or Jinja is missing.
     """
-    options: dict[str, Any] = {"names": names, "inputs": inputs, "calibration": calibration}
-    options |= {"constant": constant, "reference": reference, "cautions": cautions}
-    options |= {"first_row": first_row, "level": level}
-    bars = None if isinstance(mean, Prediction) else std
-    return page_of(judged(mean, target, std=bars, **options), title)
-
-
-def page_of(found: Judgements, title: str = TITLE) -> str:
-    """The page of targets that were judged."""
-    require_plotly()
-    parts = [one.rows for one in found.targets]
-    # the first targets have sections, and the worst in any case
-    chosen = [*range(min(MOST_TARGETS, len(parts)))]
-    if found.worst not in chosen:
-        chosen[-1] = found.worst
-    drawn, sections = Drawn(), []
-    for k in chosen:
-        content = section(
-            found.targets[k],
-            found.verdicts[k],
-            drawn,
-            name=f"t{k}",
-            most=max(500, MOST_SHOWN // len(chosen)),
-            calibration=found.calibration,
-            alone=len(parts) == 1,
+    if old_order:
+        raise TypeError(
+            f"html takes the prediction and the target by position, got {2 + len(old_order)} "
+            "arrays. Pass the bars by name, as verdict has them: html(mean, target, std=std), or "
+            "html(p, target) for a Prediction."
         )
-        sections.append(tag("section", content, data_target=f"t{k}", aria_label=parts[k].name))
-    what = parts[0].name if len(parts) == 1 else f"{len(parts)} targets"
-    about = f"{len(parts[0])} rows of {what}. Rows are counted from {parts[0].first}."
-    if parts[0].numbers:
-        about = (
-            f"{len(parts[0])} rows of {what}. Rows have the numbers that they have in the table."
-        )
-    head = joined([tag("h1", title), tag("p", about, class_="about")])
-    whole = joined([head, _several(found, chosen), *sections])
-    return page(title, whole, drawn.figures, drawn.hovers)
+    judgements = judge(
+        prediction,
+        target,
+        std=std,
+        names=names,
+        inputs=inputs,
+        calibration=calibration,
+        constant=constant,
+        reference=reference,
+        cautions=cautions,
+        first_row=first_row,
+        level=level,
+    )
+    return page_of(judgements, title)
 
 
 def write(
     path: str | os.PathLike[str],
-    uq: Bars,
+    uq: FittedPredictor,
     x: Any,
     y: Any = None,
     *,
@@ -213,99 +185,229 @@ def write(
     first_row: int = 0,
     progress: bool | None = None,
 ) -> Path:
-    """Write the report of a fitted and calibrated object on labelled data.
+    """Write the page on a fitted and calibrated object and labelled data.
 
     Args:
-        path: the file; its folder must exist.
-        uq: a `LastLayerRigidity`. (The page of a `Prediction` is `save(path, html(p, target))`.)
-        x: test data which nothing has seen before, labelled, in any form that `fit` takes.
-        y: their targets, as in `fit`.
-        reference: rows like those of the calibration, in any form that `predict` takes: test rows
+        path: The file. Its folder must exist.
+        uq: A `LastLayerRigidity`. (The page of a `Prediction` is `save(path, html(p, target))`.)
+        x: Labelled test data which nothing has seen before, in any form that `fit` takes.
+        y: Their targets, as in `fit`.
+        reference: Rows like those of the calibration, in any form that `predict` takes. Test rows
             with larger bars are reported as unlike them.
-        title: the heading.
-        names: of the targets.
-        inputs: as in `html`; by default the model's inputs, where they are few numbers.
-        first_row: the number of the first row.
-        progress: show a bar; by default on a terminal only.
+        title: The heading.
+        names: Names of the targets.
+        inputs: What else to show at a row, as in `html`; by default the model's inputs, where they
+            are few numbers.
+        first_row: Number of the first row.
+        progress: Whether a progress bar is shown; by default on a terminal only.
 
     Returns:
         The file.
+
+    Raises:
+        OSError: The file cannot be written there.
+        TypeError: `uq` is a `Prediction`.
+        ValueError: The data have no targets, or targets of another shape.
+        ModuleNotFoundError: Plotly or Jinja is missing.
     """
     checked_place(path)
-    require_plotly()
-    options: dict[str, Any] = {"names": names, "inputs": inputs, "first_row": first_row}
-    found = judged_on(uq, with_target(x, y), reference=reference, progress=progress, **options)
-    return save(path, page_of(found, title))
+    require_extra()
+    judgements = judge_predictor(
+        uq,
+        with_target(x, y),
+        reference=reference,
+        names=names,
+        inputs=inputs,
+        first_row=first_row,
+        progress=progress,
+    )
+    return save(path, page_of(judgements, title))
 
 
-def judged_on(
-    uq: Bars, data: Any, *, reference: Any = None, progress: bool | None = None, **options: Any
+# --- what verdict, page and commands share -----------------------------------------------------
+
+
+def judge(
+    prediction: Prediction | Values,
+    target: Values,
+    *,
+    std: Values | None = None,
+    names: Sequence[str] | None = None,
+    inputs: Mapping[str, Sequence[Any]] | Values | None = None,
+    calibration: CalibrationReport | None = None,
+    constant: Values | None = None,
+    reference: Values | None = None,
+    cautions: Sequence[str | Caution] = (),
+    first_row: int = 0,
+    row_numbers: Sequence[int] = (),
+    level: float = LEVEL,
+    advice: Advice | None = None,
 ) -> Judgements:
-    """A fitted object judged on labelled data, in one pass; options as those of `judged`."""
-    if isinstance(uq, Prediction):
+    """Judge all targets once, for whatever tells of them.
+
+    The arguments are those of `html`, and two more.
+
+    Args:
+        prediction: As in `html`.
+        target: As in `html`.
+        std: As in `html`.
+        names: As in `html`.
+        inputs: As in `html`.
+        calibration: As in `html`.
+        constant: As in `html`.
+        reference: As in `html`.
+        cautions: As in `html`.
+        first_row: As in `html`.
+        row_numbers: Numbers of all rows, where they do not follow one another.
+        level: As in `html`.
+        advice: Says what helps against a fault, where it is not what the library has in Python.
+    """
+    all_rows = target_rows(
+        prediction, target, std=std, names=names, inputs=inputs, first_row=first_row
+    )
+    constant_bars = _constant_bars(constant, calibration, len(all_rows))
+    targets = []
+    for rows, constant_bar in zip(all_rows, constant_bars, strict=True):
+        rows = replace(rows, calibrated_bar=constant_bar, advice=advice, row_numbers=row_numbers)
+        targets.append(TargetScores(rows, level=level))
+    further_cautions = [
+        caution if isinstance(caution, Caution) else Caution(caution) for caution in cautions
+    ]
+    return Judgements(
+        targets=targets,
+        calibration=calibration,
+        references=_reference_bars(reference, len(targets)),
+        further_cautions=further_cautions,
+    )
+
+
+def judge_predictor(
+    predictor: FittedPredictor,
+    data: Any,
+    *,
+    reference: Any = None,
+    names: Sequence[str] | None = None,
+    inputs: Mapping[str, Sequence[Any]] | Values | None = None,
+    first_row: int = 0,
+    advice: Advice | None = None,
+    progress: bool | None = None,
+) -> Judgements:
+    """Judge a fitted object on labelled data, in one pass.
+
+    Args:
+        predictor: The fitted object.
+        data: Labelled data in any form that `fit` takes.
+        reference: Rows like those of the calibration, in any form that `predict` takes.
+        names: Names of the targets.
+        inputs: As in `html`; by default the model's inputs, where they are few numbers.
+        first_row: Number of the first row.
+        advice: Says what helps against a fault, as in `judge`.
+        progress: Whether a progress bar is shown; by default on a terminal only.
+    """
+    if isinstance(predictor, Prediction):
         raise TypeError(
             "write takes a fitted uq and data. Of a Prediction: save(path, html(p, y))."
         )
-    found = labelled(uq, data, progress)
-    if options.get("inputs") is None:
-        options["inputs"] = found["inputs"]
+    labelled = labelled_prediction(predictor, data, progress)
+    reference_bars = None
     if reference is not None:
-        options["reference"] = uq.predict(reference, progress=progress).std
-    if uq.report is None:
-        options["cautions"] = [_UNCALIBRATED]
-    return judged(found["mean"], found["target"], calibration=uq.report, **options)
+        reference_bars = predictor.predict(reference, progress=progress).std
+    calibration = predictor.calibration_report
+    return judge(
+        labelled.prediction,
+        labelled.target,
+        names=names,
+        inputs=labelled.inputs if inputs is None else inputs,
+        calibration=calibration,
+        reference=reference_bars,
+        cautions=[_UNCALIBRATED] if calibration is None else (),
+        first_row=first_row,
+        advice=advice,
+    )
 
 
-def _constants(
-    given: Values | None, calibration: CalibrationReport | None, targets: int
+def page_of(judgements: Judgements, title: str = TITLE) -> str:
+    """The page on targets that were judged."""
+    require_extra()
+    target_count = len(judgements.targets)
+    # The first targets have sections, and the worst in any case.
+    chosen = list(range(min(MOST_TARGETS, target_count)))
+    if judgements.worst_target not in chosen:
+        chosen[-1] = judgements.worst_target
+    sections = [
+        section_of(
+            judgements.targets[k],
+            judgements.verdicts[k],
+            identifier=_identifier(k),
+            most_points=max(_FEWEST_POINTS, MOST_SHOWN // len(chosen)),
+            calibration=judgements.calibration,
+        )
+        for k in chosen
+    ]
+    all_targets = None
+    if target_count > 1:
+        all_targets = overview(judgements, _identifier(judgements.worst_target), len(sections))
+    return page(
+        "judgement.html",
+        title=title,
+        plots=_all_plots(sections),
+        hover_texts={section.identifier: section.hover_texts for section in sections},
+        about=_about(judgements),
+        overview=all_targets,
+        sections=sections,
+        status_words=STATUS_WORDS,
+    )
+
+
+def _identifier(target_index: int) -> str:
+    """The name that identifiers of a target's section begin with."""
+    return f"t{target_index}"
+
+
+def _all_plots(sections: Sequence[TargetSection]) -> dict[str, Plot]:
+    """The plots of all sections, by the identifiers of their elements."""
+    plots: dict[str, Plot] = {}
+    for section in sections:
+        plots.update(section.plots)
+    return plots
+
+
+def _about(judgements: Judgements) -> str:
+    """How many rows there are, of what, and how they are counted."""
+    rows = judgements.targets[0].rows
+    name = rows.name
+    if len(judgements.targets) > 1:
+        name = f"{len(judgements.targets)} targets"
+    counted = f"Rows are counted from {rows.first_row}."
+    if rows.row_numbers:
+        counted = "Rows have the numbers that they have in the table."
+    return f"{len(rows)} rows of {name}. {counted}"
+
+
+def _constant_bars(
+    constant: Values | None, calibration: CalibrationReport | None, target_count: int
 ) -> list[float | None]:
     """The constant bar of the calibration rows, of each target; None where it is not known."""
-    if given is not None:
-        bars = as_tensor(given).double().flatten().tolist()
-        if len(bars) != targets or not all(0 < bar < math.inf for bar in bars):
+    if constant is not None:
+        bars = as_tensor(constant).double().flatten()
+        if len(bars) != target_count or not bool(((bars > 0) & bars.isfinite()).all()):
             raise ValueError(
-                f"Expected constant= as {targets} finite bars above zero, one for each target, "
-                f"got {bars}."
+                f"Expected constant= as {target_count} finite bars above zero, one for each "
+                f"target, got {bars.tolist()}."
             )
-        return bars
-    known = getattr(calibration, "constant", None)
-    if known is None or len(known) != targets or not bool((known > 0).all()):
-        return [None] * targets
-    return [float(bar) for bar in known]
+        return list(bars.tolist())
+    calibrated = None if calibration is None else calibration.constant
+    if calibrated is None or len(calibrated) != target_count or not bool((calibrated > 0).all()):
+        return [None] * target_count
+    return [float(bar) for bar in calibrated]
 
 
-def _reference(values: Values | None, targets: int) -> list[Tensor | None]:
-    if values is None:
-        return [None] * targets
-    (flat,) = aligned(std=values)
-    shape = shape_of(values)
-    if targets > 1 and (len(shape) != 2 or shape[1] != targets):
-        raise ValueError(f"Expected a reference of shape (M, {targets}), got {shape}.")
-    return list(flat.reshape(-1, targets).T)
-
-
-def _several(found: Judgements, chosen: Sequence[int]) -> Markup:
-    """The worst verdict, the overview of several targets and the list to choose one from."""
-    parts = [one.rows for one in found.targets]
-    if len(parts) == 1:
-        return Markup()
-    notes = []
-    if len(parts) > len(chosen):
-        listed = min(len(parts), _MOST_LISTED)
-        text = f"The table lists {listed} of {len(parts)} targets, the sections {len(chosen)}."
-        notes.append(tag("p", text, class_="about"))
-    options = (
-        tag("option", parts[k].name, value=f"t{k}", selected=k == found.worst) for k in chosen
-    )
-    choice = tag("label", "Target ", tag("select", *options, data_sections=True))
-    return joined(
-        [
-            # its findings stand in the section of the worst target, which is shown first
-            tag("div", headline(found.verdict), class_=f"verdict {found.verdict.status}"),
-            caution_box(found.verdict.cautions),
-            tag("h2", "All targets"),
-            overview(found.targets[:_MOST_LISTED], found.verdicts),
-            *notes,
-            tag("div", choice, class_="controls"),
-        ]
-    )
+def _reference_bars(reference: Values | None, target_count: int) -> list[Tensor | None]:
+    """Bars on rows like those of the calibration, (M,), of each target; None where unknown."""
+    if reference is None:
+        return [None] * target_count
+    (bars,) = aligned(std=reference)
+    shape = shape_of(reference)
+    if target_count > 1 and (len(shape) != 2 or shape[1] != target_count):
+        raise ValueError(f"Expected a reference of shape (M, {target_count}), got {shape}.")
+    return list(bars.reshape(-1, target_count).T)

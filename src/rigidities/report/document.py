@@ -1,83 +1,142 @@
-"""The page around the content: one HTML file that asks the network for nothing."""
+"""One HTML file that asks the network for nothing.
+
+`page` fills a template of Jinja. Templates extend `templates/page.html`, which holds what every
+page has: the style, the policy that forbids requests, plotly's script, the plots as JSON and the
+script that draws them. Jinja escapes all text that a template is given, so that text from data
+stays text.
+
+`save` puts a page into a file.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .._version import __version__
 from ..data.storage import write_over
 from ..notices import extra
-from .figures import Figure
-from .markup import Markup, embedded, joined, tag
+from .figures import Plot
 
-_POLICY = (
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'"
 )
 
 
 def page(
+    template: str,
+    *,
     title: str,
-    content: Markup,
-    figures: Mapping[str, Figure],
-    hovers: Mapping[str, Sequence[str]] | None = None,
+    plots: Mapping[str, Plot],
+    hover_texts: Mapping[str, Sequence[str]] | None = None,
+    template_package: str = __package__,
+    **content: object,
 ) -> str:
-    """The whole page, with plots by the identifier of their place and hover texts they share."""
-    drawing = []
-    if figures:
-        script = _plotly().replace("</script", "<\\/script")  # which would end the element
-        silent = tag("noscript", tag("p", "The plots need JavaScript."))
-        drawing = [silent, tag("script", Markup(script))]
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", title),
-        tag("style", Markup(_asset("page.css"))),
+    """Fill a template.
+
+    Args:
+        template: Its name. It extends `page.html`.
+        title: Title of the page.
+        plots: All plots, by the identifier of the element that each is drawn in.
+        hover_texts: Hover texts that plots share, by the name under which their traces ask for
+            them.
+        template_package: The package in whose folder `templates` the template lies.
+        **content: What the template names beside these.
+    """
+    require_extra()
+    # Without plots a page carries no plotly, which is five million characters long.
+    plotly_script = _plotly_script() if plots else ""
+    return (
+        _environment(template_package)
+        .get_template(template)
+        .render(
+            title=title,
+            figures={name: plot.plain() for name, plot in plots.items()},
+            hovers=dict(hover_texts or {}),
+            policy=_CONTENT_SECURITY_POLICY,
+            style=_asset("page.css"),
+            page_script=_asset("page.js"),
+            plotly_script=plotly_script,
+            version=__version__,
+            **content,
+        )
     )
-    body = tag(
-        "body",
-        tag("main", content),
-        tag("footer", f"Made with rigidities {__version__}."),
-        *drawing,
-        embedded({name: _plain(figure) for name, figure in figures.items()}, "figures"),
-        embedded(dict(hovers or {}), "hovers"),
-        tag("script", Markup(_asset("page.js"))),
+
+
+@cache
+def _environment(template_package: str) -> Environment:
+    """Jinja with the templates of a package, and with those of this one where it lacks them."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    loaders = [PackageLoader(package) for package in (template_package, __package__)]
+    environment = Environment(
+        loader=ChoiceLoader(loaders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+    # The filter `tojson` escapes whatever could end the script that the JSON stands in. The order
+    # of choices is that of the mappings, and a NaN, which JSON does not have, is refused.
+    environment.policies["json.dumps_kwargs"] = {
+        "sort_keys": False,
+        "allow_nan": False,
+        "separators": (",", ":"),
+    }
+    return environment
 
 
-def place(name: str, figure: Figure, *, controls: bool = True) -> Markup:
-    """Where a plot will be drawn, with its heading, its choices and how to read it."""
-    caption = [tag("figcaption", figure.caption)] if figure.caption else []
-    style = f"height:{figure.height}px"
-    plot = tag("div", id=name, class_="plot", role="img", aria_label=figure.label, style=style)
-    found = []  # a list of choices for its traces, buttons for its axes
-    if controls and len(figure.traces) > 1:
-        found.append(chooser([name], figure.choice, list(figure.traces), figure.chosen))
-    if controls and len(figure.layouts) > 1:
-        found.append(_buttons(name, list(figure.layouts)))
-    choices = tag("div", *found, class_="controls") if found else Markup()
-    return tag("figure", tag("h3", figure.title), choices, plot, *caption)
-
-
-def chooser(names: Sequence[str], label: str, options: Sequence[str], chosen: str) -> Markup:
-    """A list of choices of the traces of one or more plots."""
-    entries = (tag("option", o, value=o, selected=o == chosen) for o in options)
-    box = tag("select", *entries, data_choice="trace", data_figures=" ".join(names))
-    return tag("label", f"{label} ", box)
-
-
-def write_page(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a page so that a crash leaves either the old one or the new one.
+def require_extra() -> None:
+    """Say early what is missing: plotly or Jinja, which the extra `report` brings.
 
     Raises:
-        OSError: there is no such folder, or it cannot be written.
+        ModuleNotFoundError: One of them is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import plotly.graph_objects  # noqa: F401
+    except ImportError as error:
+        package = (error.name or "plotly").partition(".")[0]
+        raise ModuleNotFoundError(f"A report needs {package}: {extra('report')}.") from error
+
+
+def _plotly_script() -> str:
+    """Plotly's own script, in which nothing ends the element that it stands in."""
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return script.replace("</script", "<\\/script")
+
+
+def _asset(name: str) -> str:
+    """The text of a file that lies beside this module."""
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def save(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a page so that a crash leaves either the old one or the new one.
+
+    Args:
+        path: The file. Its folder must exist.
+        text: The page.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: There is no such folder, or it cannot be written.
     """
     path = checked_place(path)
     try:
@@ -91,7 +150,11 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
 
 
 def checked_place(path: str | os.PathLike[str]) -> Path:
-    """The path, where a file can be put there."""
+    """The path, where a file can be put there.
+
+    Raises:
+        OSError: There is no such folder, or the path is a folder, a device or a pipe.
+    """
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(
@@ -104,35 +167,3 @@ def checked_place(path: str | os.PathLike[str]) -> Path:
             f"{path} is a device or a pipe, which would be replaced. Name a file for it."
         )
     return path
-
-
-def require_plotly() -> Any:
-    """Plotly's module for pages; called early, to say what is missing."""
-    try:
-        from plotly import offline
-    except ImportError as error:
-        raise ModuleNotFoundError(f"A report needs plotly: {extra('report')}.") from error
-    return offline
-
-
-def _plotly() -> str:
-    return str(require_plotly().get_plotlyjs())
-
-
-def _asset(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8")
-
-
-def _plain(figure: Figure) -> dict[str, Any]:
-    drawn = {"traces": dict(figure.traces), "layouts": dict(figure.layouts)}
-    chosen = figure.chosen or next(iter(figure.traces))
-    return {**drawn, "chosen": chosen, "height": figure.height}
-
-
-def _buttons(name: str, options: Sequence[str]) -> Markup:
-    one = {"type": "radio", "name": f"{name}-axes", "data_choice": "layout", "data_figures": name}
-    labels = (
-        tag("label", tag("input", value=option, checked=k == 0, **one), option)
-        for k, option in enumerate(options)
-    )
-    return tag("fieldset", tag("legend", "Axes"), joined(labels))

@@ -1,101 +1,38 @@
-"""Reports from files: predictions, an experiment's numbers, or a saved fit with test data."""
+"""Pages from files, for the command `rigidities report`.
+
+A table of predictions (.csv) is judged as it is. A saved fit (.safetensors) needs the model that it
+was fitted for, which a function of the user returns, and labelled test data (.npz or .csv); its
+predictions are then judged.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import experiment, judged, judged_on, page_of, save
-from .document import checked_place, require_plotly
+from . import judge, judge_predictor, page_of, save
+from .document import checked_place, require_extra
 from .judgement import Judgements, Verdict
-from .rows import Bars
+from .rows import FittedPredictor
 
-TARGETS = ("target", "y", "labels")
-"""Names under which the true values are looked for."""
+TARGET_NAMES = ("target", "y", "labels")
+"""Names under which the true values of test data are looked for."""
 
-T = TypeVar("T")
-Load = Callable[[Path, nn.Module], Bars]
+LoadFit = Callable[[Path, nn.Module], FittedPredictor]
 
-
-def from_file(
-    path: Path,
-    out: Path,
-    *,
-    load: Load,
-    title: str | None = None,
-    mean: Sequence[str] | None = None,
-    std: Sequence[str] | None = None,
-    target: Sequence[str] | None = None,
-    model: str | None = None,
-    data: Path | None = None,
-) -> tuple[Path, Verdict | None]:
-    """Write the report of a file; arguments as on the command line.
-
-    Returns the page and its verdict, which the numbers of an experiment do not have. `load` gives
-    the object with error bars from its file and model. An OSError is about a file or folder that
-    cannot be used, a ValueError about what is in one.
-    """
-    checked_place(out)
-    for read in (path, data):
-        if read is not None and out.exists() and read.exists() and out.samefile(read):
-            raise ValueError(
-                f"--out {out} is the file that the report is made from. Choose another place for "
-                "the page."
-            )
-    require_plotly()
-    title, kind = title or path.name, path.suffix.lower()
-    columns = {"mean": mean, "std": std, "target": target}
-    useless = {".safetensors": ("mean", "std"), ".json": ("mean", "std", "target")}
-    for option in useless.get(kind, ()):
-        if columns[option] is not None:
-            raise ValueError(f"--{option} goes with predictions in a .csv file, got {path}.")
-    if kind == ".safetensors":
-        if model is None or data is None:
-            raise ValueError(
-                "A saved fit holds neither the model nor test data. Pass --model module:function "
-                "and --data test.npz or test.csv."
-            )
-        rows, inputs = read_data(data, target)
-        uq = _passing_on("load the fit", load, path, build_model(model))
-        options: dict[str, Any] = {"inputs": inputs, "first_row": 0 if inputs is None else 1}
-        found = _passing_on("predict", judged_on, uq, rows, helps=_in_python, **options)
-        return save(out, page_of(found, title)), found.verdict
-    if model is not None or data is not None:
-        raise ValueError(f"--model and --data go with a .safetensors file, got {path}.")
-    if kind == ".csv":
-        found = _of_predictions(path, columns)
-        return save(out, page_of(found, title)), found.verdict
-    if kind == ".json":
-        return save(out, experiment(read_numbers(path), title=title)), None
-    raise ValueError(
-        f"Expected predictions (.csv), an experiment's numbers (.json) or a saved fit "
-        f"(.safetensors), got {path}."
-    )
-
-
-def _in_python(fault: str, remedy: str) -> str:
-    """What helps against a fault of a saved fit, which was made in Python."""
-    return f"In Python: {remedy}"
-
-
-def _of_a_table(fault: str, remedy: str) -> str:
-    """What helps against a fault of bars in a table, of which nothing else is known."""
-    return _AGAINST[fault]
-
-
-_AGAINST = {
+_ADVICE_FOR_TABLES = {
     "uneven": "`rigidities tabular` learns a noise that follows the inputs; so does, in Python, "
     "calibrate(valid, noise='features').",
     "skew": "`rigidities tabular` learns a distribution that can lean; so does, in Python, "
@@ -105,54 +42,176 @@ _AGAINST = {
     "bias": "More rows, another model or, in Python, refit() can mend it.",
     "centre": "In Python: take p.centre as the prediction.",
 }
+"""What helps against a fault of bars in a table, of which nothing else is known."""
 
 
-def _of_predictions(path: Path, columns: Mapping[str, Sequence[str] | None]) -> Judgements:
-    names = {kind: chosen or [kind] for kind, chosen in columns.items()}
-    if len({len(chosen) for chosen in names.values()}) > 1:
-        counts = ", ".join(f"{len(chosen)} for --{kind}" for kind, chosen in names.items())
-        raise ValueError(f"Expected as many columns of each kind, got {counts}.")
+def from_file(
+    path: Path,
+    out: Path,
+    *,
+    load: LoadFit,
+    title: str | None = None,
+    mean: Sequence[str] | None = None,
+    std: Sequence[str] | None = None,
+    target: Sequence[str] | None = None,
+    model: str | None = None,
+    data: Path | None = None,
+) -> tuple[Path, Verdict]:
+    """Write the page on a file; the arguments are those of the command line.
+
+    Args:
+        path: Predictions (.csv) or a saved fit (.safetensors).
+        out: The page.
+        load: Gives the object with error bars from its file and model.
+        title: The heading; by default the name of the file.
+        mean: Columns of the predictions, one per target.
+        std: Columns of the error bars, one per target.
+        target: Columns of the true values, one per target.
+        model: `module:function` that returns the model of a saved fit.
+        data: Labelled test data for a saved fit.
+
+    Returns:
+        The page and its verdict.
+
+    Raises:
+        OSError: A file or folder cannot be used.
+        ValueError: What is in a file cannot be used, or options do not go together.
+    """
+    checked_place(out)
+    for source in (path, data):
+        _refuse_same_file(out, source)
+    require_extra()
+    kind = path.suffix.lower()
+    if kind == ".csv":
+        if model is not None or data is not None:
+            raise ValueError(f"--model and --data go with a .safetensors file, got {path}.")
+        judgements = _judge_table(path, mean or ["mean"], std or ["std"], target or ["target"])
+    elif kind == ".safetensors":
+        for option, columns in (("mean", mean), ("std", std)):
+            if columns is not None:
+                raise ValueError(f"--{option} goes with predictions in a .csv file, got {path}.")
+        if model is None or data is None:
+            raise ValueError(
+                "A saved fit holds neither the model nor test data. Pass --model module:function "
+                "and --data test.npz or test.csv."
+            )
+        judgements = _judge_fit(path, load, model, data, target)
+    elif kind == ".json":
+        raise ValueError(
+            f"Expected predictions (.csv) or a saved fit (.safetensors), got {path}. The page of "
+            f"an experiment's numbers is made in a checkout: python -m experiments.frame.html_page "
+            f"{path}"
+        )
+    else:
+        raise ValueError(f"Expected predictions (.csv) or a saved fit (.safetensors), got {path}.")
+    return save(out, page_of(judgements, title or path.name)), judgements.verdict
+
+
+def _refuse_same_file(out: Path, source: Path | None) -> None:
+    """Refuse to replace a file by the page that is made from it."""
+    if source is not None and out.exists() and source.exists() and out.samefile(source):
+        raise ValueError(
+            f"--out {out} is the file that the report is made from. Choose another place for "
+            "the page."
+        )
+
+
+def _judge_table(
+    path: Path, mean: Sequence[str], std: Sequence[str], target: Sequence[str]
+) -> Judgements:
+    """Judge a table of predictions, whose other columns are shown at its rows."""
+    if not len(mean) == len(std) == len(target):
+        raise ValueError(
+            f"Expected as many columns of each kind, got {len(mean)} for --mean, {len(std)} for "
+            f"--std, {len(target)} for --target."
+        )
     table = read_table(path)
-    mean, std, target = map(table.numbers, names.values())
-    others = table.others([name for chosen in names.values() for name in chosen])
-    options: dict[str, Any] = {"names": names["target"], "inputs": others, "first_row": 1}
-    return judged(mean, target, std=std, helps=_of_a_table, **options)
+    return judge(
+        table.numbers(mean),
+        table.numbers(target),
+        std=table.numbers(std),
+        names=target,
+        inputs=table.columns_except([*mean, *std, *target]),
+        first_row=1,
+        advice=_advice_for_tables,
+    )
 
 
-def _passing_on(what: str, function: Callable[..., T], *args: Any, **keywords: Any) -> T:
-    """What a model or its file complains of, as a ValueError: the message is the user's."""
+def _judge_fit(
+    path: Path, load: LoadFit, model: str, data: Path, target: Sequence[str] | None
+) -> Judgements:
+    """Judge a saved fit, with its model, on labelled data."""
+    labelled_data, inputs = read_data(data, target)
+    with _any_error_as_value_error("load the fit"):
+        predictor = load(path, build_model(model))
+    with _any_error_as_value_error("predict"):
+        return judge_predictor(
+            predictor,
+            labelled_data,
+            inputs=inputs,
+            first_row=0 if inputs is None else 1,  # rows of a table are counted from 1
+            advice=_advice_for_fits,
+        )
+
+
+def _advice_for_tables(fault: str, remedy: str) -> str:
+    """What helps against a fault of bars in a table, of which nothing else is known."""
+    return _ADVICE_FOR_TABLES[fault]
+
+
+def _advice_for_fits(fault: str, remedy: str) -> str:
+    """What helps against a fault of a saved fit, which was made in Python."""
+    return f"In Python: {remedy}"
+
+
+@contextmanager
+def _any_error_as_value_error(action: str) -> Iterator[None]:
+    """Turn what a model or its file complains of into a ValueError that says what was done.
+
+    A model's forward may raise anything, and the command has to say it in one line.
+    """
     try:
-        return function(*args, **keywords)
+        yield
     except (ValueError, OSError):
         raise
-    except Exception as error:  # a model's forward may raise anything
-        said = " ".join(str(error).split())
-        raise ValueError(f"Cannot {what}: {type(error).__name__}: {said}") from error
+    except Exception as error:
+        message = " ".join(str(error).split())
+        raise ValueError(f"Cannot {action}: {type(error).__name__}: {message}") from error
+
+
+# --- tables ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of text from a file: columns by name, and the line where each of its rows ends."""
+class TextTable:
+    """A table of text from a file.
+
+    Attributes:
+        path: The file.
+        columns: Its columns by name.
+        lines: The line of the file where each row ends, by which errors name a row.
+    """
 
     path: Path
     columns: Mapping[str, list[str]]
     lines: Sequence[int]
 
     def numbers(self, names: Sequence[str]) -> Tensor:
-        """Columns of finite numbers, (N, K); anything else is refused."""
-        if missing := [name for name in names if name not in self.columns]:
-            raise ValueError(
-                f"Expected the column {missing[0]!r} in {self.path}, which has "
-                f"{', '.join(map(repr, self.columns))}. Name it by --mean, --std or --target."
-            )
-        found = [self._column(name) for name in names]
-        return torch.tensor(found, dtype=torch.float64).T
+        """The named columns as numbers, (N, K); anything but finite numbers is refused."""
+        for name in names:
+            if name not in self.columns:
+                raise ValueError(
+                    f"Expected the column {name!r} in {self.path}, which has "
+                    f"{', '.join(map(repr, self.columns))}. Name it by --mean, --std or --target."
+                )
+        columns = [self._numbers_of_column(name) for name in names]
+        return torch.tensor(columns, dtype=torch.float64).T
 
-    def others(self, names: Sequence[str]) -> dict[str, list[str]]:
+    def columns_except(self, names: Sequence[str]) -> dict[str, list[str]]:
         """The columns that are not named."""
-        return {key: values for key, values in self.columns.items() if key not in names}
+        return {name: values for name, values in self.columns.items() if name not in names}
 
-    def _column(self, name: str) -> list[float]:
+    def _numbers_of_column(self, name: str) -> list[float]:
         values = []
         for row, text in enumerate(self.columns[name]):
             try:
@@ -168,77 +227,131 @@ class Table:
         return values
 
 
-def read_table(path: Path) -> Table:
-    """A CSV file with a header; commas, semicolons or tabs between its columns."""
-    _require(path)
+def read_table(path: Path) -> TextTable:
+    """Read a CSV file with a header; commas, semicolons or tabs stand between its columns.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: It is no CSV file, has no rows, or its rows do not fit its header.
+    """
+    _require_file(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        separator = max(",;\t", key=text.partition("\n")[0].count)
+        first_line = text.partition("\n")[0]
+        separator = max(",;\t", key=first_line.count)
         reader = csv.reader(io.StringIO(text), delimiter=separator)
         entries = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is no CSV file in UTF-8 ({error}).") from error
     if not entries:
         raise ValueError(f"{path} is empty. Expected a header and one row or more.")
-    lines, (names, *rows) = zip(*entries, strict=True)
-    header = [name.strip() or f"column {k}" for k, name in enumerate(names, start=1)]
-    if repeated := sorted({name for name in header if header.count(name) > 1}):
-        raise ValueError(f"{path} has the column {repeated[0]!r} twice. Rename one.")
-    if not rows:
+    header = _checked_header(entries[0][1], path)
+    entries = entries[1:]
+    if not entries:
         raise ValueError(f"{path} has a header and no rows. Expected one row or more.")
-    for number, row in enumerate(rows, start=1):
+    for row_number, (line, row) in enumerate(entries, start=1):
         if len(row) != len(header):
             raise ValueError(
-                f"Expected {len(header)} entries in row {number} (line {lines[number]}) of {path}, "
+                f"Expected {len(header)} entries in row {row_number} (line {line}) of {path}, "
                 f"got {len(row)}."
             )
-    columns = {name: [row[k].strip() for row in rows] for k, name in enumerate(header)}
-    return Table(path, columns, lines[1:])
+    columns = {name: [row[k].strip() for _, row in entries] for k, name in enumerate(header)}
+    return TextTable(path, columns, lines=[line for line, _ in entries])
 
 
-def read_numbers(path: Path) -> Mapping[str, Any]:
-    """An experiment's JSON, a mapping."""
-    _require(path)
-    try:
-        numbers = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged or no JSON file ({error}). Make it again.") from error
-    if not isinstance(numbers, Mapping):
-        raise ValueError(
-            f"{path} holds a {type(numbers).__name__}. Expected an experiment's numbers: a mapping "
-            "from names to numbers or further mappings."
-        )
-    return numbers
+def _checked_header(names: Sequence[str], path: Path) -> list[str]:
+    """Names of columns, each once; a column without a name, as of an index, gets one."""
+    header = [name.strip() or f"column {k}" for k, name in enumerate(names, start=1)]
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{path} has the column {repeated[0]!r} twice. Rename one.")
+    return header
+
+
+# --- test data and model of a saved fit --------------------------------------------------------
 
 
 def read_data(
     path: Path, target: Sequence[str] | None = None
 ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
-    """Labelled data as (inputs, ..., target), and columns to show beside each row.
+    """Read labelled data.
 
-    An NPZ file holds the inputs in the order of the model's arguments, and the target under
-    "y", "target" or "labels". Of a CSV file all columns but the target, which may have several
-    names, are one input.
+    An NPZ file holds the inputs in the order of the model's arguments, and the target under one of
+    `TARGET_NAMES`. Of a CSV file all columns but the target, which may be several columns, are one
+    input.
+
+    Args:
+        path: The file.
+        target: Names of the target, where they are others.
+
+    Returns:
+        The data as (inputs, ..., target), and columns to show beside each row, of a CSV file.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: It cannot be read, or has no target or no inputs.
     """
-    _require(path)
+    _require_file(path)
     kind = path.suffix.lower()
-    if kind == ".csv":
-        table = read_table(path)
-        names = list(target) if target else _first_known(table.columns, path)
-        y, others = table.numbers(names), table.others(names)
-        return (table.numbers(list(others)).numpy(), y.numpy()), others
     if kind == ".npz":
-        return _arrays(path, target), None
-    raise ValueError(f"Expected data in an .npz or .csv file, got {path}.")
+        return _read_arrays(path, target), None
+    if kind != ".csv":
+        raise ValueError(f"Expected data in an .npz or .csv file, got {path}.")
+    table = read_table(path)
+    target_names = list(target) if target else [_target_name(table.columns, path)]
+    targets = table.numbers(target_names)
+    input_columns = table.columns_except(target_names)
+    inputs = table.numbers(list(input_columns))
+    return (inputs.numpy(), targets.numpy()), input_columns
+
+
+def _read_arrays(path: Path, target: Sequence[str] | None) -> tuple[Any, ...]:
+    """The inputs of an NPZ file, and its target last."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:
+        raise ValueError(f"{path} is damaged or no NPZ file ({error}).") from error
+    names = list(target) if target else [_target_name(arrays, path)]
+    target_name = names[0]
+    if len(names) != 1 or target_name not in arrays:
+        raise ValueError(
+            f"Expected one array {target_name!r} in {path}, which has "
+            f"{', '.join(map(repr, arrays))}. Name the target by --target."
+        )
+    inputs = [array for name, array in arrays.items() if name != target_name]
+    if not inputs:
+        raise ValueError(f"{path} holds the target alone. Expected inputs beside it.")
+    return (*inputs, arrays[target_name])
+
+
+def _target_name(names: Mapping[str, Any], path: Path) -> str:
+    """The first of the usual names of a target that is there."""
+    for name in TARGET_NAMES:
+        if name in names:
+            return name
+    raise ValueError(
+        f"Expected the target under {', '.join(map(repr, TARGET_NAMES))} in {path}, which has "
+        f"{', '.join(map(repr, names))}. Name it by --target."
+    )
 
 
 def build_model(spec: str) -> nn.Module:
-    """The model that module:function returns; modules in the current folder are found too."""
+    """The model that a function of the user returns.
+
+    Args:
+        spec: `module:function`. Modules in the current folder are found too.
+
+    Raises:
+        ValueError: There is no such function, it fails, or it returns something else.
+    """
     module_name, colon, function_name = spec.partition(":")
     if not colon or not module_name or not function_name:
         raise ValueError(f"Expected --model module:function, got {spec!r}.")
-    here = os.getcwd()
-    sys.path.insert(0, here)
+    current_folder = os.getcwd()
+    sys.path.insert(0, current_folder)
     try:
         module = import_module(module_name)
     except Exception as error:
@@ -247,7 +360,7 @@ def build_model(spec: str) -> nn.Module:
             "lie in the current folder or be installed."
         ) from error
     finally:
-        sys.path.remove(here)
+        sys.path.remove(current_folder)
     function = getattr(module, function_name, None)
     if not callable(function):
         state = "has no" if function is None else "has a value, not a function,"
@@ -265,36 +378,6 @@ def build_model(spec: str) -> nn.Module:
     return model
 
 
-def _arrays(path: Path, target: Sequence[str] | None) -> tuple[Any, ...]:
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception as error:
-        raise ValueError(f"{path} is damaged or no NPZ file ({error}).") from error
-    names = list(target) if target else _first_known(arrays, path)
-    if len(names) != 1 or names[0] not in arrays:
-        raise ValueError(
-            f"Expected one array {names[0]!r} in {path}, which has "
-            f"{', '.join(map(repr, arrays))}. Name the target by --target."
-        )
-    inputs = [array for name, array in arrays.items() if name != names[0]]
-    if not inputs:
-        raise ValueError(f"{path} holds the target alone. Expected inputs beside it.")
-    return (*inputs, arrays[names[0]])
-
-
-def _first_known(names: Mapping[str, Any], path: Path) -> list[str]:
-    for name in TARGETS:
-        if name in names:
-            return [name]
-    raise ValueError(
-        f"Expected the target under {', '.join(map(repr, TARGETS))} in {path}, which has "
-        f"{', '.join(map(repr, names))}. Name it by --target."
-    )
-
-
-def _require(path: Path) -> None:
+def _require_file(path: Path) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")

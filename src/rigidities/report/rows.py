@@ -1,4 +1,13 @@
-"""The rows that a report is about: prediction, error bar and true value of one target each."""
+"""The rows that a report is about: one prediction, one error bar and one true value each.
+
+`target_rows` takes what a user passes (a `Prediction`, or arrays of means and bars, with the true
+values), checks it and cuts it into one `TargetRows` for each target. Everything else in this room
+reads these: metrics (`scores`), findings and cautions (`judgement`, `cautions`) and plots
+(`figures`).
+
+`labelled_prediction` makes predictions and true values from a fitted object and labelled data, in
+one pass. `rows_to_show` picks the rows that a scatter plot shows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..calibration.coverage import Scored, at_bounds, judgeable
+from ..calibration.coverage import ScoredRows, at_bounds, judgeable
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
 from ..data.feed import Feed
@@ -18,36 +27,41 @@ from ..metrics.alignment import Values, aligned, as_tensor
 from ..prediction.prediction import Prediction
 
 MOST_SHOWN = 5_000
-"""Rows that a scatter plot shows at most."""
+"""A scatter plot shows this many rows at most."""
 MOST_INPUTS = 12
-"""Numbers per input row up to which they are shown beside a point."""
-Helps = Callable[[str, str], str]
-_HUGE = 1e140
-_ALWAYS = 0.05
+"""Inputs with up to this many numbers a row are shown beside a point."""
+Advice = Callable[[str, str], str]
+"""What helps against a fault, from the fault's name and what the library has against it."""
+_BARS_WANTED_ONCE = "Expected a Prediction and no std=, or means and std=. Give one of these."
+_LARGEST = 1e140
+"""Bars and errors up to this size, in units of one and of the bar, have squares in float64."""
+_EXTREME_SHARE = 0.05
 """Share of the shown rows that goes to each kind of extreme row."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class TargetRows:
     """All rows of one target.
 
     Attributes:
-        mean: predictions, (N,), float64, as are the others.
-        std: their error bars, above zero.
-        target: true values.
-        name: of the target.
-        inputs: further columns by name, shown when one points at a row; (N,) each.
-        first: the number of the first row.
-        numbers: of all rows, where they do not follow one another.
-        prediction: with the distribution that the bars belong to, (N,); of bars alone it is
-            Gaussian.
-        looks: how many targets are looked at, this one among them.
-        distribution: its name, where it is known; without its prediction it has no probabilities.
-        calibrated_bar: the constant bar of the calibration rows, their RMS error; None where it
-            is not known.
-        helps: what helps against a fault, from its name and what the library has against it in
-            Python; None for that itself.
-        novelty: of the inputs, (N,), where it is known.
+        mean: Predictions, (N,), in float64 as are the other tensors.
+        std: Error bars, (N,), above zero.
+        target: True values, (N,).
+        name: Name of the target.
+        inputs: Further columns by name, N values each, which are shown when one points at a row.
+        first_row: Number of the first row.
+        row_numbers: Numbers of all rows, where they do not follow one another.
+        prediction: Prediction whose distribution the bars belong to, (N,). None stands for
+            Gaussians of the means and bars.
+        target_count: How many targets are judged together, this one among them. Limits of chance
+            are divided by it.
+        distribution: Name of the distribution, where it is known. It may be known where
+            `prediction` is None: a distribution without probabilities is judged as a Gaussian.
+        calibrated_bar: Constant bar of the calibration rows, which is their RMS error. None where
+            it is not known.
+        advice: Makes the sentence on what helps against a fault. None takes the sentence that the
+            library has for use in Python.
+        novelty: Novelty of the inputs, (N,), where it is known.
     """
 
     mean: Tensor
@@ -55,233 +69,304 @@ class Rows:
     target: Tensor
     name: str = "target"
     inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    first: int = 0
-    numbers: Sequence[int] = ()
+    first_row: int = 0
+    row_numbers: Sequence[int] = ()
     prediction: Prediction | None = None
-    looks: int = 1
+    target_count: int = 1
     distribution: str = ""
     calibrated_bar: float | None = None
-    helps: Helps | None = None
+    advice: Advice | None = None
     novelty: Tensor | None = None
 
-    @cached_property
-    def own(self) -> Prediction:
-        """The prediction, or the Gaussian one of means and bars."""
-        plain = Prediction(self.mean, 0 * self.std, self.std.square(), self.std)
-        return plain if self.prediction is None else self.prediction
+    def __len__(self) -> int:
+        return len(self.mean)
 
     @cached_property
-    def scored(self) -> Scored:
-        """Held against the distribution."""
-        return Scored.of(self.own, self.target, self.looks)
+    def predictive(self) -> Prediction:
+        """The prediction, or the Gaussian one of means and bars."""
+        if self.prediction is not None:
+            return self.prediction
+        return _gaussian(self.mean, self.std)
+
+    @cached_property
+    def scored(self) -> ScoredRows:
+        """The true values compared with their distributions."""
+        return ScoredRows.of(self.predictive, self.target, self.target_count)
 
     @cached_property
     def error(self) -> Tensor:
-        """y - mu."""
+        """y - mu, (N,)."""
         return self.target - self.mean
 
     @property
     def z(self) -> Tensor:
-        """(y - mu) / sigma, or the distribution's normal scores."""
+        """(y - mu) / sigma, or the normal scores of the distribution, (N,)."""
         return self.scored.z
 
     @cached_property
-    def standard(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean 0, bar 1 and z: rows of which all coverages are those of the distribution."""
+    def standardised(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean 0, bar 1 and true value z: Gaussian rows with the coverages of the distribution."""
         return torch.zeros_like(self.z), torch.ones_like(self.z), self.z
 
     @cached_property
     def nll(self) -> Tensor:
-        """Negative log-likelihood of each row."""
-        return -self.own.log_prob(self.target).detach().double()
+        """Negative log-likelihood of each row, (N,)."""
+        return -self.predictive.log_prob(self.target).detach().double()
 
     @cached_property
     def constant_bar(self) -> float:
         """The constant bar to compare with: the calibration's, else the RMS error of these rows.
 
-        Of these rows it is the best there can be, since it is fitted to what it is judged on.
+        The one of these rows is the best there can be, since it is fitted to what it is judged on.
         """
         if self.calibrated_bar is not None:
             return self.calibrated_bar
-        error = (
-            self.scored.error * self.scored.p.std
-        )  # of targets at bounds as the distribution has it
+        # `scored` has the errors of targets at bounds as the distribution has them.
+        error = self.scored.error * self.scored.p.std
         return float(error.square().mean().sqrt())
 
     @property
-    def which_constant(self) -> str:
-        """Whose RMS error the constant bar is."""
+    def constant_bar_source(self) -> str:
+        """Whose RMS error the constant bar is, in words."""
         if self.calibrated_bar is not None:
             return "the RMS error of the calibration rows"
         return "the RMS error of these very rows"
 
     @cached_property
-    def plain(self) -> Rows:
+    def with_constant_bar(self) -> TargetRows:
         """The same rows with one Gaussian bar for all, within the bounds of the distribution."""
         std = torch.full_like(self.std, self.constant_bar)
-        rows = replace(self, std=std, prediction=None, distribution="gaussian")
-        if self.own.support is None:
-            return rows
-        bounded = Prediction(self.mean, 0 * std, std.square(), std, support=self.own.support)
-        return replace(rows, prediction=bounded)
-
-    def number(self, row: int) -> int:
-        """By which a row is called, from its place."""
-        return self.numbers[row] if self.numbers else row + self.first
-
-    def without(self, row: int) -> Rows:
-        """All rows but one."""
-        kept = torch.arange(len(self)) != row
-        prediction = None if self.prediction is None else self.prediction[kept]
-        mean, std, target = (part[kept] for part in (self.mean, self.std, self.target))
-        return replace(
-            self,
-            mean=mean,
-            std=std,
-            target=target,
-            inputs={},
-            numbers=(),
-            prediction=prediction,
-            novelty=None if self.novelty is None else self.novelty[kept],
-        )
+        support = self.predictive.support
+        prediction = None
+        if support is not None:
+            prediction = replace(_gaussian(self.mean, std), support=support)
+        return replace(self, std=std, prediction=prediction, distribution="gaussian")
 
     @property
-    def spread(self) -> bool:
+    def bars_differ(self) -> bool:
         """Whether the bars differ at all."""
         return bool(self.std.max() > self.std.min() * (1 + 1e-9))
 
-    def __len__(self) -> int:
-        return len(self.mean)
+    def row_number(self, position: int) -> int:
+        """The number by which a row is called, from its position."""
+        if self.row_numbers:
+            return self.row_numbers[position]
+        return position + self.first_row
+
+    def without(self, position: int) -> TargetRows:
+        """All rows but one, for metrics alone: inputs and numbers of rows are left out."""
+        others = torch.arange(len(self)) != position
+        prediction = None if self.prediction is None else self.prediction[others]
+        novelty = None if self.novelty is None else self.novelty[others]
+        return replace(
+            self,
+            mean=self.mean[others],
+            std=self.std[others],
+            target=self.target[others],
+            inputs={},
+            row_numbers=(),
+            prediction=prediction,
+            novelty=novelty,
+        )
 
 
-def rows_of(
+def _gaussian(mean: Tensor, std: Tensor) -> Prediction:
+    """The Gaussian prediction of means and bars; its rigidity is never asked for."""
+    return Prediction(mean=mean, epistemic=0 * std, noise=std.square(), rigidity=std)
+
+
+# --- from what a user passes -------------------------------------------------------------------
+
+
+def target_rows(
+    prediction: Prediction | Values,
+    target: Values,
+    *,
+    std: Values | None = None,
+    names: Sequence[str] | None = None,
+    inputs: Mapping[str, Sequence[Any]] | Values | None = None,
+    first_row: int = 0,
+) -> list[TargetRows]:
+    """Check rows, and cut them into targets.
+
+    (N,) and (N, 1) are one target, and (N, K) are K targets. Of anything with more dimensions
+    every number is a row of one target.
+
+    Args:
+        prediction: What `predict` gave, or means.
+        target: True values, shaped alike.
+        std: Error bars of means, shaped alike. A `Prediction` has its own.
+        names: Names of the targets.
+        inputs: Further columns by name, or an array (N, D).
+        first_row: Number of the first row.
+
+    Returns:
+        The rows of each target.
+
+    Raises:
+        TypeError: There are means without bars, or a `Prediction` and bars.
+        ValueError: Shapes differ, values are not finite, bars are not above zero, or names or
+            inputs do not fit.
+    """
+    if isinstance(prediction, Prediction):
+        if std is not None:
+            raise TypeError(_BARS_WANTED_ONCE)
+        return _rows_of_prediction(prediction, target, names, inputs, first_row=first_row)
+    if std is None:
+        raise TypeError(_BARS_WANTED_ONCE)
+    return _rows_of_arrays(prediction, std, target, names, inputs, first_row=first_row)
+
+
+def _rows_of_prediction(
+    prediction: Prediction,
+    target: Values,
+    names: Sequence[str] | None,
+    inputs: Mapping[str, Sequence[Any]] | Values | None,
+    *,
+    first_row: int,
+) -> list[TargetRows]:
+    """Check a prediction, and cut it into rows with its distribution, one entry per target."""
+    prediction = prediction.to("cpu")
+    true_values = as_tensor(target).cpu()
+    true_values = true_values.reshape(_shape_of_prediction(true_values, prediction.mean))
+    rows = _rows_of_arrays(
+        prediction.mean, prediction.std, true_values, names, inputs, first_row=first_row
+    )
+    rows = _with_novelty(rows, prediction.novelty)
+    return _with_distribution(rows, prediction, true_values)
+
+
+def _rows_of_arrays(
     mean: Values,
     std: Values,
     target: Values,
+    names: Sequence[str] | None,
+    inputs: Mapping[str, Sequence[Any]] | Values | None,
     *,
-    names: Sequence[str] | None = None,
-    inputs: Mapping[str, Sequence[Any]] | Values | None = None,
-    first: int = 0,
-) -> list[Rows]:
-    """Checked rows, one entry per target; arguments as the attributes of `Rows`, all of them.
-
-    (N,) and (N, 1) are one target, (N, K) are K; of anything larger every number is a row of one
-    target. `inputs` may be an array (N, D) too; a prediction as `mean` stands for its bars too.
-
-    Raises:
-        ValueError: shapes that differ, values that are not finite, bars that are not above zero,
-            or names or inputs that do not fit.
-    """
-    if isinstance(mean, Prediction):
-        p, y = mean.to("cpu"), as_tensor(target).cpu()
-        y = y.reshape(_shape_for(y, p.mean))
-        parts = rows_of(p.mean, p.std, y, names=names, inputs=inputs, first=first)
-        if p.novelty is not None:
-            parts = _with_novelty(parts, p.novelty)
-        return _under_distribution(parts, p, y)
+    first_row: int,
+) -> list[TargetRows]:
+    """Check arrays, and cut them into the rows of Gaussian predictions, one entry per target."""
     shape = shape_of(mean)
-    targets = shape[1] if len(shape) == 2 else 1
-    # under another name, so that a bar below zero is left to the check that names its row
-    flat = aligned(mean=mean, bar=std, target=target)
-    columns = [part.reshape(-1, targets) for part in flat]
-    _check_positive(columns[1], first)
-    _check_squares(columns, first)
-    names = _checked_names(names, targets)
-    full = _for_each_row(_named_inputs(inputs), len(columns[0]), shape)
-    by_target = zip(*(part.T.contiguous() for part in columns), names, strict=True)
-    return [Rows(m, s, y, name, full, first, looks=targets) for m, s, y, name in by_target]
+    target_count = shape[1] if len(shape) == 2 else 1
+    # The bars are passed under another name than "std", so that a bar below zero is left to
+    # `_check_positive`, which names its row.
+    flat_mean, flat_std, flat_target = aligned(mean=mean, bar=std, target=target)
+    means = flat_mean.reshape(-1, target_count)  # (N, K), as are bars and targets
+    bars = flat_std.reshape(-1, target_count)
+    targets = flat_target.reshape(-1, target_count)
+    _check_positive(bars, first_row)
+    _check_squares(means, bars, targets, first_row)
+    names = _checked_names(names, target_count)
+    row_inputs = _for_each_row(_named_inputs(inputs), len(means), shape)
+    return [
+        TargetRows(
+            mean=means[:, k].contiguous(),
+            std=bars[:, k].contiguous(),
+            target=targets[:, k].contiguous(),
+            name=names[k],
+            inputs=row_inputs,
+            first_row=first_row,
+            target_count=target_count,
+        )
+        for k in range(target_count)
+    ]
 
 
-def _with_novelty(rows: list[Rows], novelty: Tensor) -> list[Rows]:
-    """Rows with the novelty (shaped like the prediction) of their inputs, shown beside these."""
-    columns = novelty.double().reshape(-1, len(rows)).T
-    found = []
-    for part, column in zip(rows, columns, strict=True):
-        shown = [round(value, 2) for value in column.tolist()]
-        found.append(replace(part, novelty=column, inputs={"novelty": shown, **part.inputs}))
-    return found
+def _with_novelty(rows: list[TargetRows], novelty: Tensor | None) -> list[TargetRows]:
+    """Rows with the novelty of their inputs, which is also shown as the first of these.
 
-
-def _under_distribution(rows: list[Rows], p: Prediction, target: Tensor) -> list[Rows]:
-    """With their predictions, where these have probabilities, and targets exactly at bounds."""
-    rows = [replace(part, distribution=p.distribution.name) for part in rows]
-    if (p.distribution.name == "gaussian" and p.support is None) or not judgeable(p):
+    Args:
+        rows: The rows of each target.
+        novelty: Novelty, shaped like the prediction, or None where it is not known.
+    """
+    if novelty is None:
         return rows
-    flat, y = p[torch.ones_like(p.mean, dtype=torch.bool)], at_bounds(p, target)[0].flatten()
-    places = torch.arange(len(y)).reshape(-1, len(rows)).T
-    pairs = zip(rows, places, strict=True)
-    return [replace(part, prediction=flat[at], target=y[at]) for part, at in pairs]
+    columns = novelty.double().reshape(-1, len(rows)).T  # (K, N)
+    novel_rows = []
+    for rows_of_target, column in zip(rows, columns, strict=True):
+        shown = [round(value, 2) for value in column.tolist()]
+        inputs = {"novelty": shown, **rows_of_target.inputs}
+        novel_rows.append(replace(rows_of_target, novelty=column, inputs=inputs))
+    return novel_rows
 
 
-def shown(rows: Rows, most: int = MOST_SHOWN) -> Tensor:
-    """Which rows a scatter plot shows, ascending: all, or a sample with the extreme ones.
+def _with_distribution(
+    rows: list[TargetRows], prediction: Prediction, target: Tensor
+) -> list[TargetRows]:
+    """Rows with their part of the prediction, and targets exactly at the bounds of its support.
 
-    The rows of largest bar, of largest error and of largest |z| are always there.
+    A Gaussian without bounds is what rows without a prediction have anyway. A distribution without
+    probabilities is left out: its rows are judged as Gaussians, and `cautions` says so.
     """
-    return thinned([rows.std, rows.error.abs(), rows.z.abs()], most)
-
-
-def thinned(keys: Sequence[Tensor], most: int) -> Tensor:
-    """At most so many positions: those where a key is large, and a repeatable sample of the rest.
-
-    Examples:
-        >>> kept = thinned([torch.arange(1000.0)], 40)
-        >>> len(kept), kept[-2:].tolist()
-        (40, [998, 999])
-    """
-    count = len(keys[0])
-    if count <= most:
-        return torch.arange(count)
-    each = max(1, int(_ALWAYS * most))
-    extreme = torch.zeros(count, dtype=torch.bool)
-    for key in keys:
-        extreme[key.topk(each).indices] = True
-    kept, candidates = extreme.nonzero()[:, 0], (~extreme).nonzero()[:, 0]
-    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(0))
-    return torch.cat([kept, candidates[order[: most - len(kept)]]]).sort().values
+    name = prediction.distribution.name
+    rows = [replace(rows_of_target, distribution=name) for rows_of_target in rows]
+    plain_gaussian = name == "gaussian" and prediction.support is None
+    if plain_gaussian or not judgeable(prediction):
+        return rows
+    # A mask that is true everywhere flattens the prediction, distribution and bounds included.
+    flat_prediction = prediction[torch.ones_like(prediction.mean, dtype=torch.bool)]
+    flat_target = at_bounds(prediction, target)[0].flatten()
+    positions = torch.arange(len(flat_target)).reshape(-1, len(rows)).T  # (K, N)
+    return [
+        replace(rows_of_target, prediction=flat_prediction[places], target=flat_target[places])
+        for rows_of_target, places in zip(rows, positions, strict=True)
+    ]
 
 
 def shape_of(values: Values) -> tuple[int, ...]:
     """The shape of an array, a tensor or nested lists."""
-    return tuple(values.shape if hasattr(values, "shape") else torch.as_tensor(values).shape)
+    if hasattr(values, "shape"):
+        return tuple(values.shape)
+    return tuple(torch.as_tensor(values).shape)
 
 
-def _check_positive(std: Tensor, first: int) -> None:
-    bad = (std <= 0).any(1).nonzero()[:, 0]
-    if len(bad):
-        value = float(std[bad[0]].min())
-        more = f" (and {len(bad) - 1} more rows)" if len(bad) > 1 else ""
-        raise ValueError(
-            f"Expected std > 0, got {value:g} in row {int(bad[0]) + first}{more}. "
-            "Drop those rows or add a noise floor to the variance."
-        )
+def _check_positive(std: Tensor, first_row: int) -> None:
+    """Refuse bars, (N, K), that are not above zero, by the number of the first such row."""
+    bad_rows = (std <= 0).any(1).nonzero()[:, 0]
+    if len(bad_rows) == 0:
+        return
+    value = float(std[bad_rows[0]].min())
+    more = f" (and {len(bad_rows) - 1} more rows)" if len(bad_rows) > 1 else ""
+    raise ValueError(
+        f"Expected std > 0, got {value:g} in row {int(bad_rows[0]) + first_row}{more}. "
+        "Drop those rows or add a noise floor to the variance."
+    )
 
 
-def _check_squares(columns: Sequence[Tensor], first: int) -> None:
-    """Bars, errors and their ratios must have squares that float64 can hold."""
-    std, error = columns[1], (columns[2] - columns[0]).abs()
-    wrong = (std < 1 / _HUGE) | (std > _HUGE) | (error > _HUGE * std.clamp(max=1))
-    if len(bad := wrong.nonzero()):
-        raise ValueError(
-            f"Expected bars from {1 / _HUGE:g} to {_HUGE:g} and errors of up to {_HUGE:g} bars, "
-            f"whose squares are still numbers, got others in row {int(bad[0, 0]) + first}. Pass "
-            "predictions, bars and true values in another unit, or mend what made them."
-        )
+def _check_squares(mean: Tensor, std: Tensor, target: Tensor, first_row: int) -> None:
+    """Refuse bars and errors, (N, K), whose squares or ratios overflow float64."""
+    error = (target - mean).abs()
+    too_small = std < 1 / _LARGEST
+    too_large = std > _LARGEST
+    too_far = error > _LARGEST * std.clamp(max=1)
+    bad_entries = (too_small | too_large | too_far).nonzero()  # (row, target) of each
+    if len(bad_entries) == 0:
+        return
+    raise ValueError(
+        f"Expected bars from {1 / _LARGEST:g} to {_LARGEST:g} and errors of up to {_LARGEST:g} "
+        f"bars, whose squares are still numbers, got others in row "
+        f"{int(bad_entries[0, 0]) + first_row}. Pass predictions, bars and true values in another "
+        "unit, or mend what made them."
+    )
 
 
-def _checked_names(names: Sequence[str] | None, targets: int) -> list[str]:
+def _checked_names(names: Sequence[str] | None, target_count: int) -> list[str]:
+    """A name for each target; the same word with a number where none are given."""
     if names is None:
-        return ["target"] if targets == 1 else [f"target {k}" for k in range(targets)]
-    if isinstance(names, str) or len(names) != targets:
-        raise ValueError(f"Expected {targets} names, one for each target, got {names!r}.")
+        if target_count == 1:
+            return ["target"]
+        return [f"target {k}" for k in range(target_count)]
+    if isinstance(names, str) or len(names) != target_count:
+        raise ValueError(f"Expected {target_count} names, one for each target, got {names!r}.")
     return [str(name) for name in names]
 
 
 def _named_inputs(inputs: Mapping[str, Sequence[Any]] | Values | None) -> dict[str, list[Any]]:
+    """Input columns by name, from columns by name or an array (N,) or (N, D)."""
     if inputs is None:
         return {}
     if isinstance(inputs, Mapping):
-        return {str(key): _listed(values) for key, values in inputs.items()}
+        return {str(name): _as_list(values) for name, values in inputs.items()}
     array: Any = inputs if hasattr(inputs, "ndim") else torch.as_tensor(inputs)
     if array.ndim == 1:
         array = array[:, None]
@@ -289,77 +374,160 @@ def _named_inputs(inputs: Mapping[str, Sequence[Any]] | Values | None) -> dict[s
         raise ValueError(
             f"Expected inputs by name, or of shape (N, D), got shape {tuple(array.shape)}."
         )
-    return {f"input {k}": _listed(array[:, k]) for k in range(array.shape[1])}
+    return {f"input {k}": _as_list(array[:, k]) for k in range(array.shape[1])}
 
 
 def _for_each_row(
-    named: Mapping[str, list[Any]], count: int, shape: tuple[int, ...]
+    inputs: Mapping[str, list[Any]], row_count: int, shape: tuple[int, ...]
 ) -> dict[str, list[Any]]:
-    """Inputs of the rows; of a sample with several rows, each carries the sample's inputs."""
-    samples = shape[0] if len(shape) >= 3 else count
-    for key, values in named.items():
-        if len(values) not in (count, samples):
-            each = "one for each row" if samples == count else f"or {samples}, one for each sample"
+    """Input columns with one value for each row.
+
+    Where a sample has several rows, a column may have one value for each sample, which all of its
+    rows then carry.
+
+    Args:
+        inputs: Columns by name.
+        row_count: How many rows there are.
+        shape: Shape of the predictions, whose first dimension counts the samples.
+    """
+    sample_count = shape[0] if len(shape) >= 3 else row_count
+    columns = {}
+    for name, values in inputs.items():
+        if len(values) not in (row_count, sample_count):
+            if sample_count == row_count:
+                wanted = "one for each row"
+            else:
+                wanted = f"or {sample_count}, one for each sample"
             raise ValueError(
-                f"Expected {count} values in the input {key!r}, {each}, got {len(values)}."
+                f"Expected {row_count} values in the input {name!r}, {wanted}, got {len(values)}."
             )
-    return {
-        key: [value for value in values for _ in range(count // len(values))]
-        for key, values in named.items()
-    }
+        repeats = row_count // len(values)
+        columns[name] = [value for value in values for _ in range(repeats)]
+    return columns
 
 
-def _listed(values: Any) -> list[Any]:
-    return list(values.tolist()) if hasattr(values, "tolist") else list(values)
+def _as_list(values: Any) -> list[Any]:
+    """The values of a column, of any library, as Python objects."""
+    if hasattr(values, "tolist"):
+        return list(values.tolist())
+    return list(values)
+
+
+# --- which rows a plot shows -------------------------------------------------------------------
+
+
+def rows_to_show(rows: TargetRows, most: int = MOST_SHOWN) -> Tensor:
+    """Positions of the rows that a scatter plot shows, ascending: all, or a part of them.
+
+    The rows of largest bar, of largest error and of largest |z| are always there.
+    """
+    return thinned([rows.std, rows.error.abs(), rows.z.abs()], most)
+
+
+def thinned(keys: Sequence[Tensor], most: int) -> Tensor:
+    """Pick positions where a key is large, and a repeatable sample of the others.
+
+    Args:
+        keys: What makes a row extreme where it is large, (N,) each.
+        most: How many positions are picked at most.
+
+    Returns:
+        The positions, ascending.
+
+    Examples:
+        >>> positions = thinned([torch.arange(1000.0)], 40)
+        >>> len(positions), positions[-2:].tolist()
+        (40, [998, 999])
+    """
+    count = len(keys[0])
+    if count <= most:
+        return torch.arange(count)
+    extreme_count = max(1, int(_EXTREME_SHARE * most))
+    is_extreme = torch.zeros(count, dtype=torch.bool)
+    for key in keys:
+        is_extreme[key.topk(extreme_count).indices] = True
+    extreme = is_extreme.nonzero()[:, 0]
+    ordinary = (~is_extreme).nonzero()[:, 0]
+    # A generator of its own leaves the user's random numbers alone, and repeats the choice.
+    order = torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))
+    sample = ordinary[order[: most - len(extreme)]]
+    return torch.cat([extreme, sample]).sort().values
 
 
 # --- of an object with error bars, in one pass over labelled data ------------------------------
 
 
-class Bars(Protocol):
-    """What a report asks of an object with error bars; `LastLayerRigidity` has it."""
+class FittedPredictor(Protocol):
+    """What is asked of an object with error bars; `LastLayerRigidity` has it."""
 
     @property
-    def report(self) -> CalibrationReport | None:
+    def calibration_report(self) -> CalibrationReport | None:
         """How it was calibrated."""
-
-    def predict(self, data: Any, *, progress: bool | None = None) -> Prediction:
-        """Means and error bars of inputs or batches."""
 
     @property
     def feed(self) -> Feed:
         """How data reach the model."""
 
+    def predict(self, data: Any, *, progress: bool | None = None) -> Prediction:
+        """Means and error bars of inputs or batches."""
 
-def labelled(bars: Bars, data: Any, progress: bool | None = None) -> dict[str, Any]:
-    """Predictions and targets as `html` takes them, with inputs that are few numbers a row.
 
-    One pass, so that a loader may shuffle and an iterator may end.
+@dataclass(frozen=True)
+class LabelledPrediction:
+    """Predictions of labelled data, on the CPU.
+
+    Attributes:
+        prediction: All predictions.
+        target: True values, shaped alike.
+        inputs: The model's inputs, (N, D), where they are few numbers a row; else None.
+    """
+
+    prediction: Prediction
+    target: Tensor
+    inputs: Tensor | None
+
+
+def labelled_prediction(
+    predictor: FittedPredictor, data: Any, progress: bool | None = None
+) -> LabelledPrediction:
+    """Predict labelled data.
+
+    The data are read once, so that a loader may shuffle and an iterator may end.
+
+    Args:
+        predictor: A fitted object.
+        data: Labelled data in any form that `fit` takes.
+        progress: Whether a progress bar is shown; by default on a terminal only.
 
     Raises:
-        ValueError: there are no data, or they have no target.
+        ValueError: There are no data, or they have no target.
     """
-    parts: list[Prediction] = []
+    predictions: list[Prediction] = []
     targets: list[Tensor] = []
-    inputs: list[Tensor | None] = []
-    for batch in bars.feed(data, "report", progress=progress):
+    inputs: list[Tensor] = []
+    for batch in predictor.feed(data, "report", progress=progress):
         if batch.target is None:
             raise ValueError(
                 "Expected labelled data, got batches without a target. Pass (x, y), or give the "
                 "model's wrapper target=lambda batch: ...."
             )
-        parts.append(bars.predict([batch.raw], progress=False).to("cpu"))
-        mean, y = parts[-1].mean, batch.target.cpu()
-        targets.append(y.reshape(_shape_for(y, mean)))
-        inputs.append(_few_numbers(batch))
-    if not parts:
+        prediction = predictor.predict([batch.raw], progress=False).to("cpu")
+        target = batch.target.cpu()
+        predictions.append(prediction)
+        targets.append(target.reshape(_shape_of_prediction(target, prediction.mean)))
+        few_numbers = _few_numbers(batch)
+        if few_numbers is not None:
+            inputs.append(few_numbers)
+    if not predictions:
         raise ValueError("Expected labelled data, got none.")
-    found = {"mean": Prediction.concatenate(parts), "target": torch.cat(targets)}
-    known = [part for part in inputs if part is not None]
-    return found | {"inputs": torch.cat(known) if len(known) == len(inputs) else None}
+    return LabelledPrediction(
+        prediction=Prediction.concatenate(predictions),
+        target=torch.cat(targets),
+        inputs=torch.cat(inputs) if len(inputs) == len(predictions) else None,
+    )
 
 
-def _shape_for(target: Tensor, mean: Tensor) -> tuple[int, ...]:
+def _shape_of_prediction(target: Tensor, mean: Tensor) -> tuple[int, ...]:
     """The shape of the prediction, where the target differs by dimensions of size one alone."""
     if target.squeeze().shape != mean.squeeze().shape:
         raise ValueError(
@@ -370,7 +538,10 @@ def _shape_for(target: Tensor, mean: Tensor) -> tuple[int, ...]:
 
 
 def _few_numbers(batch: Batch) -> Tensor | None:
-    """The inputs as (N, D), if that is what they are and D is small."""
-    x: Any = batch.args[0] if len(batch.args) == 1 and not batch.kwargs else None
-    few = isinstance(x, Tensor) and x.ndim == 2 and x.shape[1] <= MOST_INPUTS
-    return x.detach().cpu() if few else None
+    """The inputs of a batch, (N, D), if that is what they are and D is small; else None."""
+    if len(batch.args) != 1 or batch.kwargs:
+        return None
+    inputs: Any = batch.args[0]
+    if not isinstance(inputs, Tensor) or inputs.ndim != 2 or inputs.shape[1] > MOST_INPUTS:
+        return None
+    return inputs.detach().cpu()

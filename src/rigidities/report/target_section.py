@@ -1,204 +1,403 @@
-"""What a report says about one target, and about several at a glance."""
+"""What the page shows of one target, and of several at a glance.
+
+`section_of` turns the metrics and the verdict of a target into texts and plots;
+`overview` makes one line for each of several targets. The template `judgement.html` puts them into
+the page. Nothing here is HTML.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from ..calibration.coverage import Held
+from ..calibration.coverage import Coverage
 from ..calibration.report import CalibrationReport, numbers
 from . import figures
-from .document import place
-from .figures import Figure, hover_texts
-from .judgement import WORDS, Caution, Verdict
-from .markup import Markup, escaped, joined, number, table, tag
-from .rows import Rows, shown
-from .scores import METRICS, Judged, bin_sizes, score_table
+from .figures import Plot
+from .formatting import number
+from .judgement import Judgements, Verdict
+from .rows import TargetRows, rows_to_show
+from .scores import METRICS, TargetScores, bin_sizes
 
-_WORST = 10
-_OVERVIEW = ("rmse", "nll", "nll_gain", "coverage", "spearman")
-
-
-@dataclass
-class Drawn:
-    """The plots of a page, by name, and the hover texts that they share."""
-
-    figures: dict[str, Figure] = field(default_factory=dict)
-    hovers: dict[str, list[str]] = field(default_factory=dict)
+_MOST_WORST_ROWS = 10
+_MOST_WORST_INPUTS = 8
+_MOST_OVERVIEW_LINES = 200
+"""Targets that the overview lists at most."""
+_OVERVIEW_METRICS = ("rmse", "nll", "nll_gain", "coverage", "spearman")
 
 
-def section(
-    judged: Judged,
-    verdict: Verdict,
-    drawn: Drawn,
-    *,
-    name: str,
-    most: int,
-    calibration: CalibrationReport | None,
-    alone: bool = True,
-) -> Markup:
-    """Verdict, cautions, metrics and plots of one target; the plots are added to the page's.
+# --- one target --------------------------------------------------------------------------------
 
-    Identifiers begin with `name`, scatter plots show at most so many points, and a target that is
-    alone need not be named.
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """One metric in the table of metrics, as text.
+
+    Attributes:
+        label: What it is called.
+        sentence: What it tells.
+        bars: Its value for these bars.
+        constant: Its value for one constant bar.
+        right: Its mean and standard deviation for right bars.
+        ideal: Its best value.
     """
-    rows = judged.rows
-    return joined(
-        [
-            *([] if alone else [tag("h2", rows.name)]),
-            verdict_box(verdict),
-            caution_box(verdict.cautions),
-            tag("h2", "Plots"),
-            _plots(rows, name, most, drawn),
-            tag("h2", "Metrics"),
-            tag("p", _about_metrics(judged), class_="about"),
-            score_table(judged),
-            *([_choices(calibration)] if calibration is not None else []),
-            tag("h2", "Rows to look at"),
-            _worst(rows),
-        ]
-    )
+
+    label: str
+    sentence: str
+    bars: str
+    constant: str
+    right: str
+    ideal: str
 
 
-def verdict_box(judged: Verdict) -> Markup:
-    """The verdict and its findings, for the top of a section."""
-    items = []
-    for f in judged.findings:
-        status = tag("span", WORDS[f.status], class_=f"status {f.status}")
-        items.append(tag("li", tag("strong", f"{f.subject}: "), status, ". ", f.text))
-    return tag("div", headline(judged), tag("ul", *items), class_=f"verdict {judged.status}")
+@dataclass(frozen=True)
+class FifthCell:
+    """Coverage in one fifth of the rows, as text.
+
+    Attributes:
+        share: Share of the true values that 90 % intervals cover.
+        side: "narrow" or "wide" where the bars are wrong there, else empty.
+        status: "good", "careful" or "bad".
+        values: Between which predictions or bars the fifth lies.
+    """
+
+    share: str
+    side: str
+    status: str
+    values: str
 
 
-def headline(judged: Verdict) -> Markup:
-    """The verdict in one sentence."""
-    return tag("h2", judged.headline)
+@dataclass(frozen=True)
+class FifthLine:
+    """Fifths of one rank, by prediction and by bar."""
+
+    name: str
+    cells: Sequence[FifthCell]
 
 
-def caution_box(found: Sequence[Caution]) -> Markup:
-    """What to beware of; nothing where there is nothing."""
-    if not found:
-        return Markup()
-    items = joined(tag("li", caution.text) for caution in found)
-    return tag("div", tag("h3", "Beware"), tag("ul", items), class_="cautions")
+@dataclass(frozen=True)
+class FifthsTable:
+    """Coverage by fifths of the rows."""
+
+    header: Sequence[str]
+    lines: Sequence[FifthLine]
+    caption: str
 
 
-def overview(targets: Sequence[Judged], verdicts: Sequence[Verdict]) -> Markup:
-    """One line per target."""
-    labels = [METRICS[key].at(targets[0].level) for key in _OVERVIEW]
-    header = ["Target", *labels, "Size of the bars", "Verdict"]
-    body = []
-    for judged, verdict in zip(targets, verdicts, strict=False):  # the first of very many targets
-        values, sized = judged.bars, verdict.findings[0]
-        cells = [METRICS[key].text(values[key]) for key in _OVERVIEW]
-        status = tag("span", sized.text.partition(".")[0], class_=f"status {sized.status}")
-        whole = tag("span", WORDS[verdict.status], class_=f"status {verdict.status}")
-        body.append([judged.rows.name, *cells, status, whole])
-    return table(header, body, label="All targets")
+@dataclass(frozen=True)
+class CalibrationChoice:
+    """One thing that the calibration chose, with its value and its meaning, as text."""
+
+    name: str
+    value: str
+    meaning: str
 
 
-def _plots(rows: Rows, name: str, most: int, drawn: Drawn) -> Markup:
-    index = shown(rows, most)
-    drawn.hovers[name] = hover_texts(rows, index)
-    mean, std, target = rows.mean[index], rows.std[index], rows.target[index]
-    hover = {"rows": name}
-    found = [figures.errors(std, target - mean, hover)]
+@dataclass(frozen=True)
+class WorstRows:
+    """The rows that fit their bars least, as text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class TargetSection:
+    """All that the page shows of one target.
+
+    Attributes:
+        identifier: Short name that identifiers of its elements begin with.
+        name: Name of the target.
+        verdict: Its verdict.
+        plots: Its plots, by the identifier of the element that each is drawn in.
+        hover_texts: Hover texts of the rows that scatter plots show. The plots ask for them by
+            `identifier`.
+        about_points: A sentence where scatter plots do not show all rows, else empty.
+        fifths: Coverage by fifths; None for few rows.
+        about_metrics: What the columns of the table of metrics mean.
+        scores: The table of metrics.
+        calibration: What the calibration chose; empty where it is not known.
+        worst_rows: The rows that fit their bars least.
+    """
+
+    identifier: str
+    name: str
+    verdict: Verdict
+    plots: Mapping[str, Plot]
+    hover_texts: Sequence[str]
+    about_points: str
+    fifths: FifthsTable | None
+    about_metrics: str
+    scores: Sequence[ScoreLine]
+    calibration: Sequence[CalibrationChoice]
+    worst_rows: WorstRows
+
+
+def section_of(
+    scores: TargetScores,
+    verdict: Verdict,
+    *,
+    identifier: str,
+    most_points: int,
+    calibration: CalibrationReport | None,
+) -> TargetSection:
+    """All that the page shows of one target.
+
+    Args:
+        scores: Its rows and metrics.
+        verdict: Its verdict.
+        identifier: Short name, unique on the page.
+        most_points: How many rows a scatter plot shows at most.
+        calibration: What `calibrate` returned, if it is known.
+    """
+    rows = scores.rows
+    positions = rows_to_show(rows, most_points)
+    mean, std, target = rows.mean[positions], rows.std[positions], rows.target[positions]
+    plots = [figures.errors(std, target - mean, hover=identifier)]
     if bin_sizes(len(rows)):
-        found.append(figures.binned(figures.all_bins(rows)))
-    found += [figures.coverage(rows), figures.parity(mean, std, target, hover)]
-    if rows.spread and bool(rows.error.any()):
-        found.append(figures.sparsification(rows))
-    found.append(figures.histogram(rows))
-    named = {f"{name}-{figure.name}": figure for figure in found}
-    drawn.figures.update(named)
-    placed = [place(key, figure) for key, figure in named.items()]
-    at = 1 + [figure.name for figure in found].index("coverage")
-    grid = tag("div", *placed[:at], *_fifths(rows), *placed[at:], class_="figures")
-    return joined([_thinning(rows, len(index)), grid])
-
-
-def _fifths(rows: Rows) -> Iterator[Markup]:
-    """The table of coverage by fifths, beside the plots; none for few rows."""
-    if not (found := rows.scored.fifths):
-        return
-    groups = [found[i : i + 5] for i in range(0, len(found), 5)]
-    body = [[line[0].where.split()[0], *map(_held, line)] for line in zip(*groups, strict=True)]
-    low, high = (f"{100 * n / found[0].rows:.3g} %" for n in found[0][2:4])
-    caption = f"What 90 % intervals hold in each fifth of the rows; chance allows {low} to {high}."
-    header = ["Fifth", *(f"by {'bar' if 'bar' in g[0].where else 'prediction'}" for g in groups)]
-    content = (
-        tag("h3", "Do they in every part of the rows?"),
-        table(header, body, label="By fifths"),
+        plots.append(figures.binned(figures.all_bins(rows)))
+    plots.append(figures.coverage(rows))
+    plots.append(figures.parity(mean, std, target, hover=identifier))
+    if rows.bars_differ and bool(rows.error.any()):
+        plots.append(figures.sparsification(rows))
+    plots.append(figures.histogram(rows))
+    return TargetSection(
+        identifier=identifier,
+        name=rows.name,
+        verdict=verdict,
+        plots={f"{identifier}-{plot.name}": plot for plot in plots},
+        hover_texts=figures.hover_texts(rows, positions),
+        about_points=_about_points(rows, len(positions)),
+        fifths=_fifths_table(rows),
+        about_metrics=_about_metrics(scores),
+        scores=_score_lines(scores),
+        calibration=_calibration_choices(calibration),
+        worst_rows=_worst_rows(rows),
     )
-    yield tag("figure", *content, tag("figcaption", caption))
 
 
-def _held(one: Held) -> Markup:
-    status = tag("span", f" too {one.side}", class_=f"status {one.status}") if one.side else ""
-    values = one.where.partition(" (")[2][:-1]
-    share = f"{100 * one.inside / one.rows:.3g} %"
-    return joined([share, status, tag("span", values, class_="note")])
-
-
-def _thinning(rows: Rows, count: int) -> Markup:
+def _about_points(rows: TargetRows, count: int) -> str:
+    """A sentence on the rows that scatter plots show, where these are not all."""
     if count == len(rows):
-        return Markup()
-    return tag(
-        "p",
-        f"Scatter plots show {count} of the {len(rows)} rows: those with the largest bars and "
-        "errors, and a random sample of the rest. Metrics, bins and curves use all rows.",
-        class_="about",
-    )
-
-
-def _about_metrics(judged: Judged) -> str:
-    rows, bins = judged.rows, ""
-    distribution = "All figures are those of the bars as standard deviations of Gaussians."
-    if rows.prediction is not None:
-        distribution = f"All figures are those of the distribution ({rows.distribution}) around each prediction."
-    if bin_sizes(len(rows)):
-        bins = f" The last three use bins of {judged.bin_size} rows."
+        return ""
     return (
-        f"“Constant bar” is one Gaussian bar for all rows, {number(rows.constant_bar)}: "
-        f"{rows.which_constant}. “Right bars” is what these bars would score if true values "
-        f"followed them, mean and standard deviation over redrawn errors. {distribution}{bins}"
+        f"Scatter plots show {count} of the {len(rows)} rows: those with the largest bars and "
+        "errors, and a random sample of the rest. Metrics, bins and curves use all rows."
     )
 
 
-def _choices(report: CalibrationReport) -> Markup:
-    """What the calibration chose."""
-    constant, gain = number(report.nll_constant, 4), number(report.gain)
-    lines = [
-        ("Criterion", report.criterion, f"chose what follows, on {report.rows} rows"),
-        ("Ridge ς²", number(report.ridge, 4), "added to the diagonal of the Gram matrix"),
-        ("Scale α", numbers(report.scale), "what the bars are multiplied with"),
-        ("Noise variance", numbers(report.noise), "what more data would not remove"),
-        ("NLL there", number(report.nll, 4), f"a constant bar has {constant}, the gain is {gain}"),
+def _fifths_table(rows: TargetRows) -> FifthsTable | None:
+    """Coverage by fifths of the rows; None for few rows."""
+    fifths = rows.scored.fifths
+    if not fifths:
+        return None
+    # Five by prediction and then five by bar, less those of a key that is constant.
+    groups = [fifths[i : i + 5] for i in range(0, len(fifths), 5)]
+    header = ["Fifth"]
+    for group in groups:
+        header.append("by bar" if "bar" in group[0].where else "by prediction")
+    lines = []
+    for fifths_of_rank in zip(*groups, strict=True):
+        rank = fifths_of_rank[0].where.split()[0]  # "lowest", of "lowest fifth of the bars (...)"
+        lines.append(FifthLine(rank, [_fifth_cell(fifth) for fifth in fifths_of_rank]))
+    first = fifths[0]
+    low = f"{100 * first.low / first.rows:.3g} %"
+    high = f"{100 * first.high / first.rows:.3g} %"
+    caption = f"What 90 % intervals hold in each fifth of the rows; chance allows {low} to {high}."
+    return FifthsTable(header, lines, caption)
+
+
+def _fifth_cell(fifth: Coverage) -> FifthCell:
+    return FifthCell(
+        share=f"{100 * fifth.inside / fifth.rows:.3g} %",
+        side=fifth.side,
+        status=fifth.status,
+        values=fifth.where.partition(" (")[2][:-1],  # what stands in brackets
+    )
+
+
+def _about_metrics(scores: TargetScores) -> str:
+    """What the columns of the table of metrics mean."""
+    rows = scores.rows
+    sentences = [
+        f"“Constant bar” is one Gaussian bar for all rows, {number(rows.constant_bar)}: "
+        f"{rows.constant_bar_source}.",
+        "“Right bars” is what these bars would score if true values followed them, mean and "
+        "standard deviation over redrawn errors.",
     ]
-    if math.isfinite(report.effective_rank):
-        rank = f"{report.effective_rank:.1f} of {report.width}"
-        lines.append(("Effective rank", rank, "directions that the training data determine"))
-    if math.isfinite(report.condition):
-        lines.append(("Condition number", number(report.condition), "of Gram matrix and ridge"))
-    body = [[name, value, tag("span", what, class_="note")] for name, value, what in lines]
-    header = ["Choice", "Value", "What it is"]
-    return joined([tag("h2", "Calibration"), table(header, body, label="Calibration")])
+    if rows.prediction is None:
+        sentences.append("All figures are those of the bars as standard deviations of Gaussians.")
+    else:
+        sentences.append(
+            f"All figures are those of the distribution ({rows.distribution}) around each "
+            "prediction."
+        )
+    if bin_sizes(len(rows)):
+        sentences.append(f"The last three use bins of {scores.bin_size} rows.")
+    return " ".join(sentences)
 
 
-def _worst(rows: Rows) -> Markup:
-    """The rows that fit their bars least."""
-    index = rows.z.abs().topk(min(_WORST, len(rows))).indices.tolist()
-    inputs = list(rows.inputs)[:8]
+def _score_lines(scores: TargetScores) -> list[ScoreLine]:
+    """Every metric, beside its value for a constant bar and for right bars."""
+    lines = []
+    for key, metric in METRICS.items():
+        if key not in scores.bars:
+            continue
+        constant = metric.text(scores.constant[key]) if key in scores.constant else "-"
+        right_mean, right_spread = scores.right[key]
+        lines.append(
+            ScoreLine(
+                label=metric.label_at(scores.level),
+                sentence=metric.sentence,
+                bars=metric.text(scores.bars[key]),
+                constant=constant,
+                right=metric.text(right_mean, right_spread),
+                ideal=metric.ideal_at(scores.level),
+            )
+        )
+    return lines
+
+
+def _calibration_choices(calibration: CalibrationReport | None) -> list[CalibrationChoice]:
+    """What the calibration chose; nothing where it is not known."""
+    if calibration is None:
+        return []
+    constant = number(calibration.nll_constant, 4)
+    gain = number(calibration.gain)
+    choices = [
+        CalibrationChoice(
+            "Criterion",
+            calibration.criterion,
+            f"chose what follows, on {calibration.rows} rows",
+        ),
+        CalibrationChoice(
+            "Ridge ς²", number(calibration.ridge, 4), "added to the diagonal of the Gram matrix"
+        ),
+        CalibrationChoice(
+            "Scale α", numbers(calibration.scale), "what the bars are multiplied with"
+        ),
+        CalibrationChoice(
+            "Noise variance", numbers(calibration.noise_level), "what more data would not remove"
+        ),
+        CalibrationChoice(
+            "NLL there",
+            number(calibration.nll, 4),
+            f"a constant bar has {constant}, the gain is {gain}",
+        ),
+    ]
+    if math.isfinite(calibration.effective_rank):
+        rank = f"{calibration.effective_rank:.1f} of {calibration.width}"
+        meaning = "directions that the training data determine"
+        choices.append(CalibrationChoice("Effective rank", rank, meaning))
+    if math.isfinite(calibration.condition):
+        condition = number(calibration.condition)
+        choices.append(CalibrationChoice("Condition number", condition, "of Gram matrix and ridge"))
+    return choices
+
+
+def _worst_rows(rows: TargetRows) -> WorstRows:
+    """The rows with the largest errors in units of their bars."""
+    positions = rows.z.abs().topk(min(_MOST_WORST_ROWS, len(rows))).indices.tolist()
+    inputs = list(rows.inputs)[:_MOST_WORST_INPUTS]
     header = ["Row", "Prediction", "Bar", "True value", "Error / bar", *inputs]
-    body = []
-    for i in index:
-        values = (f"{float(part[i]):.4g}" for part in (rows.mean, rows.std, rows.target))
-        others = (_cell(rows.inputs[key][i]) for key in inputs)
-        body.append([rows.number(i), *values, f"{float(rows.error[i] / rows.std[i]):.2f}", *others])
-    note = tag("p", "Those with the largest errors in units of their bars.", class_="about")
-    return joined([note, table(header, body, label="Rows with the largest errors")])
+    lines = []
+    for row in positions:
+        line = [
+            str(rows.row_number(row)),
+            f"{float(rows.mean[row]):.4g}",
+            f"{float(rows.std[row]):.4g}",
+            f"{float(rows.target[row]):.4g}",
+            f"{float(rows.error[row] / rows.std[row]):.2f}",
+        ]
+        line += [_input_text(rows.inputs[name][row]) for name in inputs]
+        lines.append(line)
+    return WorstRows(header, lines)
 
 
-def _cell(value: object) -> Markup:
+def _input_text(value: object, most: int = 40) -> str:
+    """An input for a cell of a table, shortened where it is long."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return escaped(text if len(text) <= 40 else text[:39] + "…")
+    if len(text) <= most:
+        return text
+    return text[: most - 1] + "…"
+
+
+# --- several targets ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OverviewLine:
+    """One target in the overview, as text.
+
+    Attributes:
+        name: Name of the target.
+        values: Its metrics.
+        size: What is said of the size of its bars.
+        size_status: "good", "careful" or "bad".
+        status: The status of its verdict.
+    """
+
+    name: str
+    values: Sequence[str]
+    size: str
+    size_status: str
+    status: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Several targets at a glance.
+
+    Attributes:
+        verdict: The verdict on all targets, which is that of the worst.
+        worst: Identifier of the section of the worst target.
+        header: Header of the table.
+        lines: One line for each target.
+        note: A sentence where not all targets have a section, else empty.
+    """
+
+    verdict: Verdict
+    worst: str
+    header: Sequence[str]
+    lines: Sequence[OverviewLine]
+    note: str
+
+
+def overview(judgements: Judgements, worst: str, section_count: int) -> Overview:
+    """Several targets at a glance.
+
+    Args:
+        judgements: All targets.
+        worst: Identifier of the section of the worst target.
+        section_count: How many targets have a section.
+    """
+    target_count = len(judgements.targets)
+    targets = judgements.targets[:_MOST_OVERVIEW_LINES]
+    metrics = [METRICS[key] for key in _OVERVIEW_METRICS]
+    labels = [metric.label_at(targets[0].level) for metric in metrics]
+    lines = []
+    for scores, verdict in zip(targets, judgements.verdicts[:_MOST_OVERVIEW_LINES], strict=True):
+        size = verdict.findings[0]
+        lines.append(
+            OverviewLine(
+                name=scores.rows.name,
+                values=[METRICS[key].text(scores.bars[key]) for key in _OVERVIEW_METRICS],
+                size=size.text.partition(".")[0],
+                size_status=size.status,
+                status=verdict.status,
+            )
+        )
+    note = ""
+    if target_count > section_count:
+        note = (
+            f"The table lists {len(targets)} of {target_count} targets, the sections "
+            f"{section_count}."
+        )
+    return Overview(
+        verdict=judgements.verdict,
+        worst=worst,
+        header=["Target", *labels, "Size of the bars", "Verdict"],
+        lines=lines,
+        note=note,
+    )

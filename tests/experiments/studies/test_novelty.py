@@ -41,7 +41,7 @@ def test_what_is_compared_are_ranks_shares_and_layers() -> None:
         novelty_usual = 2.0
 
     class Fit:
-        report = Report()
+        calibration_report = Report()
 
     def answers(values: list[float], held: list[bool]) -> dict:
         return {

@@ -102,7 +102,7 @@ def test_predicted_variances_are_those_of_the_dense_covariance(drawn: Samples) -
     groups = Groups.of((1, 4), work.nearest(x), len(x))
     found = work.predicted(uq, x, groups)
     covariance, a = uq.covariance(x), groups.matrix
-    noise = float(uq.noise.level) * a.square().sum(1)
+    noise = float(uq.noise_model.level) * a.square().sum(1)
     assert bool((noise > 0).all())
     expected = {
         "epistemic": (a @ covariance @ a.T).diagonal(),

@@ -386,7 +386,7 @@ def test_a_calibration_is_that_of_the_library_and_leaves_the_fit_alone(
     uq = rg.LastLayerRigidity(trained.net)
     uq.fit(known.batches(512), sample_weight=loss_weight, progress=False)
     own = work.calibrated(uq, held, work.WAYS["nll"])
-    assert uq.report is None and own.report is not None and own is not uq
+    assert uq.calibration_report is None and own.calibration_report is not None and own is not uq
     report = uq.calibrate(held.batches(7), criterion="nll", noise="none", progress=False)
     chosen = judged["calibrations"]["nll"]["chosen"]
     assert chosen["ridge"] == pytest.approx(report.ridge, rel=1e-6)

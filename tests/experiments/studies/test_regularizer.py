@@ -78,7 +78,7 @@ def test_ridges_are_those_that_the_library_chooses(net: Trained) -> None:
     largest = float(torch.linalg.eigvalsh(uq.gram.matrix).max())
     assert one["log_relative_ridge"] == pytest.approx(math.log10(report_.ridge / largest))
     assert one["log_ridge"] == pytest.approx(math.log10(report_.ridge))
-    assert one["noise"] == pytest.approx(float(report_.noise) ** 0.5)
+    assert one["noise"] == pytest.approx(float(report_.noise_level) ** 0.5)
     assert found["nll"]["noise"] == 0
     distribution = torch.distributions.Normal(*uq(net.test[0]))
     nll = -float(distribution.log_prob(net.test[1]).double().mean())

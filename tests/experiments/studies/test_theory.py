@@ -104,7 +104,7 @@ def test_the_error_falls_with_the_root_of_the_width_of_all_layers_only():
     check_page("width", numbers)
 
 
-def test_the_slope_of_a_power_distribution_is_its_exponent():
+def test_the_slope_of_a_power_law_is_its_exponent():
     widths = torch.tensor([10, 100, 1000])
     assert width.slope(widths, 3 * widths.to(F64) ** -0.7) == pytest.approx(-0.7)
 

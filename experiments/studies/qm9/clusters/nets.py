@@ -25,6 +25,7 @@ from experiments.atoms.spectrum import power_spectrum
 from experiments.studies.qm9.clusters.structures import SPECIES, Labelled
 from experiments.training.loop import Fitted, descended
 from experiments.training.protocol import Protocol, device
+from rigidities.calibration import CalibrationReport
 
 BETA = 0.01
 """Weight of a squared force component (eV per angstrom) beside a squared energy (eV) over n."""
@@ -149,7 +150,7 @@ def fitted(net: FromPositions, train: Sequence[Batch], *, forces: bool) -> rg.La
 
 def calibrate(
     uq: rg.LastLayerRigidity, valid: Sequence[Batch], criterion: str
-) -> rg.CalibrationReport:
+) -> CalibrationReport:
     """Ridge and scale by the energies; a scale of their own for the forces."""
     return uq.calibrate(
         list(valid),

@@ -2,7 +2,8 @@ r"""The dense form of a rigidity: the whole Hessian in its eigenbasis.
 
 At ridge 0 a rigidity does not depend on the units of the parameters, and neither should its
 rounding: the Hessian is factorised as $D^{-1/2} H D^{-1/2}$ with $D$ its diagonal, and rows are
-divided by $D^{1/2}$. With a ridge, whose identity matrix fixes the units, it is taken as it is.
+divided by $D^{1/2}$. With a ridge, whose identity matrix fixes the units, it is factorised as it
+is. All linear algebra after the factorisation is that of `posterior.Posterior`.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from .forms import Form
 
 @dataclass(frozen=True)
 class Hessian:
-    """A symmetric matrix and where it comes from.
+    """The Hessian of the loss and where it comes from.
 
     Attributes:
-        matrix: (P, P), regulariser included.
-        names: parameters and their sizes, to say which of them the data leave free.
-        rows: predictions in the training data, and
-        flat: how many of them lie where the loss has no curvature.
-        data: the part without the regulariser; None for all of it.
-        exact: whether it is the exact Hessian, and
-        epsilon: the machine epsilon of what it was summed from.
+        matrix: (P, P), symmetric, regulariser included.
+        names: Parameters and their sizes, to say which of them the data leave free.
+        rows: Number of predictions in the training data.
+        flat_rows: How many of them lie where the loss has no curvature.
+        data: The Hessian without the regulariser; None where there is no regulariser.
+        exact: Whether it is the exact Hessian.
+        epsilon: Machine epsilon of the numbers it was summed from.
     """
 
     matrix: Tensor
     names: list[tuple[str, int]]
     rows: int
-    flat: int = 0
+    flat_rows: int = 0
     data: Tensor | None = None
     exact: bool = False
     epsilon: float = torch.finfo(torch.float64).eps
@@ -47,9 +48,9 @@ class DenseForm(Form):
     """A posterior over all selected parameters.
 
     Attributes:
-        hessian: as it was summed.
-        posterior: eigenbasis, of the scaled Hessian where there are units, and ridge; scale 1.
-        units: (P,) by which rows are divided; None for none.
+        hessian: The Hessian as it was summed.
+        posterior: Eigenbasis and ridge at scale 1; of the scaled Hessian where there are units.
+        units: (P,) by which rows are divided; None where they are not.
     """
 
     hessian: Hessian
@@ -59,30 +60,38 @@ class DenseForm(Form):
 
     @classmethod
     def of(cls, hessian: Hessian, ridge: float) -> DenseForm:
-        """Factorise; refuses NaN, and what is singular or indefinite at this ridge."""
-        matrix, units = hessian.matrix, None
+        """Factorise a Hessian.
+
+        Raises:
+            ValueError: It holds NaN, or is singular or indefinite at this ridge.
+        """
+        matrix = hessian.matrix
         if not bool(torch.isfinite(matrix).all()):
             raise ValueError("The Hessian holds NaN or infinity: some derivatives are not finite.")
+        units = None
         if ridge == 0:
             diagonal = matrix.diagonal()
             units = torch.where(diagonal > 0, diagonal, 1.0).sqrt()
             matrix = matrix / units / units[:, None]
-        return cls._checked(hessian, replace(_eigenbasis(matrix), ridge=ridge), units)
+        posterior = replace(_eigenbasis(matrix), ridge=ridge)
+        return cls._positive_definite(hessian, posterior, units)
 
     @classmethod
-    def _checked(cls, hessian: Hessian, posterior: Posterior, units: Tensor | None) -> DenseForm:
-        """Refuse what is singular or indefinite."""
-        values, ridge = posterior.eigenvalues, posterior.ridge
-        lowest, floor = float(values[0]), _floor(hessian, values)
-        if lowest + ridge < -floor:
-            raise ValueError(_indefinite(hessian))
-        if lowest + ridge <= floor:
-            raise ValueError(_singular(hessian, ridge))
+    def _positive_definite(
+        cls, hessian: Hessian, posterior: Posterior, units: Tensor | None
+    ) -> DenseForm:
+        """The form, unless its Hessian is singular or indefinite."""
+        lowest = float(posterior.eigenvalues[0])
+        rounding = _rounding(hessian, posterior.eigenvalues)
+        if lowest + posterior.ridge < -rounding:
+            raise ValueError(_indefinite_message(hessian))
+        if lowest + posterior.ridge <= rounding:
+            raise ValueError(_singular_message(hessian, posterior.ridge))
         return cls(hessian, posterior, units)
 
     @property
     def ridge(self) -> float:
-        """s."""
+        """The ridge s."""
         return self.posterior.ridge
 
     @property
@@ -92,25 +101,26 @@ class DenseForm(Form):
 
     @property
     def tolerance(self) -> float:
-        """Machine epsilon times the condition number."""
+        """Bound on the relative error of q: machine epsilon times the condition number."""
         return self.hessian.epsilon * self.posterior.condition
 
     @property
     def condition(self) -> float:
-        """Of the matrix that was factorised."""
+        """Condition number of the matrix that was factorised."""
         return self.posterior.condition
 
     @cached_property
     def effective_rank(self) -> float:
-        r"""Directions that the data determine, $\mathrm{tr}\, G (G + R + s I)^{-1}$."""
+        r"""Number of directions that the data determine, $\mathrm{tr}\, G (G + R + s I)^{-1}$."""
         if self.hessian.data is None:
             return self.posterior.effective_rank
-        data = self.posterior.whitened(self._scaled(self.hessian.data))
-        return float((data * self.root()).sum())
+        # tr G A^-1 = tr (G C) C^T with A^-1 = C C^T
+        whitened_data = self.posterior.whitened(self._scaled(self.hessian.data))
+        return float((whitened_data * self.root()).sum())
 
     @cached_property
     def eigenbasis(self) -> Posterior:
-        """Of the Hessian in its own units, at ridge 0: every ridge can be tried with it."""
+        """The Hessian's eigenbasis in its own units, at ridge 0: every ridge can be tried."""
         if self.units is None:
             return replace(self.posterior, ridge=0.0)
         return _eigenbasis(self.hessian.matrix)
@@ -118,8 +128,8 @@ class DenseForm(Form):
     @property
     def least_ridge(self) -> float:
         """Ridges up to here leave the Hessian singular or indefinite."""
-        values = self.eigenbasis.eigenvalues
-        return _floor(self.hessian, values) - float(values[0])
+        eigenvalues = self.eigenbasis.eigenvalues
+        return _rounding(self.hessian, eigenvalues) - float(eigenvalues[0])
 
     def with_ridge(self, ridge: float) -> DenseForm:
         """The same Hessian with another ridge."""
@@ -128,7 +138,8 @@ class DenseForm(Form):
             return self
         if ridge == 0:
             return DenseForm.of(self.hessian, ridge)
-        return DenseForm._checked(self.hessian, replace(self.eigenbasis, ridge=ridge), None)
+        posterior = replace(self.eigenbasis, ridge=ridge)
+        return DenseForm._positive_definite(self.hessian, posterior, None)
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K)."""
@@ -137,42 +148,52 @@ class DenseForm(Form):
 
     def covariance(self, left: Tangents, right: Tangents) -> Tensor:
         """Unscaled covariances between two sets of predictions, (N K, M K)."""
-        rows = self._rows(left)
-        return self.posterior.covariance(rows, None if right is left else self._rows(right))
+        left_rows = self._rows(left)
+        if right is left:
+            return self.posterior.covariance(left_rows, None)
+        return self.posterior.covariance(left_rows, self._rows(right))
 
     def root(self, tangents: Tangents | None = None) -> Tensor:
-        """(N K, R), whose Gram is the unscaled covariance; (P, R) of the parameters themselves."""
+        """A matrix C with C C^T the unscaled covariance, (N K, R); (P, R) of the parameters."""
         if tangents is not None:
             return self.posterior.whitened(self._rows(tangents))
-        return self.posterior.whitened(self._scaled(torch.eye(self.width).to(self.hessian.matrix)))
+        identity = torch.eye(self.width).to(self.hessian.matrix)
+        return self.posterior.whitened(self._scaled(identity))
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         r"""Deviations with covariance $(H + s I)^{-1}$, (n, P)."""
         return self._scaled(self.posterior.sample(n, generator))
 
     def _rows(self, tangents: Tangents) -> Tensor:
+        """Tangents written out in the posterior's units, (N K, P), float64."""
         return self._scaled(tangents.matrix().flatten(0, 1).to(torch.float64))
 
     def _scaled(self, rows: Tensor) -> Tensor:
+        """Rows divided by the units, where there are any."""
         return rows if self.units is None else rows / self.units
 
 
 def _eigenbasis(matrix: Tensor) -> Posterior:
+    """A posterior with ridge 0 and scale 1."""
     values, vectors = torch.linalg.eigh(matrix)
     return Posterior(values, vectors, 0.0, values.new_ones(()))
 
 
-def _floor(hessian: Hessian, values: Tensor) -> float:
+def _rounding(hessian: Hessian, eigenvalues: Tensor) -> float:
     """What rounding may have added to an eigenvalue."""
-    return len(values) * hessian.epsilon * float(values.abs().max())
+    return len(eigenvalues) * hessian.epsilon * float(eigenvalues.abs().max())
 
 
-def _indefinite(hessian: Hessian) -> str:
-    values = torch.linalg.eigvalsh(hessian.matrix)
-    lowest, largest = float(values[0]), float(values[-1])
+def _indefinite_message(hessian: Hessian) -> str:
+    """Why the Hessian has a negative eigenvalue, and what to do."""
+    eigenvalues = torch.linalg.eigvalsh(hessian.matrix)
+    lowest = float(eigenvalues[0])
+    largest = float(eigenvalues[-1])
     if hessian.exact:
-        cause = "so the parameters are no minimum of the loss in that direction. Fit further, use "
-        cause += "hessian='gauss-newton'"
+        cause = (
+            "so the parameters are no minimum of the loss in that direction. Fit further, use "
+            "hessian='gauss-newton'"
+        )
     else:
         cause = "which the regulariser brings: its own Hessian is not positive. Use a convex one"
     return (
@@ -181,30 +202,42 @@ def _indefinite(hessian: Hessian) -> str:
     )
 
 
-def _singular(hessian: Hessian, ridge: float) -> str:
-    values = torch.linalg.eigvalsh(hessian.matrix)
-    flat = f" {hessian.flat} of them lie where the loss has no curvature." if hessian.flat else ""
-    return (
-        f"The Hessian is singular at ridge={ridge:g}: {hessian.rows} rows for {len(values)} "
-        f"parameters, lowest eigenvalue {float(values[0]):.3g}, largest {float(values[-1]):.3g}."
-        f"{flat} Pass ridge > 0, a regulariser, fewer parameters (subset=) or more data."
-        f"{'' if hessian.flat == hessian.rows else _idle(hessian)}"
+def _singular_message(hessian: Hessian, ridge: float) -> str:
+    """Which data or parameters leave the Hessian singular, and what to do."""
+    eigenvalues = torch.linalg.eigvalsh(hessian.matrix)
+    message = (
+        f"The Hessian is singular at ridge={ridge:g}: {hessian.rows} rows for {len(eigenvalues)} "
+        f"parameters, lowest eigenvalue {float(eigenvalues[0]):.3g}, largest "
+        f"{float(eigenvalues[-1]):.3g}."
     )
+    if hessian.flat_rows:
+        message += f" {hessian.flat_rows} of them lie where the loss has no curvature."
+    message += " Pass ridge > 0, a regulariser, fewer parameters (subset=) or more data."
+    if hessian.flat_rows == hessian.rows:
+        return message  # no parameter is to blame
+    idle = _idle_parameters(hessian)
+    if idle:
+        message += f" No training prediction depends on {_listed(idle)}."
+    return message
 
 
-def _idle(hessian: Hessian) -> str:
-    """Which parameters have no influence on any training prediction."""
-    diagonal = (hessian.matrix if hessian.data is None else hessian.data).diagonal()
-    pieces = diagonal.split_with_sizes([size for _, size in hessian.names])
-    idle = [
-        name
-        if not bool(piece.any())
-        else f"{name} (entries {_listed((piece == 0).nonzero()[:, 0].tolist())})"
-        for (name, _), piece in zip(hessian.names, pieces, strict=True)
-        if bool((piece == 0).any())
-    ]
-    return f" No training prediction depends on {_listed(idle)}." if idle else ""
+def _idle_parameters(hessian: Hessian) -> list[str]:
+    """Parameters, or entries of them, that have no influence on any training prediction."""
+    matrix = hessian.matrix if hessian.data is None else hessian.data
+    diagonals = matrix.diagonal().split_with_sizes([size for _, size in hessian.names])
+    idle = []
+    for (name, _), diagonal in zip(hessian.names, diagonals, strict=True):
+        if not bool(diagonal.any()):
+            idle.append(name)
+        elif bool((diagonal == 0).any()):
+            entries = (diagonal == 0).nonzero()[:, 0].tolist()
+            idle.append(f"{name} (entries {_listed(entries)})")
+    return idle
 
 
-def _listed(found: Sequence[object]) -> str:
-    return ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+def _listed(items: Sequence[object]) -> str:
+    """The first five, joined by commas."""
+    text = ", ".join(str(item) for item in items[:5])
+    if len(items) > 5:
+        text += ", ..."
+    return text

@@ -32,10 +32,10 @@ class DualForm(Form):
     """The training rows and the Cholesky factor of their kernel plus ridge.
 
     Attributes:
-        rows: weighted tangents of the training data, N K = n rows.
-        factor: lower triangular, (n, n).
-        ridge: s.
-        tolerance: bound on the relative rounding error of q.
+        rows: Weighted tangents of the training data, n = N K rows.
+        factor: Lower triangular Cholesky factor L, (n, n).
+        ridge: The ridge s.
+        tolerance: Bound on the relative rounding error of q.
     """
 
     rows: Tangents
@@ -46,8 +46,12 @@ class DualForm(Form):
 
     @classmethod
     def of(cls, rows: Tangents, ridge: float) -> DualForm:
-        """Assemble and factorise the kernel; refuses a ridge that is lost in its rounding."""
-        kernel = assembled(rows)
+        """Assemble and factorise the kernel.
+
+        Raises:
+            ValueError: The ridge is lost in the rounding of the kernel.
+        """
+        kernel = assembled_kernel(rows)
         trace = float(kernel.diagonal().sum())
         kernel.diagonal().add_(ridge)
         factor, failed = torch.linalg.cholesky_ex(kernel)
@@ -66,15 +70,15 @@ class DualForm(Form):
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K)."""
-        size = tangents.squares()
-        explained = self._whitened(tangents).square().sum(0).reshape(size.shape)
-        return (size - explained) / self.ridge
+        squares = tangents.squares()  # g^T g
+        explained = self._whitened(tangents).square().sum(0).reshape(squares.shape)
+        return (squares - explained) / self.ridge
 
     def covariance(self, left: Tangents, right: Tangents) -> Tensor:
         """Unscaled covariances between two sets of predictions, (N K, M K)."""
-        a = self._whitened(left)
-        b = a if right is left else self._whitened(right)
-        return (left.kernel(right) - a.mT @ b) / self.ridge
+        left_whitened = self._whitened(left)
+        right_whitened = left_whitened if right is left else self._whitened(right)
+        return (left.kernel(right) - left_whitened.mT @ right_whitened) / self.ridge
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         r"""Deviations with covariance $(J^\top J + s I)^{-1}$, (n, P), by Matheron's rule.
@@ -87,8 +91,8 @@ class DualForm(Form):
         u = standard_normal((n, width), device, generator) / math.sqrt(self.ridge)
         noise = standard_normal((n, samples * outputs), device, generator)
         data = self.rows.forward(u).flatten(1) + noise
-        shift = torch.cholesky_solve(data.mT, self.factor).mT
-        return u - self.rows.backward(shift.reshape(n, samples, outputs))
+        weights = torch.cholesky_solve(data.mT, self.factor).mT
+        return u - self.rows.backward(weights.reshape(n, samples, outputs))
 
     @cached_property
     def effective_rank(self) -> float:
@@ -100,31 +104,35 @@ class DualForm(Form):
 
     def _whitened(self, tangents: Tangents) -> Tensor:
         """$L^{-1} k$ for each prediction, (n, N K)."""
-        cross = torch.cat([piece.kernel(tangents) for _, piece in _pieces(self.rows)])
-        whitened: Tensor = torch.linalg.solve_triangular(self.factor, cross, upper=False)
+        cross_kernel = torch.cat([piece.kernel(tangents) for _, piece in _pieces(self.rows)])
+        whitened: Tensor = torch.linalg.solve_triangular(self.factor, cross_kernel, upper=False)
         return whitened
 
 
-def assembled(rows: Tangents) -> Tensor:
-    """The kernel J J^T in float64, block by block; only the lower blocks are computed."""
+def assembled_kernel(rows: Tangents) -> Tensor:
+    """The kernel J J^T in float64, (N K, N K), block by block.
+
+    Only the blocks on and below the diagonal are computed.
+    """
     samples, outputs, _ = rows.shape
     n = samples * outputs
     kernel = torch.empty(n, n, dtype=torch.float64, device=rows.device)
     pieces = _pieces(rows)
-    for number, (start, right) in enumerate(pieces):
-        a, b = start * outputs, (start + right.shape[0]) * outputs
-        for below, left in pieces[number:]:
-            c, d = below * outputs, (below + left.shape[0]) * outputs
+    for number, (right_start, right) in enumerate(pieces):
+        columns = slice(right_start * outputs, (right_start + right.shape[0]) * outputs)
+        for left_start, left in pieces[number:]:
+            below = slice(left_start * outputs, (left_start + left.shape[0]) * outputs)
             block = left.kernel(right)
-            kernel[c:d, a:b] = block
-            if c > a:
-                kernel[a:b, c:d] = block.mT
+            kernel[below, columns] = block
+            if left_start > right_start:
+                kernel[columns, below] = block.mT
     return kernel
 
 
 def _pieces(rows: Tangents) -> list[tuple[int, Tangents]]:
     """Samples in pieces, each with its start, small enough to be cast to float64."""
     samples, outputs, _ = rows.shape
-    fitting = PIECE // (8 * max(1, rows.numbers // max(1, samples)))
-    step = max(1, min(BLOCK // outputs, fitting))
+    numbers_per_sample = max(1, rows.numbers // max(1, samples))
+    samples_in_memory = PIECE // (8 * numbers_per_sample)
+    step = max(1, min(BLOCK // outputs, samples_in_memory))
     return [(start, rows.take(slice(start, start + step))) for start in range(0, samples, step)]

@@ -2,6 +2,10 @@ r"""The exact Hessian of the loss by the parameters, summed over batches.
 
 $$ H = \frac{\partial^2}{\partial w\, \partial w^\top}
    \Bigl[ \sum_i c_i\, \ell(\tilde y(x_i, w), y_i) + r(w) \Bigr] $$
+
+`exact_hessian` differentiates the weighted loss of one batch after the other, a few columns at a
+time, so that what autograd saves stays within `SAVED` bytes. The regulariser r has no batches: it
+is a `Penalty`, whose derivatives the Gauss-Newton forms need too.
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ from ...losses import Loss, ValuedLoss, own_weights, require_valued
 from ...models.directional import Differentiated
 from ..derivatives.regressor import Regressor
 
-ROWS, COLUMNS = 1024, 64
-"""Samples and columns of the Hessian that are differentiated at once, at most."""
+ROWS = 1024
+"""Samples that are differentiated at once, at most."""
+
+COLUMNS = 64
+"""Columns of the Hessian that are computed at once, at most."""
 
 SAVED = 1 << 28
 """Bytes that may be saved for the backward passes of all of them."""
@@ -30,35 +37,54 @@ Regulariser = Callable[[Any], Tensor]
 def exact_hessian(
     regressor: Regressor, shape: torch.Size, samples: Samples, loss: Loss
 ) -> tuple[Tensor, float]:
-    """(P, P), symmetric, without the regulariser, and the machine epsilon it was computed in.
+    """The Hessian of the summed loss without the regulariser, and its machine epsilon.
 
-    Computed in float64, whatever the model's precision: second derivatives cancel. A function that
-    does not run in float64 is differentiated as it is. `shape` is that of one sample's output.
+    It is computed in float64, whatever the model's precision, since second derivatives cancel. A
+    function that does not run in float64 is differentiated as it is.
+
+    Args:
+        regressor: The model as a function of its flat parameters.
+        shape: Shape of one sample's output.
+        samples: Training data with targets.
+        loss: A loss with a value.
+
+    Returns:
+        (P, P), symmetric, and the machine epsilon of the precision it was computed in.
     """
-    valued, first = require_valued(loss), next(samples.pieces(1))
-    regressor, double = _most_precise(regressor, first)
+    valued_loss = require_valued(loss)
+    first = next(samples.pieces(1))
+    double = _runs_in_double(regressor, first)
+    if double:
+        regressor = regressor.double()
+        first = first.double()
     flat = regressor.flat
     total = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=flat.device)
-    rows, columns = _pace(regressor, first.double() if double else first)
+    rows, columns = _rows_and_columns(regressor, first)
     for batch in samples.pieces(rows):
-        batch = batch.double() if double else batch
-        total += Differentiated.of(_summed(regressor, shape, batch, valued), flat).hessian(columns)
+        if double:
+            batch = batch.double()
+        batch_loss = _batch_loss(regressor, shape, batch, valued_loss)
+        total += Differentiated.of(batch_loss, flat).hessian(columns)
     return total, torch.finfo(flat.dtype).eps
 
 
-def _most_precise(regressor: Regressor, first: SampleBatch) -> tuple[Regressor, bool]:
-    """The regressor in float64 where it runs so."""
-    double, first = regressor.double(), first.double()
+def _runs_in_double(regressor: Regressor, first: SampleBatch) -> bool:
+    """Whether the regressor can be called in float64."""
+    double = regressor.double()
+    first = first.double()
     try:
         with torch.no_grad():
             double.outputs(double.flat, *first.args, **first.kwargs)
     except RuntimeError:
-        return regressor, False
-    return double, True
+        return False
+    return True
 
 
-def _pace(regressor: Regressor, first: SampleBatch) -> tuple[int, int]:
-    """Samples and columns at once, so that what a pass saves stays within `SAVED`."""
+def _rows_and_columns(regressor: Regressor, first: SampleBatch) -> tuple[int, int]:
+    """Samples and columns at once, so that what a pass saves stays within `SAVED`.
+
+    One sample tells how many bytes its pass saves for the backward one.
+    """
     saved = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -70,40 +96,55 @@ def _pace(regressor: Regressor, first: SampleBatch) -> tuple[int, int]:
     with torch.enable_grad(), saved_tensors_hooks(count, lambda tensor: tensor):
         regressor.outputs(flat, *first.args, **first.kwargs)
     columns = max(1, min(COLUMNS, SAVED // max(1, saved)))
-    return max(1, min(ROWS, SAVED // max(1, saved * columns))), columns
+    rows = max(1, min(ROWS, SAVED // max(1, saved * columns)))
+    return rows, columns
 
 
-def _summed(
+def _batch_loss(
     regressor: Regressor, shape: torch.Size, batch: SampleBatch, loss: ValuedLoss
 ) -> Callable[[Tensor], Tensor]:
     """The weighted loss of a batch as a function of the flat parameters."""
-    extra = own_weights(loss, batch.raw)
+    loss_weight = own_weights(loss, batch.raw)
 
-    def summed(flat: Tensor) -> Tensor:
+    def summed_loss(flat: Tensor) -> Tensor:
         prediction = regressor.outputs(flat, *batch.args, **batch.kwargs)
         target = batch.target_rows(prediction, shape)
         if target is None:
             raise ValueError("hessian='exact' needs targets: fit(x, y).")
-        if batch.weight is not None:  # a NaN that weighs nothing must not spread
+        if batch.weight is not None:
+            # A NaN that weighs nothing must not spread.
             target = torch.where(batch.weight > 0, target, 0.0)
         values = loss.value(prediction, target.to(prediction), batch.raw)
         values = values.reshape(len(prediction), -1)
-        for weight in (batch.weight, extra):
-            values = values if weight is None else values * weight
+        if batch.weight is not None:
+            values = values * batch.weight
+        if loss_weight is not None:
+            values = values * loss_weight
         return values.sum()
 
-    return summed
+    return summed_loss
 
 
 class Penalty:
-    """A regulariser r(params), which is given them in float64, as a function of the flat ones."""
+    """A regulariser r(params) as a function of the flat parameters, in float64.
+
+    Args:
+        regressor: The model whose parameters are penalised.
+        regulariser: A function of the parameters in their container.
+
+    Raises:
+        ValueError: The regulariser does not return one number as a tensor.
+    """
 
     def __init__(self, regressor: Regressor, regulariser: Regulariser) -> None:
-        self._regressor, self._regulariser = regressor.double(), regulariser
+        self._regressor = regressor.double()
+        self._regulariser = regulariser
         value = self._value(self._regressor.flat)
-        if not isinstance(value, Tensor) or value.ndim:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"regulariser(params) must return one number (a tensor), got {got}.")
+        expected = "regulariser(params) must return one number (a tensor)"
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{expected}, got {type(value).__name__}.")
+        if value.ndim:
+            raise ValueError(f"{expected}, got {tuple(value.shape)}.")
 
     @property
     def local(self) -> Differentiated:

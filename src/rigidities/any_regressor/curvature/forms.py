@@ -6,8 +6,11 @@ r"""Which form of $q = g^\top (H + s I)^{-1} g$ to use, decided before anything 
 | dual | n = N K rows | n^2 and the rows' factors | a ridge, no regulariser |
 | matrix-free | P, by iteration | the rows' factors, or nothing | a ridge |
 
-The dense and the dual form are exact up to rounding; the matrix-free one to its tolerance. Of those
-that fit, the one with the least arithmetic is taken, and the dense one where parameters are few.
+The dense and the dual form are exact up to rounding; the matrix-free one to its tolerance.
+
+`Form` is what every solved curvature can do. `Problem` describes a fit before it is made, and
+`form_name` decides from it: of the forms that fit into memory it takes the one with the least
+arithmetic, and the dense one where parameters are few.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ FormName = Literal["auto", "dense", "dual", "matrix-free"]
 FORMS = ("auto", "dense", "dual", "matrix-free")
 
 EIGEN_COST = 25
-"""Products of P x P matrices that an eigendecomposition takes, times P."""
+"""Multiplications of an eigendecomposition, in units of P^3."""
 
 FEW = 500
 """Up to so many parameters the dense form, which rounds least, takes well under a second."""
@@ -38,18 +41,20 @@ _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
+"""Files with the limit and the use of a container's memory, of cgroups 2 and 1."""
 
 
 class Form(ABC):
-    """A solved curvature: quadratic forms of tangents."""
+    """A solved curvature, which answers with quadratic forms of tangents."""
 
     name: ClassVar[str]
 
-    if TYPE_CHECKING:  # fields of some forms, properties of others
+    # Fields of some forms and properties of others. Abstract properties would forbid the fields.
+    if TYPE_CHECKING:
 
         @property
         def ridge(self) -> float:
-            """s; fixed by the factorisation, where a form says nothing else."""
+            """The ridge s."""
 
         @property
         def width(self) -> int:
@@ -61,7 +66,7 @@ class Form(ABC):
 
         @property
         def effective_rank(self) -> float:
-            """Directions that the data determine; NaN where that is not known."""
+            """Number of directions that the data determine; NaN where that is not known."""
 
     @abstractmethod
     def quadratic(self, tangents: Tangents) -> Tensor:
@@ -76,16 +81,26 @@ class Form(ABC):
         """Deviations of the parameters with covariance (H + s I)^-1, (n, P)."""
 
     def root(self, tangents: Tangents | None = None) -> Tensor:
-        """(N K, R), whose Gram is the unscaled covariance; (P, R) of the parameters themselves."""
+        """A matrix C with C C^T the unscaled covariance.
+
+        Args:
+            tangents: Those of N K predictions; None for the parameters themselves, which the dense
+                form alone can tell.
+
+        Returns:
+            (N K, R) for predictions, (P, R) for the parameters.
+        """
         if tangents is None:
             raise ValueError(
                 f"The {self.name} form keeps no covariance of the parameters. Use form='dense', "
                 "with fewer of them (subset=) if need be, or draw some: sample(1000)."
             )
         values, vectors = torch.linalg.eigh(self.covariance(tangents, tangents))
-        above = int((values > -2 * values[0]).sum())  # no less is rounding, as negative ones tell
-        kept = slice(-max(1, min(above, self.width)), None)
-        return torch.mul(vectors[:, kept], values[kept].clamp(min=0).sqrt())
+        # Negative eigenvalues tell how large rounding is: none smaller than it is kept.
+        above_rounding = int((values > -2 * values[0]).sum())
+        rank = max(1, min(above_rounding, self.width))
+        largest = slice(-rank, None)
+        return torch.mul(vectors[:, largest], values[largest].clamp(min=0).sqrt())
 
     @property
     def condition(self) -> float:
@@ -94,8 +109,8 @@ class Form(ABC):
 
     @property
     def eigenbasis(self) -> Posterior:
-        """In which every ridge above `least_ridge` can be tried."""
-        raise ValueError(self._fixed)
+        """The eigenbasis, in which every ridge above `least_ridge` can be tried."""
+        raise ValueError(self._fixed_ridge_message)
 
     @property
     def least_ridge(self) -> float:
@@ -105,11 +120,11 @@ class Form(ABC):
     def with_ridge(self, ridge: float) -> Form:
         """The same curvature with another ridge, where the form allows it."""
         if ridge != self.ridge:
-            raise ValueError(self._fixed)
+            raise ValueError(self._fixed_ridge_message)
         return self
 
     @property
-    def _fixed(self) -> str:
+    def _fixed_ridge_message(self) -> str:
         return (
             f"The ridge of the {self.name} form is fixed by its factorisation. Calibrate with the "
             "ridge given to PredictionRigidity, or use form='dense'."
@@ -118,84 +133,89 @@ class Form(ABC):
 
 @dataclass(frozen=True)
 class Problem:
-    """What decides between the forms.
+    """The sizes and options of a fit that decide between the forms.
 
     Attributes:
-        parameters: P.
-        samples: N, in the training data.
-        outputs: K of each.
-        numbers: that the tangents of one sample hold.
-        itemsize: bytes of one of them.
-        ridge: s.
-        dual: whether the dual form can express the problem (Gauss-Newton, no regulariser).
-        exact: whether the exact Hessian was asked for.
-        memory: bytes that may be used.
+        parameters: Number of parameters P.
+        samples: Number of training samples N.
+        outputs: Number of outputs K of each sample.
+        numbers_per_sample: How many numbers the tangents of one sample hold.
+        itemsize: Bytes of one of these numbers.
+        ridge: The ridge s.
+        has_dual: Whether the dual form can express the problem (Gauss-Newton, no regulariser).
+        exact: Whether the Hessian is the exact one.
+        memory: Bytes that may be used.
     """
 
     parameters: int
     samples: int
     outputs: int
-    numbers: int
+    numbers_per_sample: int
     itemsize: int
     ridge: float
-    dual: bool
+    has_dual: bool
     exact: bool
     memory: int
 
     @property
     def rows(self) -> int:
-        """n = N K."""
+        """Number of training predictions n = N K."""
         return self.samples * self.outputs
 
     @property
-    def held(self) -> int:
+    def tangent_bytes(self) -> int:
         """Bytes of the tangents of all samples."""
-        return self.samples * self.numbers * self.itemsize
+        return self.samples * self.numbers_per_sample * self.itemsize
 
-    def bytes(self, form: str) -> int:
-        """Estimated peak of a form.
+    def peak_bytes(self, form: str) -> int:
+        """Estimated peak of a form's memory.
 
-        The dense form holds the Hessian, its eigenvectors and LAPACK's workspace (six matrices in
-        all), the dual one the kernel and its factor. Pieces of the rows, some
-        hundreds of MiB, come on top.
+        The dense form stores the Hessian, its eigenvectors and LAPACK's workspace (six matrices in
+        all), the dual one the kernel and its factor. Pieces of the rows, some hundreds of MiB, come
+        on top.
         """
         if form == "dense":
             return 6 * 8 * self.parameters**2
         if form == "dual":
-            return 2 * 8 * self.rows**2 + self.held
+            return 2 * 8 * self.rows**2 + self.tangent_bytes
         return 10 * 8 * self.parameters
 
-    def work(self, form: str) -> float:
-        """Estimated multiplications of a form."""
-        p, n = float(self.parameters), float(self.rows)
+    def multiplications(self, form: str) -> float:
+        """Estimated arithmetic of the dense or the dual form."""
+        p = float(self.parameters)
+        n = float(self.rows)
         if form == "dense":
             return n * p**2 + EIGEN_COST * p**3
-        return n**2 * self.numbers / self.outputs + n**3 / 3
+        return n**2 * self.numbers_per_sample / self.outputs + n**3 / 3
 
 
-def chosen(problem: Problem, form: FormName) -> str:
-    """The form asked for, or the cheapest that fits.
+def form_name(problem: Problem, option: FormName) -> str:
+    """The form that the user named, or the cheapest that fits.
 
     Raises:
-        MemoryError: it does not fit.
-        ValueError: it cannot express the problem.
+        MemoryError: It does not fit into memory.
+        ValueError: It cannot express the problem.
     """
-    if form != "auto":
-        _check_possible(problem, form)
-        _check_fits(problem, form)
-        return form
-    possible = ["dense", "dual"] if problem.dual and problem.ridge > 0 else ["dense"]
-    fitting = [name for name in possible if problem.bytes(name) <= problem.memory]
+    if option != "auto":
+        _check_possible(problem, option)
+        _check_fits(problem, option)
+        return option
+    possible = ["dense"]
+    if problem.has_dual and problem.ridge > 0:
+        possible.append("dual")
+    fitting = [name for name in possible if problem.peak_bytes(name) <= problem.memory]
     if "dense" in fitting and problem.parameters <= FEW:
         return "dense"
     if fitting:
-        return min(fitting, key=problem.work)
+        return min(fitting, key=problem.multiplications)
     if problem.exact or problem.ridge == 0:
+        # The matrix-free form is no way out: say what the dense one would need.
         _check_fits(problem, "dense")
     return "matrix-free"
 
 
 def _check_possible(problem: Problem, form: str) -> None:
+    """Refuse a form that cannot express the problem."""
     if form == "dense":
         return
     if problem.exact:
@@ -205,12 +225,13 @@ def _check_possible(problem: Problem, form: str) -> None:
             f"form={form!r} divides by the ridge: pass ridge > 0 (of the order of the weight decay "
             "times the number of samples, or calibrate it)."
         )
-    if form == "dual" and not problem.dual:
+    if form == "dual" and not problem.has_dual:
         raise ValueError("form='dual' knows no regulariser: use 'dense' or 'matrix-free'.")
 
 
 def _check_fits(problem: Problem, form: str) -> None:
-    needed = problem.bytes(form)
+    """Refuse a form that needs more memory than may be used, and name the ways out."""
+    needed = problem.peak_bytes(form)
     if needed <= problem.memory:
         return
     remedies = ["fewer parameters (subset=)"]
@@ -220,24 +241,28 @@ def _check_fits(problem: Problem, form: str) -> None:
         remedies.append("form='matrix-free'")
     raise MemoryError(
         f"The {form} form of {problem.parameters:,} parameters and {problem.rows:,} rows needs "
-        f"about {readable(needed)}, and {readable(problem.memory)} may be used. Choose "
+        f"about {readable_size(needed)}, and {readable_size(problem.memory)} may be used. Choose "
         f"{', or '.join(remedies)}; or raise memory= (bytes)."
     )
 
 
-def available(device: torch.device) -> int:
+def available_memory(device: torch.device) -> int:
     """Bytes that can still be allocated: of the GPU, or of the machine or its container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    left = [_number(limit) - _number(used) for limit, used in _CGROUPS]
-    return min([_machine(), *(int(size) for size in left if 0 < size < float("inf"))])
+    available = _machine_memory()
+    for limit_path, used_path in _CGROUPS:
+        left = _number_in(limit_path) - _number_in(used_path)
+        if 0 < left < float("inf"):  # inf or NaN where there is no limit
+            available = min(available, int(left))
+    return available
 
 
-def readable(size: float) -> str:
-    """Bytes for people.
+def readable_size(size: float) -> str:
+    """Bytes in the unit that people would use.
 
     Examples:
-        >>> readable(3 * 2**30), readable(5e5)
+        >>> readable_size(3 * 2**30), readable_size(5e5)
         ('3.0 GiB', '488 KiB')
     """
     for unit in ("B", "KiB", "MiB"):
@@ -247,8 +272,10 @@ def readable(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
-def _machine() -> int:
-    if (free := free_memory(torch.device("cpu"))) is not None:
+def _machine_memory() -> int:
+    """Free bytes of the machine; half of its memory, or a guess, where it does not tell."""
+    free = free_memory(torch.device("cpu"))
+    if free is not None:
         return free
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -256,7 +283,8 @@ def _machine() -> int:
         return 4 * 2**30
 
 
-def _number(path: str) -> float:
+def _number_in(path: str) -> float:
+    """The number in a file; infinity where there is none."""
     try:
         return float(Path(path).read_text())
     except (OSError, ValueError):  # no such file, or "max"

@@ -3,6 +3,8 @@ r"""First and second derivatives of the loss by the predictions of a batch.
 The paper's pseudo-Hessian (Sec. 3.4) is $\sum_i J_i^\top \Lambda_i J_i$ with
 $\Lambda_i = \partial^2 \ell_i / \partial \tilde y_i^2$, for several outputs a K x K matrix. A root
 $\Lambda = L L^\top$ turns it into a plain sum over the rows of $L^\top J$.
+
+`loss_terms` takes predictions, targets and weights of a batch and returns its `LossTerms`.
 """
 
 from __future__ import annotations
@@ -25,17 +27,21 @@ class LossTerms:
         curvature: $\Lambda$, (N, K) where it is diagonal, else (N, K, K).
         slope: d loss / d prediction, (N, K); None where the loss has no value or there are no
             targets.
-        ones: whether the curvature is 1 everywhere.
+        unit_curvature: Whether the curvature is 1 everywhere.
     """
 
     curvature: Tensor
     slope: Tensor | None
-    ones: bool = False
+    unit_curvature: bool = False
 
     @property
     def root(self) -> Tensor | None:
-        r"""L with $L L^\top = \Lambda$, like it; None for all ones. Refuses a concave loss."""
-        if self.ones:
+        r"""L with $L L^\top = \Lambda$, shaped like $\Lambda$; None where $\Lambda$ is 1.
+
+        Raises:
+            ValueError: The loss is concave at some predictions.
+        """
+        if self.unit_curvature:
             return None
         if self.curvature.ndim == 2:
             lowest = float(self.curvature.min())
@@ -44,6 +50,7 @@ class LossTerms:
         else:
             values, vectors = torch.linalg.eigh(self.curvature)
             lowest = float(values.min())
+            # Rounding may leave a zero eigenvalue slightly negative.
             if lowest >= -1e-12 * float(values.max()):
                 return torch.mul(vectors, values.clamp(min=0).sqrt()[:, None])
         raise ValueError(
@@ -54,17 +61,21 @@ class LossTerms:
     @property
     def diagonal(self) -> Tensor:
         """Curvature by each output alone, (N, K)."""
-        own = self.curvature
-        return own if own.ndim == 2 else own.diagonal(dim1=-2, dim2=-1)
+        if self.curvature.ndim == 2:
+            return self.curvature
+        return self.curvature.diagonal(dim1=-2, dim2=-1)
 
     @property
     def rows(self) -> int:
-        """Predictions with a curvature."""
+        """Number of predictions with a curvature."""
         return int((self.diagonal != 0).sum())
 
     @cached_property
     def dispersion(self) -> float:
-        r"""$\sum \ell'^\top \Lambda^{-1} \ell'$: weighted squared residuals, for a squared loss."""
+        r"""$\sum \ell'^\top \Lambda^{-1} \ell'$: weighted squared residuals, for a squared loss.
+
+        NaN where the slope is not known.
+        """
         if self.slope is None:
             return float("nan")
         if self.curvature.ndim == 3:
@@ -77,26 +88,36 @@ class LossTerms:
 def loss_terms(
     loss: Loss, prediction: Tensor, target: Tensor | None, weight: Tensor | None, batch: Any
 ) -> LossTerms:
-    """Curvature and slope of a batch as the user gave it, from predictions and targets (N, K).
+    """Curvature and slope of a batch.
 
-    Weights are (N, 1), for a loss of each output alone also (N, K).
+    Args:
+        loss: The loss of one sample.
+        prediction: (N, K).
+        target: (N, K), or None for a loss that needs none.
+        weight: Of the samples, (N, 1); for a loss of each output alone also (N, K).
+        batch: The batch as the user gave it, which some losses read.
+
+    Raises:
+        ValueError: Targets are missing, weights have the wrong shape, or a derivative is not
+            finite.
     """
     if target is None and loss.needs_target:
         raise ValueError("This loss needs targets: fit(x, y).")
     prediction = prediction.detach().to(torch.float64)
-    given, own = weight, own_weights(loss, batch)
-    if own is not None:
-        given = own if weight is None else own * weight
-    curvature = _curvature(loss, prediction, target, batch)
-    slope, apart = _slope(loss, prediction, target, batch)
-    _check_weights(given, prediction, apart=apart and (curvature is None or curvature.ndim == 2))
-    ones = curvature is None and given is None
+    weight = _total_weight(weight, own_weights(loss, batch))
+    curvature = _curvature(loss, prediction, target, batch)  # None for 1 everywhere
+    slope, loss_per_output = _slope(loss, prediction, target, batch)
+    diagonal = curvature is None or curvature.ndim == 2
+    _check_weights(weight, prediction, per_output=loss_per_output and diagonal)
+    unit_curvature = curvature is None and weight is None
     if curvature is None:
         curvature = torch.ones_like(prediction)
-    if given is not None:  # what weighs nothing need not have a derivative
-        shaped = given if curvature.ndim == 2 else given[..., None]
-        curvature = torch.where(shaped > 0, curvature * shaped, 0.0)
-        slope = None if slope is None else torch.where(given > 0, slope * given, 0.0)
+    if weight is not None:
+        # What weighs nothing need not have a derivative: a product would spread its NaN.
+        curvature_weight = weight if curvature.ndim == 2 else weight[..., None]
+        curvature = torch.where(curvature_weight > 0, curvature * curvature_weight, 0.0)
+        if slope is not None:
+            slope = torch.where(weight > 0, slope * weight, 0.0)
     if slope is not None and not bool(torch.isfinite(slope).all()):
         row = int((~torch.isfinite(slope)).any(1).nonzero()[0])
         raise ValueError(
@@ -105,37 +126,54 @@ def loss_terms(
         )
     if not bool(torch.isfinite(curvature).all()):
         raise ValueError("The loss has no finite curvature. NaN in the predictions or targets?")
-    return LossTerms(curvature, slope, ones)
+    return LossTerms(curvature, slope, unit_curvature)
+
+
+def _total_weight(sample_weight: Tensor | None, loss_weight: Tensor | None) -> Tensor | None:
+    """The product of the user's weights and the loss's own, as far as there are any."""
+    if loss_weight is None:
+        return sample_weight
+    if sample_weight is None:
+        return loss_weight
+    return loss_weight * sample_weight
 
 
 def _curvature(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
+    """Second derivatives: (N, K) where they are diagonal, else (N, K, K); None for all ones."""
     if isinstance(loss, PerSampleLoss) and prediction.shape[1] > 1:
         assert target is not None
         full = loss.coupled_curvature(prediction, target)
         diagonal = full.diagonal(dim1=-2, dim2=-1)
-        return diagonal if torch.equal(full, diagonal.diag_embed()) else full
+        if torch.equal(full, diagonal.diag_embed()):
+            return diagonal
+        return full
     return loss.curvature(prediction, target, batch)
 
 
 def _slope(
     loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any
 ) -> tuple[Tensor | None, bool]:
-    """First derivative (N, K), and whether the loss has a value for each output."""
+    """First derivatives (N, K), and whether the loss has a value for each output."""
     if target is None or not isinstance(loss, ValuedLoss):
         return None, True
     with torch.enable_grad():
-        y = prediction.clone().requires_grad_()
-        values = loss.value(y, target, batch)
-        (slope,) = torch.autograd.grad(values.sum(), y)
-    return slope, values.numel() == y.numel()
+        leaf = prediction.clone().requires_grad_()
+        values = loss.value(leaf, target, batch)
+        (slope,) = torch.autograd.grad(values.sum(), leaf)
+    return slope, values.numel() == leaf.numel()
 
 
-def _check_weights(weights: Tensor | None, prediction: Tensor, *, apart: bool) -> None:
-    outputs = prediction.shape[1]
-    if weights is None or weights.shape[1] in ({1, outputs} if apart else {1}):
+def _check_weights(weight: Tensor | None, prediction: Tensor, *, per_output: bool) -> None:
+    """Refuse weights that are not one per sample or, where that makes sense, per output."""
+    if weight is None:
         return
-    each = f" or, one for each output, ({len(prediction)}, {outputs})" if apart else ""
+    samples, outputs = prediction.shape
+    columns = weight.shape[1]
+    if columns == 1 or (per_output and columns == outputs):
+        return
+    expected = f"({samples},)"
+    if per_output:
+        expected += f" or, one for each output, ({samples}, {outputs})"
     raise ValueError(
-        f"Sample weights (or a loss's variances) must be ({len(prediction)},){each}, got "
-        f"{tuple(weights.shape)}."
+        f"Sample weights (or a loss's variances) must be {expected}, got {tuple(weight.shape)}."
     )

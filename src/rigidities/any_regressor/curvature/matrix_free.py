@@ -12,41 +12,47 @@ iteration; its relative gap is below the stated tolerance.
 The preconditioner is the same matrix for an evenly spaced sample of m of the N rows, weighted by
 N/m and inverted by Woodbury's identity: it removes the large eigenvalues that hold up the
 iteration.
+
+Products with J come from stored tangents, or from batches that are differentiated anew each time
+(`Recomputed`, `Transformed`).
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...data.samples import SampleBatch
 from ...models.directional import pulls, pushes
+from ...notices import notify
 from ...posterior.draws import standard_normal
 from ..derivatives.differentiation import Differentiation
 from ..derivatives.tangents import Tangents
-from .dual_form import assembled
+from .dual_form import assembled_kernel
 from .forms import Form
 
 MAX_ITERATIONS = 500
-"""Of conjugate gradients."""
+"""Iterations of conjugate gradients, at most."""
 
 SMALLEST_TOLERANCE = 1e-12
-"""What rounding allows."""
+"""Relative gap that rounding allows."""
 
 Product = Callable[[Tensor], Tensor]
+"""A matrix by its products with several vectors, (m, P) -> (m, P)."""
 
 
 @dataclass(frozen=True)
 class Recomputed:
-    """The rows of a batch that are not stored: their factors are made again for every product.
+    """The weighted rows of a batch that are not stored: every product computes their factors anew.
 
-    They are weighted by a root (N, K) or (N, K, K); None for ones.
+    Attributes:
+        differentiation: How to differentiate the regressor.
+        batch: The samples.
+        root: Root of their weights, (N, K) or (N, K, K); None for ones.
     """
 
     differentiation: Differentiation
@@ -68,9 +74,9 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class Transformed(Recomputed):
-    """Products by automatic differentiation, for models that are not made of linear layers.
+    """The same by automatic differentiation along vectors, in the precision of the parameters.
 
-    In the precision of the parameters.
+    For models that are not made of linear layers, whose tangents would be written out.
     """
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -82,36 +88,48 @@ class Transformed(Recomputed):
         return pulls(self._outputs, self.differentiation.regressor.flat, rows)
 
     def _outputs(self, flat: Tensor) -> Tensor:
-        """Predictions (N, K), weighted."""
-        regressor, root = self.differentiation.regressor, self.root
+        """Weighted predictions L^T y at some parameters, (N, K)."""
+        regressor = self.differentiation.regressor
         outputs = regressor.outputs(flat, *self.batch.args, **self.batch.kwargs)
-        if root is None or root.ndim == 2:
-            return outputs if root is None else outputs * root
-        return torch.einsum("nkj,nk->nj", root, outputs.to(root))
+        if self.root is None:
+            return outputs
+        if self.root.ndim == 2:
+            return outputs * self.root
+        return torch.einsum("nkj,nk->nj", self.root, outputs.to(self.root))
 
 
-Rows = Tangents | Recomputed
+RowProducts = Tangents | Recomputed
 """The weighted rows of a batch, of which conjugate gradients need the products alone."""
 
 
-def preconditioner(rows: Tangents, share: float, ridge: float) -> Product:
-    r"""$\bigl(\frac{N}{m} J_m^\top J_m + s I\bigr)^{-1}$ for m of the N rows.
+@dataclass(frozen=True)
+class Preconditioner:
+    r"""$\bigl(\frac{N}{m} J_m^\top J_m + s I\bigr)^{-1}$ for m of the N rows, by its products.
 
-    From the weighted tangents of this share m/N and the Cholesky factor of
-    $J_m J_m^\top + s \frac{m}{N} I$.
+    Attributes:
+        rows: Weighted tangents $J_m$.
+        factor: Cholesky factor of $J_m J_m^\top + s \frac{m}{N} I$.
+        ridge: The ridge s.
     """
-    kernel = assembled(rows)
-    # Its own rounding must not spoil it; any positive shift gives a valid preconditioner.
-    shift = max(ridge * share, 1e-13 * float(kernel.diagonal().sum()))
-    kernel.diagonal().add_(shift)
-    return partial(_preconditioned, rows, torch.linalg.cholesky(kernel), ridge)
 
+    rows: Tangents
+    factor: Tensor
+    ridge: float
 
-def _preconditioned(rows: Tangents, factor: Tensor, ridge: float, vectors: Tensor) -> Tensor:
-    """(m, P) -> (m, P)."""
-    data = rows.forward(vectors)
-    inner = torch.cholesky_solve(data.flatten(1).mT, factor).mT
-    return (vectors - rows.backward(inner.reshape(data.shape))) / ridge
+    @classmethod
+    def of(cls, rows: Tangents, share: float, ridge: float) -> Preconditioner:
+        """Factorise for the rows that are this share m/N of all."""
+        kernel = assembled_kernel(rows)
+        # The kernel's rounding must not spoil it; any positive shift gives a valid preconditioner.
+        shift = max(ridge * share, 1e-13 * float(kernel.diagonal().sum()))
+        kernel.diagonal().add_(shift)
+        return cls(rows, torch.linalg.cholesky(kernel), ridge)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """(m, P) -> (m, P)."""
+        data = self.rows.forward(vectors)
+        weights = torch.cholesky_solve(data.flatten(1).mT, self.factor).mT
+        return (vectors - self.rows.backward(weights.reshape(data.shape))) / self.ridge
 
 
 @dataclass(frozen=True)
@@ -119,17 +137,17 @@ class MatrixFreeForm(Form):
     """Products with the training rows, and the systems they define.
 
     Attributes:
-        rows: one entry per batch.
-        ridge: s.
-        tolerance: relative error allowed in q.
-        width: number of parameters P.
-        device: of the vectors.
-        penalty: product with the regulariser's Hessian, or None.
-        preconditioner: approximate inverse, or None.
-        together: systems solved at once.
+        rows: The weighted training rows, one entry per batch.
+        ridge: The ridge s.
+        tolerance: Relative error allowed in q.
+        width: Number of parameters P.
+        device: Device of the vectors.
+        penalty: Product with the regulariser's Hessian, or None.
+        preconditioner: Approximate inverse of A, or None.
+        together: Number of systems that are solved at once.
     """
 
-    rows: Sequence[Rows]
+    rows: Sequence[RowProducts]
     ridge: float
     tolerance: float
     width: int
@@ -149,56 +167,75 @@ class MatrixFreeForm(Form):
 
     def solve(self, vectors: Tensor, tolerance: float) -> Tensor:
         """A^-1 g for each row, (m, P) -> (m, P)."""
-        near, parts = self.preconditioner, torch.split(vectors, self.together)
-        solved = partial(conjugate_gradients, self.product, floor=self.ridge, tolerance=tolerance)
-        return torch.cat([solved(part, preconditioner=near) for part in parts])
+        solutions = []
+        for right_sides in torch.split(vectors, self.together):
+            solution = conjugate_gradients(
+                self.product,
+                right_sides,
+                floor=self.ridge,
+                tolerance=tolerance,
+                preconditioner=self.preconditioner,
+            )
+            solutions.append(solution)
+        return torch.cat(solutions)
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K), at most `tolerance` too small."""
-        parts = [self._quadratic(g) for g in self._vectors(tangents)]
-        return torch.cat(parts).reshape(tangents.shape[:2])
+        quadratics = [self._quadratic(g) for g in self._vectors(tangents)]
+        return torch.cat(quadratics).reshape(tangents.shape[:2])
 
     def _vectors(self, tangents: Tangents) -> Iterator[Tensor]:
         """The rows as vectors (m, P), as many as are solved at once."""
         samples, outputs, _ = tangents.shape
         step = max(1, self.together // outputs)
         for start in range(0, samples, step):
-            part = tangents.take(slice(start, start + step))
-            yield part.matrix().to(torch.float64).flatten(0, 1)
+            piece = tangents.take(slice(start, start + step))
+            yield piece.matrix().to(torch.float64).flatten(0, 1)
 
     def _quadratic(self, g: Tensor) -> Tensor:
         """q of each row from the true residual; what rounding left open is solved once more."""
         v = self.solve(g, self.tolerance)
         r = g - self.product(v)
-        if self._gap(v, g, r) > self.tolerance:
+        if self._largest_gap(v, g, r) > self.tolerance:
+            # Iterative refinement: solve for the residual.
             v = v + self.solve(r, self.tolerance)
             r = g - self.product(v)
-            reached = self._gap(v, g, r)
-            if reached > self.tolerance:
-                warnings.warn(
-                    f"Variances may be too small by up to {reached:.1g} (relative), not "
+            gap = self._largest_gap(v, g, r)
+            if gap > self.tolerance:
+                notify(
+                    f"Variances may be too small by up to {gap:.1g} (relative), not "
                     f"{self.tolerance:g}: rounding leaves no more. Pass a larger ridge or "
-                    "tolerance, or a model in float64.",
-                    stacklevel=2,
+                    "tolerance, or a model in float64."
                 )
         return lower_bounds(v, g, r)
 
-    def _gap(self, v: Tensor, g: Tensor, r: Tensor) -> float:
+    def _largest_gap(self, v: Tensor, g: Tensor, r: Tensor) -> float:
         """Largest relative gap between the lower and the upper bound on q."""
-        gap, q = r.square().sum(-1) / self.ridge, lower_bounds(v, g, r)
-        return float(torch.where(gap > 0, gap / q, 0.0).max())
+        gaps = r.square().sum(-1) / self.ridge
+        q = lower_bounds(v, g, r)
+        return float(torch.where(gaps > 0, gaps / q, 0.0).max())
 
     def covariance(self, left: Tangents, right: Tangents) -> Tensor:
         r"""Unscaled covariances between two sets of predictions, (N K, M K).
 
         Their error is at most `tolerance` times $\sqrt{q q'}$.
         """
-        few, many = (right, left) if right.shape[0] <= left.shape[0] else (left, right)
+        # The systems of the smaller side are solved, and multiplied by the rows of the other.
+        right_is_solved = right.shape[0] <= left.shape[0]
+        if right_is_solved:
+            solved_side = right
+            other_side = left
+        else:
+            solved_side = left
+            other_side = right
         # One side is solved, and e^T A v' is bounded by the root of the gap alone.
         tolerance = max(self.tolerance**2, SMALLEST_TOLERANCE)
-        solved = (self.solve(g, tolerance) for g in self._vectors(few))
-        covariance = torch.cat([many.forward(v).flatten(1) for v in solved])
-        return covariance.mT if few is right else covariance
+        pieces = []
+        for g in self._vectors(solved_side):
+            v = self.solve(g, tolerance)
+            pieces.append(other_side.forward(v).flatten(1))
+        covariance = torch.cat(pieces)
+        return covariance.mT if right_is_solved else covariance
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         r"""Deviations with covariance $A^{-1}$, (n, P): $A w = J^\top \epsilon + \sqrt s\, u$."""
@@ -207,11 +244,13 @@ class MatrixFreeForm(Form):
                 "Samples under a regulariser need the dense form: pass form='dense', or express "
                 "the regulariser as a ridge."
             )
-        data = standard_normal((n, self.width), self.device, generator) * math.sqrt(self.ridge)
+        u = standard_normal((n, self.width), self.device, generator)
+        right_sides = u * math.sqrt(self.ridge)
         for batch in self.rows:
-            shape = batch.forward(data[:1]).shape[1:]
-            data += batch.backward(standard_normal((n, *shape), self.device, generator))
-        return self.solve(data, self.tolerance)
+            shape = batch.forward(right_sides[:1]).shape[1:]  # (N, K) of this batch
+            noise = standard_normal((n, *shape), self.device, generator)
+            right_sides += batch.backward(noise)
+        return self.solve(right_sides, self.tolerance)
 
 
 def lower_bounds(solutions: Tensor, vectors: Tensor, residuals: Tensor) -> Tensor:
@@ -229,12 +268,16 @@ def conjugate_gradients(
 ) -> Tensor:
     """Solve A v = g for each row of g, (m, P) -> (m, P).
 
+    Systems that have converged drop out. A warning tells of those that have not after
+    `MAX_ITERATIONS`.
+
     Args:
         product: v -> A v for several v, (m, P) -> (m, P).
-        vectors: g.
-        floor: s, no larger than the smallest eigenvalue of A.
-        tolerance: stop where the gap |r|^2 / s falls below this share of g^T A^-1 g.
-        preconditioner: approximate inverse of A.
+        vectors: The right-hand sides g.
+        floor: A number s no larger than the smallest eigenvalue of A.
+        tolerance: A system has converged where the gap |r|^2 / s falls below this share of
+            g^T A^-1 g.
+        preconditioner: Approximate inverse of A; None for the identity.
 
     Raises:
         ValueError: A is not positive definite.
@@ -244,18 +287,29 @@ def conjugate_gradients(
         >>> v.tolist()
         [[0.5, 0.5, 0.5]]
     """
-    inverse = preconditioner or (lambda v: v)
-    solution, active = torch.zeros_like(vectors), torch.arange(len(vectors), device=vectors.device)
-    g, v, r = vectors, torch.zeros_like(vectors), vectors.clone()
-    z = inverse(r)
-    p, rz = z, (r * z).sum(-1)
+    if preconditioner is None:
+        preconditioner = _identity
+    solutions = torch.zeros_like(vectors)
+    active = torch.arange(len(vectors), device=vectors.device)  # numbers of the open systems
+    g = vectors
+    v = torch.zeros_like(vectors)
+    r = vectors.clone()  # r = g - A v
+    z = preconditioner(r)
+    p = z  # the search directions
+    rz = (r * z).sum(-1)
     for _ in range(MAX_ITERATIONS):
-        open_ = r.square().sum(-1) > tolerance * floor * lower_bounds(v, g, r)
-        solution[active[~open_]] = v[~open_]
-        if not bool(open_.any()):
-            return solution  # systems that are done have dropped out
-        active, g, v, r, p, rz = (t[open_] for t in (active, g, v, r, p, rz))
-        image = product(p)
+        unconverged = r.square().sum(-1) > tolerance * floor * lower_bounds(v, g, r)
+        solutions[active[~unconverged]] = v[~unconverged]
+        if not bool(unconverged.any()):
+            return solutions
+        active = active[unconverged]
+        g = g[unconverged]
+        v = v[unconverged]
+        r = r[unconverged]
+        p = p[unconverged]
+        rz = rz[unconverged]
+
+        image = product(p)  # A p
         curvatures = (p * image).sum(-1)
         if not bool((curvatures > 0).all()):
             lowest = float((curvatures / p.square().sum(-1)).min())
@@ -263,17 +317,22 @@ def conjugate_gradients(
                 f"The Hessian is not positive definite: a direction of curvature {lowest:.3g} was "
                 "met. Pass a larger ridge, or a convex regulariser."
             )
-        step = rz / curvatures
-        v, r = v + step[:, None] * p, r - step[:, None] * image
-        z = inverse(r)
-        before, rz = rz, (r * z).sum(-1)
-        p = z + (rz / before)[:, None] * p
-    solution[active] = v
-    reached = float((r.square().sum(-1) / floor / lower_bounds(v, g, r)).max())
-    warnings.warn(
+        step = (rz / curvatures)[:, None]
+        v = v + step * p
+        r = r - step * image
+        z = preconditioner(r)
+        previous_rz = rz
+        rz = (r * z).sum(-1)
+        p = z + (rz / previous_rz)[:, None] * p
+    solutions[active] = v
+    gap = float((r.square().sum(-1) / floor / lower_bounds(v, g, r)).max())
+    notify(
         f"Conjugate gradients stopped after {MAX_ITERATIONS} iterations: {len(active)} of "
-        f"{len(vectors)} variances may be too small by up to {reached:.1g} (relative), not "
-        f"{tolerance:g}. Pass a larger ridge or tolerance, or a model in float64.",
-        stacklevel=2,
+        f"{len(vectors)} variances may be too small by up to {gap:.1g} (relative), not "
+        f"{tolerance:g}. Pass a larger ridge or tolerance, or a model in float64."
     )
-    return solution
+    return solutions
+
+
+def _identity(vectors: Tensor) -> Tensor:
+    return vectors

@@ -1,11 +1,12 @@
-r"""One pass over the training data: weighted rows of the pseudo-Hessian, and what comes with them.
+r"""One pass over the training data: weighted rows of the pseudo-Hessian, and sums beside them.
 
 $$ H = \sum_i J_i^\top \Lambda_i J_i = \sum_i (L_i^\top J_i)^\top (L_i^\top J_i) $$
 
-(the paper's Sec. 3.4; $\Lambda = L L^\top$ is the curvature of the loss by the predictions). The
-gradient of the loss and the dispersion of the residuals are summed on the way: they tell whether
-the parameters are a minimum, around which rigidities are defined. For each parameter the gradient
-is compared with what the gradients of the samples would add up to if they all agreed,
+(the paper's Sec. 3.4; $\Lambda = L L^\top$ is the curvature of the loss by the predictions).
+`TrainingRows` yields $L_i^\top J_i$ batch by batch. On the way `Totals` sums the gradient of the
+loss and the dispersion of the residuals: they tell whether the parameters are a minimum, around
+which rigidities are defined. For each parameter the gradient is compared with what the gradients of
+the samples would add up to if they all agreed,
 
 $$ \frac{\bigl| \sum_i \partial_p \ell_i + \partial_p r \bigr|}
         {\sum_i |\partial_p \ell_i| + |\partial_p r|}, $$
@@ -16,7 +17,6 @@ one way, in whatever units the parameter is. The mean over the parameters decide
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +27,7 @@ from torch import Tensor
 from ...data.finiteness import require_finite
 from ...data.samples import SampleBatch, Samples
 from ...losses import Loss
+from ...notices import notify
 from ..derivatives.differentiation import Differentiation
 from ..derivatives.tangents import Tangents
 from .loss_terms import LossTerms, loss_terms
@@ -44,25 +45,30 @@ NEGLIGIBLE = 1e-6
 class Totals:
     r"""Running sums over the training data.
 
+    Args:
+        flat: The parameters, which give size and device.
+
     Attributes:
-        gradient: of the loss, (P,).
-        rows: predictions with a curvature.
-        zeros: predictions without one.
+        gradient: Gradient of the loss, (P,).
+        rows: Number of predictions with a curvature.
+        flat_rows: Number of predictions where the loss has no curvature.
         dispersion: $\sum \ell'^2 / \ell''$, for a squared loss the weighted sum of squared
             residuals; NaN where the loss has no slope.
     """
 
     def __init__(self, flat: Tensor) -> None:
         self.gradient = torch.zeros_like(flat, dtype=torch.float64)
-        self.rows = self.zeros = 0
+        self.rows = 0
+        self.flat_rows = 0
         self.dispersion = 0.0
-        self._magnitude = torch.zeros_like(self.gradient)
-        self._residuals = self._predictions = 0.0
+        self._magnitude = torch.zeros_like(self.gradient)  # sums of |gradient of a sample|
+        self._residuals = 0.0  # the dispersion where slopes are known
+        self._predictions = 0.0  # squared predictions in the same units
 
     def add(self, terms: LossTerms, tangents: Tangents, prediction: Tensor) -> None:
         """Add the samples of a batch: unweighted tangents, predictions (N, K)."""
         self.rows += terms.rows
-        self.zeros += prediction.numel() - terms.rows
+        self.flat_rows += prediction.numel() - terms.rows
         self.dispersion += terms.dispersion
         if terms.slope is None:
             return
@@ -71,38 +77,61 @@ class Totals:
         self._residuals += terms.dispersion
         self._predictions += float((terms.diagonal.abs() * prediction.square()).sum())
 
-    def check(self, regulariser: Tensor | None, ridge: float, flat: Tensor) -> float:
-        """The norm of the gradient, with the regulariser's; warns where it is far from zero.
+    def checked_gradient_norm(
+        self, penalty_gradient: Tensor | None, ridge: float, flat: Tensor
+    ) -> float:
+        """The norm of the gradient of loss and regulariser; warns where it is far from zero.
 
-        The ridge's penalty s w may have been part of the loss or not: either will do.
+        The ridge's own penalty, with the gradient s w, may have been part of the loss or not:
+        whichever of the two is nearer to a minimum counts.
+
+        Args:
+            penalty_gradient: Gradient of the regulariser, (P,), or None.
+            ridge: The ridge s.
+            flat: The parameters w, (P,).
         """
-        penalty = torch.zeros_like(self.gradient) if regulariser is None else regulariser
-        decay = ridge * flat.to(self.gradient)
-        shares = [self._share(penalty), self._share(penalty + decay)]
-        total = self.gradient + (penalty if shares[0] <= shares[1] else penalty + decay)
-        norm, share = float(total.norm()), min(shares)
-        exact = self._residuals <= NEGLIGIBLE**2 * self._predictions
-        if not exact and share > FAR:
-            warnings.warn(
+        if penalty_gradient is None:
+            penalty_gradient = torch.zeros_like(self.gradient)
+        with_decay = penalty_gradient + ridge * flat.to(self.gradient)
+        share = self._share(penalty_gradient)
+        share_with_decay = self._share(with_decay)
+        if share <= share_with_decay:
+            norm = float((self.gradient + penalty_gradient).norm())
+        else:
+            norm = float((self.gradient + with_decay).norm())
+            share = share_with_decay
+        # Where the model passes through its data all gradients are rounding, and the shares too.
+        through_the_data = self._residuals <= NEGLIGIBLE**2 * self._predictions
+        if share > FAR and not through_the_data:
+            notify(
                 f"The parameters are not a minimum of the loss: its gradient has norm {norm:.3g}, "
                 f"and by each parameter it is {share:.0%} of what the samples' own would add up to "
                 "if they all agreed. Rigidities describe the loss around a minimum: fit further, "
                 "give the regulariser that was used, or read the error bars as those of the "
-                "linearised model.",
-                stacklevel=4,
+                "linearised model."
             )
         return norm
 
-    def _share(self, penalty: Tensor) -> float:
+    def _share(self, penalty_gradient: Tensor) -> float:
         """Mean over the parameters that matter of |gradient| / sum of |gradients|."""
-        extent = self._magnitude + penalty.abs()
-        share = (self.gradient + penalty).abs() / extent
-        return float(share[extent > 0].mean()) if bool((extent > 0).any()) else 0.0
+        extent = self._magnitude + penalty_gradient.abs()
+        share = (self.gradient + penalty_gradient).abs() / extent
+        matters = extent > 0
+        if not bool(matters.any()):
+            return 0.0
+        return float(share[matters].mean())
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The training data of one regressor and loss, whose curvature weighs the rows if `curved`."""
+    """The training data as weighted rows of the pseudo-Hessian.
+
+    Attributes:
+        differentiation: How to differentiate the regressor.
+        samples: The training data.
+        loss: The loss of one sample.
+        curved: Whether the curvature of the loss weighs the rows; without it they are plain.
+    """
 
     differentiation: Differentiation
     samples: Samples
@@ -111,19 +140,35 @@ class TrainingRows:
 
     @cached_property
     def totals(self) -> Totals:
-        """What is summed on the way."""
+        """What a pass over the data has summed so far."""
         return Totals(self.differentiation.regressor.flat)
 
-    def __call__(self, numbers: int) -> Iterator[tuple[SampleBatch, Tensor | None, Tangents]]:
-        """Pieces of the data, the roots of their weights and their weighted tangents.
+    def pieces(
+        self, numbers_per_sample: int
+    ) -> Iterator[tuple[SampleBatch, Tensor | None, Tangents]]:
+        """Go once through the data, and add them to the totals.
 
-        The totals are summed on the way; so many numbers of a sample are held.
+        Args:
+            numbers_per_sample: How many float64 numbers a sample takes in work; pieces are cut so
+                that they stay within `PIECE` bytes.
+
+        Yields:
+            A piece of the data, the root L of its weights (None for ones), and its weighted
+            tangents.
         """
-        for batch in self.samples.pieces(max(1, PIECE // (8 * numbers))):
-            prediction, tangents = self.differentiation(*batch.args, **batch.kwargs)
-            require_finite(prediction, prediction, [batch].copy)
+        for batch in self.samples.pieces(max(1, PIECE // (8 * numbers_per_sample))):
+            prediction, tangents = self._differentiated(batch)
             target = batch.target_rows(prediction, self.differentiation.shape)
             terms = loss_terms(self.loss, prediction, target, batch.weight, batch.raw)
             self.totals.add(terms, tangents, prediction)
             root = terms.root if self.curved else None
-            yield batch, root, tangents if root is None else tangents.mixed(root)
+            if root is None:
+                yield batch, None, tangents
+            else:
+                yield batch, root, tangents.mixed(root)
+
+    def _differentiated(self, batch: SampleBatch) -> tuple[Tensor, Tangents]:
+        """Predictions (N, K), refused where they are not finite, and their tangents."""
+        prediction, tangents = self.differentiation(*batch.args, **batch.kwargs)
+        require_finite(prediction, prediction, lambda: [batch])
+        return prediction, tangents

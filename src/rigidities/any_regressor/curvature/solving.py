@@ -1,82 +1,151 @@
-"""From the training rows to a form that answers: dense, dual or matrix-free."""
+"""From the training rows to a solved form: dense, dual or matrix-free.
+
+`solved_form` goes once through the training data and hands what it gathers to the form that
+`forms.form_name` has chosen: the dense form takes a (P, P) Gram matrix (or the exact Hessian), the
+dual form all tangents, the matrix-free form all tangents or a way to compute them again.
+"""
 
 from __future__ import annotations
 
 import math
 
 import torch
+from torch import Tensor
 
 from ...posterior.gram import Gram
-from ..derivatives.tangents import Gathering, Tangents
+from ..derivatives.tangents import TangentBuffer, Tangents
 from .dense_form import DenseForm, Hessian
 from .dual_form import DualForm
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
-from .matrix_free import MatrixFreeForm, Recomputed, Rows, Transformed, preconditioner
+from .matrix_free import MatrixFreeForm, Preconditioner, Recomputed, RowProducts, Transformed
 from .pseudo_hessian import TrainingRows
 
 PRECONDITIONING_ROWS = 2000
 """Rows of the preconditioner: its factorisation takes about a second."""
 
 
-def solved(
-    training: TrainingRows, problem: Problem, form: str, penalty: Penalty | None, tolerance: float
+def solved_form(
+    training: TrainingRows, problem: Problem, name: str, penalty: Penalty | None, tolerance: float
 ) -> Form:
-    """Go through the training data and solve; see `forms` for what each form needs."""
-    if form == "dense":
+    """Go through the training data and solve.
+
+    Args:
+        training: The training data; its totals are filled on the way.
+        problem: The sizes and options of the fit.
+        name: "dense", "dual" or "matrix-free"; see `forms` for what each needs.
+        penalty: The regulariser, if any.
+        tolerance: Relative error allowed to the matrix-free form.
+    """
+    if name == "dense":
         return _dense(training, problem, penalty)
-    if form == "dual":
-        gathered = Gathering(problem.samples)
-        for *_, tangents in training(problem.numbers):
-            gathered.add(tangents)
-        return DualForm.of(gathered.tangents(), problem.ridge)
+    if name == "dual":
+        return _dual(training, problem)
     return _matrix_free(training, problem, penalty, tolerance)
 
 
 def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) -> DenseForm:
-    regressor = training.differentiation.regressor
-    parameters = regressor.parameters
-    width = 4 * training.differentiation.outputs * len(parameters)
-    matrix = None if penalty is None else penalty.local.hessian()
-    epsilon = torch.finfo(torch.float64).eps
+    """The Hessian, Gauss-Newton or exact, plus the regulariser's, factorised."""
+    differentiation = training.differentiation
+    parameters = differentiation.regressor.parameters
+    penalty_hessian = None if penalty is None else penalty.local.hessian()
     if problem.exact:
-        for _ in training(width):  # for the totals alone
-            pass
-        shape = training.differentiation.shape
-        data, epsilon = exact_hessian(regressor, shape, training.samples, training.loss)
+        data_hessian, epsilon = _exact_data_hessian(training)
     else:
-        gram = Gram(len(parameters), device=regressor.flat.device)
-        for *_, tangents in training(width):
-            gram.update(tangents.matrix().flatten(0, 1))
-        data = gram.matrix
-    whole, apart = (data, None) if matrix is None else (data + matrix, data)
-    names, flat = list(zip(parameters.names, parameters.sizes, strict=True)), training.totals.zeros
-    hessian = Hessian(whole, names, problem.rows, flat, apart, problem.exact, epsilon)
+        data_hessian = _gauss_newton_hessian(training)
+        epsilon = torch.finfo(torch.float64).eps
+    if penalty_hessian is None:
+        matrix = data_hessian
+        data = None
+    else:
+        matrix = data_hessian + penalty_hessian
+        data = data_hessian
+    hessian = Hessian(
+        matrix=matrix,
+        names=list(zip(parameters.names, parameters.sizes, strict=True)),
+        rows=problem.rows,
+        flat_rows=training.totals.flat_rows,
+        data=data,
+        exact=problem.exact,
+        epsilon=epsilon,
+    )
     return DenseForm.of(hessian, problem.ridge)
+
+
+def _gauss_newton_hessian(training: TrainingRows) -> Tensor:
+    """The sum of J^T Lambda J, (P, P)."""
+    regressor = training.differentiation.regressor
+    gram = Gram(len(regressor), device=regressor.flat.device)
+    for _, _, tangents in training.pieces(_dense_numbers_per_sample(training)):
+        gram.update(tangents.matrix().flatten(0, 1))
+    return gram.matrix
+
+
+def _exact_data_hessian(training: TrainingRows) -> tuple[Tensor, float]:
+    """The exact Hessian without the regulariser, and the machine epsilon it was computed in."""
+    for _ in training.pieces(_dense_numbers_per_sample(training)):
+        pass  # the pass is for the totals alone
+    differentiation = training.differentiation
+    return exact_hessian(
+        differentiation.regressor, differentiation.shape, training.samples, training.loss
+    )
+
+
+def _dense_numbers_per_sample(training: TrainingRows) -> int:
+    """Numbers in work per sample: about four copies of its written-out rows (K, P)."""
+    differentiation = training.differentiation
+    return 4 * differentiation.outputs * len(differentiation.regressor)
+
+
+def _dual(training: TrainingRows, problem: Problem) -> DualForm:
+    """The kernel of all training rows, factorised."""
+    buffer = TangentBuffer(problem.samples)
+    for _, _, tangents in training.pieces(problem.numbers_per_sample):
+        buffer.add(tangents)
+    return DualForm.of(buffer.tangents(), problem.ridge)
 
 
 def _matrix_free(
     training: TrainingRows, problem: Problem, penalty: Penalty | None, tolerance: float
 ) -> MatrixFreeForm:
-    width, differentiation = problem.parameters, training.differentiation
-    # Half of the memory for the rows, a quarter for the preconditioner, a quarter for the vectors.
-    factored = problem.numbers < width * problem.outputs / 2
-    way = Recomputed if factored else Transformed
-    kept = problem.held <= problem.memory / 2
+    """The training rows, stored or to be computed again, with a preconditioner.
+
+    Half of the memory is for the rows, a quarter for the preconditioner, a quarter for the vectors
+    of conjugate gradients.
+    """
+    width = problem.parameters
+    differentiation = training.differentiation
+    stored = problem.tangent_bytes <= problem.memory / 2
+    factors_are_small = problem.numbers_per_sample < width * problem.outputs / 2
+    recomputed = Recomputed if factors_are_small else Transformed
     together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
-    # evenly spaced rows for the preconditioner, as many as its share of the memory holds
-    fitting = problem.memory / 4 / (problem.itemsize * problem.numbers)
-    most = max(1.0, min(PRECONDITIONING_ROWS / problem.outputs, fitting))
-    stride, seen = max(1, math.ceil(problem.samples / most)), 0
-    rows, sample = list[Rows](), list[Tangents]()
-    for batch, root, tangents in training(problem.numbers * together):
+
+    # Evenly spaced rows for the preconditioner, as many as fit into its share of the memory.
+    samples_in_memory = problem.memory / 4 / (problem.itemsize * problem.numbers_per_sample)
+    most_samples = max(1.0, min(PRECONDITIONING_ROWS / problem.outputs, samples_in_memory))
+    stride = max(1, math.ceil(problem.samples / most_samples))
+
+    rows: list[RowProducts] = []
+    preconditioning_tangents: list[Tangents] = []
+    samples_before = 0
+    for batch, root, tangents in training.pieces(problem.numbers_per_sample * together):
         count = tangents.shape[0]
-        index, seen = torch.arange(count)[-seen % stride :: stride], seen + count
+        # Samples whose number in the whole data is a multiple of the stride.
+        index = torch.arange(count)[-samples_before % stride :: stride]
+        samples_before += count
         if len(index):
-            sample.append(tangents.take(index))
-        rows.append(tangents if kept else way(differentiation, batch, root))
-    few, device = Tangents.join(sample), differentiation.regressor.flat.device
-    near = preconditioner(few, few.shape[0] / problem.samples, problem.ridge)
-    bend = None if penalty is None else penalty.product
-    setting = (problem.ridge, tolerance, width, device)
-    return MatrixFreeForm(rows, *setting, penalty=bend, preconditioner=near, together=together)
+            preconditioning_tangents.append(tangents.take(index))
+        rows.append(tangents if stored else recomputed(differentiation, batch, root))
+
+    sample = Tangents.join(preconditioning_tangents)
+    share = sample.shape[0] / problem.samples
+    return MatrixFreeForm(
+        rows,
+        ridge=problem.ridge,
+        tolerance=tolerance,
+        width=width,
+        device=differentiation.regressor.flat.device,
+        penalty=None if penalty is None else penalty.product,
+        preconditioner=Preconditioner.of(sample, share, problem.ridge),
+        together=together,
+    )

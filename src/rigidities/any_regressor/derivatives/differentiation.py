@@ -1,6 +1,6 @@
 r"""Per-sample derivatives of any regressor: a batch of inputs to its predictions and `Tangents`.
 
-Three ways, chosen on the first batch:
+There are three ways, and `Differentiation.of` chooses on the first batch:
 
 - linear layers of a module: the factors of their outer products (`linear_layers`);
 - few parameters: forward mode, one pass per parameter over the whole batch;
@@ -34,7 +34,8 @@ from .tangents import Block, Explicit, Tangents
 FEW_PARAMETERS = 16
 """Up to here forward mode costs fewer passes than the transposed products it saves."""
 
-Rows = Callable[..., Tensor]
+JacobianFunction = Callable[..., Tensor]
+"""jacobian(regressor, *inputs, **kwargs) -> (N, K, P)."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,12 @@ class Differentiation:
     """How to differentiate one regressor.
 
     Attributes:
-        regressor: whose parameters to differentiate by.
-        layers: linear layers that give their blocks as factors.
-        rest: the regressor of all other parameters; None where there are none.
-        shape: of one sample's output, K numbers.
-        rows: how its Jacobian (N, K, p) is made.
-        numbers: how many numbers the tangents of one sample hold.
+        regressor: The regressor, by whose parameters to differentiate.
+        layers: Linear layers that give their blocks as factors; None where there are none.
+        unfactored: The regressor of all other parameters; None where there are none.
+        shape: Shape of one sample's output, K numbers.
+        jacobian: How the Jacobian (N, K, p) of `unfactored` is computed.
+        numbers_per_sample: How many numbers the tangents of one sample hold.
 
     Examples:
         >>> r = Regressor.of(lambda w, x: w[0] * x + w[1], torch.tensor([2.0, 1.0]))
@@ -59,54 +60,82 @@ class Differentiation:
 
     regressor: Regressor
     layers: LinearLayers | None
-    rest: Regressor | None
+    unfactored: Regressor | None
     shape: torch.Size
-    rows: Rows = field(repr=False)
-    numbers: int = 0
+    jacobian: JacobianFunction = field(repr=False)
+    numbers_per_sample: int = 0
 
     @classmethod
     def of(cls, regressor: Regressor, *inputs: Any, **kwargs: Any) -> Differentiation:
-        """Choose the way on a first batch (its first two samples are enough)."""
+        """Choose the way on a first batch (its first two samples are enough).
+
+        Raises:
+            ValueError: The prediction for a sample depends on the rest of its batch.
+        """
         first = next(SampleBatch(inputs, kwargs, None, None).pieces(2))
-        args, named = first.args, first.kwargs
+        args = first.args
+        keywords = first.kwargs
         with torch.no_grad():
-            shape = regressor.raw(regressor.flat, *args, **named).shape[1:]
-        _check_alone(regressor, *args, **named)
+            shape = regressor.raw(regressor.flat, *args, **keywords).shape[1:]
+        _check_samples_are_independent(regressor, *args, **keywords)
+        factored = cls._factored(regressor, shape, first)
+        if factored is not None:
+            return factored
+        jacobian = _jacobian_function(regressor, *args, **keywords)
+        return cls(regressor, None, regressor, shape, jacobian)._measured(*args, **keywords)
+
+    @classmethod
+    def _factored(
+        cls, regressor: Regressor, shape: torch.Size, first: SampleBatch
+    ) -> Differentiation | None:
+        """The way by factors of linear layers; None where it does not give the derivatives."""
+        args = first.args
+        keywords = first.kwargs
         layers = LinearLayers.of(regressor)
-        if layers is not None:
-            every, rest = regressor.parameters, None
-            if not layers.names.issuperset(every.names):
-                rest = replace(regressor, parameters=every.without(layers.names))
-            factored = cls(regressor, layers, rest, shape, _way(rest, *args, **named))
-            with suppress(NotFactored):
-                layers.blocks(regressor, *args, **named)
-                if _confirmed(regressor, factored(*args, **named)[1], *args, **named):
-                    return factored._measured(*args, **named)
-        plain = cls(regressor, None, regressor, shape, _way(regressor, *args, **named))
-        return plain._measured(*args, **named)
+        if layers is None:
+            return None
+        parameters = regressor.parameters
+        unfactored = None
+        if not layers.names.issuperset(parameters.names):
+            unfactored = replace(regressor, parameters=parameters.without(layers.names))
+        jacobian = _jacobian_function(unfactored, *args, **keywords)
+        factored = cls(regressor, layers, unfactored, shape, jacobian)
+        with suppress(NotFactored):
+            # A call of `factored` would hide what the layers refuse.
+            layers.blocks(regressor, *args, **keywords)
+            _, tangents = factored(*args, **keywords)
+            if _confirmed(regressor, tangents, *args, **keywords):
+                return factored._measured(*args, **keywords)
+        return None
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tangents]:
         """Predictions (N, K) and their tangents (N, K, P)."""
         if self.layers is None:
-            outputs, blocks = self._plain(self.rows, *inputs, **kwargs)
+            outputs, blocks = self._explicit(self.jacobian, *inputs, **kwargs)
         else:
             try:
                 outputs, blocks = self.layers.blocks(self.regressor, *inputs, **kwargs)
-                if self.rest is not None:
-                    blocks |= _explicit(self.rest, self.rows(self.rest, *inputs, **kwargs))
+                if self.unfactored is not None:
+                    rows = self.jacobian(self.unfactored, *inputs, **kwargs)
+                    blocks |= _explicit_blocks(self.unfactored, rows)
             except NotFactored:  # a layer that the first batch did not call
-                way = _way(self.regressor, *inputs, **kwargs)
-                outputs, blocks = self._plain(way, *inputs, **kwargs)
-        parameters, idle = self.regressor.parameters, outputs.new_zeros(*outputs.shape, 1)
+                jacobian = _jacobian_function(self.regressor, *inputs, **kwargs)
+                outputs, blocks = self._explicit(jacobian, *inputs, **kwargs)
+        parameters = self.regressor.parameters
+        zero = outputs.new_zeros(*outputs.shape, 1)
         for name, size in zip(parameters.names, parameters.sizes, strict=True):
-            # a layer that this batch does not call has no influence on its predictions
-            blocks.setdefault(name, Explicit(idle.expand(*outputs.shape, size)))
+            # A layer that this batch does not call has no influence on its predictions.
+            blocks.setdefault(name, Explicit(zero.expand(*outputs.shape, size)))
         return outputs, Tangents(tuple(blocks[name] for name in parameters.names))
 
-    def _plain(self, way: Rows, *inputs: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Block]]:
+    def _explicit(
+        self, jacobian: JacobianFunction, *inputs: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Block]]:
+        """Predictions (N, K), and the written-out block of every parameter."""
         with torch.no_grad():
             outputs = self.regressor.outputs(self.regressor.flat, *inputs, **kwargs)
-        return outputs, _explicit(self.regressor, way(self.regressor, *inputs, **kwargs))
+        rows = jacobian(self.regressor, *inputs, **kwargs)
+        return outputs, _explicit_blocks(self.regressor, rows)
 
     @property
     def outputs(self) -> int:
@@ -114,33 +143,43 @@ class Differentiation:
         return self.shape.numel()
 
     def _measured(self, *inputs: Any, **kwargs: Any) -> Differentiation:
-        outputs, tangent = self(*inputs, **kwargs)
-        return replace(self, numbers=-(-tangent.numbers // len(outputs)))
+        """The same with the numbers per sample counted on a batch, rounded up."""
+        outputs, tangents = self(*inputs, **kwargs)
+        return replace(self, numbers_per_sample=-(-tangents.numbers // len(outputs)))
 
 
 def forward_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
     """(N, K, P) by forward mode, one pass per parameter."""
-    jacobian: Rows = jacfwd(lambda p: regressor.outputs(p, *inputs, **kwargs))
+    jacobian: JacobianFunction = jacfwd(lambda flat: regressor.outputs(flat, *inputs, **kwargs))
     with transformable(), forward_mode:
         return jacobian(regressor.flat)
 
 
 def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
-    """(N, K, P) by reverse mode, mapped over the samples."""
-    rows = sample_count(*inputs, **kwargs)
+    """(N, K, P) by reverse mode, mapped over the samples.
+
+    Inputs with a row per sample are mapped; all others are the same for every sample.
+    """
+    samples = sample_count(*inputs, **kwargs)
     values = [*inputs, *kwargs.values()]
-    batched = [isinstance(v, Tensor) and v.ndim > 0 and len(v) == rows for v in values]
+    mapped_places = []
+    for place, value in enumerate(values):
+        if isinstance(value, Tensor) and value.ndim > 0 and len(value) == samples:
+            mapped_places.append(place)
 
-    def single(flat: Tensor, *samples: Tensor) -> Tensor:
-        given = iter(samples)
-        full = [next(given)[None] if b else v for v, b in zip(values, batched, strict=True)]
-        named = dict(zip(kwargs, full[len(inputs) :], strict=True))
-        return regressor.outputs(flat, *full[: len(inputs)], **named)[0]
+    def outputs_of_one(flat: Tensor, *sample: Tensor) -> Tensor:
+        """Outputs (K,) of one sample, given without its batch dimension."""
+        full = list(values)
+        for place, value in zip(mapped_places, sample, strict=True):
+            full[place] = value[None]
+        args = full[: len(inputs)]
+        keywords = dict(zip(kwargs, full[len(inputs) :], strict=True))
+        return regressor.outputs(flat, *args, **keywords)[0]
 
-    mapped = [v for v, b in zip(values, batched, strict=True) if b]
-    jacobian: Rows = vmap(jacrev(single), in_dims=(None, *[0] * len(mapped)))
+    mapped_dimensions = [0] * len(mapped_places)
+    jacobian: JacobianFunction = vmap(jacrev(outputs_of_one), in_dims=(None, *mapped_dimensions))
     with transformable():
-        return jacobian(regressor.flat, *mapped)
+        return jacobian(regressor.flat, *[values[place] for place in mapped_places])
 
 
 def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
@@ -151,25 +190,29 @@ def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
     return torch.cat(rows).reshape(*outputs.shape, -1)
 
 
-def _explicit(regressor: Regressor, rows: Tensor) -> dict[str, Block]:
-    """One block per parameter of a whole Jacobian."""
+def _explicit_blocks(regressor: Regressor, rows: Tensor) -> dict[str, Block]:
+    """A whole Jacobian (N, K, P) cut into one block per parameter, by name."""
     parameters = regressor.parameters
     pieces = rows.detach().split_with_sizes(parameters.sizes, dim=-1)
-    return dict(zip(parameters.names, map(Explicit, pieces), strict=True))
+    return {name: Explicit(piece) for name, piece in zip(parameters.names, pieces, strict=True)}
 
 
-def _way(regressor: Regressor | None, *inputs: Any, **kwargs: Any) -> Rows:
-    """The cheapest way that works on a first batch."""
+def _jacobian_function(
+    regressor: Regressor | None, *inputs: Any, **kwargs: Any
+) -> JacobianFunction:
+    """The cheapest way to a Jacobian that works on a first batch and is confirmed there."""
     if regressor is None:
-        return reverse_rows
-    few = len(regressor) <= FEW_PARAMETERS
-    for way in (forward_rows, reverse_rows) if few else (reverse_rows,):
+        return reverse_rows  # nobody will call it
+    candidates: list[JacobianFunction] = [reverse_rows]
+    if len(regressor) <= FEW_PARAMETERS:
+        candidates.insert(0, forward_rows)
+    for candidate in candidates:
         try:
-            blocks = _explicit(regressor, way(regressor, *inputs, **kwargs))
+            blocks = _explicit_blocks(regressor, candidate(regressor, *inputs, **kwargs))
         except RuntimeError:
             continue
         if _confirmed(regressor, Tangents(tuple(blocks.values())), *inputs, **kwargs):
-            return way
+            return candidate
     notify(
         "f cannot be transformed by torch.func.vmap (in-place writes, data-dependent control flow, "
         ".item(), or torch.cdist, which torch batches wrongly): one backward pass per sample "
@@ -179,18 +222,23 @@ def _way(regressor: Regressor | None, *inputs: Any, **kwargs: Any) -> Rows:
 
 
 def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs: Any) -> bool:
-    """Whether $J^T u$ equals a backward pass, parameter by parameter."""
-    flat, sizes = regressor.flat, regressor.parameters.sizes
+    """Whether $J^T u$ equals a backward pass, parameter by parameter, for a random u."""
+    flat = regressor.flat
+    sizes = regressor.parameters.sizes
+    # Positive weights of the outputs, away from zero, so that no output goes unchecked.
     u = normal_like(flat.new_empty(tangents.shape[:2])).abs().add(0.5).double()[None]
     expected = pulls(lambda p: regressor.outputs(p, *inputs, **kwargs), flat, u)[0]
-    difference = (tangents.backward(u)[0] - expected).split_with_sizes(sizes)
-    tolerance, floor = max(1e-3, torch.finfo(flat.dtype).eps ** 0.5), 1e-3 * float(expected.norm())
-    pairs = zip(difference, expected.split_with_sizes(sizes), strict=True)
-    return not any(float(d.norm()) > tolerance * (float(e.norm()) + floor) for d, e in pairs)
+    differences = (tangents.backward(u)[0] - expected).split_with_sizes(sizes)
+    tolerance = max(1e-3, torch.finfo(flat.dtype).eps ** 0.5)
+    floor = 1e-3 * float(expected.norm())  # a parameter of little influence may round
+    for difference, gradient in zip(differences, expected.split_with_sizes(sizes), strict=True):
+        if float(difference.norm()) > tolerance * (float(gradient.norm()) + floor):
+            return False
+    return True
 
 
-def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
-    """A sample's prediction must not depend on the rest of its batch."""
+def _check_samples_are_independent(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
+    """Refuse a regressor whose prediction for a sample depends on the rest of its batch."""
     if sample_count(*inputs, **kwargs) in {None, 1}:
         return
     with torch.no_grad():
@@ -198,12 +246,14 @@ def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
         first = next(SampleBatch(inputs, kwargs, None, None).pieces(1))
         alone = regressor.outputs(regressor.flat, *first.args, **first.kwargs)
     if not bool(together.isfinite().all()):
-        return  # which a fit refuses with its rows
-    size = 1e-5 * float(together.abs().max())
-    if alone.shape != together.shape or not torch.allclose(alone, together, rtol=1e-3, atol=size):
-        raise ValueError(
-            "The prediction for a sample depends on the rest of its batch "
-            f"({float(together.reshape(-1)[0]):.6g} with another sample, "
-            f"{float(alone.reshape(-1)[0]):.6g} alone), so it has no derivative of its own. Check "
-            "that f treats the first dimension of its inputs as samples."
-        )
+        return  # a fit refuses these, and names the rows
+    rounding = 1e-5 * float(together.abs().max())
+    same_shape = alone.shape == together.shape
+    if same_shape and torch.allclose(alone, together, rtol=1e-3, atol=rounding):
+        return
+    raise ValueError(
+        "The prediction for a sample depends on the rest of its batch "
+        f"({float(together.reshape(-1)[0]):.6g} with another sample, "
+        f"{float(alone.reshape(-1)[0]):.6g} alone), so it has no derivative of its own. Check "
+        "that f treats the first dimension of its inputs as samples."
+    )

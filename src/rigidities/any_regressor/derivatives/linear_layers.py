@@ -1,7 +1,8 @@
 r"""Inputs and slopes of a module's linear layers: all that its Jacobian by their weights needs.
 
 One forward pass records what enters each `nn.Linear`, one backward pass per output gives
-$s = \partial \tilde y / \partial z$ at what leaves it, for all samples of the batch at once.
+$s = \partial \tilde y / \partial z$ at what leaves it, for all samples of the batch at once. The
+block of a weight is then the outer product of the two (`tangents.Outer`), that of a bias is s.
 """
 
 from __future__ import annotations
@@ -21,90 +22,123 @@ from .regressor import Regressor
 from .tangents import Block, Explicit, Outer
 
 
+class NotFactored(Exception):
+    """Row n of a layer's input does not belong to sample n."""
+
+
+class _Call(NamedTuple):
+    """One call of a linear layer: its input (N, ..., I) and its output (N, ..., O)."""
+
+    input: Tensor
+    output: Tensor
+
+
 @dataclass(frozen=True)
 class LinearLayers:
-    """The layers, by name, whose weights and biases enter a regressor through their call alone."""
+    """The linear layers whose weights and biases enter a regressor through their call alone.
+
+    Attributes:
+        layers: The names of the layers within the module.
+    """
 
     layers: list[str]
 
     @classmethod
     def of(cls, regressor: Regressor) -> LinearLayers | None:
-        """Those of which a parameter is selected; None where there are none."""
+        """The layers of which a parameter is selected; None where there are none."""
         if regressor.module is None:
             return None
-        held = (value for m in regressor.module.modules() for value in m._parameters.values())
-        shared = Counter(id(value) for value in held if value is not None)
+        uses = _uses_of_parameters(regressor.module)
         selected = set(regressor.parameters.names)
-        layers = [
-            name
-            for name, module in regressor.module.named_modules()
-            if type(module) is nn.Linear
-            and selected & {_joined(name, "weight"), _joined(name, "bias")}
-            and all(shared[id(v)] == 1 for v in module._parameters.values() if v is not None)
-        ]
+        layers = []
+        for name, module in regressor.module.named_modules():
+            if type(module) is not nn.Linear:
+                continue
+            parameters = [p for p in module._parameters.values() if p is not None]
+            is_selected = not selected.isdisjoint(_parameter_names(name))
+            is_shared = any(uses[id(parameter)] > 1 for parameter in parameters)
+            if is_selected and not is_shared:
+                layers.append(name)
         return cls(layers) if layers else None
 
     @property
     def names(self) -> set[str]:
-        """Names of their parameters."""
-        return {_joined(name, kind) for name in self.layers for kind in ("weight", "bias")}
+        """Names of the layers' parameters."""
+        names: set[str] = set()
+        for layer in self.layers:
+            names.update(_parameter_names(layer))
+        return names
 
     def blocks(
         self, regressor: Regressor, *inputs: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Block]]:
-        """Predictions (N, K) and the block of each layer's weight and bias."""
+        """Predictions (N, K), and the block of each layer's weight and bias by name.
+
+        Layers that the batch does not call have no block.
+
+        Raises:
+            NotFactored: The rows of a layer are not the samples.
+        """
         assert regressor.module is not None
         with torch.enable_grad(), self._recording(regressor.module) as calls:
             output = regressor.function(regressor.parameters.tree, *inputs, **kwargs)
             rows = output.reshape(len(output), -1)
-            entered = [call.input for some in calls.values() for call in some]
-            if any(entering.ndim < 2 or len(entering) != len(rows) for entering in entered):
-                raise NotFactored
+            for layer_calls in calls.values():
+                for call in layer_calls:
+                    if call.input.ndim < 2 or len(call.input) != len(rows):
+                        raise NotFactored
             if not rows.requires_grad:  # the batch calls none of the layers
                 return rows.detach(), {}
             slopes = self._slopes(rows, calls)
         blocks: dict[str, Block] = {}
-        for name, made in calls.items():
-            if not made:
+        for name, layer_calls in calls.items():
+            if not layer_calls:
                 continue
-            a = torch.cat([_positions(call.input) for call in made], dim=1)
-            s = torch.cat([slopes[id(call)] for call in made], dim=2)
+            # All positions of all calls, T: inputs (N, T, I) and slopes (N, K, T, O).
+            a = torch.cat([_positions(call.input) for call in layer_calls], dim=1)
+            s = torch.cat([slopes[id(call)] for call in layer_calls], dim=2)
+            weight_name, bias_name = _parameter_names(name)
             if a.shape[1] == 1:
-                blocks[_joined(name, "weight")] = Outer(a[:, 0], s[:, :, 0])
-            else:  # the sum over positions
-                weight = torch.einsum("nti,nkto->nkoi", a, s).flatten(-2)
-                blocks[_joined(name, "weight")] = Explicit(weight)
-            blocks[_joined(name, "bias")] = Explicit(s.sum(2))
+                blocks[weight_name] = Outer(a[:, 0], s[:, :, 0])
+            else:  # a sum over positions is no outer product any more
+                blocks[weight_name] = Explicit(torch.einsum("nti,nkto->nkoi", a, s).flatten(-2))
+            blocks[bias_name] = Explicit(s.sum(2))
         return rows.detach(), blocks
 
     def _slopes(self, rows: Tensor, calls: dict[str, list[_Call]]) -> dict[int, Tensor]:
-        """d output / d z of each call, (N, K, T, O)."""
-        made = [call for name in self.layers for call in calls[name]]
-        each = (_gradients(rows[:, k].sum(), made) for k in range(rows.shape[1]))
-        parts = zip(map(id, made), zip(*each, strict=True), strict=True)
-        slopes = {call: torch.stack(grads, dim=1) for call, grads in parts}
-        # row n of a layer must belong to sample n: weights of the samples must come back there
+        """d output / d z of each call, (N, K, T, O), by the id of the call."""
+        all_calls = [call for name in self.layers for call in calls[name]]
+        gradients_by_output = [
+            _gradients(rows[:, k].sum(), all_calls) for k in range(rows.shape[1])
+        ]
+        slopes = {}
+        for number, call in enumerate(all_calls):
+            gradients = [by_call[number] for by_call in gradients_by_output]
+            slopes[id(call)] = torch.stack(gradients, dim=1)
+        # Row n of a layer must belong to sample n: weights of the samples must come back there.
         weights = normal_like(rows[:, :1]).abs().add(0.5)
-        for call, grad in zip(made, _gradients((weights * rows).sum(), made), strict=True):
+        weighted_gradients = _gradients((weights * rows).sum(), all_calls)
+        for call, gradient in zip(all_calls, weighted_gradients, strict=True):
             expected = weights[..., None] * slopes[id(call)].sum(1)
-            if not bool((grad - expected).norm() <= 1e-3 * expected.norm()):
+            if not bool((gradient - expected).norm() <= 1e-3 * expected.norm()):
                 raise NotFactored
         return slopes
 
     @contextmanager
-    def _recording(self, whole: nn.Module) -> Iterator[dict[str, list[_Call]]]:
+    def _recording(self, module: nn.Module) -> Iterator[dict[str, list[_Call]]]:
+        """Record every call of the layers, by the layer's name, while the context lasts."""
         calls: dict[str, list[_Call]] = {name: [] for name in self.layers}
 
-        def record(name: str, module: nn.Module, args: Any, named: Any, output: Tensor) -> Tensor:
-            entering: Tensor = args[0] if args else named["input"]
+        def record(name: str, layer: nn.Module, args: Any, keywords: Any, output: Tensor) -> Tensor:
+            entering: Tensor = args[0] if args else keywords["input"]
             leaving = output if output.requires_grad else output.detach().requires_grad_()
             calls[name].append(_Call(entering.detach(), leaving))
             return leaving.clone()  # what follows may write in place
 
-        handles = [
-            whole.get_submodule(name).register_forward_hook(partial(record, name), with_kwargs=True)
-            for name in self.layers
-        ]
+        handles = []
+        for name in self.layers:
+            layer = module.get_submodule(name)
+            handles.append(layer.register_forward_hook(partial(record, name), with_kwargs=True))
         try:
             yield calls
         finally:
@@ -112,20 +146,19 @@ class LinearLayers:
                 handle.remove()
 
 
-class NotFactored(Exception):
-    """Row n of a layer's input does not belong to sample n."""
-
-
-class _Call(NamedTuple):
-    input: Tensor
-    output: Tensor
+def _uses_of_parameters(module: nn.Module) -> Counter[int]:
+    """In how many submodules each parameter is registered, by its id."""
+    uses: Counter[int] = Counter()
+    for submodule in module.modules():
+        uses.update(id(p) for p in submodule._parameters.values() if p is not None)
+    return uses
 
 
 def _gradients(total: Tensor, calls: list[_Call]) -> list[Tensor]:
-    """By what left each call, (N, T, O)."""
+    """Gradients of a number by what left each call, (N, T, O)."""
     outputs = [call.output for call in calls]
-    found = torch.autograd.grad(total, outputs, retain_graph=True, materialize_grads=True)
-    return [_positions(gradient) for gradient in found]
+    gradients = torch.autograd.grad(total, outputs, retain_graph=True, materialize_grads=True)
+    return [_positions(gradient) for gradient in gradients]
 
 
 def _positions(tensor: Tensor) -> Tensor:
@@ -133,5 +166,7 @@ def _positions(tensor: Tensor) -> Tensor:
     return tensor.reshape(tensor.shape[0], -1, tensor.shape[-1])
 
 
-def _joined(name: str, kind: str) -> str:
-    return f"{name}.{kind}" if name else kind
+def _parameter_names(layer: str) -> tuple[str, str]:
+    """Names of a layer's weight and bias; the module itself has the name ""."""
+    prefix = f"{layer}." if layer else ""
+    return f"{prefix}weight", f"{prefix}bias"

@@ -3,6 +3,9 @@
 A leaf is a floating-point tensor inside nested mappings, lists and tuples; it is named by the path
 that leads to it, joined by dots (`"layers.0.weight"`). A tensor that stands in two places is one
 leaf. Everything else in the containers is left as it is.
+
+`Parameters.of` walks through a container and concatenates the selected leaves; `restore` puts other
+values in their places.
 """
 
 from __future__ import annotations
@@ -28,9 +31,10 @@ class Parameters:
     """The selected leaves of a container as a flat vector.
 
     Attributes:
-        tree: the container as it was given, a copy.
-        names: of the selected leaves, in the order of the flat vector.
-        shapes: of the selected leaves.
+        tree: A copy of the container.
+        names: Names of the selected leaves, in the order of the flat vector.
+        shapes: Shapes of the selected leaves.
+        flat: The selected leaves, flattened and concatenated, (P,).
 
     Examples:
         >>> p = Parameters.of({"a": torch.tensor([1.0, 2.0]), "b": [torch.tensor(3.0)]})
@@ -44,26 +48,41 @@ class Parameters:
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     flat: Tensor
-    _slots: dict[str, int] = field(repr=False)
+    _slots: dict[str, int] = field(repr=False)  # path -> number of the selected leaf
 
     @classmethod
     def of(cls, tree: Any, subset: Subset | None = None) -> Parameters:
-        """Flatten nested containers; `subset` as in `PredictionRigidity`."""
+        """Flatten nested containers.
+
+        Args:
+            tree: A tensor, or nested mappings, lists and tuples of tensors.
+            subset: Which leaves to select, as in `PredictionRigidity`; None for all.
+
+        Raises:
+            ValueError: Two leaves have the same path, the subset selects none, or a value is not
+                finite.
+        """
         tree = _mapped(tree, lambda _, leaf: leaf.detach())
-        selected, slots, seen = dict[str, Tensor](), dict[str, int](), dict[object, int]()
         names = [name for name, _ in _leaves(tree)]
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
             raise ValueError(
-                f"Two parameters have the same path {', '.join(twice)}: keys must not hold dots "
+                f"Two parameters have the same path {', '.join(repeated)}: keys must not hold dots "
                 "that make them look like others."
             )
-        chosen = _chooser(subset, names)
+        is_selected = _selector(subset, names)
+        selected: dict[str, Tensor] = {}
+        slots: dict[str, int] = {}
+        slot_by_identity: dict[object, int] = {}
         for name, leaf in _leaves(tree):
-            if chosen(name):  # leaves that share their memory and shape are the same parameter
-                identity = leaf.data_ptr(), leaf.shape, leaf.stride()
-                slots[name] = seen.setdefault(identity, len(selected))
-                if slots[name] == len(selected):
-                    selected[name] = leaf
+            if not is_selected(name):
+                continue
+            # Leaves that share their memory and shape are the same parameter.
+            identity = (leaf.data_ptr(), leaf.shape, leaf.stride())
+            if identity not in slot_by_identity:
+                slot_by_identity[identity] = len(selected)
+                selected[name] = leaf
+            slots[name] = slot_by_identity[identity]
         if not selected:
             raise ValueError(
                 "There are no parameters: expected a floating-point tensor, or mappings, lists and "
@@ -74,9 +93,10 @@ class Parameters:
         if not bool(torch.isfinite(flat).all()):
             raise ValueError("The parameters hold NaN or infinity: the fit they come from failed.")
         shapes = tuple(leaf.shape for leaf in selected.values())
-        view = cls(tree, tuple(selected), shapes, flat, slots)
-        copied = _mapped(tree, lambda name, leaf: leaf if name in slots else leaf.clone())
-        return replace(view, tree=replace(view, tree=copied).restore(flat))
+        # The tree becomes a copy: its selected leaves are views of the flat vector.
+        fixed_copied = _mapped(tree, lambda name, leaf: leaf if name in slots else leaf.clone())
+        parameters = cls(fixed_copied, tuple(selected), shapes, flat, slots)
+        return replace(parameters, tree=parameters.restore(flat))
 
     @property
     def sizes(self) -> list[int]:
@@ -92,21 +112,21 @@ class Parameters:
         return self.flat.numel()
 
     def restore(self, flat: Tensor) -> Any:
-        """The container with the selected leaves taken from a flat vector.
+        """The container with the selected leaves read from a flat vector.
 
-        From several, (n, P), every tensor gains a leading n.
+        From several vectors, (n, P), every tensor gains a leading n.
         """
         return self.filled(flat.split_with_sizes(self.sizes, dim=-1))
 
     def filled(self, pieces: Sequence[Tensor]) -> Any:
-        """The container with the selected leaves taken from one flat piece each."""
-        several = pieces[0].shape[:-1]
+        """The container with the selected leaves read from one flat piece each."""
+        leading = pieces[0].shape[:-1]  # () or (n,)
 
         def leaf_for(name: str, leaf: Tensor) -> Tensor:
-            if name not in self._slots:
-                return leaf.expand(several + leaf.shape) if several else leaf
-            slot = self._slots[name]
-            return pieces[slot].reshape(several + self.shapes[slot]).to(leaf.dtype)
+            if name in self._slots:
+                slot = self._slots[name]
+                return pieces[slot].reshape(leading + self.shapes[slot]).to(leaf.dtype)
+            return leaf.expand(leading + leaf.shape) if leading else leaf
 
         return _mapped(self.tree, leaf_for)
 
@@ -117,15 +137,17 @@ class Parameters:
 
     def deviations(self, flat: Tensor) -> Any:
         """The container with deviations of the selected leaves, and zero for all others."""
-        return replace(self, tree=_mapped(self.tree, lambda _, leaf: leaf * 0)).restore(flat)
+        zeros = _mapped(self.tree, lambda _, leaf: leaf * 0)
+        return replace(self, tree=zeros).restore(flat)
 
     def without(self, names: Iterable[str]) -> Parameters:
         """The same container with fewer leaves selected."""
-        left = set(self._slots) - set(names)
-        return Parameters.of(self.tree, lambda name: name in left)
+        remaining = set(self._slots) - set(names)
+        return Parameters.of(self.tree, lambda name: name in remaining)
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Path and tensor of each floating-point leaf."""
     if isinstance(tree, Tensor):
         path = path or BARE
         if tree.is_complex():
@@ -133,44 +155,60 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         if tree.is_floating_point():
             yield path, tree
         return
-    for _, below, member in _members(tree, path):
-        yield from _leaves(member, below)
+    for _, member_path, member in _members(tree, path):
+        yield from _leaves(member, member_path)
 
 
 def _mapped(tree: Any, change: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
-    """The same containers with every tensor leaf changed."""
+    """The same containers with every tensor changed by a function of its path and itself."""
     if isinstance(tree, Tensor):
         return change(path or BARE, tree)
-    new = {key: _mapped(member, change, below) for key, below, member in _members(tree, path)}
+    changed = {
+        key: _mapped(member, change, member_path)
+        for key, member_path, member in _members(tree, path)
+    }
     if isinstance(tree, Mapping):
-        return new
+        return changed
     if isinstance(tree, tuple):
-        return type(tree)(*new.values()) if hasattr(tree, "_fields") else tuple(new.values())
-    return list(new.values()) if isinstance(tree, list) else tree
+        is_named = hasattr(tree, "_fields")
+        return type(tree)(*changed.values()) if is_named else tuple(changed.values())
+    if isinstance(tree, list):
+        return list(changed.values())
+    return tree
 
 
 def _members(tree: Any, path: str) -> list[tuple[Any, str, Any]]:
-    """Key, path and value of each member of a container."""
-    listed = enumerate(tree) if isinstance(tree, (list, tuple)) else ()
-    held = tree.items() if isinstance(tree, Mapping) else listed
-    return [(key, f"{path}.{key}" if path else str(key), member) for key, member in held]
+    """Key, path and value of each member of a container; none of anything else."""
+    pairs: Iterable[tuple[Any, Any]]
+    if isinstance(tree, Mapping):
+        pairs = tree.items()
+    elif isinstance(tree, (list, tuple)):
+        pairs = enumerate(tree)
+    else:
+        return []
+    prefix = f"{path}." if path else ""
+    return [(key, f"{prefix}{key}", member) for key, member in pairs]
 
 
-def _chooser(subset: Subset | None, names: list[str]) -> Callable[[str], bool]:
+def _selector(subset: Subset | None, names: list[str]) -> Callable[[str], bool]:
+    """Whether a name is in the subset; refuses a subset that selects nothing."""
     if subset is None:
         return lambda name: True
-    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    listed = ", ".join(names[:20])
+    if len(names) > 20:
+        listed += ", ..."
     if callable(subset):
-        if not any(map(subset, names)):
+        if not any(subset(name) for name in names):
             raise ValueError(f"subset selects no parameter. There are: {listed}.")
         return subset
-    wanted = [subset] if isinstance(subset, str) else list(subset)
+    prefixes = [subset] if isinstance(subset, str) else list(subset)
+    missing = [prefix for prefix in prefixes if not any(_is_under(name, prefix) for name in names)]
+    if missing or not prefixes:
+        quoted = ", ".join(repr(prefix) for prefix in missing)
+        raise ValueError(f"subset names no parameter {quoted}. There are: {listed}.")
+    return lambda name: any(_is_under(name, prefix) for prefix in prefixes)
 
-    def under(name: str, prefix: str) -> bool:
-        return name == prefix or name.startswith(prefix + ".")
 
-    missing = [w for w in wanted if not any(under(name, w) for name in names)]
-    if missing or not wanted:
-        lacking = ", ".join(map(repr, missing))
-        raise ValueError(f"subset names no parameter {lacking}. There are: {listed}.")
-    return lambda name: any(under(name, prefix) for prefix in wanted)
+def _is_under(name: str, prefix: str) -> bool:
+    """Whether a path is the prefix, or continues it after a dot."""
+    return name == prefix or name.startswith(prefix + ".")

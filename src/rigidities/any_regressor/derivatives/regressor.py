@@ -1,4 +1,9 @@
-r"""Any regressor as a function $\tilde y(w, x)$ of one flat vector of parameters."""
+r"""Any regressor as a function $\tilde y(w, x)$ of one flat vector of parameters.
+
+`Regressor.of` takes a function f(params, *inputs) with its parameters, or a module, whose
+parameters and buffers it copies. `outputs` calls it at any flat vector, checks that the result has
+a row per sample, and flattens each row to K numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,7 @@ from ...notices import notify
 from .parameters import Parameters, Subset
 
 Function = Callable[..., Any]
+"""f(params, *inputs, **kwargs)."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,10 @@ class Regressor:
     """f(params, *inputs) with the selected parameters as a flat vector.
 
     Attributes:
-        parameters: where the flat vector goes.
+        parameters: The parameters, flat and in their container.
         function: f(params, *inputs, **kwargs) -> (N, ...).
-        copies: eval-mode copies that share the model's tensors, where the regressor is one.
+        copies: Copies of the module in eval mode, one per thread, that share its tensors; None
+            where the regressor is a plain function.
     """
 
     parameters: Parameters
@@ -44,20 +51,32 @@ class Regressor:
         subset: Subset | None = None,
         output: str | int | None = None,
     ) -> Regressor:
-        """From a function and its parameters, or a module; arguments of `PredictionRigidity`."""
+        """From a function and its parameters, or a module.
+
+        Args:
+            f: A function f(params, *inputs), or a module.
+            params: The parameters of a function; None for a module.
+            subset: Which parameters may vary, as in `PredictionRigidity`.
+            output: Which of several outputs, as in `PredictionRigidity`.
+
+        Raises:
+            TypeError: f is neither.
+            ValueError: Parameters are missing, or given beside a module.
+        """
         if isinstance(f, nn.Module):
             if params is not None:
                 raise ValueError("A module brings its own parameters: leave params out.")
-            twin = shadow(f)
-            tree = dict(twin.named_parameters())
-            buffers = {name: buffer.clone() for name, buffer in twin.named_buffers()}
-            copies = OfThread(partial(shadow, twin))
-            return cls(Parameters.of(tree, subset), _Applied(copies, buffers, output), copies)
+            module = shadow(f)
+            tree = dict(module.named_parameters())
+            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+            copies = OfThread(partial(shadow, module))
+            function = _ModuleFunction(copies, buffers, output)
+            return cls(Parameters.of(tree, subset), function, copies)
         if not callable(f):
             raise TypeError(f"Expected f(params, x) or a torch.nn.Module, got {type(f).__name__}.")
         if params is None:
             raise ValueError("Give the fitted parameters: PredictionRigidity(f, params).")
-        return cls(Parameters.of(params, subset), partial(_picked, f, output))
+        return cls(Parameters.of(params, subset), partial(_single_output, f, output))
 
     @property
     def module(self) -> nn.Module | None:
@@ -84,6 +103,7 @@ class Regressor:
         return result
 
     def _check_rows(self, result: Tensor, *inputs: Any, **kwargs: Any) -> None:
+        """Refuse a result whose first dimension is not the samples."""
         rows = sample_count(*inputs, **kwargs)
         if result.ndim == 0 or (rows is not None and result.shape[0] != rows):
             raise ValueError(
@@ -95,32 +115,37 @@ class Regressor:
     def double(self) -> Regressor:
         """The same with parameters and buffers in float64; give it float64 inputs."""
         function = self.function
-        function = function.double() if isinstance(function, _Applied) else function
+        if isinstance(function, _ModuleFunction):
+            function = function.double()
         return replace(self, parameters=self.parameters.double(), function=function)
 
     def used(self, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> Regressor:
         """The same regressor without parameters that f does not use; they are named in a warning.
 
-        Batches, inputs as (args, kwargs), are read until every parameter has been used.
+        Args:
+            batches: Inputs as (args, kwargs). They are read until every parameter has been used.
+
+        Raises:
+            ValueError: f uses none of its parameters.
         """
         names = self.parameters.names
-        idle = set(names)
+        unused = set(names)
         for args, kwargs in batches:
-            idle -= self._touched(*args, **kwargs)
-            if not idle:
+            unused -= self._used_names(*args, **kwargs)
+            if not unused:
                 return self
-        if len(idle) == len(names):
+        if len(unused) == len(names):
             raise ValueError(
                 "f does not depend on its parameters through torch operations: its output has no "
                 f"derivative by {', '.join(names)}. Use the parameters that f is given, and torch "
                 "functions."
             )
-        listed = ", ".join(name for name in names if name in idle)
+        listed = ", ".join(name for name in names if name in unused)
         notify(f"f does not use {listed}: left out, as they have no say in any prediction.")
-        return replace(self, parameters=self.parameters.without(idle))
+        return replace(self, parameters=self.parameters.without(unused))
 
-    def _touched(self, *inputs: Any, **kwargs: Any) -> set[str]:
-        """Parameters that a batch's predictions depend on."""
+    def _used_names(self, *inputs: Any, **kwargs: Any) -> set[str]:
+        """Names of the parameters that a batch's predictions depend on."""
         with torch.enable_grad():
             pieces = self.flat.split_with_sizes(self.parameters.sizes)
             leaves = [piece.clone().requires_grad_() for piece in pieces]
@@ -128,14 +153,15 @@ class Regressor:
             self._check_rows(result, *inputs, **kwargs)
             if not result.requires_grad:
                 return set()
-            found = torch.autograd.grad(result.sum(), leaves, allow_unused=True)
-            slopes: list[Tensor | None] = list(found)
-        pairs = zip(self.parameters.names, slopes, strict=True)
-        return {name for name, slope in pairs if slope is not None}
+            gradients: list[Tensor | None] = list(
+                torch.autograd.grad(result.sum(), leaves, allow_unused=True)
+            )
+        pairs = zip(self.parameters.names, gradients, strict=True)
+        return {name for name, gradient in pairs if gradient is not None}
 
 
-def _picked(f: Function, output: str | int | None, /, *args: Any, **kwargs: Any) -> Tensor:
-    """One output of a user's function."""
+def _single_output(f: Function, output: str | int | None, /, *args: Any, **kwargs: Any) -> Tensor:
+    """Call a user's function and pick one of its outputs."""
     result = f(*args, **kwargs)
     if isinstance(result, Tensor) and result.ndim == 0:
         return result  # refused by name, with the number of samples, in `raw`
@@ -146,8 +172,14 @@ def _picked(f: Function, output: str | int | None, /, *args: Any, **kwargs: Any)
 
 
 @dataclass(frozen=True)
-class _Applied:
-    """A module called with other parameters than its own."""
+class _ModuleFunction:
+    """A module as a function of its parameters.
+
+    Attributes:
+        copies: Copies of the module, one per thread.
+        buffers: Its buffers by name.
+        output: Which of several outputs to pick.
+    """
 
     copies: OfThread[nn.Module]
     buffers: dict[str, Tensor]
@@ -157,7 +189,7 @@ class _Applied:
         state = {**params, **self.buffers}
         return pick(functional_call(self.copies(), state, inputs, kwargs), self.output)
 
-    def double(self) -> _Applied:
+    def double(self) -> _ModuleFunction:
         """The same in float64."""
-        floating = {name: doubled(buffer) for name, buffer in self.buffers.items()}
-        return replace(self, buffers=floating)
+        buffers = {name: doubled(buffer) for name, buffer in self.buffers.items()}
+        return replace(self, buffers=buffers)

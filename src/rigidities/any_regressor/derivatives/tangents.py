@@ -1,4 +1,4 @@
-r"""Derivatives of a batch of predictions by the parameters, stored as little as may be.
+r"""Derivatives of a batch of predictions by the parameters, stored as compactly as possible.
 
 Row (n, k) of $J$ is $g_{nk} = \partial \tilde y_{nk} / \partial w$. For the weight W of a linear
 layer with input $a_n$ and output $z_n = W a_n + b$ it is an outer product,
@@ -8,8 +8,9 @@ $$ \frac{\partial \tilde y_{nk}}{\partial W} = s_{nk} a_n^\top, \qquad
 
 so that the kernel $J J'^\top$ is a sum of elementwise products of small Grams,
 $(s_{nk} \cdot s'_{ml})\,(a_n \cdot a'_m)$, and the products $J v$ and $J^\top u$ need the factors
-alone. A block is the part of J that belongs to one parameter; the blocks stand in the order of the
-flat vector.
+alone. A `Block` is the part of J that belongs to one parameter: `Outer` stores the factors,
+`Explicit` the columns themselves. `Tangents` are the blocks of all parameters in the order of the
+flat vector. A `TangentBuffer` collects those of many batches.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch import Tensor
 
 
 class Block(ABC):
-    """Columns of J that belong to one parameter, in float64 wherever they are summed.
+    """Columns of J that belong to one parameter.
 
-    A block's fields are tensors with a row per sample each, the last of them (N, K, ...).
+    The fields of a block are tensors with a row per sample each, the last of them (N, K, ...).
+    Every sum is in float64, whatever the precision of the fields.
     """
 
     @property
@@ -35,42 +37,43 @@ class Block(ABC):
 
     @abstractmethod
     def matrix(self) -> Tensor:
-        """(N, K, width), in the precision they were computed in."""
+        """The columns written out, (N, K, width), in the precision they were computed in."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is stored."""
+        """The stored tensors, in the order of the fields."""
         return tuple(vars(self).values())
 
     def mixed(self, mixing: Tensor) -> Block:
         """Rows L^T J of each sample, L (N, K, K), or rows scaled by L (N, K)."""
-        *factors, rows = self.tensors
-        each = "nk,nk...->nk..." if mixing.ndim == 2 else "nkj,nk...->nj..."
-        factors.append(torch.einsum(each, mixing.to(rows), rows))
-        return type(self)(*factors)
+        *factors, rows = self.tensors  # the last tensor alone has a row for each output
+        equation = "nk,nk...->nk..." if mixing.ndim == 2 else "nkj,nk...->nj..."
+        mixed_tensors = [*factors, torch.einsum(equation, mixing.to(rows), rows)]
+        return type(self)(*mixed_tensors)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Block:
         """The same with every stored tensor changed."""
-        return type(self)(*map(change, self.tensors))
+        changed = [change(tensor) for tensor in self.tensors]
+        return type(self)(*changed)
 
     def take(self, index: slice | Tensor) -> Block:
         """Some of the samples."""
         return self.mapped(lambda tensor: tensor[index])
 
-    def room(self, samples: int) -> Block:
-        """The same for so many samples, yet to be written."""
+    def empty(self, samples: int) -> Block:
+        """A block of the same kind for so many samples, yet to be written."""
         return self.mapped(lambda tensor: tensor.new_empty(samples, *tensor.shape[1:]))
 
     def write(self, place: Tensor) -> None:
-        """The matrix into a given place."""
+        """Write the matrix into a tensor (N, K, width)."""
         place.copy_(self.matrix())
 
     def kernel(self, other: Block) -> Tensor:
-        """(N K, M L), the inner products of rows."""
+        """The inner products of rows with those of another block, (N K, M L)."""
         return self._double().flatten(0, 1) @ other._double().flatten(0, 1).mT
 
     def squares(self) -> Tensor:
-        """(N, K), the squared lengths of rows."""
+        """The squared lengths of rows, (N, K)."""
         return self._double().square().sum(-1)
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -91,7 +94,7 @@ class Block(ABC):
 
 @dataclass(frozen=True)
 class Explicit(Block):
-    """A block held as it is: rows (N, K, width)."""
+    """A block stored as it is: rows (N, K, width)."""
 
     rows: Tensor
 
@@ -122,40 +125,45 @@ class Outer(Block):
         return (self.slopes[..., None] * self.inputs[:, None, None]).flatten(-2)
 
     def write(self, place: Tensor) -> None:
-        """Write the outer products where they belong: no second copy."""
+        """Write the outer products into a tensor (N, K, width) without a second copy."""
         shaped = place.view(*place.shape[:-1], self.slopes.shape[-1], self.inputs.shape[-1])
         torch.mul(self.slopes[..., None], self.inputs[:, None, None], out=shaped)
 
     def kernel(self, other: Block) -> Tensor:
-        """Elementwise product of the Gram of slopes and that of inputs."""
+        """Elementwise product of the Gram of slopes and that of inputs, (N K, M L)."""
         if not isinstance(other, Outer):
             return super().kernel(other)
-        shape = (*self.slopes.shape[:2], *other.slopes.shape[:2])
         slopes, inputs = self._factors()
-        others, theirs = other._factors()
-        kernel = slopes.flatten(0, 1) @ others.flatten(0, 1).mT
-        kernel.reshape(shape).mul_((inputs @ theirs.mT)[:, None, :, None])
+        other_slopes, other_inputs = other._factors()
+        kernel = slopes.flatten(0, 1) @ other_slopes.flatten(0, 1).mT
+        input_gram = inputs @ other_inputs.mT  # (N, M)
+        shape = (*self.slopes.shape[:2], *other.slopes.shape[:2])  # (N, K, M, L)
+        kernel.reshape(shape).mul_(input_gram[:, None, :, None])
         return kernel
 
     def squares(self) -> Tensor:
-        """Product of squared lengths."""
+        """Products of the factors' squared lengths, (N, K)."""
         slopes, inputs = self._factors()
         return slopes.square().sum(-1) * inputs.square().sum(-1)[:, None]
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(m, O I) -> (m, N, K): (V a) . s."""
         slopes, inputs = self._factors()
-        through = inputs @ vectors.reshape(-1, inputs.shape[-1]).mT  # one product for all vectors
-        through = through.reshape(len(inputs), len(vectors), -1)
+        # V a for all vectors at once: (N, I) @ (I, m O) -> (N, m, O)
+        images = inputs @ vectors.reshape(-1, inputs.shape[-1]).mT
+        images = images.reshape(len(inputs), len(vectors), -1)
         if slopes.shape[1] == 1:  # many small products of one row are slow
-            return through.mul_(slopes).sum(-1).mT[..., None]
-        return (through @ slopes.mT).transpose(0, 1)
+            return images.mul_(slopes).sum(-1).mT[..., None]
+        return (images @ slopes.mT).transpose(0, 1)
 
     def backward(self, rows: Tensor) -> Tensor:
         """(m, N, K) -> (m, O I): sum of u s a^T."""
         slopes, inputs = self._factors()
-        turned = rows.transpose(0, 1)
-        pulled = turned * slopes if slopes.shape[1] == 1 else turned @ slopes
+        cotangents = rows.transpose(0, 1)  # (N, m, K)
+        if slopes.shape[1] == 1:
+            pulled = cotangents * slopes
+        else:
+            pulled = cotangents @ slopes  # (N, m, O)
         return (pulled.flatten(1).mT @ inputs).reshape(len(rows), -1)
 
     def magnitudes(self, rows: Tensor) -> Tensor:
@@ -165,12 +173,16 @@ class Outer(Block):
         return (pulled.mT @ inputs.abs()).flatten()
 
     def _factors(self) -> tuple[Tensor, Tensor]:
+        """Slopes (N, K, O) and inputs (N, I) in float64."""
         return self.slopes.to(torch.float64), self.inputs.to(torch.float64)
 
 
 @dataclass(frozen=True)
 class Tangents:
-    """J of a batch: one block per parameter, rows (N, K, P).
+    """J of a batch: rows (N, K, P), stored as one block per parameter.
+
+    Attributes:
+        blocks: The blocks in the order of the flat parameters.
 
     Examples:
         >>> t = Tangents((Outer(torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0]]])),))
@@ -183,17 +195,17 @@ class Tangents:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(N, K, P)."""
-        rows, outputs = self._like.shape[:2]
-        return rows, outputs, sum(self.widths)
+        samples, outputs = self._first_rows.shape[:2]
+        return samples, outputs, sum(self.widths)
 
     @property
     def device(self) -> torch.device:
         """Where the blocks lie."""
-        return self._like.device
+        return self._first_rows.device
 
     @property
-    def _like(self) -> Tensor:
-        """Of the first block, (N, K, ...)."""
+    def _first_rows(self) -> Tensor:
+        """The tensor (N, K, ...) of the first block, which has the shape and device of all."""
         return self.blocks[0].tensors[-1]
 
     @property
@@ -208,20 +220,25 @@ class Tangents:
 
     def matrix(self) -> Tensor:
         """J written out, (N, K, P)."""
-        whole = self._like.new_empty(self.shape)
-        pieces = whole.split_with_sizes(self.widths, dim=-1)
-        for block, piece in zip(self.blocks, pieces, strict=True):
-            block.write(piece)
-        return whole
+        matrix = self._first_rows.new_empty(self.shape)
+        columns = matrix.split_with_sizes(self.widths, dim=-1)
+        for block, block_columns in zip(self.blocks, columns, strict=True):
+            block.write(block_columns)
+        return matrix
 
     def kernel(self, other: Tangents | None = None) -> Tensor:
         """J J'^T in float64, (N K, M L)."""
-        other = self if other is None else other
-        pairs = zip(self.blocks, other.blocks, strict=True)
-        first, *rest = (left.kernel(right) for left, right in pairs)
-        for term in rest:
-            first += term
-        return first
+        if other is None:
+            other = self
+        kernel: Tensor | None = None
+        for left, right in zip(self.blocks, other.blocks, strict=True):
+            term = left.kernel(right)
+            if kernel is None:
+                kernel = term
+            else:
+                kernel += term
+        assert kernel is not None
+        return kernel
 
     def squares(self) -> Tensor:
         """The kernel's diagonal, (N, K)."""
@@ -230,8 +247,10 @@ class Tangents:
     def forward(self, vectors: Tensor) -> Tensor:
         """J v: (m, P) -> (m, N, K)."""
         pieces = vectors.split_with_sizes(self.widths, dim=-1)
-        products = [b.forward(v) for b, v in zip(self.blocks, pieces, strict=True)]
-        return torch.stack(products).sum(0) if len(products) > 1 else products[0]
+        products = [block.forward(v) for block, v in zip(self.blocks, pieces, strict=True)]
+        if len(products) == 1:
+            return products[0]
+        return torch.stack(products).sum(0)
 
     def backward(self, rows: Tensor) -> Tensor:
         """J^T u: (m, N, K) -> (m, P)."""
@@ -250,52 +269,63 @@ class Tangents:
         return Tangents(tuple(block.take(index) for block in self.blocks))
 
     @classmethod
-    def join(cls, parts: Sequence[Tangents]) -> Tangents:
+    def join(cls, batches: Sequence[Tangents]) -> Tangents:
         """Samples of several batches as one."""
-        gathered = Gathering(sum(part.shape[0] for part in parts))
-        for part in parts:
-            gathered.add(part)
-        return gathered.tangents()
+        buffer = TangentBuffer(sum(batch.shape[0] for batch in batches))
+        for batch in batches:
+            buffer.add(batch)
+        return buffer.tangents()
 
 
-class Gathering:
-    """Batches of tangents written into one place as they come: never held twice.
+class TangentBuffer:
+    """Batches of tangents written into one place as they come: never stored twice.
 
-    With more samples than the `count` that was expected the place is made anew.
+    Args:
+        count: Expected number of samples. The place grows where more come.
     """
 
     def __init__(self, count: int) -> None:
-        self._room, self._held = max(1, count), 0
-        self._blocks: tuple[Block, ...] = ()
+        self._capacity = max(1, count)
+        self._count = 0  # samples so far
+        self._blocks: tuple[Block, ...] = ()  # each with room for `_capacity` samples
 
-    def add(self, part: Tangents) -> None:
+    def add(self, batch: Tangents) -> None:
         """Append the samples of a batch."""
-        end = self._held + part.shape[0]
-        self._room = self._room if end <= self._room else max(end, 2 * self._room)
-        blocks = self._blocks or [block.room(self._room) for block in part.blocks]
-        pairs = zip(blocks, part.blocks, strict=True)
-        self._blocks = tuple(self._joined(held, more, end) for held, more in pairs)
-        self._held = end
+        end = self._count + batch.shape[0]
+        if end > self._capacity:
+            self._capacity = max(end, 2 * self._capacity)
+        if not self._blocks:
+            self._blocks = tuple(block.empty(self._capacity) for block in batch.blocks)
+        self._blocks = tuple(
+            self._extended(stored, new, end)
+            for stored, new in zip(self._blocks, batch.blocks, strict=True)
+        )
+        self._count = end
 
     def tangents(self) -> Tangents:
         """All samples so far."""
         if not self._blocks:
             raise ValueError("There are no tangents to gather.")
-        return Tangents(self._blocks).take(slice(self._held))
+        return Tangents(self._blocks).take(slice(self._count))
 
-    def _joined(self, held: Block, more: Block, end: int) -> Block:
-        """Samples written behind those held; row by row where a batch cannot factorise them."""
-        before = slice(self._held)
-        if type(held) is not type(more):
-            held, more = (Explicit(block.matrix()) for block in (held.take(before), more))
-        if len(held.tensors[0]) < self._room:
-            larger = held.room(self._room)
-            _write(held.take(before), larger, before)
-            held = larger
-        _write(more, held, slice(self._held, end))
-        return held
+    def _extended(self, stored: Block, new: Block, end: int) -> Block:
+        """A block with new samples written behind those that are stored.
+
+        Where one of the two is in factors and the other is not, both are written out.
+        """
+        before = slice(self._count)
+        if type(stored) is not type(new):
+            stored = Explicit(stored.take(before).matrix())
+            new = Explicit(new.matrix())
+        if len(stored.tensors[0]) < self._capacity:
+            larger = stored.empty(self._capacity)
+            _write_samples(stored.take(before), larger, before)
+            stored = larger
+        _write_samples(new, stored, slice(self._count, end))
+        return stored
 
 
-def _write(block: Block, to: Block, place: slice) -> None:
-    for tensor, values in zip(to.tensors, block.tensors, strict=True):
+def _write_samples(source: Block, destination: Block, place: slice) -> None:
+    """Write all samples of one block into a slice of another of the same kind."""
+    for tensor, values in zip(destination.tensors, source.tensors, strict=True):
         tensor[place] = values

@@ -1,10 +1,13 @@
 r"""An ensemble of readouts: many plausible models for the cost of one.
 
 Member $n$ predicts $y(x) + f(x) \cdot \delta_n$ with the features $f = \partial y / \partial w$
-and the deviations $\delta_n$ of `members`: one pass of the model and one matrix product whatever
-the number of members. Where the output is linear in the readout's weights this is the model with
-the weights $w + \delta_n$. Members keep the correlations between predictions, so that any function
-of any number of outputs gets its error bar.
+and the deviations $\delta_n$ of `members`. Whatever the number of members, this takes one pass of
+the model and one matrix product. Where the output is linear in the readout's weights this is the
+model with the weights $w + \delta_n$. Members keep the correlations between predictions, so that
+any function of any number of outputs gets its error bar.
+
+An `Ensemble` is the module that users call. `member_outputs` is the computation itself, which
+frozen modules use too.
 """
 
 from __future__ import annotations
@@ -18,22 +21,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.batches import Batch
+from ...data.batches import Batch, BatchFormat
 from ...data.feed import Feed
 from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import unmixed
 from ...models.shadow import placement
 from ...notices import notify
-from ...posterior.joint import JointPosterior, OwnPart
+from ...posterior.joint import JointPosterior, RowDeviation
 from ..readout.binding import Binding
 from ..readout.graph import ReadoutPass
 from ..readout.reading import Reading, joined
 from ..wrapper import ModelWrapper
 from .member_values import MemberValues, evaluated
-from .members import Drawing, Members, own_points
+from .members import Drawing, Members, row_points
 
-_HELD = ("deviations", "own_factor", "own_mixing")
+__all__ = ["Ensemble"]
+
 NOT_IN_ONNX = (
     "This ONNX graph leaves out what single predictions do not share (it takes a hash of inputs): "
     "sums keep their spread, single ones look surer. torch.export keeps it."
@@ -51,16 +55,17 @@ class Ensemble(ModelWrapper):
         torch.export.export(ens, (x,), dynamic_shapes=(({0: torch.export.Dim("n")},),))
 
     Args:
-        binding: the tie to the model, with its tap.
-        feed: how data reach the model.
-        members: the deviations.
+        binding: Ties the ensemble to the model, with its tap.
+        feed: How data reach the model.
+        members: The deviations.
 
     Attributes:
-        model: the trained model.
+        model: The trained model.
         deviations: (members, targets, features), float64 whatever the module is cast to.
-        drawing: how the members were drawn; see `members`.
-        missing: share of the training predictions' variance that a symmetric set leaves out.
-        own: what each prediction has beside them (see `members`); an ONNX graph leaves it out.
+        drawing: How the members were drawn; see `members`.
+        missing: Share of the training predictions' variance that a symmetric set leaves out.
+        own: What each prediction shares with no other (see `members`); an ONNX graph leaves it
+            out.
     """
 
     _kind = "ensemble"
@@ -70,8 +75,9 @@ class Ensemble(ModelWrapper):
 
     def __init__(self, binding: Binding, feed: Feed, members: Members) -> None:
         super().__init__(binding.model)
-        self._hold(members)
-        self._feed, self._pass = feed, ReadoutPass(binding)
+        self._register(members)
+        self._feed = feed
+        self._pass = ReadoutPass(binding)
         self.training = False  # members are always those of eval mode
         self._pass.current()
 
@@ -82,7 +88,8 @@ class Ensemble(ModelWrapper):
         """
         batch = self._feed.handed(inputs, keywords)
         reading = self._pass(batch.args, batch.kwargs)
-        batch.check(reading.output.shape[0])  # len would fix it in a graph
+        # `len` would make the number of rows a constant of an exported graph.
+        batch.check(reading.output.shape[0])
         return self._outputs(reading, batch)
 
     def propagate(
@@ -106,27 +113,39 @@ class Ensemble(ModelWrapper):
                 the model's own precision would round small spreads of large outputs away. A
                 function that raises an error there gets float32, then the model's precision;
                 the result says which.
-            x: inputs, a data set or batches; targets in them are ignored.
-            batch_size: rows per batch where the data are not batches already.
-            progress: show a bar; by default on a terminal only.
+            x: Inputs, a data set or batches; targets in them are ignored.
+            batch_size: Rows per batch where the data are not batches already.
+            progress: Whether to show a bar; by default on a terminal only.
+
+        Returns:
+            The values of the function for all members, with their moments.
 
         Raises:
             TypeError: fn returned something that is not a number.
             ValueError: NaN, infinity or shapes that differ between members.
         """
-        parts, own = [], torch.float64
+        outputs = []
+        model_precision = torch.float64
         with torch.enable_grad():  # for models that differentiate inside forward
             for batch in self._feed(x, "propagate", batch_size=batch_size, progress=progress):
                 reading = self._pass.eager(batch.args, batch.kwargs).detached()
                 batch.check(len(reading.output))
-                own = reading.output.dtype
-                parts.append(self._outputs(reading, batch, torch.float64))
-        precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
-        if not parts:
+                model_precision = reading.output.dtype
+                outputs.append(self._outputs(reading, batch, torch.float64))
+        if not outputs:
             raise ValueError("There is nothing to propagate: no batches were given.")
         remedy = ". Propagate batch by batch, or give all of x as one batch."
-        whole = joined(parts, remedy, dim=1)
-        return evaluated(fn, whole, self.drawing, missing=self.missing, precisions=precisions)
+        return evaluated(
+            fn,
+            joined(outputs, remedy, dim=1),
+            self.drawing,
+            missing=self.missing,
+            precisions=(
+                torch.float64,
+                torch.promote_types(model_precision, torch.float32),
+                model_precision,
+            ),
+        )
 
     @classmethod
     def load(
@@ -143,79 +162,104 @@ class Ensemble(ModelWrapper):
         """Read a file for the model it was made with.
 
         Args:
-            path: written by `save`.
-            model: with the same weights, on any device.
-            layer: as in the fit; not needed, the file knows it.
-            features: the function of the fit, which a file does not hold.
-            forward: the function of the fit.
-            target: the function of the fit.
-            output: as in the fit; not needed.
+            path: Written by `save`.
+            model: The model with the same weights, on any device.
+            layer: As in the fit; not needed, the file knows it.
+            features: The function of the fit, which a file does not hold.
+            forward: The function of the fit.
+            target: The function of the fit.
+            output: As in the fit; not needed.
+
+        Returns:
+            The ensemble that was saved.
 
         Raises:
-            FileNotFoundError: no such file.
-            ValueError: damaged, foreign, or made with another model or other weights.
+            FileNotFoundError: There is no such file.
+            ValueError: The file is damaged, foreign, or made with another model or other weights.
         """
-        given = Snapshot.read(path, holds=cls._kind)
-        chosen = given.header["readout"]["output"] if output is None else output
-        binding = Binding(model, Source(forward, features, chosen), layer)
-        feed = Feed(model, forward is not None, target)
-        return cls(*_parts_of(given, binding, feed, placement(model)[0]))
+        snapshot = Snapshot.read(path, holds=cls._kind)
+        if output is None:
+            output = snapshot.header["readout"]["output"]
+        binding = Binding(model, Source(forward, features, output), layer)
+        feed = Feed(model, BatchFormat(forward is not None, target))
+        device, _ = placement(model)
+        members = _members_from(snapshot, device)
+        return cls(_binding_from(snapshot, binding), _feed_from(snapshot, feed), members)
 
     @property
-    def own(self) -> OwnPart | None:
-        """What each prediction has beside the deviations, if anything."""
-        factor, mixing = self.own_factor, self.own_mixing
-        return None if factor is None or mixing is None else OwnPart(factor, mixing)
+    def own(self) -> RowDeviation | None:
+        """What each prediction shares with no other, if anything."""
+        if self.own_factor is None or self.own_mixing is None:
+            return None
+        return RowDeviation(self.own_factor, self.own_mixing)
 
     def extra_repr(self) -> str:
-        """Sizes and kind."""
+        """Sizes and kind, for `repr`."""
         n, targets, features = self.deviations.shape
-        missing = f", missing={self.missing:.2g}" if self.missing else ""
-        return f"members={n}, targets={targets}, features={features}, {self.drawing}{missing}"
+        description = f"members={n}, targets={targets}, features={features}, {self.drawing}"
+        if self.missing:
+            description += f", missing={self.missing:.2g}"
+        return description
 
     def __len__(self) -> int:
         return len(self.deviations)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pass": self._pass.binding}  # what it made is built again
+        # A pass holds copies of the model, which are built again from the binding.
+        return {**self.__dict__, "_pass": self._pass.binding}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._pass = ReadoutPass(state["_pass"])
 
     def _moved(self) -> None:
+        """Rebuild the pass after a move or a cast of the model."""
         self._pass.forget()
         if not self.deviations.is_meta:
-            with contextlib.suppress(ValueError):  # a cast that lost digits: the next call says so
+            # A cast that lost digits is refused by the next call, with its reason.
+            with contextlib.suppress(ValueError):
                 self._pass.current()
 
-    def _take(self, given: Snapshot | None) -> None:
-        if given is None:
+    def _take(self, snapshot: Snapshot | None) -> None:
+        """Replace the members by those of a state dict."""
+        if snapshot is None:
             raise ValueError("The state dict is one of an unfitted object, which has no members.")
-        old, device = self._pass.binding, self.deviations.device
-        binding, self._feed, members = _parts_of(given, old, self._feed, device)
+        # All is read before anything changes: an error leaves the ensemble as it was.
+        members = _members_from(snapshot, self.deviations.device)
+        binding = _binding_from(snapshot, self._pass.binding)
+        self._feed = _feed_from(snapshot, self._feed)
         self._pass = ReadoutPass(binding)
-        self._hold(members)
+        self._register(members)
 
-    def _hold(self, members: Members) -> None:
-        tensors = (members.deviations, *(members.own or (None, None)))
-        for name, tensor in zip(_HELD, tensors, strict=True):
-            held = None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)
-            self.register_buffer(name, held, persistent=False)
+    def _register(self, members: Members) -> None:
+        """Hold copies of the members' tensors as buffers."""
+        deviation = members.row_deviation
+        tensors = {
+            "deviations": members.deviations,
+            "own_factor": None if deviation is None else deviation.factor,
+            "own_mixing": None if deviation is None else deviation.mixing,
+        }
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            self.register_buffer(name, tensor, persistent=False)
         self.drawing: Drawing = members.drawing
         self.missing = members.missing
 
     def _outputs(self, reading: Reading, batch: Batch, dtype: torch.dtype | None = None) -> Tensor:
+        """Outputs of all members for what one pass gave."""
         return member_outputs(reading, batch, self.deviations, self.drawing, self.own, dtype)
 
     def _snapshot(
         self, *, thorough: bool = False, probes: bool = True, rows: bool = False
     ) -> Snapshot:
+        """Members, feed and binding, for a file or a state dict."""
         if rows:
             raise ValueError("An ensemble holds no training rows. Save it without rows=True.")
+        binding = self._pass.binding
         if thorough:
-            self._pass.binding.current(thorough=True)
-        feed, tie = self._feed, self._pass.binding.snapshot(probes=probes)
+            binding.current(thorough=True)
+        binding_snapshot = binding.snapshot(probes=probes)
         tensors = {"members.deviations": self.deviations}
         if self.own is not None:
             tensors["own.factor"] = self.own.factor
@@ -224,11 +268,11 @@ class Ensemble(ModelWrapper):
             "kind": self._kind,
             "drawing": self.drawing,
             "missing": self.missing,
-            "inputs": feed.inputs,
-            "apart": feed.apart,
-            "batch": feed.kind,
+            "inputs": self._feed.format.inputs,
+            "apart": self._feed.format.apart,
+            "batch": self._feed.format.kind,
         }
-        return Snapshot(tensors | tie.tensors, header | tie.header)
+        return Snapshot(tensors | binding_snapshot.tensors, header | binding_snapshot.header)
 
 
 def member_outputs(
@@ -236,52 +280,95 @@ def member_outputs(
     batch: Batch,
     deviations: Tensor,
     drawing: Drawing,
-    own: OwnPart | None,
+    row_deviation: RowDeviation | None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Outputs of members of this drawing, what each row has of its own included."""
+    """Outputs of the members, with what each row shares with no other.
+
+    Args:
+        reading: Output and features of the model.
+        batch: The model's inputs, by which rows are known again.
+        deviations: The members' deviations (n, K, D).
+        drawing: How the members were drawn.
+        row_deviation: What rows do not share, if anything.
+        dtype: The precision of product and result; None for the model's.
+
+    Returns:
+        (n, *output.shape).
+    """
     shared = outputs(reading, deviations, dtype)
-    if own is None:
+    if row_deviation is None:
         return shared
     if torch.onnx.is_in_onnx_export():
         notify(NOT_IN_ONNX)
         return shared
-    z = own_points(deviations, drawing, reading.identities(batch), own.mixing.shape[1])
-    change = own.moved(own.roots(reading.features), z)
+    hashes = reading.identities(batch)
+    z = row_points(deviations, drawing, hashes, row_deviation.mixing.shape[1])
+    change = row_deviation.moved(row_deviation.roots(reading.features), z)
     return shared + reading.unrows(change).to(shared.dtype)
 
 
 def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    r"""Members' outputs $y + f \cdot \delta_n$, (n, *output.shape), for deviations (n, K, D).
+    r"""Members' outputs $y + f \cdot \delta_n$, without what single rows have for themselves.
 
-    Product and result are in `dtype`, by default the features' and the output's.
+    Args:
+        reading: Output and features of the model.
+        deviations: The members' deviations (n, K, D).
+        dtype: The precision of product and result; None for the features' and the output's.
+
+    Returns:
+        (n, *output.shape).
+
+    Raises:
+        ValueError: The model gives other targets or features than the members are for.
     """
-    output, features = reading.output, reading.features
+    output = reading.output
+    features = reading.features
     if dtype is not None:
-        output, features = output.to(dtype), features.to(dtype)
-    given, (_, targets, width) = reading.inner[reading.axis], deviations.shape
-    if given != targets or features.shape[-1] != width:
+        output = output.to(dtype)
+        features = features.to(dtype)
+    model_targets = reading.inner[reading.axis]
+    _, targets, width = deviations.shape
+    if model_targets != targets or features.shape[-1] != width:
         raise ValueError(
-            f"The model gives {given} targets with {features.shape[-1]} features here, and the "
-            f"ensemble has {targets} with {width}. Use the same forward= and output= as in the fit."
+            f"The model gives {model_targets} targets with {features.shape[-1]} features here, and "
+            f"the ensemble has {targets} with {width}. Use the same forward= and output= as in the "
+            "fit."
         )
     with unmixed(features):
         change = JointPosterior.response(features, deviations)  # (n, M, K)
     return output + reading.unrows(change).to(output.dtype)
 
 
-def _parts_of(
-    given: Snapshot, binding: Binding, feed: Feed, device: torch.device
-) -> tuple[Binding, Feed, Members]:
-    """What a file or a state dict holds, for the model of a tie and the functions of a feed."""
-    header = given.header
-    deviations = given.tensors["members.deviations"].to(device)
-    own = None
-    if "own.factor" in given.tensors:
-        factor = given.tensors["own.factor"].to(device)
-        mixing = given.tensors["own.mixing"].to(device)
-        own = OwnPart(factor, mixing)
-    feed = replace(feed, inputs=header["inputs"], apart=header["apart"], kind=header["batch"])
-    with given.opened():
-        members = Members(deviations, header["drawing"], header["missing"], own)
-        return binding.taken(given), feed, members
+def _members_from(snapshot: Snapshot, device: torch.device) -> Members:
+    """The members in a file or a state dict."""
+    tensors = snapshot.tensors
+    row_deviation = None
+    if "own.factor" in tensors:
+        row_deviation = RowDeviation(
+            factor=tensors["own.factor"].to(device),
+            mixing=tensors["own.mixing"].to(device),
+        )
+    deviations = tensors["members.deviations"].to(device)
+    with snapshot.opened():
+        return Members(
+            deviations=deviations,
+            drawing=snapshot.header["drawing"],
+            missing=snapshot.header["missing"],
+            row_deviation=row_deviation,
+        )
+
+
+def _binding_from(snapshot: Snapshot, binding: Binding) -> Binding:
+    """The tie to the model of a binding, as a file or a state dict describes it."""
+    with snapshot.opened():
+        return binding.taken(snapshot)
+
+
+def _feed_from(snapshot: Snapshot, feed: Feed) -> Feed:
+    """A feed with the kind of batches that a file or a state dict was made with."""
+    header = snapshot.header
+    batch_format = replace(
+        feed.format, inputs=header["inputs"], apart=header["apart"], kind=header["batch"]
+    )
+    return replace(feed, format=batch_format)

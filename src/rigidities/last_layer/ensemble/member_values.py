@@ -10,7 +10,9 @@ is unbiased: the second term returns what the sample mean, itself random, took a
 draws this is the usual $\frac{1}{n-1}$, for recentred ones too. For pairs the second term
 vanishes where the quantity is linear in the outputs. A symmetric set is a quadrature rule: it has
 weights $1/n$ and no correction. Below full rank it leaves directions out, so that its variance of
-a linear quantity is a lower bound, by an amount that no error here can tell.
+a linear quantity is a lower bound; no error here tells by how much.
+
+`evaluated` calls a user's function once for the output of each member and gives `MemberValues`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from torch import Tensor
 from ...notices import require_level
 from .members import Drawing
 
+__all__ = ["MemberValues"]
+
 
 @dataclass(frozen=True)
 class MemberValues:
@@ -39,11 +43,11 @@ class MemberValues:
     is above 0. Only the epistemic part is here: the noise of single observations is not.
 
     Attributes:
-        values: (members, ...), shaped like the quantity behind the members.
-        drawing: how the members were drawn; see `members`.
-        missing: share of the training predictions' variance that a symmetric set leaves out; of
-            the quantity's own it may be more or less.
-        precision: of the outputs that the quantity was computed from.
+        values: The quantity for each member, (members, ...).
+        drawing: How the members were drawn; see `members`.
+        missing: Share of the training predictions' variance that a symmetric set leaves out. Of
+            the quantity's own variance it may leave out more or less.
+        precision: The precision of the outputs that the quantity was computed from.
 
     Examples:
         >>> spread = MemberValues(torch.tensor([1.0, 3.0, 2.0, 2.0]).double(), "independent")
@@ -65,7 +69,9 @@ class MemberValues:
     def variance(self) -> Tensor:
         """Variance, corrected for the finite number of members as the module says."""
         plain = self.values.var(0, correction=0)
-        return plain if self._units is None else plain + self._units.var(0) / len(self._units)
+        if self._units is None:
+            return plain
+        return plain + self._units.var(0) / len(self._units)
 
     @property
     def std(self) -> Tensor:
@@ -74,7 +80,7 @@ class MemberValues:
 
     @property
     def covariance(self) -> Tensor:
-        """Between the Q entries of the quantity, flattened: (Q, Q), corrected as the variance."""
+        """Covariance (Q, Q) between the Q entries of the quantity, corrected as the variance."""
         plain = _second_moment(self.values) / len(self.values)
         if self._units is None:
             return plain
@@ -85,45 +91,56 @@ class MemberValues:
     def mean_error(self) -> Tensor:
         r"""Standard error of `mean` from the number of members.
 
-        $\hat\sigma / \sqrt n$, or from the pairs' means; for recentred draws the former is an
-        upper bound, whose linear part recentring has removed. A symmetric set is not random: 0
-        at full rank, NaN below, where it is not known what the missing directions would add.
+        It is $\hat\sigma / \sqrt n$, or comes from the pairs' means. For recentred draws it is an
+        upper bound: recentring has removed the linear part. A symmetric set is not random: 0 at
+        full rank, NaN below, where it is not known what the missing directions would add.
         """
         if self._units is None:
-            return self._unrandom
+            return self._error_of_symmetric_set
         if self.drawing == "antithetic":
             return (self._units.var(0) / len(self._units)).sqrt()
         return self.std / math.sqrt(len(self))
 
     @property
     def std_error(self) -> Tensor:
-        r"""Standard error of `std` from the number of members, for values close to a normal
-        distribution.
+        r"""Standard error of `std` from the number of members, for values that are nearly normal.
 
-        $\hat\sigma / \sqrt{2 (n - 1)}$; $\hat\sigma / \sqrt{2 U}$ for U antithetic pairs, of
-        which the second half says nothing new about the spread. For a symmetric set 0 at full
-        rank, NaN below, where `std` is a lower bound.
+        It is $\hat\sigma / \sqrt{2 (n - 1)}$, and $\hat\sigma / \sqrt{2 U}$ for U antithetic
+        pairs, whose second half says nothing new about the spread. For a symmetric set it is 0 at
+        full rank, NaN below, where `std` is a lower bound.
         """
         if self._units is None:
-            return self._unrandom
-        freedom = len(self._units) if self.drawing == "antithetic" else len(self) - 1
-        return self.std / math.sqrt(2 * freedom)
+            return self._error_of_symmetric_set
+        if self.drawing == "antithetic":
+            degrees_of_freedom = len(self._units)
+        else:
+            degrees_of_freedom = len(self) - 1
+        return self.std / math.sqrt(2 * degrees_of_freedom)
 
     def quantile(self, level: float) -> Tensor:
-        """The value with a share `level` of the members below it, interpolated between members."""
+        """The value with a share `level` of the members below it, interpolated between members.
+
+        Raises:
+            ValueError: The level does not lie between 0 and 1, or the set is symmetric.
+        """
         require_level(level, "A quantile's")
         if self.drawing == "symmetric":
             raise ValueError(
-                "A symmetric set stands for a mean and a covariance, not for a distribution: its members "
-                "have no quantiles. Use mean and std, or draw the members (symmetric=False)."
+                "A symmetric set stands for a mean and a covariance, not for a distribution: its "
+                "members have no quantiles. Use mean and std, or draw the members "
+                "(symmetric=False)."
             )
-        place = level * (len(self) - 1)
-        below = min(int(place), len(self) - 2)
-        low, high = self._ordered[below : below + 2]
-        return torch.lerp(low, high, place - below)
+        position = level * (len(self) - 1)
+        below = min(int(position), len(self) - 2)
+        low, high = self._sorted_values[below : below + 2]
+        return torch.lerp(low, high, position - below)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval that holds a share `level` of the members: (low, high)."""
+        """The central interval that covers a share `level` of the members: (low, high).
+
+        Raises:
+            ValueError: As `quantile`.
+        """
         require_level(level, "An interval's")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
@@ -132,7 +149,10 @@ class MemberValues:
 
     @cached_property
     def _units(self) -> Tensor | None:
-        """What is independent: (units, ...); None for a deterministic set."""
+        """The values that are independent, (units, ...); None for a deterministic set.
+
+        They are single draws, or the means of antithetic pairs.
+        """
         if self.drawing == "symmetric":
             return None
         if self.drawing != "antithetic":
@@ -141,11 +161,13 @@ class MemberValues:
         return (self.values[:half] + self.values[half:]) / 2
 
     @property
-    def _unrandom(self) -> Tensor:
+    def _error_of_symmetric_set(self) -> Tensor:
+        """0 where the set is complete, else NaN: the error is not known."""
         return torch.full_like(self.mean, math.nan if self.missing else 0.0)
 
     @cached_property
-    def _ordered(self) -> Tensor:
+    def _sorted_values(self) -> Tensor:
+        """The values in ascending order of members."""
         return self.values.sort(dim=0).values
 
 
@@ -157,30 +179,51 @@ def evaluated(
     missing: float = 0.0,
     precisions: Iterable[torch.dtype] = (torch.float64,),
 ) -> MemberValues:
-    """Call a function once for each member's output, (members, ...), and check what it returns.
+    """Call a function once for each member's output, and check what it returns.
 
-    It gets the outputs in the first of the precisions that it takes; see `Ensemble.propagate`.
+    Args:
+        function: The function of one member's output.
+        outputs: The outputs of all members, (members, ...).
+        drawing: How the members were drawn.
+        missing: Share of the variance that a symmetric set leaves out.
+        precisions: The function gets the outputs in the first of these that it takes; see
+            `Ensemble.propagate`.
+
+    Raises:
+        TypeError: The function returned something that is not a number.
+        ValueError: The values are not finite, or their shapes differ between members.
     """
-    first, precision = _first_result(function, outputs[0], precisions)
-    rows = [_numeric(first, 0)]
+    first_result, precision = _first_result(function, outputs[0], precisions)
+    values = [_real_numbers(first_result, member=0)]
     for member, output in enumerate(outputs[1:], start=1):
-        row = _numeric(function(output.to(precision)), member)
-        if row.shape != rows[0].shape:
+        value = _real_numbers(function(output.to(precision)), member)
+        if value.shape != values[0].shape:
             raise ValueError(
-                f"fn returned shape {tuple(row.shape)} for member {member} and "
-                f"{tuple(rows[0].shape)} for member 0: expected the same for all. Return a "
+                f"fn returned shape {tuple(value.shape)} for member {member} and "
+                f"{tuple(values[0].shape)} for member 0: expected the same for all. Return a "
                 "quantity of fixed size (a histogram with fixed bins, say)."
             )
-        rows.append(row)
-    bad = [member for member, row in enumerate(rows) if not bool(torch.isfinite(row).all())]
-    if bad:
-        named = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
-        raise ValueError(
-            f"fn returned NaN or infinity for {len(bad)} of {len(rows)} members ({named}). Members "
-            "reach further than the model's own prediction: let fn hold there too (no logarithm "
-            "or root of what may be negative), or return a flag in place of the value."
-        )
-    return MemberValues(torch.stack(rows), drawing, missing, precision)
+        values.append(value)
+    _check_finite(values)
+    return MemberValues(torch.stack(values), drawing, missing, precision)
+
+
+def _check_finite(values: list[Tensor]) -> None:
+    """Refuse values with NaN or infinity, by the numbers of their members."""
+    wrong = []
+    for member, value in enumerate(values):
+        if not bool(torch.isfinite(value).all()):
+            wrong.append(member)
+    if not wrong:
+        return
+    names = ", ".join(str(member) for member in wrong[:8])
+    if len(wrong) > 8:
+        names += ", ..."
+    raise ValueError(
+        f"fn returned NaN or infinity for {len(wrong)} of {len(values)} members ({names}). Members "
+        "reach further than the model's own prediction: let fn be defined there too (no logarithm "
+        "or root of what may be negative), or return a flag in place of the value."
+    )
 
 
 def _first_result(
@@ -188,19 +231,22 @@ def _first_result(
 ) -> tuple[Any, torch.dtype]:
     """What fn returns in the first precision that it takes, and that precision.
 
-    An error that another precision cures was one of precision; any other is raised as it was.
+    An error that another precision cures was one of precision. Any other error is raised as it was
+    in the first precision.
     """
-    precision, *others = dict.fromkeys(precisions)
-    try:  # with a copy: fn may write into its input before it fails
+    precision, *other_precisions = dict.fromkeys(precisions)
+    try:
+        # A copy, since fn may write into its input before it fails.
         return function(output.to(precision, copy=True)), precision
     except (RuntimeError, TypeError, ValueError):
-        if others:
+        if other_precisions:
             with contextlib.suppress(Exception):
-                return _first_result(function, output, others)
+                return _first_result(function, output, other_precisions)
         raise
 
 
-def _numeric(result: Any, member: int) -> Tensor:
+def _real_numbers(result: Any, member: int) -> Tensor:
+    """What fn returned for a member, as a float64 tensor of its own memory."""
     try:
         tensor = torch.as_tensor(result)
     except (TypeError, ValueError, RuntimeError) as error:

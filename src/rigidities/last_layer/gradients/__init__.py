@@ -1,1 +1,1 @@
-"""Derivatives by the inputs, their error bars, and losses that hold them."""
+"""Derivatives by the inputs, their error bars, and training losses that contain derivatives."""

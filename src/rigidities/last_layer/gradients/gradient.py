@@ -4,12 +4,15 @@ $\partial y / \partial x_i$ is linear in the readout's weights with features
 $g_i = \partial f / \partial x_i$, so
 
 $$ \mathrm{Var}\, \frac{\partial y}{\partial x_i} = \alpha_g^2\,
-   g_i^\top (G + \varsigma^2 I)^{-1} g_i $$
+   g_i^\top (G + \varsigma^2 I)^{-1} g_i. $$
 
-the limit of many last-layer members, each differentiated by itself, without their sampling
+This is the limit of many last-layer members, each differentiated by itself, without their sampling
 error. The scale $\alpha_g$ is that of the members, $\alpha$, unless derivatives were calibrated on
-targets of their own: then it applies to first and second derivatives here, and not to members
-or `propagate`, which know of values alone.
+targets of their own. Then $\alpha_g$ applies to first and second derivatives here, and not to
+members or `propagate`, which know of values alone.
+
+A `Differentiator` holds the posterior; it takes the `FeatureMap` of one batch after the other and
+gives a `Gradient` for each. `Gradient.join` makes one of them.
 """
 
 from __future__ import annotations
@@ -26,8 +29,16 @@ from ...posterior.draws import MEMBERS, standard_normal
 from ...posterior.posterior import Posterior
 from ...posterior.quadratic import QuadraticForm
 from ...prediction.distribution import gaussian_interval
-from .feature_derivatives import Projection, either, forward_quadratic, passes, reverse_quadratic
+from .feature_derivatives import (
+    Projection,
+    cheaper_mode,
+    forward_quadratic,
+    pass_counts,
+    reverse_quadratic,
+)
 from .feature_map import FeatureMap
+
+__all__ = ["Gradient"]
 
 EXACT_PASSES = 2048
 """Passes through the trunk for one batch beyond which members are drawn instead."""
@@ -38,12 +49,12 @@ class Gradient:
     """Derivatives with their error bars (the epistemic part).
 
     Attributes:
-        mean: derivatives of the model's prediction. Shaped like the input for one output per
-            sample, else (N, *output, *input) without the outputs' and inputs' first dimensions.
-        std: their standard deviations; NaN where they were not asked for.
-        sampling_error: relative standard error of `std` where members were drawn; 0 if exact.
-        summed: whether it is the sum of all outputs that was differentiated, because the input has
-            not one row per sample, or its rows act on other samples too.
+        mean: Derivatives of the model's prediction. They are shaped like the input for one output
+            per sample, else (N, *output, *input) with the shapes of one sample's output and input.
+        std: Their standard deviations; NaN where they were not asked for.
+        sampling_error: Relative standard error of `std` where members were drawn; 0 if exact.
+        summed: Whether the sum of all outputs was differentiated, because the input has not one
+            row per sample, or because its rows act on other samples too.
     """
 
     mean: Tensor
@@ -57,19 +68,30 @@ class Gradient:
         return self.std.square()
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval that holds probability `level`: (low, high)."""
+        """The central interval that covers probability `level`.
+
+        Args:
+            level: The probability, between 0 and 1.
+
+        Returns:
+            The lower and the upper ends, shaped like the mean.
+        """
         return gaussian_interval(self.mean, self.std, level)
 
     @classmethod
-    def join(cls, parts: Sequence[Gradient]) -> Gradient:
-        """Those of consecutive batches as one."""
-        if not parts:
+    def join(cls, gradients: Sequence[Gradient]) -> Gradient:
+        """The derivatives of consecutive batches as one.
+
+        Raises:
+            ValueError: There are no batches.
+        """
+        if not gradients:
             raise ValueError("There is nothing to differentiate: no batches were given.")
         return cls(
-            torch.cat([part.mean for part in parts]),
-            torch.cat([part.std for part in parts]),
-            max(part.sampling_error for part in parts),
-            any(part.summed for part in parts),
+            mean=torch.cat([gradient.mean for gradient in gradients]),
+            std=torch.cat([gradient.std for gradient in gradients]),
+            sampling_error=max(gradient.sampling_error for gradient in gradients),
+            summed=any(gradient.summed for gradient in gradients),
         )
 
 
@@ -78,10 +100,12 @@ class Differentiator:
     """Error bars of derivatives for one posterior.
 
     Attributes:
-        form: the posterior's quadratic form in the model's precision.
-        scale: of derivatives, one entry per target.
-        members: draw so many instead of being exact; None for exact up to `EXACT_PASSES`, 0 for
-            exact always.
+        posterior: The posterior of the readout's weights.
+        form: The posterior's quadratic form in the model's precision.
+        scale: The scale of derivatives, one entry per target.
+        members: How many members to draw instead of being exact. None is exact up to
+            `EXACT_PASSES` passes, 0 is exact always.
+        generator: Draws the members.
     """
 
     posterior: Posterior
@@ -95,70 +119,98 @@ class Differentiator:
         if members is not None and not (isinstance(members, int) and members >= 0):
             raise ValueError(f"members must be 0 (exact) or a number, got {self.members!r}.")
 
-    def __call__(self, point: FeatureMap) -> Gradient:
+    def __call__(self, feature_map: FeatureMap) -> Gradient:
         """The derivatives of one batch by all numbers of its input."""
-        members = self._members(point)
+        members = self._members(feature_map)
         if members:
-            mean, q = reverse_quadratic(point, self._projection(members))
+            mean, q = reverse_quadratic(feature_map, self._drawn_projection(members))
+            sampling_error = (2 * members) ** -0.5
         else:
-            mean, q = either(
-                point,
-                self.posterior.width,
-                self._targets(point),
-                lambda: forward_quadratic(point, self.form),
-                lambda: reverse_quadratic(point, self._projection()),
+            mean, q = cheaper_mode(
+                feature_map,
+                columns=self.posterior.width,
+                targets=self._targets(feature_map),
+                forward=lambda: forward_quadratic(feature_map, self.form),
+                reverse=lambda: reverse_quadratic(feature_map, self._exact_projection()),
             )
-        variance = self.scale.square().to(q)[:, None] * q
-        std = point.by_outputs(variance).sqrt().to(mean.dtype)
-        error = (2 * members) ** -0.5 if members else 0.0
-        return Gradient(point.shaped(mean), point.shaped(std), error, not point.aligned)
+            sampling_error = 0.0
+        variance = self.scale.square().to(q)[:, None] * q  # (L, I, K, d)
+        std = feature_map.outputs_from_rows(variance).sqrt().to(mean.dtype)  # (L, O, d)
+        return Gradient(
+            mean=feature_map.shaped(mean),
+            std=feature_map.shaped(std),
+            sampling_error=sampling_error,
+            summed=not feature_map.aligned,
+        )
 
-    def directional(self, point: FeatureMap, direction: Tensor) -> Gradient:
+    def directional(self, feature_map: FeatureMap, direction: Tensor) -> Gradient:
         """The derivative of one batch along a direction, shaped like the output."""
-        reading = point.along(direction).reading
+        reading = feature_map.along(direction).reading
         with unmixed(reading.features):
             q = self.form(reading.features)
-        q = q[:, None] if q.ndim == 1 else q
-        std = (self.scale.square().to(q) * q).sqrt().to(reading.output.dtype)
+        if q.ndim == 1:
+            q = q[:, None]
+        std = (self.scale.square().to(q) * q).sqrt().to(reading.output.dtype)  # (M, 1) or (M, K)
         return Gradient(reading.output, reading.unrows(std))
 
-    def _targets(self, point: FeatureMap) -> int:
-        shared = point.reading.features.ndim == 2 and self.posterior.eigenvalues.ndim == 1
-        return 1 if shared else len(self.scale)
+    def _targets(self, feature_map: FeatureMap) -> int:
+        """For how many targets features are projected: 1 where they share features and Gram."""
+        shared_features = feature_map.reading.features.ndim == 2
+        shared_gram = self.posterior.eigenvalues.ndim == 1
+        return 1 if shared_features and shared_gram else len(self.scale)
 
-    def _members(self, point: FeatureMap) -> int:
+    def _members(self, feature_map: FeatureMap) -> int:
+        """How many members to draw for a batch; 0 for the exact variance."""
         if self.members is not None:
             return self.members
-        least = min(passes(point, self.posterior.width, self._targets(point)))
-        return MEMBERS if least > EXACT_PASSES else 0
+        counts = pass_counts(feature_map, self.posterior.width, self._targets(feature_map))
+        return MEMBERS if min(counts) > EXACT_PASSES else 0
 
-    def _projection(self, members: int = 0) -> Projection:
-        r"""Whitened features, or independent draws of $f \cdot \delta w$ over the root of n."""
+    def _exact_projection(self) -> Projection:
+        r"""Whitens features: $f \mapsto R f$ with $|R f|^2 = q$."""
+        return _projection_by(self.posterior.factor.to(self.form.dtype))
+
+    def _drawn_projection(self, members: int) -> Projection:
+        r"""Draws $f \cdot \delta w / \sqrt n$: the sum of the squares of n draws estimates q."""
         factor = self.posterior.factor
-        if members:
-            shape = (*factor.shape[:-2], members, factor.shape[-1])
-            z = standard_normal(shape, factor.device, self.generator)
-            factor = z @ factor / members**0.5
-        factor = factor.to(self.form.dtype)
-
-        def project(features: Tensor) -> Tensor:
-            features = features.to(factor)
-            if factor.ndim == 2:
-                return features @ factor.mT
-            pattern = "md,tcd->mtc" if features.ndim == 2 else "mtd,tcd->mtc"
-            return torch.einsum(pattern, features, factor)
-
-        return project
+        shape = (*factor.shape[:-2], members, factor.shape[-1])
+        z = standard_normal(shape, factor.device, self.generator)
+        drawn = z @ factor / members**0.5
+        return _projection_by(drawn.to(self.form.dtype))
 
 
-def shared_out(maps: Iterable[FeatureMap], given: Tensor) -> Iterator[tuple[Tensor, FeatureMap]]:
-    """Each batch with its part of a direction that has one row per input row, or one for all."""
+def _projection_by(factor: Tensor) -> Projection:
+    """The product of features with the rows of (C, D), or of (T, C, D) with one per target."""
+
+    def project(features: Tensor) -> Tensor:
+        features = features.to(factor)
+        if factor.ndim == 2:
+            return features @ factor.mT
+        if features.ndim == 2:
+            return torch.einsum("md,tcd->mtc", features, factor)
+        return torch.einsum("mtd,tcd->mtc", features, factor)
+
+    return project
+
+
+def shared_out(
+    feature_maps: Iterable[FeatureMap], direction: Tensor
+) -> Iterator[tuple[Tensor, FeatureMap]]:
+    """Each batch with its rows of a direction.
+
+    Args:
+        feature_maps: The maps of consecutive batches.
+        direction: One row per row of all inputs together, or one direction for all.
+
+    Raises:
+        ValueError: The direction has not as many rows as the inputs.
+    """
     share: RowShare | None = None
-    direction = torch.as_tensor(given, dtype=torch.float64)
-    for point in maps:
+    direction = torch.as_tensor(direction, dtype=torch.float64)
+    for feature_map in feature_maps:
         if share is None:
-            split = direction.ndim == point.point.ndim and len(direction) > 1
-            share = RowShare(direction, split=split, name="The direction")
-        yield share.next(len(point.point)), point
+            has_rows = direction.ndim == feature_map.x.ndim and len(direction) > 1
+            share = RowShare(direction, split=has_rows, name="The direction")
+        yield share.next(len(feature_map.x)), feature_map
     if share is not None:
         share.check_used_up()

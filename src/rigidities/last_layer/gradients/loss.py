@@ -1,9 +1,13 @@
-r"""How derivatives of the prediction entered the training loss, and what they add to the Gram.
+r"""Derivatives of the prediction in the training loss, and what they add to the Gram.
 
 A model trained on values and derivatives (energies and forces) minimises
 $\sum_i \ell(y_i) + \frac{\beta}{2} \sum_k (\partial y / \partial x_k - t_k)^2$. Each derivative is
 linear in the readout's weights with features $g_k = \partial f / \partial x_k$, and adds
 $\beta\, g_k g_k^\top$ to the Gram.
+
+A `GradientLoss` describes that part of the loss. During a fit, `GradientLoss.rows` gives the rows
+that the derivatives of each batch add to the Gram. During a calibration, `gradient_sums` compares
+derivatives with their targets, and `gradient_scale` makes a scale of these sums.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,25 +31,39 @@ from .feature_map import FeatureMap
 from .gradient import Differentiator
 
 GradientWeight = float | Callable[[Any], Tensor]
+"""A number, or callable(batch) -> one weight per row of the input."""
+
 GradientTarget = str | Callable[[Any], Tensor]
-
-GradientRows = tuple[Tensor, Tensor, Tensor | None]
-"""Features (R, D), or (R, K, D) where they differ between targets, weights (R, 1), and residuals
-(R, K), where the derivatives' targets are known."""
+"""Key or attribute of a batch, or callable(batch)."""
 
 
-@dataclass(frozen=True)
-class GradientLoss:
-    r"""Half the squared error of derivatives, in the training loss beside the values'.
+class GradientRows(NamedTuple):
+    """Rows that derivatives add to the Gram.
 
     Attributes:
-        wrt: the input to differentiate by.
+        features: (R, D), or (R, K, D) where they differ between targets.
+        weights: (R, 1).
+        residuals: (R, K); None where the derivatives' targets are not known.
+    """
+
+    features: Tensor
+    weights: Tensor
+    residuals: Tensor | None
+
+
+# A file holds the fields of this class by name.
+@dataclass(frozen=True)
+class GradientLoss:
+    r"""Half the squared error of derivatives, in the training loss beside that of the values.
+
+    Attributes:
+        wrt: The input to differentiate by.
         weight: $\beta$: a number, or callable(batch) -> one weight per row of that input. The
             sample weights of the values do not apply here.
-        target: of the derivatives $\partial y / \partial x$ (forces with their sign changed): key
-            or attribute of the batch, or callable(batch); None where it is not known. A key is
-            taken out of a batch that is passed to the model as keywords; what a callable reads
-            stays in, so that the model's forward (or `forward=`) must take it.
+        target: The target of the derivatives $\partial y / \partial x$ (forces with their sign
+            changed): key or attribute of the batch, or callable(batch). None where it is not
+            known. A key is taken out of a batch that is passed to the model as keywords. What a
+            callable reads stays in, so that the model's forward (or `forward=`) must take it.
     """
 
     wrt: InputName
@@ -58,7 +76,7 @@ class GradientLoss:
         try:
             weight = float(self.weight)
         except (TypeError, ValueError):
-            weight = math.nan
+            weight = math.nan  # which the next lines refuse
         if not 0 < weight < math.inf:
             raise ValueError(
                 f"gradient_weight must be a positive number or callable(batch), got {self.weight}."
@@ -67,67 +85,86 @@ class GradientLoss:
 
     @property
     def apart(self) -> str | None:
-        """The key of a batch that holds the derivatives' target and is no input of the model."""
+        """The key of a batch that has the derivatives' target and is no input of the model."""
         return self.target if isinstance(self.target, str) else None
 
-    def map(self, tap: AnyTap, batch: Batch) -> FeatureMap:
+    def feature_map(self, tap: AnyTap, batch: Batch) -> FeatureMap:
         """Output and features of a batch as functions of the input."""
         return FeatureMap.of(tap, batch, Slot.find(batch, self.wrt, tap))
 
     def rows(self, tap: AnyTap, batch: Batch) -> Iterator[GradientRows]:
         """What the derivatives of one batch add to the Gram, one chunk after the other."""
-        point = self.map(tap, batch)
-        residuals = self._residuals(point, batch)
-        weights = self._weights(batch, point)
-        per_row = point.rows * point.point[0].numel()
-        for features, places in derivative_rows(point):
-            errors = None if residuals is None else residuals[places]
-            yield features, weights[places // per_row, None], errors
+        feature_map = self.feature_map(tap, batch)
+        residuals = self._residuals(feature_map, batch)
+        weights = self._weights(batch, feature_map)
+        places_per_input_row = feature_map.rows_per_sample * feature_map.numbers_per_row
+        for features, places in derivative_rows(feature_map):
+            yield GradientRows(
+                features=features,
+                weights=weights[places // places_per_input_row, None],
+                residuals=None if residuals is None else residuals[places],
+            )
 
-    def known_target(self, batch: Batch) -> Tensor | None:
-        """The derivatives' target of a batch, where one was named; it must be there."""
+    def derivative_target(self, batch: Batch) -> Tensor | None:
+        """The derivatives' target of a batch in float64; None where none was named.
+
+        Raises:
+            ValueError: A target was named, and the batch does not have it.
+        """
         if self.target is None:
             return None
-        found: Any
+        value: Any
         if callable(self.target):
-            found = self.target(batch.raw)
+            value = self.target(batch.raw)
         elif isinstance(batch.raw, Mapping):
-            found = batch.raw.get(self.target)
+            value = batch.raw.get(self.target)
         else:
-            found = getattr(batch.raw, self.target, None)
-        if found is None:
+            value = getattr(batch.raw, self.target, None)
+        if value is None:
             raise ValueError(
                 f"there is no target of the derivatives: gradient_target={self.target!r} gives "
                 f"nothing for a batch of type {type(batch.raw).__name__}. Name a key or attribute "
                 "that the batches have, or pass callable(batch)."
             )
-        return torch.as_tensor(found, dtype=torch.float64)
+        return torch.as_tensor(value, dtype=torch.float64)
 
-    def _residuals(self, point: FeatureMap, batch: Batch) -> Tensor | None:
-        target = self.known_target(batch)
+    def _residuals(self, feature_map: FeatureMap, batch: Batch) -> Tensor | None:
+        """Target minus derivative, (L * I * d, K) in the order of the Gram's rows."""
+        target = self.derivative_target(batch)
         if target is None:
             return None
-        mean = output_derivatives(point)
-        target = checked_target(target, point).to(torch.float64)
-        return point.by_places(target.reshape(mean.shape) - mean)
+        derivatives = output_derivatives(feature_map)  # (L, O, d)
+        target = checked_target(target, feature_map).to(torch.float64)
+        return feature_map.gram_rows(target.reshape(derivatives.shape) - derivatives)
 
-    def _weights(self, batch: Batch, point: FeatureMap) -> Tensor:
-        rows, like = len(point.point), point.reading.features
+    def _weights(self, batch: Batch, feature_map: FeatureMap) -> Tensor:
+        """The weight of each row of the input, (L,) in float64."""
+        input_rows = len(feature_map.x)
+        features = feature_map.reading.features
         if not callable(self.weight):
-            return like.new_full((rows,), self.weight, dtype=torch.float64)
-        given = torch.as_tensor(self.weight(batch.raw), dtype=torch.float64).to(like.device)
-        if given.numel() != rows:
+            return features.new_full((input_rows,), self.weight, dtype=torch.float64)
+        weights = torch.as_tensor(self.weight(batch.raw), dtype=torch.float64).to(features.device)
+        if weights.numel() != input_rows:
             raise ValueError(
-                f"gradient_weight returned {tuple(given.shape)} for an input with {rows} rows: "
-                "expected one weight per row."
+                f"gradient_weight returned {tuple(weights.shape)} for an input with {input_rows} "
+                "rows: expected one weight per row."
             )
-        return given.reshape(rows)
+        return weights.reshape(input_rows)
 
 
 def gradient_loss(
     gradients: InputName, weight: GradientWeight | None, target: GradientTarget | None
 ) -> GradientLoss | None:
-    """The loss that a user's options describe, or None."""
+    """The loss of derivatives that the options of `LastLayerRigidity.fit` describe.
+
+    Args:
+        gradients: The input to differentiate by, or None for a loss of values alone.
+        weight: The option `gradient_weight`.
+        target: The option `gradient_target`.
+
+    Raises:
+        ValueError: A weight or a target was given without an input to differentiate by.
+    """
     if gradients is not None:
         return GradientLoss(gradients, 1.0 if weight is None else weight, target)
     for name, value in (("gradient_weight", weight), ("gradient_target", target)):
@@ -139,26 +176,41 @@ def gradient_loss(
 def calibration_loss(
     fitted: GradientLoss | None, gradients: InputName, target: GradientTarget | None
 ) -> GradientLoss:
-    """What to calibrate derivatives on: as in the fit, except for what is given."""
+    """What derivatives are calibrated on.
+
+    Args:
+        fitted: The loss of derivatives in the fit, if there was one.
+        gradients: The input to differentiate by; None for that of the fit.
+        target: The derivatives' target.
+
+    Raises:
+        ValueError: There is no target.
+    """
     if target is None:
         raise ValueError("gradients= needs gradient_target=, the derivatives to calibrate on.")
-    known = None if fitted is None else fitted.wrt
-    return GradientLoss(known if gradients is None else gradients, 1.0, target)
+    if gradients is None and fitted is not None:
+        gradients = fitted.wrt
+    return GradientLoss(gradients, 1.0, target)
 
 
-def checked_target(target: Tensor, point: FeatureMap) -> Tensor:
-    """A target of derivatives, if it is finite and shaped like the derivatives."""
-    outputs = point.reading.output.shape[1:].numel()
-    rows, numbers = len(point.point), point.point[0].numel()
-    expected = point.shaped(target.new_zeros(rows, outputs, numbers)).shape
-    if target.squeeze().shape != torch.Size(n for n in expected if n != 1):
+def checked_target(target: Tensor, feature_map: FeatureMap) -> Tensor:
+    """A target of derivatives, on the device of the input.
+
+    Raises:
+        ValueError: It is not finite, or not shaped like the derivatives.
+    """
+    outputs = feature_map.reading.output.shape[1:].numel()
+    zeros = target.new_zeros(len(feature_map.x), outputs, feature_map.numbers_per_row)
+    expected = feature_map.shaped(zeros).shape
+    # Dimensions of size one may be there or not.
+    if target.squeeze().shape != torch.Size(size for size in expected if size != 1):
         raise ValueError(
             f"the derivatives' target has the shape {tuple(target.shape)}, expected "
             f"{tuple(expected)}."
         )
     if not bool(torch.isfinite(target).all()):
         raise ValueError("the derivatives' target holds NaN or infinity. Clean the data.")
-    return target.to(point.point.device)
+    return target.to(feature_map.x.device)
 
 
 def gradient_sums(
@@ -168,38 +220,58 @@ def gradient_sums(
     dtype: torch.dtype,
     loss: GradientLoss,
 ) -> Tensor:
-    r"""Of the derivatives $r^2 / q$ by target, how many there are, and how many have no q: (3, K).
+    r"""Sums over the derivatives of some batches that their scale is made of.
 
-    The posterior has the chosen ridge and one scale per target; `dtype` is the model's.
+    Args:
+        tap: The readout's tap.
+        batches: The data, with the derivatives' targets.
+        posterior: With the chosen ridge and one scale per target.
+        dtype: The model's precision.
+        loss: Names the input and the targets.
+
+    Returns:
+        (3, K), for each target: the sum of $r^2 / q$, the number of derivatives in it, and the
+        number of derivatives that have no q.
     """
-    one, form = torch.ones_like(posterior.scale), QuadraticForm.of(posterior, dtype)
-    differentiator = Differentiator(posterior, form, one, members=0)
-    sums = torch.zeros(3, len(one), dtype=torch.float64)
+    unit_scale = torch.ones_like(posterior.scale)
+    form = QuadraticForm.of(posterior, dtype)
+    differentiator = Differentiator(posterior, form, unit_scale, members=0)
+    sums = torch.zeros(3, len(unit_scale), dtype=torch.float64)
     for batch in batches:
-        target = loss.known_target(batch)
+        target = loss.derivative_target(batch)
         assert target is not None
-        point = loss.map(tap, batch)
-        found = differentiator(point)
-        error = checked_target(target, point).reshape(found.mean.shape) - found.mean
-        q = found.variance.to(torch.float64)
-        known = q > 0
-        ratio = torch.where(known, error.to(torch.float64).square() / q, 0.0)
-        for total, new in zip(sums, (ratio, known.to(q), (~known).to(q)), strict=True):
-            total += point.per_target(new).cpu()
+        feature_map = loss.feature_map(tap, batch)
+        gradient = differentiator(feature_map)
+        error = checked_target(target, feature_map).reshape(gradient.mean.shape) - gradient.mean
+        q = gradient.variance.to(torch.float64)
+        # A derivative that does not depend on the readout's weights has q = 0.
+        uncertain = q > 0
+        ratio = torch.where(uncertain, error.to(torch.float64).square() / q, 0.0)
+        sums[0] += feature_map.sum_per_target(ratio).cpu()
+        sums[1] += feature_map.sum_per_target(uncertain.to(q)).cpu()
+        sums[2] += feature_map.sum_per_target((~uncertain).to(q)).cpu()
     return sums
 
 
 def gradient_scale(sums: Iterable[Tensor]) -> Tensor:
-    r"""$\alpha_g$ of each target: $\alpha_g^2 = \mathrm{mean}\, r^2 / q$ over the derivatives."""
+    r"""$\alpha_g$ of each target: $\alpha_g^2 = \mathrm{mean}\, r^2 / q$ over the derivatives.
+
+    Args:
+        sums: What `gradient_sums` gave, for each process.
+
+    Raises:
+        ValueError: All derivatives of a target have no q.
+    """
     total, count, left_out = torch.stack(list(sums)).sum(0)
     if not bool((count > 0).all()):
         raise ValueError(
             "No derivative of the features by that input is different from zero: there is "
             "nothing to calibrate. Name another input."
         )
-    if some := int(left_out.sum()):
+    left_out_count = int(left_out.sum())
+    if left_out_count:
         notify(
-            f"{some} derivatives do not depend on the readout's weights and were left out of the "
-            "calibration."
+            f"{left_out_count} derivatives do not depend on the readout's weights and were left "
+            "out of the calibration."
         )
     return torch.sqrt(total / count)

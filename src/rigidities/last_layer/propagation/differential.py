@@ -1,13 +1,15 @@
 r"""Derivatives of a user's function of the predictions, by whichever mode fits.
 
 With $J = \partial z / \partial y$ for quantities $z = \mathrm{fn}(y)$ and $H_q$ the second
-derivatives of $z_q$: `cotangents` gives rows of J (reverse mode, one pass per quantity),
-`pushed` gives $J t$ (forward mode, one pass per direction, all quantities at once), and `bent`
-gives $t^\top H_q t$.
+derivatives of $z_q$, a `Differential` gives:
+
+- `jacobian_rows`: rows of J, by reverse mode, one pass per quantity;
+- `jacobian_products`: $J t$, by forward mode, one pass per direction t for all quantities at once;
+- `second_derivatives`: $t^\top H_q t$.
 
 Derivatives are taken in float64 where the function takes it, whatever the model's precision:
-functions that subtract large numbers lose their digits otherwise. One that does not (it
-multiplies by a float32 matrix) gets the model's own precision.
+functions that subtract large numbers lose their digits otherwise. A function that does not take
+float64 (because it multiplies by a float32 matrix, say) gets the model's own precision.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models.directional import bends, each, pulled, push, units
+from ...models.directional import curvatures_along, pulled, push, units, values_at
 
 Function = Callable[[Tensor], Tensor]
 
-WORKING = 1 << 26
-"""Bytes of derivatives to hold at a time."""
+WORKING_BYTES = 1 << 26
+"""Bytes of derivatives in memory at a time."""
 
 REMEDY = "Use uq.ensemble(64).propagate(fn, x), which needs no derivative."
 
@@ -31,15 +33,24 @@ REMEDY = "Use uq.ensemble(64).propagate(fn, x), which needs no derivative."
 class Differential:
     """A function's value at one point and its derivatives there.
 
+    Args:
+        fn: The function, which returns one tensor of real numbers.
+        point: Where to evaluate and differentiate it.
+
     Attributes:
         value: fn(point), in the precision of the point.
-        precision: of the derivatives.
+        precision: The precision of the derivatives.
+
+    Raises:
+        TypeError: The function does not return a tensor of real numbers.
+        ValueError: Its value is empty or not finite, or it cannot be differentiated.
 
     Examples:
         >>> d = Differential(lambda y: y.square().sum(), torch.tensor([1.0, 2.0]))
-        >>> d.value.item(), next(d.cotangents())[1].tolist()
+        >>> d.value.item(), next(d.jacobian_rows())[1].tolist()
         (5.0, [[2.0, 4.0]])
-        >>> d.pushed(torch.eye(2).double()).tolist(), d.bent(torch.eye(2).double()).tolist()
+        >>> directions = torch.eye(2).double()
+        >>> d.jacobian_products(directions).tolist(), d.second_derivatives(directions).tolist()
         ([[2.0], [4.0]], [[2.0], [2.0]])
     """
 
@@ -47,7 +58,7 @@ class Differential:
         # A copy for each call: a function may write into its input.
         self._fn: Function = lambda y: fn(y.clone())
         with torch.no_grad():
-            self.value = _checked(self._fn(point))
+            self.value = _checked_value(self._fn(point))
         self._point, self._result = self._graph(point)
         self.precision = self._point.dtype
 
@@ -58,46 +69,57 @@ class Differential:
 
     @property
     def chunk(self) -> int:
-        """How many derivatives to hold at a time."""
+        """How many derivatives to have in memory at a time."""
         numbers = max(self._point.numel(), self.quantities)
-        return max(1, WORKING // (numbers * self._point.element_size()))
+        return max(1, WORKING_BYTES // (numbers * self._point.element_size()))
 
-    def cotangents(self) -> Iterator[tuple[slice, Tensor]]:
-        """Rows of J by reverse mode: which quantities, and (q, *point)."""
+    def jacobian_rows(self) -> Iterator[tuple[slice, Tensor]]:
+        """Rows of J by reverse mode, chunk by chunk.
+
+        Yields:
+            The numbers of q quantities, and their derivatives (q, *point).
+        """
         flat = self._result.reshape(-1)
         for start in range(0, self.quantities, self.chunk):
-            part = slice(start, min(start + self.chunk, self.quantities))
-            values = flat[part]
+            chunk = slice(start, min(start + self.chunk, self.quantities))
+            values = flat[chunk]
             rows = pulled(values, self._point, units(values, 0, len(values)))
-            yield part, _finite(rows.flatten(1), start).reshape(rows.shape)
+            yield chunk, _checked_derivatives(rows.flatten(1), start).reshape(rows.shape)
 
-    def pushed(self, tangents: Tensor) -> Tensor:
-        """J t by forward mode: (n, *point) -> (n, Q).
+    def jacobian_products(self, tangents: Tensor) -> Tensor:
+        """J t by forward mode: directions (n, *point) -> (n, Q) in float64.
 
         Raises:
-            NotImplementedError: the function has no forward mode.
+            NotImplementedError: The function has no forward mode.
         """
-        tangents, point = tangents.to(self.precision), self._point.detach()
+        tangents = tangents.to(self.precision)
+        point = self._point.detach()
         try:
-            found = each(lambda t: push(self._fn, point, t).reshape(-1), tangents)
+            products = values_at(lambda t: push(self._fn, point, t).reshape(-1), tangents)
         except (RuntimeError, ValueError) as error:
             raise NotImplementedError(f"fn has no forward mode: {error}") from error
-        return _finite(found.detach().to(torch.float64).mT, 0).mT
+        by_quantity = products.detach().to(torch.float64).mT
+        return _checked_derivatives(by_quantity, 0).mT
 
-    def bent(self, tangents: Tensor) -> Tensor:
+    def second_derivatives(self, tangents: Tensor) -> Tensor:
         """Second derivatives along directions: (n, *point) -> (n, Q)."""
-        return _finite(bends(self._fn, self._point, self._result, tangents).mT, 0).mT
+        by_quantity = curvatures_along(self._fn, self._point, self._result, tangents).mT
+        return _checked_derivatives(by_quantity, 0).mT
 
     def _graph(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        """The point, in float64 if the function takes it, and the result that hangs on it."""
+        """A copy of the point and the function's value there, with the graph between them.
+
+        The copy is in float64 if the function takes it.
+        """
         try:
-            return self._attempt(point.detach().to(torch.float64, copy=True))
+            return self._recorded(point.detach().to(torch.float64, copy=True))
         except RuntimeError:
             if point.dtype == torch.float64:
                 raise
-            return self._attempt(point.detach().clone())
+            return self._recorded(point.detach().clone())
 
-    def _attempt(self, point: Tensor) -> tuple[Tensor, Tensor]:
+    def _recorded(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for a copy in the precision that it has."""
         point.requires_grad_(True)
         with torch.enable_grad():
             try:
@@ -114,7 +136,8 @@ class Differential:
         return point, result
 
 
-def _checked(value: Any) -> Tensor:
+def _checked_value(value: Any) -> Tensor:
+    """What a function returned, if it is a tensor of finite real numbers."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"fn must return one tensor, got {type(value).__name__}. Join several with "
@@ -136,7 +159,8 @@ def _checked(value: Any) -> Tensor:
     return value.detach()
 
 
-def _finite(derivatives: Tensor, first: int) -> Tensor:
+def _checked_derivatives(derivatives: Tensor, first: int) -> Tensor:
+    """Derivatives, one row per quantity from number `first` on, if all are finite."""
     wrong = ~derivatives.isfinite().all(1)
     if bool(wrong.any()):
         number = first + int(wrong.nonzero()[0])

@@ -4,10 +4,12 @@ With $\xi$ the standard coordinates of the weights (see `joint`) and $y$ all out
 
 $$ y(\xi) = y + T \xi, \qquad T = \partial y / \partial \xi, \qquad \mathrm{Cov}(y) = T T^\top. $$
 
-T has a row per output and a column per coordinate. It is never built: `pull` gives $J T$ for
-derivatives J of few quantities by the outputs, `push` gives $T \xi$ for few coordinates, both
-batch by batch from the features. Where predictions have a part of their own (see `joint`), each
-distinct row has further coordinates: `OwnRows` knows equal ones.
+T has a row per output and a column per coordinate. It is never built: `JointOutputs.pull` gives
+$J T$ for derivatives J of few quantities by the outputs, `JointOutputs.push` gives $T \xi$ for few
+coordinates, both batch by batch from the features.
+
+Where each row of outputs has a deviation that it shares with no other (see `joint`), each distinct
+row has further coordinates. `DistinctRows` tells which rows are equal.
 """
 
 from __future__ import annotations
@@ -21,47 +23,80 @@ import torch
 from torch import Tensor
 
 from ...data.batches import Batch
-from ...posterior.joint import JointPosterior, OwnPart
+from ...posterior.joint import JointPosterior, RowDeviation
 from ..readout.reading import Reading, joined, read
 from ..readout.tap import AnyTap
 
-KEPT = 1 << 30
-"""Bytes of features to keep; those beyond are computed again where the data can be read again."""
+MEMORY_BYTES = 1 << 30
+"""Bytes of features to keep in memory.
+
+Features beyond are computed again where the data can be read again.
+"""
 
 Batches = Callable[[], Iterator[Batch]]
+"""Begins to read the data."""
 
 
 def repeatable(data: Any) -> bool:
-    """Whether what a user handed in can be read a second time: anything but an iterator."""
+    """Whether a user's data can be read a second time: anything but an iterator can."""
     return not isinstance(data, Iterator)
 
 
-class OwnRows(NamedTuple):
-    """What M rows have of their own: hashes, roots (see `OwnPart`), numbers of distinct rows."""
+class DistinctRows(NamedTuple):
+    """The M rows of outputs, and the coordinates that each distinct row has for itself.
 
-    part: OwnPart
+    Attributes:
+        deviation: The posterior of the deviations that rows do not share.
+        hashes: A hash of each row, (M,); rows of equal hash are the same row.
+        roots: Roots of the rows' quadratic forms, (M, ...); see `RowDeviation.roots`.
+        numbers: The number of each row among the distinct ones, (M,).
+        shape: Number of distinct rows, and of coordinates of each.
+    """
+
+    deviation: RowDeviation
     hashes: Tensor
     roots: Tensor
     numbers: Tensor
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, part: OwnPart, batches: list[tuple[Tensor, Tensor]]) -> OwnRows:
+    def of(cls, deviation: RowDeviation, hashes: list[Tensor], roots: list[Tensor]) -> DistinctRows:
         """From the hashes and roots of all batches."""
-        hashes, roots = (torch.cat(each) for each in zip(*batches, strict=True))
-        distinct, numbers = torch.unique(hashes, return_inverse=True)
-        return cls(part, hashes, roots, numbers, (len(distinct), part.mixing.shape[1]))
+        all_hashes = torch.cat(hashes)
+        distinct, numbers = torch.unique(all_hashes, return_inverse=True)
+        return cls(
+            deviation=deviation,
+            hashes=all_hashes,
+            roots=torch.cat(roots),
+            numbers=numbers,
+            shape=(len(distinct), deviation.mixing.shape[1]),
+        )
 
     def pull(self, slopes: Tensor) -> Tensor:
         """Derivatives (Q, M, K) by the outputs -> (Q, coordinates) by those of distinct rows."""
-        mixing = self.part.mixing
-        rows = self.part.stretched(self.roots, slopes.to(mixing) @ mixing)
-        return rows.new_zeros(len(rows), *self.shape).index_add_(1, self.numbers, rows).flatten(1)
+        mixing = self.deviation.mixing
+        by_row = self.deviation.stretched(self.roots, slopes.to(mixing) @ mixing)
+        zeros = by_row.new_zeros(len(by_row), *self.shape)
+        return zeros.index_add_(1, self.numbers, by_row).flatten(1)
 
     def push(self, coordinates: Tensor) -> Tensor:
-        """Points (n, coordinates) -> changes (n, M, K)."""
+        """Points (n, coordinates) -> changes (n, M, K) of the outputs."""
         z = coordinates.reshape(-1, *self.shape)[:, self.numbers]
-        return self.part.moved(self.roots, z)
+        return self.deviation.moved(self.roots, z)
+
+
+class LocatedReading(NamedTuple):
+    """A batch's reading and where it stands among all of them.
+
+    Attributes:
+        samples: The batch's samples in the joined output.
+        rows: The batch's rows of features among those of all batches.
+        reading: Output and features of the batch.
+    """
+
+    samples: slice
+    rows: slice
+    reading: Reading
 
 
 @dataclass(frozen=True)
@@ -69,10 +104,12 @@ class JointOutputs:
     """All outputs of a data set, with the features of each batch or a way to get them again.
 
     Attributes:
-        batches: callable that begins to read the data.
-        readings: one per batch; without features where they were not kept.
-        output: the batches' outputs joined along the first dimension.
-        own: what the rows do not share, if anything.
+        joint: The posterior of all targets' weights.
+        tap: The readout's tap, which runs the model.
+        batches: Begins to read the data.
+        readings: One per batch; without features where they were not kept.
+        output: The batches' outputs joined along the first dimension.
+        distinct: What the rows do not share, if anything.
     """
 
     joint: JointPosterior
@@ -80,101 +117,137 @@ class JointOutputs:
     batches: Batches
     readings: tuple[Reading, ...]
     output: Tensor
-    own: OwnRows | None = None
+    distinct: DistinctRows | None = None
 
     @classmethod
     def read(
         cls, tap: AnyTap, joint: JointPosterior, batches: Batches, *, again: bool = True
     ) -> JointOutputs:
-        """One pass over the data, in a mode that records gradients (forces need it).
+        """Read the data once, in a mode that records gradients (forces need it).
 
-        `again` says whether `batches` may be called a second time; else all features are kept.
+        Args:
+            tap: The readout's tap.
+            joint: The posterior of all targets' weights.
+            batches: Begins to read the data.
+            again: Whether `batches` may be called a second time; else all features are kept.
+
+        Raises:
+            ValueError: There are no outputs, or the batches' outputs cannot be joined.
         """
-        readings, held, own = [], 0, []
+        readings = []
+        hashes = []
+        roots = []
+        feature_bytes = 0
         for batch in batches():
             reading = read(tap, batch).detached()
             reading.check_targets(joint.targets)
-            held += reading.features.nbytes
-            if joint.own is not None:
-                own.append((reading.identities(batch), joint.own.roots(reading.features)))
-            if again and held > KEPT:
+            if joint.row_deviation is not None:
+                hashes.append(reading.identities(batch))
+                roots.append(joint.row_deviation.roots(reading.features))
+            feature_bytes += reading.features.nbytes
+            if again and feature_bytes > MEMORY_BYTES:
                 reading = replace(reading, inputs=reading.inputs.new_empty(0), ones=False)
             readings.append(reading)
         outputs = [reading.output for reading in readings]
         if not sum(output.numel() for output in outputs):
             raise ValueError("There is nothing to propagate: no batches, or no rows in them.")
-        whole = joined(outputs, " into one tensor. Propagate over batches of one shape at a time.")
-        rows = OwnRows.of(joint.own, own) if joint.own else None
-        return cls(joint, tap, batches, tuple(readings), whole, rows)
+        remedy = " into one tensor. Propagate over batches of one shape at a time."
+        distinct = None
+        if joint.row_deviation is not None:
+            distinct = DistinctRows.of(joint.row_deviation, hashes, roots)
+        return cls(
+            joint=joint,
+            tap=tap,
+            batches=batches,
+            readings=tuple(readings),
+            output=joined(outputs, remedy),
+            distinct=distinct,
+        )
 
     @property
     def coordinates(self) -> int:
         """Number of independent standard coordinates: of the weights, and then of the rows."""
-        return self.joint.coordinates + (math.prod(self.own.shape) if self.own else 0)
+        if self.distinct is None:
+            return self.joint.coordinates
+        return self.joint.coordinates + math.prod(self.distinct.shape)
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
         shape = (len(cotangents), self.joint.coordinates)
         rows = cotangents.new_zeros(shape, dtype=torch.float64)
         slopes = []
-        for part, _, reading in self._parts():
-            slopes.append(torch.vmap(reading.rows)(cotangents[:, part]))
-            rows += self.joint.rows(slopes[-1], reading.features)
-        if self.own is None:
+        for samples, _, reading in self._located_readings():
+            batch_slopes = torch.vmap(reading.rows)(cotangents[:, samples])  # (Q, M, K)
+            slopes.append(batch_slopes)
+            rows += self.joint.rows(batch_slopes, reading.features)
+        if self.distinct is None:
             return rows
-        return torch.cat([rows, self.own.pull(torch.cat(slopes, 1))], 1)
+        return torch.cat([rows, self.distinct.pull(torch.cat(slopes, 1))], 1)
 
     def push(self, coordinates: Tensor) -> Tensor:
         """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
-        shared, single = coordinates.tensor_split([self.joint.coordinates], dim=1)
-        weights, own = self.joint.weights(shared), self.own and self.own.push(single)
-        moved = weights.new_empty(len(weights), *self.output.shape)
-        for part, rows, reading in self._parts():
+        of_weights, of_rows = coordinates.tensor_split([self.joint.coordinates], dim=1)
+        weights = self.joint.weights(of_weights)
+        row_changes = None if self.distinct is None else self.distinct.push(of_rows)
+        changes = weights.new_empty(len(weights), *self.output.shape)
+        for samples, rows, reading in self._located_readings():
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
-            moved[:, part] = reading.unrows(change if own is None else change + own[:, rows])
-        return moved
+            if row_changes is not None:
+                change = change + row_changes[:, rows]
+            changes[:, samples] = reading.unrows(change)
+        return changes
 
-    def located(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Each batch's positions (M, K) in the flattened output, its features and row hashes."""
-        places = torch.arange(self.output.numel(), device=self.output.device)
-        places = places.reshape(self.output.shape)
-        for part, rows, reading in self._parts():
-            hashes = None if self.own is None else self.own.hashes[rows]
-            yield reading.rows(places[part]), reading.features, hashes
+    def located_features(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Each batch's features with their place in the output.
 
-    def _parts(self) -> Iterator[tuple[slice, slice, Reading]]:
-        """Each batch's samples in the output, its rows of features, and its whole reading."""
-        start, row, fresh = 0, 0, None
+        Yields:
+            Positions (M, K) in the flattened output, features, and the rows' hashes (M,), None
+            where rows share everything.
+        """
+        positions = torch.arange(self.output.numel(), device=self.output.device)
+        positions = positions.reshape(self.output.shape)
+        for samples, rows, reading in self._located_readings():
+            hashes = None if self.distinct is None else self.distinct.hashes[rows]
+            yield reading.rows(positions[samples]), reading.features, hashes
+
+    def _located_readings(self) -> Iterator[LocatedReading]:
+        """Each batch with its features; those that were not kept are computed again."""
+        first_sample = 0
+        first_row = 0
+        second_pass: Iterator[Reading] | None = None
         for reading in self.readings:
-            stop = start + len(reading.output)
-            if fresh is None and not reading.features.numel():
-                fresh = self._read_again()
-            whole = reading if fresh is None else next(fresh)
-            end = row + len(whole.features)
-            yield slice(start, stop), slice(row, end), whole
-            start, row = stop, end
+            if second_pass is None and not reading.features.numel():
+                second_pass = self._read_again()
+            if second_pass is not None:
+                reading = next(second_pass)
+            next_sample = first_sample + len(reading.output)
+            next_row = first_row + len(reading.features)
+            samples = slice(first_sample, next_sample)
+            yield LocatedReading(samples, slice(first_row, next_row), reading)
+            first_sample = next_sample
+            first_row = next_row
 
     def _read_again(self) -> Iterator[Reading]:
         """The readings from the first one without features on, checked against the first pass."""
         batches = self.batches()
-        for number, first in enumerate(self.readings):
+        for number, first_reading in enumerate(self.readings):
             batch = next(batches, None)
-            if first.features.numel():
+            if first_reading.features.numel():
                 continue
-            again = None if batch is None else read(self.tap, batch).detached()
-            if again is None or not _same(again.output, first.output):
+            reading = None if batch is None else read(self.tap, batch).detached()
+            if reading is None or not _equal_but_for_rounding(reading.output, first_reading.output):
                 raise ValueError(
-                    f"Batch {number} differs when the data are read a second time, which "
-                    f"more than {KEPT >> 20} MiB of features need. Pass data that come in the same "
-                    "order each time (a loader that does not shuffle), or fewer at a time."
+                    f"Batch {number} differs when the data are read a second time, which more "
+                    f"than {MEMORY_BYTES >> 20} MiB of features need. Pass data that come in the "
+                    "same order each time (a loader that does not shuffle), or fewer at a time."
                 )
-            yield again
+            yield reading
 
 
-def _same(again: Tensor, first: Tensor) -> bool:
-    """Equal but for rounding, which may differ between two passes on an accelerator."""
-    if again.shape != first.shape:
+def _equal_but_for_rounding(output: Tensor, expected: Tensor) -> bool:
+    """Whether two passes gave the same; on an accelerator their rounding may differ."""
+    if output.shape != expected.shape:
         return False
-    tolerance = torch.finfo(first.dtype).eps ** 0.75 * float(first.abs().max())
-    return bool(((again - first).abs() <= tolerance).all())
+    tolerance = torch.finfo(expected.dtype).eps ** 0.75 * float(expected.abs().max())
+    return bool(((output - expected).abs() <= tolerance).all())

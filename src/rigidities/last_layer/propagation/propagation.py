@@ -7,17 +7,21 @@ $$ \mathrm{Cov}(z) = J\, \mathrm{Cov}(y)\, J^\top = (J T)(J T)^\top, \qquad
 
 to first order (exact where fn is linear) and, if asked for, second order in the mean (exact where
 fn is quadratic). $T$ are the derivatives of the predictions by the weights' standard coordinates
-(see `joint_outputs`), so correlations between predictions and between targets are kept: a
-difference of two similar predictions has a small error bar.
+(see `outputs`), so correlations between predictions and between targets are kept: a difference of
+two similar predictions has a small error bar.
+
+The data are read once into `JointOutputs`. `Differential` evaluates fn there and gives its
+derivatives. Both together give J T, whose rows or sums of squares become a `Derived`.
 
 Only the **epistemic** part propagates: noise does not correlate between predictions. Where the
 target is a mean of n noisy observations, add noise / n yourself. Where a calibration has a joint
-scale (`criterion="auto"`), what predictions share has that one, and each distinct row adds a part
-of its own up to the scale of single predictions (see `joint`). Other criteria have one scale for
-both. With `noise="none"` it is set by residuals that hold the noise too, which does not average out
-here: for means of 500 predictions, against 120 retrained nets on each of three data sets (the
-experiment `propagation`), the error bar was 9 to 101 times the actual error, with a floor,
-`noise="constant"`, 6 to 24 times, with `criterion="evidence", noise="bayes"` 0.9 to 1.0 times.
+scale (`criterion="auto"`), what predictions share has that scale, and each distinct row adds a
+deviation of its own up to the scale of single predictions (see `joint`). Other criteria have one
+scale for both. With `noise="none"` it is set by residuals that contain the noise too, which does
+not average out here: for means of 500 predictions, against 120 retrained networks on each of three
+data sets (the experiment `propagation`), the error bar was 9 to 101 times the actual error. With a
+floor, `noise="constant"`, it was 6 to 24 times, with `criterion="evidence", noise="bayes"` 0.9 to
+1.0 times.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from ...posterior.joint import JointPosterior
 from ...prediction.derived import Derived
 from ..readout.tap import AnyTap
 from .differential import REMEDY, Differential, Function
-from .outputs import KEPT, Batches, JointOutputs
+from .outputs import MEMORY_BYTES, Batches, JointOutputs
 
 
 @outside_inference_mode
@@ -49,23 +53,34 @@ def propagated(
 ) -> Derived:
     """Mean and covariance of a differentiable function of all predictions together.
 
-    Memory grows with the number of predictions, never with its square. See
-    `LastLayerRigidity.propagate`; `again` says whether `batches` may be called a second time, for
-    features beyond 1 GiB. It warns where derivatives are exactly zero, as after rounding.
+    Memory grows with the number of predictions, never with its square. It warns where derivatives
+    are exactly zero, as after rounding. See `LastLayerRigidity.propagate`.
+
+    Args:
+        fn: The function of the joined outputs.
+        tap: The readout's tap.
+        joint: The posterior of all targets' weights.
+        batches: Begins to read the data.
+        second_order: Whether the mean includes what curvature adds to it.
+        again: Whether `batches` may be called a second time, for features beyond 1 GiB.
     """
     with torch.enable_grad():
         outputs = JointOutputs.read(tap, joint, batches, again=again)
-        slope = Differential(fn, outputs.output)
-        spread = _spread(slope, outputs)
-        shift = _shift(slope, outputs) if second_order else None
+        differential = Differential(fn, outputs.output)
+        spread = _spread(differential, outputs)
+        shift = _shift(differential, outputs) if second_order else None
     if bool(spread.flat.any()):
         notify(
             f"fn has a derivative of exactly zero for {int(spread.flat.sum())} of "
-            f"{slope.quantities} quantities (rounding, clamping, a constant?), so to first order "
-            f"their error bar is zero. {REMEDY}"
+            f"{differential.quantities} quantities (rounding, clamping, a constant?), so to first "
+            f"order their error bar is zero. {REMEDY}"
         )
     return Derived.of(
-        slope.value, spread.rows, variance=spread.variance, shift=shift, precision=slope.precision
+        differential.value,
+        spread.rows,
+        variance=spread.variance,
+        shift=shift,
+        precision=differential.precision,
     )
 
 
@@ -75,82 +90,130 @@ def covariance_between(
 ) -> Tensor:
     """Joint epistemic covariance of N predictions and M others, by default the same.
 
-    One dense matrix, (N, M) for one output per sample, else (N, *out, M, *out) with the outputs'
-    shape per sample; in the model's precision.
+    Args:
+        tap: The readout's tap.
+        joint: The posterior of all targets' weights.
+        batches: Begins to read the data of the N predictions.
+        others: Begins to read the data of the M others.
+
+    Returns:
+        One dense matrix in the model's precision: (N, M) for one output per sample, else
+        (N, *output, M, *output) with the shape of one sample's output.
     """
     with torch.enable_grad():
         left = JointOutputs.read(tap, joint, batches, again=False)
-        right = left if others is None else JointOutputs.read(tap, joint, others, again=False)
+        right = left
+        if others is not None:
+            right = JointOutputs.read(tap, joint, others, again=False)
     matrix = left.output.new_empty(left.output.numel(), right.output.numel())
-    for i, (rows, a, these) in enumerate(left.located()):
-        for j, (columns, b, those) in enumerate(right.located()):
+    for i, (rows, left_features, left_hashes) in enumerate(left.located_features()):
+        for j, (columns, right_features, right_hashes) in enumerate(right.located_features()):
             if right is left and j < i:
                 continue  # the transpose of another block
-            same = None if these is None or those is None else these[:, None] == those
-            block = joint.covariance(a, b, same).flatten(2).flatten(0, 1).to(matrix.dtype)
+            same = None
+            if left_hashes is not None and right_hashes is not None:
+                same = left_hashes[:, None] == right_hashes
+            covariance = joint.covariance(left_features, right_features, same)  # (M, K, M', K)
+            block = covariance.flatten(2).flatten(0, 1).to(matrix.dtype)
             matrix[rows.reshape(-1, 1), columns.reshape(-1)] = block
             if right is left:
                 matrix[columns.reshape(-1, 1), rows.reshape(-1)] = block.mT
-    shapes = [side.output.shape for side in (left, right)]
-    if all(shape.numel() == shape[0] for shape in shapes):
+    left_shape = left.output.shape
+    right_shape = right.output.shape
+    if left_shape.numel() == left_shape[0] and right_shape.numel() == right_shape[0]:
         return matrix
-    return matrix.reshape(*shapes[0], *shapes[1])
-
-
-def _spread(slope: Differential, outputs: JointOutputs) -> _Spread:
-    """One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer."""
-    if slope.quantities > outputs.coordinates:
-        with suppress(NotImplementedError):
-            return _pushed(slope, outputs)
-    return _pulled(slope, outputs)
-
-
-def _pulled(slope: Differential, outputs: JointOutputs) -> _Spread:
-    spread = _Spread(slope.quantities, outputs)
-    for part, cotangents in slope.cotangents():
-        spread.add(part, slice(None), outputs.pull(cotangents), cotangents.flatten(1))
-    return spread
-
-
-def _pushed(slope: Differential, outputs: JointOutputs) -> _Spread:
-    spread = _Spread(slope.quantities, outputs)
-    for part, tangents in _directions(slope, outputs):
-        rows = slope.pushed(tangents).mT
-        spread.add(slice(None), part, rows, rows)
-    return spread
-
-
-def _shift(slope: Differential, outputs: JointOutputs) -> Tensor:
-    """Half the trace of H Cov(y), (Q,): the mean bend along the coordinates."""
-    total = torch.zeros(slope.quantities, dtype=torch.float64, device=outputs.output.device)
-    for _, tangents in _directions(slope, outputs):
-        total += slope.bent(tangents).sum(0) / 2
-    return total
-
-
-def _directions(slope: Differential, outputs: JointOutputs) -> Iterator[tuple[slice, Tensor]]:
-    number, device = outputs.coordinates, outputs.output.device
-    for start in range(0, number, slope.chunk):
-        part = slice(start, min(start + slope.chunk, number))
-        unit = torch.zeros(part.stop - start, number, dtype=torch.float64, device=device)
-        unit[:, part].fill_diagonal_(1.0)
-        yield part, outputs.push(unit)
+    return matrix.reshape(*left_shape, *right_shape)
 
 
 class _Spread:
-    """Rows of derivatives by the coordinates (Q, R), or their sums of squares (Q,) alone."""
+    """The derivatives J T of the quantities by the coordinates, collected block by block.
+
+    Args:
+        quantities: Number of quantities Q.
+        outputs: All outputs, with R coordinates.
+
+    Attributes:
+        variance: Sums of squares of the derivatives, (Q,).
+        rows: The derivatives, (Q, R); None where they would take too much memory.
+        flat: Whether all derivatives of a quantity by the outputs are zero, (Q,).
+    """
 
     def __init__(self, quantities: int, outputs: JointOutputs) -> None:
-        coordinates, device = outputs.coordinates, outputs.output.device
+        coordinates = outputs.coordinates
+        device = outputs.output.device
         self.variance = torch.zeros(quantities, dtype=torch.float64, device=device)
         self.flat = torch.ones(quantities, dtype=torch.bool, device=device)
-        self.rows = None
-        if 8 * quantities * coordinates <= KEPT:
+        self.rows: Tensor | None = None
+        if 8 * quantities * coordinates <= MEMORY_BYTES:
             self.rows = self.variance.new_empty(quantities, coordinates)
 
     def add(self, quantities: slice, coordinates: slice, rows: Tensor, slopes: Tensor) -> None:
-        """A block of rows; a quantity whose slopes are all zero is `flat`."""
+        """Add a block of derivatives.
+
+        Args:
+            quantities: Which quantities the block has.
+            coordinates: Which coordinates the block has.
+            rows: The derivatives by these coordinates.
+            slopes: Derivatives of the same quantities, by which to tell whether they are flat.
+        """
         self.flat[quantities] &= ~slopes.any(1)
         self.variance[quantities] += rows.square().sum(1)
         if self.rows is not None:
             self.rows[quantities, coordinates] = rows
+
+
+def _spread(differential: Differential, outputs: JointOutputs) -> _Spread:
+    """J T by one pass of reverse mode per quantity, or one of forward mode per coordinate.
+
+    The mode with fewer passes is taken; a function without forward mode has reverse mode only.
+    """
+    if differential.quantities > outputs.coordinates:
+        with suppress(NotImplementedError):
+            return _forward_spread(differential, outputs)
+    return _reverse_spread(differential, outputs)
+
+
+def _reverse_spread(differential: Differential, outputs: JointOutputs) -> _Spread:
+    """J T from rows of J."""
+    spread = _Spread(differential.quantities, outputs)
+    for quantities, cotangents in differential.jacobian_rows():
+        rows = outputs.pull(cotangents)
+        spread.add(quantities, slice(None), rows, cotangents.flatten(1))
+    return spread
+
+
+def _forward_spread(differential: Differential, outputs: JointOutputs) -> _Spread:
+    """J T from columns of T."""
+    spread = _Spread(differential.quantities, outputs)
+    for coordinates, tangents in _output_tangents(differential, outputs):
+        rows = differential.jacobian_products(tangents).mT
+        spread.add(slice(None), coordinates, rows, rows)
+    return spread
+
+
+def _shift(differential: Differential, outputs: JointOutputs) -> Tensor:
+    """What curvature adds to the mean, half the trace of H Cov(y), (Q,).
+
+    It is half the sum of the second derivatives along the columns of T.
+    """
+    total = torch.zeros(differential.quantities, dtype=torch.float64, device=outputs.output.device)
+    for _, tangents in _output_tangents(differential, outputs):
+        total += differential.second_derivatives(tangents).sum(0) / 2
+    return total
+
+
+def _output_tangents(
+    differential: Differential, outputs: JointOutputs
+) -> Iterator[tuple[slice, Tensor]]:
+    """Columns of T, chunk by chunk.
+
+    Yields:
+        The numbers of n coordinates, and the changes (n, *output) of the outputs by a unit of each.
+    """
+    number = outputs.coordinates
+    for start in range(0, number, differential.chunk):
+        chunk = slice(start, min(start + differential.chunk, number))
+        shape = (chunk.stop - start, number)
+        unit = torch.zeros(shape, dtype=torch.float64, device=outputs.output.device)
+        unit[:, chunk].fill_diagonal_(1.0)
+        yield chunk, outputs.push(unit)

@@ -1,11 +1,33 @@
-"""The tie between a fit and the model it was made with: the tap, and whether it still holds."""
+"""The tie between a fit and the model it was made with: the tap, and whether it still holds.
+
+At a fit, `Binding.find` finds the readout on the first batch, `read_first` hears of that batch's
+own pass, and `seal` takes down what the model was. Afterwards every call asks `Binding.current` for
+the tap, which is refused if the model is no longer that of the fit. Three alarms work together:
+
+* `Watch` sees that something *may* have changed: weights that were written, moved or replaced,
+  modules that were exchanged, hooks, attributes that were set. It compares identities and counters,
+  which is cheap enough for every call. It does not tell whether the change matters, does not see
+  writes through `.data` or NumPy, and knows nothing of a model that met its fit in a file;
+* the *fingerprint* sees every bit of the weights and buffers, on any device and in any precision
+  that loses none. It reads all weights, and knows nothing of attributes, activations and code;
+* the *probes* see whatever changes the outputs for a few inputs of the fit, within the rounding of
+  another device. They take a pass of the model, do not see small changes of the weights, and are
+  missing where the inputs could not be kept or must not be.
+
+So a call looks at `Watch` alone. Where that has moved, the fingerprint says whether weights differ
+(a model that was moved, cast without loss or restored is the same one), and the probes say whether
+predictions do (an attribute that was set to the same value is no change). `load`, `calibrate`,
+`partial_fit`, `forget` and `save` ask both even if `Watch` has not moved (`thorough`). None of the
+three could stand for another: the first has no verdict, the second no view beyond the weights, the
+third neither the digits nor, without kept inputs, any view at all.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +48,49 @@ from .reading import Reading
 from .tail import GraphsKept
 from .tap import AnyTap, FeatureTap, Tap
 
+__all__ = ["Binding", "model_fingerprint"]
+
+_SEARCHED = ("No linear map", "The output does not depend on", "The parameters")
+"""How the messages of a search that found no readout begin."""
+_DERIVATIVE = (
+    "The model returns derivatives of a network by its inputs (forces, a Hamiltonian's flow). Wrap "
+    "the network that it differentiates, the energy: fit(x, y, gradients=..., gradient_target=...) "
+    "counts what derivatives were trained, and uq.gradient(x) gives them with error bars. As it is:"
+)
+_FUNCTION = (
+    "The output is computed by {}, a torch.autograd.Function that no search can look into (an "
+    "adjoint?). Take the plain operations, whose values are the same (of torchdiffeq, odeint "
+    "instead of odeint_adjoint). As it is:"
+)
+
+
+class _Tie(NamedTuple):
+    """A tap, and the look at the model by which it was last found to hold."""
+
+    tap: AnyTap
+    watch: Watch
+
 
 class Binding:
     """A tap on a model, rebuilt when the model moves, refused when the model changes.
 
-    Any number of threads may ask for the tap. That of a `header`, of a file or a state dict, is
-    built when it is first needed: a `state_dict` brings the fit before the weights that it must be
-    checked against. `probes` are outputs that the model must still give, `fingerprint` is that of
-    the weights that the tap was found with.
+    Any number of threads may ask for the tap. The tap of a header is built when it is first needed:
+    a `state_dict` brings the fit before the weights that it must be checked against.
+
+    Args:
+        model: The user's.
+        source: How to call it.
+        layer: Names of the readout's modules; None to search for them.
+        header: What a file or a state dict kept of a readout; None if none is known yet.
+        probes: Outputs that the model must still give.
+        watching: Whether the tap that will be found watches all layers.
+
+    Attributes:
+        model: As given.
+        source: As given.
+        layer: As given.
+        probes: As given; those of the fit once it is sealed.
+        fingerprint: Of the weights that the tap was found with; None before.
     """
 
     def __init__(
@@ -47,16 +104,24 @@ class Binding:
         watching: bool = False,
     ) -> None:
         require_whole(model)
-        self._watching = watching  # whether the tap that will be found watches all layers
-        self.model, self.source, self.layer, self._header = model, source, layer, header
+        self.model = model
+        self.source = source
+        self.layer = layer
         self.probes = probes
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
-        self._tied: tuple[AnyTap, Watch] | None = None
-        self._first: FirstPass | None = None  # until the model is taken down
-        self._batch_output: Tensor | None = None  # of the first batch, the same samples
-        self._unsealed = False  # whether the model is still to be taken down
-        self._before: list[tuple[int, int]] | None = None  # how often weights had been written to
+        self._header = header
+        self._watching = watching
+        self._tie: _Tie | None = None
+        # The pass that the readout was found with, and what the first batch's own pass gave for the
+        # same samples, until the fit is sealed.
+        self._first_pass: FirstPass | None = None
+        self._batch_output: Tensor | None = None
+        self._unsealed = False
+        # How often weights had been written to when a fit began; None outside a fit.
+        self._versions_at_start: list[tuple[int, int]] | None = None
         self._lock = Lock()
+
+    # --- other ties ------------------------------------------------------------------------------
 
     def again(
         self,
@@ -77,146 +142,175 @@ class Binding:
         header = {**self.header(), "fingerprint": model_fingerprint(model)}
         probes = None
         if self.probes is not None:
-            first = FirstPass.of(model, self.source, self.probes.inputs)
-            probes = Probes.of(model, self.source, first, batch_output=None)
+            first_pass = FirstPass.of(model, self.source, self.probes.inputs)
+            probes = Probes.of(model, self.source, first_pass, batch_output=None)
         return Binding(model, self.source, self.layer, header, probes)
 
-    def taken(self, given: Snapshot) -> Binding:
+    def taken(self, snapshot: Snapshot) -> Binding:
         """Another tie that knows the readout of a snapshot."""
-        probes = given.part("probes", Probes.from_state) if "probes" in given.header else None
-        return self.again(given.header["readout"], probes)
+        probes = None
+        if "probes" in snapshot.header:
+            probes = snapshot.part("probes", Probes.from_state)
+        return self.again(snapshot.header["readout"], probes)
 
     def snapshot(self, *, probes: bool = True) -> Snapshot:
-        """What a file or a state dict keeps; `probes` says whether inputs of the fit are in it."""
+        """What a file or a state dict keeps.
+
+        Args:
+            probes: Whether inputs of the fit are in it.
+        """
         self.seal()
         header: dict[str, Any] = {"readout": self.header()}
-        kept = self.probes.state() if probes and self.probes is not None else None
-        if kept is None:
+        state = None
+        if probes and self.probes is not None:
+            state = self.probes.state()
+        if state is None:
             return Snapshot({}, header)
-        return Snapshot(prefixed("probes", kept[1]), header | {"probes": kept[0]})
+        header_of_probes, tensors = state
+        return Snapshot(prefixed("probes", tensors), header | {"probes": header_of_probes})
+
+    # --- during a fit ----------------------------------------------------------------------------
 
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch, unless it is known."""
         if self._header is not None:
-            self._before = _written(self.model)
+            self._versions_at_start = _weight_versions(self.model)
             return self.current()
         inputs: Inputs = (batch.args, batch.kwargs)
-        tap = self._found_in_few(inputs)
+        tap = self._tap_by_few_rows(inputs)
         if tap is None:
-            tap = self._found_in(inputs)
+            tap = self._tap_by_whole_batch(inputs)
         else:
-            tap.search = self._found_in
+            tap.search_whole_batch = self._tap_by_whole_batch
         if tap.notice:
             notify(tap.notice)
         if self._watching:
             tap.watch(inputs)
-        self._tied, self._unsealed = (tap, Watch(self.model)), True
-        self._before = _written(self.model)
+        self._tie = _Tie(tap, Watch(self.model))
+        self._unsealed = True
+        self._versions_at_start = _weight_versions(self.model)
         return tap
 
     def read_first(self, reading: Reading) -> None:
         """Hear of the first batch's own pass, by which the readout that was found is confirmed."""
-        if self._tied is None or not self._unsealed:
+        if self._tie is None or not self._unsealed:
             return
-        tap = self._tied[0]
-        tap.search = None
-        first, tap.first_pass = tap.first_pass, None
-        if first is not None and first.is_small:
-            self._first = first
-            self._batch_output = reading.output[: len(first.output)].detach().clone()
+        tap = self._tie.tap
+        tap.search_whole_batch = None
+        first_pass = tap.first_pass
+        tap.first_pass = None
+        if first_pass is not None and first_pass.is_small:
+            self._first_pass = first_pass
+            self._batch_output = reading.output[: len(first_pass.output)].detach().clone()
 
-    def _found_in_few(self, inputs: Inputs) -> AnyTap | None:
+    def seal(self) -> None:
+        """Take down what the model was and gave when the readout was found, if not done yet.
+
+        Raises:
+            ValueError: Weights were written to since the fit began.
+        """
+        if self._versions_at_start not in (None, _weight_versions(self.model)):
+            raise ValueError(
+                "The model's weights were written to while it was fitted. Fit it when its "
+                "training has ended, and let nothing change it meanwhile."
+            )
+        if not self._unsealed:
+            return
+        self._unsealed = False
+        self.fingerprint = model_fingerprint(self.model)
+        first_pass, batch_output = self._first_pass, self._batch_output
+        self._first_pass = None
+        self._batch_output = None
+        if first_pass is not None:
+            self.probes = Probes.of(self.model, self.source, first_pass, batch_output)
+
+    def close(self) -> None:
+        """Seal at the end of a fit, after which weights may be written to and put back."""
+        self.seal()
+        self._versions_at_start = None
+
+    def _tap_by_few_rows(self, inputs: Inputs) -> AnyTap | None:
         """The tap by the first rows of a batch; None where these cannot be had or do not tell."""
-        few = first_rows(inputs)
-        if few is None:
+        few_rows = first_rows(inputs)
+        if few_rows is None:
             return None
         tap = None
         # Whatever goes wrong, or the model warns of, comes again with the whole batch.
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tap = Tap.found(self.model, self.source, self.layer, few)
+            tap = Tap.find_quietly(self.model, self.source, self.layer, few_rows)
         if tap is None or tap.first_pass is None:
             return None
-        rows = len(tree_leaves(few)[0])
+        rows = len(tree_leaves(few_rows)[0])
         outputs = len(tap.first_pass.output)
-        # Rows that are no samples, as atoms of structures, were cut in the middle of one.
-        return tap if outputs and outputs % rows == 0 else None
+        if not outputs or outputs % rows:
+            return None  # rows that are no samples (atoms) were cut in the middle of one
+        return tap
 
-    def _found_in(self, inputs: Inputs) -> AnyTap:
-        """The tap by a whole batch."""
+    def _tap_by_whole_batch(self, inputs: Inputs) -> AnyTap:
+        """The tap by all of a batch."""
         try:
-            return Tap.found(self.model, self.source, self.layer, inputs)
+            return Tap.find_quietly(self.model, self.source, self.layer, inputs)
         except (ValueError, RuntimeError) as error:
             reason = _obstacle(self.model, self.source, inputs, str(error))
             if not reason:
                 raise
             raise ValueError(f"{reason} {error}") from error
 
-    def seal(self) -> None:
-        """Take down what the model was and gave when the readout was found, if not done yet."""
-        if self._before not in (None, _written(self.model)):
-            raise ValueError(
-                "The model's weights were written to while it was fitted. Fit it when its "
-                "training has ended, and let nothing change it meanwhile."
-            )
-        if self._unsealed:
-            self._unsealed = False
-            self.fingerprint = model_fingerprint(self.model)  # first: it waits for nothing yet
-            first, batch_output = self._first, self._batch_output
-            self._first = self._batch_output = None
-            if first is not None:
-                self.probes = Probes.of(self.model, self.source, first, batch_output)
-
-    def close(self) -> None:
-        """Likewise at the end of a fit, after which weights may be written to and put back."""
-        self.seal()
-        self._before = None
+    # --- after a fit -----------------------------------------------------------------------------
 
     def current(self, *, thorough: bool = False) -> AnyTap:
         """The tap, if the model is still that of the fit.
 
         Args:
-            thorough: look at weights and outputs even if nothing seems to have happened (writes
+            thorough: Look at weights and outputs even if nothing seems to have happened (writes
                 through `.data` leave no trace).
 
         Raises:
-            ValueError: weights or outputs have changed.
+            NotFittedError: There is no fit.
+            ValueError: Weights or outputs have changed.
         """
-        tied = self._tied
-        if tied is not None and not thorough and tied[1].same():
-            return tied[0]
+        tie = self._tie
+        if tie is not None and not thorough and tie.watch.same():
+            return tie.tap
         with self._lock:
-            self._tied = self._checked(thorough)
-            return self._tied[0]
+            self._tie = self._checked_tie(thorough)
+            return self._tie.tap
 
     @property
     def placement(self) -> tuple[torch.device, torch.dtype]:
         """Device and dtype of the model, as of the last look at it."""
-        return placement(self.model) if self._tied is None else self._tied[1].placement
+        if self._tie is None:
+            return placement(self.model)
+        return self._tie.watch.placement
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of the tap."""
-        if self._tied is not None:
-            return self._described(self._tied[0])
+        if self._tie is not None:
+            return self._header_of(self._tie.tap)
         assert self._header is not None
         return self._header
 
     def __getstate__(self) -> dict[str, Any]:
         # A tap shares the model's memory, which a copy would not: it is built again.
-        known = self._tied is not None or self._header is not None
-        return {**vars(self), "_tied": None, "_header": self.header() if known else None}
+        is_known = self._tie is not None or self._header is not None
+        return {**vars(self), "_tie": None, "_header": self.header() if is_known else None}
 
-    def _checked(self, thorough: bool) -> tuple[AnyTap, Watch]:
-        tied, now = self._tied, Watch(self.model)
-        if tied is None:
+    def _checked_tie(self, thorough: bool) -> _Tie:
+        """The tie after a look at the model; see the module for the three alarms."""
+        now = Watch(self.model)
+        tie = self._tie
+        if tie is None:
             if self._header is None:
                 raise NotFittedError(NO_FIT.format("fit(x, y)"))
-            tap = self._from_header(self._header)
+            tap = self._tap_of_file(self._header)
             self._check_outputs(set())
-            return tap, now
-        tap, before = tied
-        own = set() if self.probes is None else self.probes.renewed
-        written, renewed = before.written(now), before.renewed(now) - own
+            return _Tie(tap, now)
+        tap, before = tie
+        written = before.written(now)
+        renewed = before.renewed(now)
+        if self.probes is not None:
+            renewed -= self.probes.renewed  # what every pass of the model sets
         if (written or thorough) and model_fingerprint(self.model) != self.fingerprint:
             raise ValueError(
                 "The model's weights have changed since the fit (training, loading, or a cast "
@@ -226,59 +320,80 @@ class Binding:
         if written or thorough or renewed:
             self._check_outputs(renewed)
         if written or renewed:
-            tap = self._made(self._described(tap))
-        return tap, now
+            tap = self._tap_of_header(self._header_of(tap))
+        return _Tie(tap, now)
 
     def _check_outputs(self, renewed: set[str]) -> None:
-        off = 0.0 if self.probes is None else self.probes.difference(self.model, self.source)
-        if off:
-            names = ", ".join(repr(name.partition(".")[2]) for name in sorted(renewed))
-            since = f"{names} set since?" if renewed else "another activation, factor or statistic?"
-            raise ValueError(
-                "The model's weights are those of the fit, but its predictions are not: for "
-                f"inputs kept from the fit they differ by up to {off:.2g} ({since}), so its error "
-                "bars no longer hold. Undo the change, or call fit(x, y) and calibrate(x, y) again."
-            )
+        """Refuse a model whose outputs for the kept inputs have changed.
 
-    def _from_header(self, header: dict[str, Any]) -> AnyTap:
-        known = dict(unwrapped(self.model).named_modules())
-        fits = own_parameters if header["case"] == "parameters" else is_linear_map
-        missing = [name for name in header["layer"] if name not in known or not fits(known[name])]
-        if missing:
-            raise ValueError(
-                f"The file was made with a readout named {missing[0]!r}, which this "
-                f"{type(self.model).__name__} does not have. Load it with the model it was made "
-                "with."
-            )
+        Args:
+            renewed: Attributes that were set since, for the message.
+        """
+        if self.probes is None:
+            return
+        off = self.probes.difference(self.model, self.source)
+        if not off:
+            return
+        reason = "another activation, factor or statistic?"
+        if renewed:
+            names = ", ".join(repr(name.partition(".")[2]) for name in sorted(renewed))
+            reason = f"{names} set since?"
+        raise ValueError(
+            "The model's weights are those of the fit, but its predictions are not: for "
+            f"inputs kept from the fit they differ by up to {off:.2g} ({reason}), so its error "
+            "bars no longer hold. Undo the change, or call fit(x, y) and calibrate(x, y) again."
+        )
+
+    def _tap_of_file(self, header: dict[str, Any]) -> AnyTap:
+        """The tap that a file or a state dict describes, if it fits the model and its weights."""
+        modules = dict(unwrapped(self.model).named_modules())
+        for name in header["layer"]:
+            if name not in modules or not _can_be_head(modules[name], header["case"]):
+                raise ValueError(
+                    f"The file was made with a readout named {name!r}, which this "
+                    f"{type(self.model).__name__} does not have. Load it with the model it was "
+                    "made with."
+                )
         if model_fingerprint(self.model) != header["fingerprint"]:
             raise ValueError(
                 "The model's weights differ from those the file was fitted with. Load the same "
                 "checkpoint into the model first, or fit again."
             )
         _check_source(self.source, header)
-        return self._made(header)
+        return self._tap_of_header(header)
 
-    def _made(self, header: dict[str, Any]) -> AnyTap:
+    def _tap_of_header(self, header: dict[str, Any]) -> AnyTap:
+        """The tap that a header describes."""
         tap: AnyTap
         if header["case"] == "features":
             tap = FeatureTap(self.model, self.source, header["layout"])
         else:
-            known = {name: header[name] for name in ("case", "silent", "linear")}
-            tap = Tap(self.model, self.source, heads=header["layer"], **known)
+            tap = Tap(
+                self.model,
+                self.source,
+                heads=header["layer"],
+                case=header["case"],
+                silent=header["silent"],
+                linear=header["linear"],
+            )
         tap.layers = [Layer(**layer) for layer in header.get("watched", ())]
         return tap
 
-    def _described(self, tap: AnyTap) -> dict[str, Any]:
-        described = {
+    def _header_of(self, tap: AnyTap) -> dict[str, Any]:
+        """What a file keeps of a tap."""
+        header: dict[str, Any] = {
             "layer": tap.heads,
-            **{name: getattr(tap, name) for name in ("silent", "case", "layout", "linear")},
+            "silent": tap.silent,
+            "case": tap.case,
+            "layout": tap.layout,
+            "linear": tap.linear,
             "forward": self.source.forward is not None,
             "output": self.source.output,
             "fingerprint": self.fingerprint,
         }
         if tap.layers:
-            described["watched"] = [asdict(layer) for layer in tap.layers]
-        return described
+            header["watched"] = [asdict(layer) for layer in tap.layers]
+        return header
 
 
 def model_fingerprint(model: nn.Module) -> str:
@@ -287,39 +402,50 @@ def model_fingerprint(model: nn.Module) -> str:
     return fingerprint([*model.named_parameters(), *model.named_buffers()])
 
 
+def _weight_versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Identity of every parameter, and how often it was written to.
+
+    Buffers are left out, which a pass of the model may write itself.
+    """
+    parameters = unwrapped(model).parameters()
+    return [(id(p), 0 if p.is_inference() else p._version) for p in parameters]
+
+
+def _can_be_head(module: nn.Module, case: str) -> bool:
+    """Whether a module can be a head of a case."""
+    if case == "parameters":
+        return bool(own_parameters(module))
+    return is_linear_map(module)
+
+
 def _check_source(source: Source, header: dict[str, Any]) -> None:
-    given = {"features": source.features is not None, "forward": source.forward is not None}
-    needed = {"features": header["case"] == "features", "forward": header["forward"]}
-    for name, need in needed.items():
-        if need != given[name]:
-            verb = "fitted with" if need else "fitted without"
-            remedy = "Pass the same function" if need else "Leave it out"
-            raise ValueError(f"The file was {verb} {name}=. {remedy} when loading it.")
-    if source.output != (fitted := header["output"]):
-        raise ValueError(f"The file was fitted with output={fitted!r}, got {source.output!r}.")
+    """Refuse other functions and another choice of output than those of the fit."""
+    _check_function("features", source.features is not None, header["case"] == "features")
+    _check_function("forward", source.forward is not None, header["forward"])
+    if source.output != header["output"]:
+        raise ValueError(
+            f"The file was fitted with output={header['output']!r}, got {source.output!r}."
+        )
 
 
-def _written(model: nn.Module) -> list[tuple[int, int]]:
-    weights = unwrapped(model).parameters()
-    return [(id(p), 0 if p.is_inference() else p._version) for p in weights]
-
-
-_SEARCHED = ("No linear map", "The output does not depend on", "The parameters")
-"""How the messages of a search that found no readout begin."""
-_DERIVATIVE = (
-    "The model returns derivatives of a network by its inputs (forces, a Hamiltonian's flow). Wrap "
-    "the network that it differentiates, the energy: fit(x, y, gradients=..., gradient_target=...) "
-    "counts what derivatives were trained, and uq.gradient(x) gives them with error bars. As it is:"
-)
-_FUNCTION = (
-    "The output is computed by {}, a torch.autograd.Function that no search can look into (an "
-    "adjoint?). Take the plain operations, whose values are the same (of torchdiffeq, odeint "
-    "instead of odeint_adjoint). As it is:"
-)
+def _check_function(name: str, is_passed: bool, is_needed: bool) -> None:
+    if is_needed and not is_passed:
+        raise ValueError(
+            f"The file was fitted with {name}=. Pass the same function when loading it."
+        )
+    if is_passed and not is_needed:
+        raise ValueError(f"The file was fitted without {name}=. Leave it out when loading it.")
 
 
 def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: str) -> str:
-    """What keeps a search from the readout, where it is in how the model computes; else empty."""
+    """What keeps a search from the readout, where it is in how the model computes; else empty.
+
+    Args:
+        model: The user's.
+        source: How to call it.
+        inputs: Of the batch.
+        error: The message of the search.
+    """
     if "functorch transform" in error:
         return _DERIVATIVE
     if not error.startswith(_SEARCHED):
@@ -328,18 +454,27 @@ def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: str) -> s
     for parameter in twin.parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()
-    with contextlib.suppress(Exception), torch.enable_grad(), GraphsKept() as kept:
-        output = source.run(twin, *inputs)
-        if kept.met:
+    args, kwargs = inputs
+    with contextlib.suppress(Exception), torch.enable_grad(), GraphsKept() as graphs:
+        output = source.run(twin, args, kwargs)
+        if graphs.differentiated:
             return _DERIVATIVE
-        nodes: list[Any] = [output.grad_fn]
-        seen = set[Any]()
-        while nodes:
-            node = nodes.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
-                return _FUNCTION.format(type(node).__name__.removesuffix("Backward"))
-            nodes += [child for child, _ in node.next_functions]
+        function = _custom_function(output)
+        if function:
+            return _FUNCTION.format(function)
+    return ""
+
+
+def _custom_function(output: Tensor) -> str:
+    """The name of a `torch.autograd.Function` in the graph of an output; empty if there is none."""
+    waiting: list[Any] = [output.grad_fn]
+    visited: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return type(node).__name__.removesuffix("Backward")
+        waiting += [child for child, _ in node.next_functions]
     return ""

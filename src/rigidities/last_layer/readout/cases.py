@@ -1,16 +1,25 @@
-r"""How the features follow from the heads' recorded calls.
+r"""The ways from the recorded calls of the heads to features.
 
-* `plain`: the output is the head's output, perhaps reshaped, or the mean of several (`MeanOf`); the
-  features are the heads' inputs, side by side;
-* `shared` and `separate`: scaled, gathered, masked, permuted or summed outputs, with gains that
-  are the same for all targets or not (see `tail`);
-* `jacobian`: any tail that treats samples independently, one pass through it per output;
-* `dense`: any tail at all;
-* `parameters`: heads that are any modules with parameters, one pass per output of the batch.
+A *case* takes a model's output and the calls of its heads in one pass, and gives a `Reading`. Which
+case a model is depends on its *tail*, what follows the heads (see `tail`):
 
-Layouts of the features, for M output rows and K targets: `shared` (M, D), for all targets alike;
-`separate` (M, K, D), each target with features and a weight vector of its own; `joint` (M, K, P),
-one weight vector behind all targets.
+* `plain`: the output is the head's output, perhaps reshaped, or the mean of several heads'
+  (`MeanOf`). The features are the heads' inputs, side by side, and no derivative is taken;
+* `shared` and `separate`: the head's outputs are scaled, gathered, masked, permuted or summed, with
+  gains that are the same for all targets (`shared`) or not (`separate`);
+* `jacobian`: any tail that treats samples independently, one backward pass through it per output
+  of a sample;
+* `dense`: any tail at all, one backward pass per output of the batch;
+* `parameters`: heads that are any modules with parameters, one backward pass per output of the
+  batch.
+
+The features have one of three layouts, for M output rows and K targets:
+
+| layout | shape | meaning |
+| --- | --- | --- |
+| `shared` | (M, D) | the same features for all targets, each with a weight vector of its own |
+| `separate` | (M, K, D) | each target has features and a weight vector of its own |
+| `joint` | (M, K, P) | one weight vector behind all targets |
 """
 
 from __future__ import annotations
@@ -25,9 +34,9 @@ from torch import Tensor, nn
 from ...models.directional import pulled, units
 from ...posterior.gram import with_ones
 from .columns import Columns, ParameterColumns, joint_columns
-from .heads import Call, Holder, Recorder, channel_axis, has_bias, weights
+from .heads import Call, ParameterRecorder, Recorder, channel_axis, has_bias, head_weights
 from .reading import Reading, Terms
-from .tail import Gain, View, gains, pullback, sample_owners, target_order
+from .tail import OutputView, RowGains, pullback, row_gains, sample_owners, target_order
 
 LARGEST = 4 << 30
 """Bytes that a Jacobian of one batch, or the Gram matrix of its columns, may take at most."""
@@ -36,40 +45,55 @@ LARGEST = 4 << 30
 class Case(ABC):
     """One way from recorded calls to features.
 
+    Args:
+        heads: The modules that are recorded, of one thread's shadow of the model.
+
     Attributes:
-        name: by which taps and files know it.
-        probes: whether it differentiates what follows the heads: see `Probed`.
-        recorder: what stands in for a head.
-        table: which columns belong to which.
+        name: By which taps and files know the case.
+        layout: Of the features; see the module.
+        probes: Whether the case differentiates what follows the heads; see `Probed`.
+        recorder: What stands in for a head.
+        columns: Which columns of the features belong to which head.
     """
 
     name = ""
     layout = "joint"
     probes = False
     recorder: type[Recorder] = Recorder
-    table: type[Columns] = Columns
+    _columns_class: type[Columns] = Columns
 
     def __init__(self, heads: list[nn.Module]) -> None:
-        self.columns = self.table(heads, joint=self.layout == "joint")
+        self.columns = self._columns_class(heads, joint=self.layout == "joint")
 
     @abstractmethod
     def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        """Features of a pass, by a `graph` of the inputs or not; None if the tail is otherwise."""
+        """Features of one pass.
+
+        Args:
+            output: Of the model.
+            calls: Of the heads in that pass.
+            graph: Whether output and features are to be differentiable by the model's inputs.
+
+        Returns:
+            The reading, or None if the tail is not of this case.
+        """
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:
         """Change (M, K) of the output for a change (width, K or 1) of the weights."""
-        features = features[:, None] if features.ndim == 2 else features
+        if features.ndim == 2:
+            features = features[:, None]
         return torch.einsum("mkd,dk->mk", features, change)
 
-    def _summed(
-        self, parts: list[Tensor], calls: list[Call], owners: list[Tensor], count: int
+    def _summed_by_owner(
+        self, blocks: list[Tensor], calls: list[Call], owners: list[Tensor], count: int
     ) -> Tensor:
-        """Features (count, ..., width) from the parts of calls, rows summed into their owners."""
-        blocks: dict[int, Tensor] = {}
-        for part, call, owner in zip(parts, calls, owners, strict=True):
-            i, block = self.columns.heads.index(call.head), _gathered(part, owner, count)
-            blocks[i] = blocks[i] + block if i in blocks else block
-        return self.columns.assemble(blocks)
+        """Features (count, ..., width): blocks of each call's rows, summed into their owners."""
+        sums_by_head: dict[int, Tensor] = {}
+        for block, call, owner in zip(blocks, calls, owners, strict=True):
+            i = self.columns.heads.index(call.head)
+            sums = _sums_by_owner(block, owner, count)
+            sums_by_head[i] = sums_by_head[i] + sums if i in sums_by_head else sums
+        return self.columns.assemble(sums_by_head)
 
 
 class Plain(Case):
@@ -80,50 +104,61 @@ class Plain(Case):
 
     def __init__(self, heads: list[nn.Module]) -> None:
         super().__init__(heads)
-        # Of a single head, for which nothing but the pass itself is to be done in each batch.
+        # Of a single head, for which each batch is to cost nothing but the pass itself.
         self._axis = channel_axis(heads[0])
-        self._bias = has_bias(heads[0])
+        self._has_bias = has_bias(heads[0])
 
     def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        """The heads' inputs, if the output is the mean of what the heads returned, to the bit."""
+        """The heads' inputs, if the output is the mean of what the heads returned, to the bit.
+
+        Each head must have been called once, in order, and what it returned must not have been
+        written to since.
+        """
+        # All in one function without calls of Python's: it runs in every batch.
         heads = self.columns.heads
         if len(calls) != len(heads) or not self.columns.disjoint:
             return None
-        first = calls[0].output
+        first_output = calls[0].output
         for call, head in zip(calls, heads, strict=True):
             written = call.output._version != call.versions[1]
-            if call.head is not head or written or call.output.shape != first.shape:
+            if call.head is not head or written or call.output.shape != first_output.shape:
                 return None
-        if first.numel() != output.numel():
+        if first_output.numel() != output.numel():
             return None
-        mean = first
+        mean = first_output
         if len(calls) > 1:
             mean = torch.stack([call.output for call in calls]).mean(0)
+        # The same memory needs no comparison of values, which may have been reshaped.
         same_memory = mean.data_ptr() == output.data_ptr()
         same = same_memory and mean.is_contiguous() and output.is_contiguous()
-        if not same and not torch.equal(mean.flatten(), output.flatten()):  # perhaps reshaped
+        if not same and not torch.equal(mean.flatten(), output.flatten()):
             return None
-        if len(calls) == 1 and self._bias:
-            return Reading(output, calls[0].inputs, first.shape, self._axis, ones=True)
-        return self.gathered(output, calls)
+        if len(calls) == 1 and self._has_bias:
+            return Reading(output, calls[0].inputs, first_output.shape, self._axis, ones=True)
+        return self.reading(output, calls)
 
-    def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
+    def reading(
+        self, output: Tensor, calls: list[Call], gains_by_call: Sequence[RowGains] = ()
+    ) -> Reading:
         """The heads' inputs, without a look at any value, which `torch.func` does not allow."""
         return side_by_side(output, calls, [call.inputs for call in calls])
 
 
 class Probed(Case):
-    """A case that differentiates what follows the heads."""
+    """A case that differentiates what follows the heads, in a pass that was probed."""
 
     probes = True
 
     def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         """Features of a probed pass, without a graph unless one is asked for."""
         reading = self._read(output, calls, graph)
-        return reading if reading is None or graph else reading.detached()
+        if reading is None or graph:
+            return reading
+        return reading.detached()
 
     @abstractmethod
-    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None: ...
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
+        """The reading with whatever graph it has."""
 
 
 class Separate(Probed):
@@ -133,71 +168,94 @@ class Separate(Probed):
     layout = "separate"
     _order: Tensor | None = None  # of an earlier batch: a mask may hide it in this one
 
-    def gains(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> list[Gain] | None:
-        """Gain and owner of each call's rows, the gains with one column where all are alike."""
+    def row_gains(
+        self, output: Tensor, calls: list[Call], *, graph: bool = False
+    ) -> list[RowGains] | None:
+        """How each call's rows act on the output; None if the tail has no such form.
+
+        In the layout `shared` the gains have a single column.
+        """
         for view in self._views(output, calls):
-            rows = Reading(output, output, *view).rows(output)
-            found = gains(rows, pullback(rows, calls, graph=graph))
-            if found is None:
+            viewed = Reading(output, output, view.inner, view.axis, view.order)
+            rows = viewed.rows(output)  # (M, K)
+            gains_by_call = row_gains(rows, pullback(rows, calls, graph=graph), view)
+            if gains_by_call is None:
                 continue
-            if len(self.columns.heads) > 1 and len(rows) != len(output):
-                owned = (gain.owner.bincount(minlength=len(rows)) for gain in found)
-                if not all(bool(each.all()) for each in owned):
-                    continue  # heads side by side: each output column is a target of its own
+            if len(self.columns.heads) > 1 and not _reach_all_rows(gains_by_call, rows, output):
+                continue  # heads side by side: each output column is a target of its own
             if self.layout == "shared":
-                if not all(torch.equal(g.gain, g.gain[:, :1].expand_as(g.gain)) for g in found):
+                if not all(_targets_are_alike(gains) for gains in gains_by_call):
                     return None
-                found = [replace(gain, gain=gain.gain[:, :1]) for gain in found]
-            self._order = view[2]
-            return [replace(gain, view=view) for gain in found]
+                gains_by_call = [
+                    replace(gains, gains=gains.gains[:, :1]) for gains in gains_by_call
+                ]
+            self._order = view.order
+            return gains_by_call
         return None
 
-    def gathered(self, output: Tensor, calls: list[Call], found: Sequence[Gain]) -> Reading:
-        """The reading for known gains: gain times input, summed over each output row's own."""
-        inner, axis, order = found[0].view
-        pairs = zip(calls, found, strict=True)
-        parts = [gain.gain[..., None] * call.rows[:, None] for call, gain in pairs]
-        owners = [gain.owner for gain in found]
-        features = self._summed(parts, calls, owners, output.numel() // inner[axis])
-        counts = self._counts(calls, found, len(features))
+    def reading(
+        self, output: Tensor, calls: list[Call], gains_by_call: Sequence[RowGains]
+    ) -> Reading:
+        """The reading for known gains: gain times input, summed over the rows of each output."""
+        inner, axis, order = gains_by_call[0].view
+        blocks = []
+        for call, gains in zip(calls, gains_by_call, strict=True):
+            blocks.append(gains.gains[..., None] * call.rows[:, None])  # (R, K or 1, D)
+        owners = [gains.owners for gains in gains_by_call]
+        output_rows = output.numel() // inner[axis]
+        features = self._summed_by_owner(blocks, calls, owners, output_rows)
+        counts = self._counts(calls, gains_by_call, len(features))
         if self.layout == "shared":
-            features, counts = features[:, 0], None if counts is None else counts[:, 0]
+            features = features[:, 0]
+            if counts is not None:
+                counts = counts[:, 0]
         return Reading(output, features, inner, axis, order, counts)
 
-    def _counts(self, calls: list[Call], found: Sequence[Gain], count: int) -> Tensor | None:
-        r"""$\sum_{r \in m} g_{rk}$ of heads without a bias, (count, K, H); None if all have one."""
-        zero = found[0].gain.new_zeros(count, found[0].gain.shape[1])
-        sums = {head: zero for head in self.columns.heads if not has_bias(head)}
-        for call, gain in zip(calls, found, strict=True):
-            if call.head in sums:
-                sums[call.head] = sums[call.head] + _gathered(gain.gain, gain.owner, count)
-        return torch.stack(list(sums.values()), dim=-1) if sums else None
+    def _counts(
+        self, calls: list[Call], gains_by_call: Sequence[RowGains], output_rows: int
+    ) -> Tensor | None:
+        r"""$\sum_{r \in m} g_{rk}$ of heads without a bias, (M, K, H); None if all have one."""
+        first = gains_by_call[0].gains
+        zero = first.new_zeros(output_rows, first.shape[1])
+        sums_by_head = {head: zero for head in self.columns.heads if not has_bias(head)}
+        if not sums_by_head:
+            return None
+        for call, gains in zip(calls, gains_by_call, strict=True):
+            if call.head in sums_by_head:
+                sums = _sums_by_owner(gains.gains, gains.owners, output_rows)
+                sums_by_head[call.head] = sums_by_head[call.head] + sums
+        return torch.stack(list(sums_by_head.values()), dim=-1)
 
-    def _views(self, output: Tensor, calls: list[Call]) -> Iterator[View]:
-        """How to see the output as (M, K): as it is, or each sample in another order.
+    def _views(self, output: Tensor, calls: list[Call]) -> Iterator[OutputView]:
+        """The ways to see the output as (M, K), to be tried one after the other.
 
-        Any dimension but that of the samples may be the targets', usual ones first.
+        First the output as it is, where any dimension but that of the samples may be the targets',
+        usual ones first. Then with the outputs of each sample in another order.
         """
-        head, order, size = calls[0].head, self._order, output.shape[1:].numel()
-        targets = weights(head).shape[1]
+        head = calls[0].head
+        targets = head_weights(head).shape[1]
         if targets == 1:
-            yield torch.Size([output.numel(), 1]), -1, None
+            yield OutputView(torch.Size([output.numel(), 1]), -1, None)
             return
+        size = output.shape[1:].numel()  # outputs of a sample
+        order = self._order
         if order is None or len(order) != size:
             for axis in dict.fromkeys((channel_axis(head), -1, *range(-2, -output.ndim, -1))):
                 if output.ndim >= -axis and output.shape[axis] == targets:
-                    yield output.shape, axis, None
+                    yield OutputView(output.shape, axis, None)
             if size % targets or len(calls) > 1:
                 return  # calls side by side: each output column is a target of its own
             flat = output.flatten()
             order = target_order(flat, pullback(flat, calls), size)
         if order is not None:
             inner = torch.Size([len(output), size // targets, targets])
-            yield inner, -1, order.to(output.device)
+            yield OutputView(inner, -1, order.to(output.device))
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
-        found = self.gains(output, calls, graph=graph)
-        return None if found is None else self.gathered(output, calls, found)
+        gains_by_call = self.row_gains(output, calls, graph=graph)
+        if gains_by_call is None:
+            return None
+        return self.reading(output, calls, gains_by_call)
 
 
 class Shared(Separate):
@@ -208,17 +266,22 @@ class Shared(Separate):
 
     def terms(self, output: Tensor, calls: list[Call]) -> Terms | None:
         """The summands of the features, or None where the tail has not this form."""
-        found = self.gains(output, calls)
-        if found is None:
+        gains_by_call = self.row_gains(output, calls)
+        if gains_by_call is None:
             return None
-        inner, axis, _ = found[0].view
-        parts = []
-        for call, gain in zip(calls, found, strict=True):
+        features, owners, heads = [], [], []
+        for call, gains in zip(calls, gains_by_call, strict=True):
             head = self.columns.heads.index(call.head)
-            features = self.columns.assemble({head: gain.gain * call.rows})
-            parts.append((features, gain.owner, torch.full_like(gain.owner, head)))
-        features, owners, heads = (torch.cat(part) for part in zip(*parts, strict=True))
-        return Terms(features.detach(), owners, heads, output.numel() // inner[axis])
+            features.append(self.columns.assemble({head: gains.gains * call.rows}))
+            owners.append(gains.owners)
+            heads.append(torch.full_like(gains.owners, head))
+        inner, axis, _ = gains_by_call[0].view
+        return Terms(
+            features=torch.cat(features).detach(),
+            owners=torch.cat(owners),
+            heads=torch.cat(heads),
+            count=output.numel() // inner[axis],
+        )
 
 
 class Jacobian(Probed):
@@ -226,26 +289,35 @@ class Jacobian(Probed):
 
     name = "jacobian"
     coupled = False
+    """Whether samples may depend on one another, so that the batch counts as one sample."""
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
         self._check_size(output)
-        rows = output.reshape(1 if self.coupled else len(output), -1)
+        samples = 1 if self.coupled else len(output)
+        rows = output.reshape(samples, -1)
         pull = pullback(rows, calls, graph=graph)
-        zeros = (c.output.new_zeros(len(c.rows), dtype=torch.long) for c in calls)
-        owners = list(zeros) if self.coupled else sample_owners(rows, pull)
+        owners: list[Tensor] | None
+        if self.coupled:
+            owners = [call.output.new_zeros(len(call.rows), dtype=torch.long) for call in calls]
+        else:
+            owners = sample_owners(rows, pull)
         if owners is None:
             return None
         features = []
         for k in range(rows.shape[1]):
-            one = torch.zeros_like(rows)
-            one[:, k] = 1
-            pairs = zip(calls, pull(one), strict=True)
-            blocks = [joint_columns(c.rows[:, :, None] * g[:, None, :], c.head) for c, g in pairs]
-            features.append(self._summed(blocks, calls, owners, len(rows)))
+            unit = torch.zeros_like(rows)
+            unit[:, k] = 1
+            blocks = []
+            for call, gradient in zip(calls, pull(unit), strict=True):
+                # The outer product of a row's input and its gain, (R, D, K_head).
+                products = call.rows[:, :, None] * gradient[:, None, :]
+                blocks.append(joint_columns(products, call.head))
+            features.append(self._summed_by_owner(blocks, calls, owners, samples))
         inner = torch.Size([output.numel(), 1]) if self.coupled else rows.shape
         return Reading(output, torch.stack(features, dim=1).reshape(*inner, -1), inner, -1)
 
     def _check_size(self, output: Tensor) -> None:
+        """Refuse a Jacobian, or a Gram matrix of its columns, that takes too much memory."""
         width = self.columns.width
         size = max(output.numel() * width * output.element_size(), 8 * width**2)
         if size > LARGEST:
@@ -271,19 +343,24 @@ class Parameters(Jacobian):
     """The Jacobian by the heads' own parameters, whatever they compute from them."""
 
     name = "parameters"
-    recorder = Holder
-    table = ParameterColumns
+    recorder = ParameterRecorder
+    _columns_class = ParameterColumns
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
         self._check_size(output)
-        inner, values = torch.Size([len(output), output[0].numel()]), output.flatten()
+        inner = torch.Size([len(output), output[0].numel()])
+        values = output.flatten()
+        # Several outputs are differentiated at once, as far as memory allows.
         chunk = max(1, min(64, (1 << 23) // max(self.columns.width, len(values))))
         features = []
-        for start in range(0, len(values), chunk):  # some outputs at once
-            some = units(values, start, chunk)
-            parts = [[pulled(values, x, some, graph=graph) for x in call.leaves] for call in calls]
-            blocks = [torch.cat([part.flatten(1) for part in head], dim=1) for head in parts]
-            features.append(self.columns.assemble(dict(enumerate(blocks))))
+        for start in range(0, len(values), chunk):
+            cotangents = units(values, start, chunk)
+            blocks = {}
+            for head, call in enumerate(calls):
+                gradients = [pulled(values, leaf, cotangents, graph=graph) for leaf in call.leaves]
+                flat = [gradient.flatten(1) for gradient in gradients]
+                blocks[head] = torch.cat(flat, dim=1)
+            features.append(self.columns.assemble(blocks))
         return Reading(output, torch.cat(features).reshape(*inner, -1), inner, -1)
 
 
@@ -294,19 +371,50 @@ CASES: dict[str, type[Case]] = {
 
 
 def side_by_side(output: Tensor, calls: list[Call], rows: list[Tensor]) -> Reading:
-    """The reading of an output that is the mean of the heads' outputs, from the heads' inputs."""
-    features, ones = rows[0], len(rows) == 1 and has_bias(calls[0].head)
-    if len(rows) > 1:
-        pairs = zip(calls, rows, strict=True)
-        each = [with_ones(part) if has_bias(call.head) else part for call, part in pairs]
-        features = torch.cat(each, dim=1) / len(rows)
-    bare = sum(not has_bias(call.head) for call in calls)
-    counts = torch.full_like(features[:, :bare], 1 / len(rows)) if bare else None
-    inner, axis = calls[0].output.shape, channel_axis(calls[0].head)
+    """The reading of an output that is the mean of the heads' outputs.
+
+    Args:
+        output: Of the model.
+        calls: One for each head.
+        rows: The inputs (M, D) of each head.
+    """
+    count = len(rows)
+    if count == 1:
+        features = rows[0]
+        ones = has_bias(calls[0].head)
+    else:
+        blocks = []
+        for call, block in zip(calls, rows, strict=True):
+            blocks.append(with_ones(block) if has_bias(call.head) else block)
+        features = torch.cat(blocks, dim=1) / count
+        ones = False
+    heads_without_bias = sum(not has_bias(call.head) for call in calls)
+    counts = None
+    if heads_without_bias:
+        counts = torch.full_like(features[:, :heads_without_bias], 1 / count)
+    inner = calls[0].output.shape
+    axis = channel_axis(calls[0].head)
     return Reading(output, features, inner, axis, counts=counts, ones=ones)
 
 
-def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:
-    if len(part) == count and torch.equal(owner, torch.arange(count, device=owner.device)):
-        return part
-    return part.new_zeros(count, *part.shape[1:]).index_add(0, owner, part)
+def _reach_all_rows(gains_by_call: list[RowGains], rows: Tensor, output: Tensor) -> bool:
+    """Whether every call acts on every output row, where samples have several of these."""
+    if len(rows) == len(output):
+        return True
+    for gains in gains_by_call:
+        rows_of_owner = gains.owners.bincount(minlength=len(rows))
+        if not bool(rows_of_owner.all()):
+            return False
+    return True
+
+
+def _targets_are_alike(gains: RowGains) -> bool:
+    """Whether the gains of each row are the same for all targets."""
+    return torch.equal(gains.gains, gains.gains[:, :1].expand_as(gains.gains))
+
+
+def _sums_by_owner(block: Tensor, owners: Tensor, count: int) -> Tensor:
+    """Rows (R, ...) summed into those of the same owner, (count, ...)."""
+    if len(block) == count and torch.equal(owners, torch.arange(count, device=owners.device)):
+        return block  # each row has an owner of its own
+    return block.new_zeros(count, *block.shape[1:]).index_add(0, owners, block)

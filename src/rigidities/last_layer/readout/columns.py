@@ -1,7 +1,8 @@
 """Feature columns of the readout heads: each head's weight, then its bias.
 
-With `joint=False` a column belongs to one input of a head (every target has its own copy of the
-weights: D columns, plus one for the bias). With `joint=True` every single weight has a column.
+Features are derivatives by the heads' weights, so that each column of the features belongs to a
+weight. With `joint=False` a column belongs to one input of a head (every target has its own copy of
+the weights: D columns, plus one for the bias). With `joint=True` every single weight has a column.
 Heads that share a parameter share its columns.
 """
 
@@ -10,98 +11,134 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .heads import has_bias, own_parameters, weights
+from .heads import has_bias, head_weights, own_parameters
 
 
 class Columns:
     """Which columns of the features belong to which head.
 
+    Args:
+        heads: The readout heads, linear maps.
+        joint: Whether there is one column per weight instead of one per input.
+
     Attributes:
-        joint: one column per weight instead of one per input.
-        indices: for each head the columns of its weight and then its bias.
-        biases: the columns of all biases, which are parameters of that name.
-        disjoint: whether no two heads share a parameter.
+        heads: As given.
+        joint: As given.
+        width: The number of columns, D or P.
+        indices: For each head the columns of its weight and then its bias.
+        biases: The columns of all parameters called "bias".
+        disjoint: Whether no two heads share a parameter.
     """
 
     def __init__(self, heads: list[nn.Module], *, joint: bool) -> None:
-        self.heads, self.joint, self.width = heads, joint, 0
+        self.heads = heads
+        self.joint = joint
+        self.width = 0
         self.biases = torch.empty(0, dtype=torch.long)
-        known: dict[object, Tensor] = {}
-        self.indices = [torch.cat(self._parts(head, known)) for head in heads]
+        columns_by_parameter: dict[object, Tensor] = {}
+        self.indices = [self._head_columns(head, columns_by_parameter) for head in heads]
         self.disjoint = sum(len(index) for index in self.indices) == self.width
 
     def assemble(self, blocks: dict[int, Tensor]) -> Tensor:
-        """Features (..., width) from the called heads' blocks; shared columns add up."""
+        """Features (..., width) from the blocks of the heads that were called.
+
+        Args:
+            blocks: (..., columns of the head) by the number of the head. Columns that heads share
+                add up, and those of other heads are zero.
+        """
         first = next(iter(blocks.values()))
-        empty = (first.new_zeros(*first.shape[:-1], len(index)) for index in self.indices)
-        whole = [blocks.get(i, zero) for i, zero in enumerate(empty)]
+        all_blocks = []
+        for i, index in enumerate(self.indices):
+            zero = first.new_zeros(*first.shape[:-1], len(index))
+            all_blocks.append(blocks.get(i, zero))
         if self.disjoint:
-            return whole[0] if len(whole) == 1 else torch.cat(whole, dim=-1)
+            return all_blocks[0] if len(all_blocks) == 1 else torch.cat(all_blocks, dim=-1)
         total = first.new_zeros(*first.shape[:-1], self.width)
-        for index, block in zip(self.indices, whole, strict=True):
+        for index, block in zip(self.indices, all_blocks, strict=True):
             total = total.index_add(-1, index.to(block.device), block)
         return total
 
     def weights(self) -> Tensor:
         """The heads' weights by column, (width, K), or (width, 1) when joint; float64."""
-        parts = [self._weights(head).to(torch.float64) for head in self.heads]
-        total = parts[0].new_zeros(self.width, parts[0].shape[1])
-        for index, part in zip(self.indices, parts, strict=True):
-            total[index.to(total.device)] = part.to(total.device)
-        return total
+        weights_by_head = [self._head_weights(head).to(torch.float64) for head in self.heads]
+        first = weights_by_head[0]
+        weights = first.new_zeros(self.width, first.shape[1])
+        for index, values in zip(self.indices, weights_by_head, strict=True):
+            weights[index.to(weights.device)] = values.to(weights.device)
+        return weights
 
-    def share(self, change: Tensor, i: int) -> Tensor:
-        """Head i's part (D or D+1, K) of a change (width, K or 1) of the weights."""
-        part, head = change[self.indices[i].to(change.device)], self.heads[i]
+    def change_of_head(self, change: Tensor, i: int) -> Tensor:
+        """What a change (width, K or 1) of all weights means for head i: (D or D+1, K)."""
+        head = self.heads[i]
+        values = change[self.indices[i].to(change.device)]
         if not self.joint:
-            return part
-        outputs = weights(head).shape[1]
+            return values
+        outputs = head_weights(head).shape[1]
         if not has_bias(head):
-            return part.reshape(outputs, -1).mT
-        weight, bias = part[:-outputs].reshape(outputs, -1), part[-outputs:].reshape(1, -1)
+            return values.reshape(outputs, -1).mT
+        weight = values[:-outputs].reshape(outputs, -1)
+        bias = values[-outputs:].reshape(1, -1)
         return torch.cat([weight.mT, bias])
 
     @torch.no_grad()
-    def write(self, given: Tensor) -> None:
-        """Let the heads' parameters be these weights (width, K or 1)."""
+    def write(self, weights: Tensor) -> None:
+        """Overwrite the heads' parameters with weights by column, (width, K or 1)."""
         for index, head in zip(self.indices, self.heads, strict=True):
-            part = given[index.to(given.device)]
-            flat = part[:, 0] if self.joint else joint_columns(part, head)
-            own = [head.get_parameter(name) for name, size in self._sizes(head).items() if size]
-            parts = torch.split(flat, [parameter.numel() for parameter in own])
-            for parameter, numbers in zip(own, parts, strict=True):
+            values = weights[index.to(weights.device)]
+            flat = values[:, 0] if self.joint else joint_columns(values, head)
+            names = [name for name, size in self._sizes(head).items() if size]
+            parameters = [head.get_parameter(name) for name in names]
+            pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
+            for parameter, numbers in zip(parameters, pieces, strict=True):
                 parameter.copy_(numbers.reshape(parameter.shape))
 
-    def _weights(self, head: nn.Module) -> Tensor:
-        return joint_columns(weights(head), head)[:, None] if self.joint else weights(head)
+    def _head_weights(self, head: nn.Module) -> Tensor:
+        """A head's weights by column, (columns of the head, K or 1)."""
+        weights = head_weights(head)
+        if self.joint:
+            return joint_columns(weights, head)[:, None]
+        return weights
 
     def _sizes(self, head: nn.Module) -> dict[str, int]:
-        inputs, outputs = weights(head).shape
-        bias, each = has_bias(head), outputs if self.joint else 1
-        return {"weight": (inputs - bias) * each, "bias": each * bias}
+        """How many columns each parameter of a head has, by name."""
+        rows, outputs = head_weights(head).shape
+        columns_per_row = outputs if self.joint else 1
+        if has_bias(head):
+            return {"weight": (rows - 1) * columns_per_row, "bias": columns_per_row}
+        return {"weight": rows * columns_per_row, "bias": 0}
 
-    def _parts(self, head: nn.Module, known: dict[object, Tensor]) -> list[Tensor]:
-        parts = []
+    def _head_columns(self, head: nn.Module, columns_by_parameter: dict[object, Tensor]) -> Tensor:
+        """The columns of a head; those of parameters not met before are new.
+
+        Args:
+            head: The head.
+            columns_by_parameter: By the id of the parameter; new ones are added.
+        """
+        columns = []
         for name, size in self._sizes(head).items():
             parameter = dict(head._parameters.items()).get(name)
+            # What is no parameter (a normalised weight) is shared with no other head.
             key = (id(head), name) if parameter is None else id(parameter)
-            if key not in known:
-                known[key] = torch.arange(self.width, self.width + size)
+            if key not in columns_by_parameter:
+                new_columns = torch.arange(self.width, self.width + size)
+                columns_by_parameter[key] = new_columns
                 self.width += size
-                self.biases = torch.cat([self.biases, known[key][: size * (name == "bias")]])
-            parts.append(known[key])
-        return parts
+                if name == "bias":
+                    self.biases = torch.cat([self.biases, new_columns])
+            columns.append(columns_by_parameter[key])
+        return torch.cat(columns)
 
 
 class ParameterColumns(Columns):
     """A column for every number in the parameters that the heads, any modules, own themselves."""
 
-    def share(self, change: Tensor, i: int) -> Tensor:
-        """Head i's part (P, 1) of a change (width, 1) of the parameters."""
+    def change_of_head(self, change: Tensor, i: int) -> Tensor:
+        """What a change (width, 1) of all parameters means for head i: (P, 1)."""
         return change[self.indices[i].to(change.device)]
 
-    def _weights(self, head: nn.Module) -> Tensor:
-        return torch.cat([p.detach().flatten() for p in own_parameters(head).values()])[:, None]
+    def _head_weights(self, head: nn.Module) -> Tensor:
+        flat = [parameter.detach().flatten() for parameter in own_parameters(head).values()]
+        return torch.cat(flat)[:, None]
 
     def _sizes(self, head: nn.Module) -> dict[str, int]:
         return {name: parameter.numel() for name, parameter in own_parameters(head).items()}

@@ -1,11 +1,17 @@
 """The pass of a model that is safe inside a graph: for `torch.compile`, `torch.export` and ONNX.
 
-A tap looks at values and memory to check itself, which no tracer allows; in a graph nothing is
-looked at. Two twins of the model are kept: one whose parameters are frozen aliases, for
-compilation, and one that holds the model's own parameters, by whose identity an exporter names
-them. A `CopiedReadout` has weights of its own, and needs neither; it takes any readout whose
-output is linear in the heads' weights: the features are what the output becomes for weights that
-are the unit vectors, all at once under `torch.vmap`, which runs what comes before the heads once.
+A tap looks at values and memory to check itself, which no tracer allows; here nothing is looked at.
+A `CopiedReadout` gives the readings of a shadow or copy of the model:
+
+* `PlainCopy` of a plain readout: the features are the heads' inputs;
+* `FeatureCopy` of a user's function;
+* `LinearCopy` of any other readout whose output is linear in the heads' weights: the features are
+  what the output becomes for weights that are the unit vectors, all at once under `torch.vmap`,
+  which runs what comes before the heads once.
+
+`uq.freeze()` takes one with weights of its own (`copied_readout`). An ensemble has none: its
+`ReadoutPass` checks the model by a tap in every call, and where it is compiled or exported goes by
+a `TracedReadout`, a plain copy that computes with the model's own tensors.
 """
 
 from __future__ import annotations
@@ -13,43 +19,63 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from ...models.calling import Source
+from ...models.calling import Inputs, Source
 from ...models.modes import exporting, outside_graphs, refuse_transforms
 from ...models.shadow import independent, shadow, unwrapped
 from ...models.threads import OfThread
 from .binding import Binding
 from .cases import side_by_side
 from .columns import Columns
-from .heads import Call, Keeper, Weighed, as_rows, guard, has_bias, record
+from .heads import (
+    Call,
+    GraphRecorder,
+    SwappableHead,
+    as_rows,
+    has_bias,
+    put_recorders,
+    refuse_calls,
+)
 from .reading import Reading
 from .search import tolerance
-from .tail import coarsest
+from .tail import coarsest_rounding
 from .tap import AnyTap, Tap
 
-Places = list[tuple[dict[str, Any], dict[str, Any]]]
+__all__ = [
+    "CopiedReadout",
+    "FeatureCopy",
+    "LinearCopy",
+    "PlainCopy",
+    "ReadoutPass",
+    "TracedReadout",
+    "copied_readout",
+]
 
 
 class ReadoutPass:
-    """Inputs -> `Reading`: by the tap, which checks the model; in a graph without a look."""
+    """Inputs -> `Reading`: by the tap, which checks the model; in a graph without a look.
+
+    Args:
+        binding: The tie to the model.
+    """
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
         self._tap: AnyTap | None = None
-        self._graph: TracedReadout | None = None
+        self._traced: TracedReadout | None = None
 
     def __call__(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
         """One pass."""
-        if torch.compiler.is_compiling() and self._graph is not None:
-            return self._graph(inputs, keywords)
+        if torch.compiler.is_compiling() and self._traced is not None:
+            return self._traced(inputs, keywords)
         if torch.compiler.is_compiling() and exporting():
-            raise ValueError(_refusal(self._tap))
+            raise ValueError(_export_refusal(self._tap))
         # Only a plain readout is one graph: any other is read between two graphs.
         return self.eager(inputs, keywords)
 
@@ -63,23 +89,29 @@ class ReadoutPass:
         """The tap, if the model's weights are still those of the fit."""
         tap = self.binding.current()
         if tap is not self._tap:
-            plain = isinstance(tap, Tap) and tap.case == "plain"
-            self._graph = TracedReadout(self.binding.model, cast("Tap", tap)) if plain else None
+            self._traced = None
+            if isinstance(tap, Tap) and tap.case == "plain":
+                self._traced = TracedReadout(self.binding.model, tap)
             self._tap = tap
         return tap
 
     def forget(self) -> None:
         """The tap is built again when it is next needed."""
-        self._tap = self._graph = None
+        self._tap = None
+        self._traced = None
 
 
-def _refusal(tap: AnyTap | None) -> str:
+def _export_refusal(tap: AnyTap | None) -> str:
+    """Why an ensemble cannot be exported."""
     if tap is None:
         return "This ensemble has not met its model yet: call ens(x) once before exporting it."
-    heads, reason = ", ".join(tap.heads), "its features come from the function features="
-    if tap.case != "features":
-        reason = f"what follows the readout layer ({heads}) is differentiated in each call "
-        reason += f"(case {tap.case!r})"
+    if tap.case == "features":
+        reason = "its features come from the function features="
+    else:
+        reason = (
+            f"what follows the readout layer ({', '.join(tap.heads)}) is differentiated in each "
+            f"call (case {tap.case!r})"
+        )
     return (
         f"This ensemble cannot be exported: {reason}. Let the model return the output of a linear "
         "layer as it is, fit that model, and scale or sum the members afterwards."
@@ -87,35 +119,44 @@ def _refusal(tap: AnyTap | None) -> str:
 
 
 class TracedReadout:
-    """Inputs -> `Reading` for a plain readout, by weights that are the model's own."""
+    """Inputs -> `Reading` for a plain readout, by weights that are the model's own.
+
+    Compiled code runs a shadow, whose parameters are frozen aliases. An exporter names the weights
+    of a graph by their identity, so that it gets a copy which holds the model's own tensors.
+
+    Args:
+        model: The user's.
+        tap: Of a plain readout.
+    """
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
-        model = unwrapped(model)
-        named, self._places = shadow(model), cast("Places", [])
-        for mine, theirs in zip(named.modules(), model.modules(), strict=True):
-            pairs = (mine._parameters, theirs._parameters), (mine._buffers, theirs._buffers)
-            self._places += pairs
-        self._frozen, self._named = PlainCopy(shadow(model), tap), PlainCopy(named, tap)
-        self._follow()
+        self._model = unwrapped(model)
+        self._copy_to_compile = PlainCopy(shadow(self._model), tap)
+        twin = shadow(self._model)
+        for copied, original in zip(twin.modules(), self._model.modules(), strict=True):
+            copied._parameters.update(original._parameters)
+            copied._buffers.update(original._buffers)
+        self._copy_to_export = PlainCopy(twin, tap)
+        run = self._copy_to_export.run
+        names = {id(tensor): name for name, tensor in _named_tensors(run)}
+        # What the copy, with recorders in it, calls the model's parameters and buffers.
+        self._names_in_copy = [names[id(tensor)] for _, tensor in _named_tensors(self._model)]
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One forward pass inside a tracer."""
         if not exporting():
-            return self._frozen.read(args, kwargs)
+            return self._copy_to_compile.read(args, kwargs)
         if torch.compiler.is_dynamo_compiling():
-            return self._named.read(args, kwargs)
-        # A non-strict export puts stand-ins into the model while it runs: follow it.
-        own = [dict(mine) for mine, _ in self._places]
-        self._follow()
-        try:
-            return self._named.read(args, kwargs)
-        finally:
-            for (mine, _), tensors in zip(self._places, own, strict=True):
-                mine.update(tensors)
+            return self._copy_to_export.read(args, kwargs)
+        # A non-strict export puts stand-ins into the model while it runs: compute with these.
+        tensors = [tensor for _, tensor in _named_tensors(self._model)]
+        stand_ins = dict(zip(self._names_in_copy, tensors, strict=True))
+        return self._copy_to_export.read(args, kwargs, stand_ins)
 
-    def _follow(self) -> None:
-        for mine, theirs in self._places:
-            mine.update(theirs)
+
+def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers by name."""
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 class CopiedReadout(nn.Module):
@@ -123,6 +164,13 @@ class CopiedReadout(nn.Module):
 
     Any number of threads may call it: each runs a twin of its own that shares the copy's memory.
     In a graph the copy itself is run.
+
+    Args:
+        model: The shadow or copy, which becomes part of this module.
+        source: How to call it.
+
+    Attributes:
+        run: The call of the model as a module.
     """
 
     def __init__(self, model: nn.Module, source: Source) -> None:
@@ -132,57 +180,98 @@ class CopiedReadout(nn.Module):
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass."""
-        return (self if torch.compiler.is_compiling() else self._twin()).read(args, kwargs)
-
-    def renew(self) -> None:
-        """Forget the threads' twins: tensors were replaced."""
-        self._twin: OfThread[Any] = OfThread(partial(shadow, self))
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self.renew()  # a state may be assigned
-        super()._load_from_state_dict(*args)
+        reading: Reading = self._running().read(args, kwargs)
+        return reading
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass of this very copy."""
         raise NotImplementedError
 
+    def renew(self) -> None:
+        """Forget the threads' twins: tensors were replaced."""
+        self._twin: OfThread[Any] = OfThread(partial(shadow, self))
+
+    def _running(self) -> Any:
+        """What to run: this very copy in a graph, else this thread's twin of it."""
+        if torch.compiler.is_compiling():
+            return self
+        return self._twin()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.renew()  # a state may be assigned
+        super()._load_from_state_dict(*args)
+
 
 class PlainCopy(CopiedReadout):
     """Of a plain readout: the features are the heads' inputs.
 
-    It is `single` if there is one head, with `ones` where its readings leave out that column.
+    Args:
+        model: The shadow or copy.
+        tap: Of the model.
+
+    Attributes:
+        single: Whether there is one head.
+        ones: Whether the readings leave out the column of ones of that head's bias.
     """
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
         super().__init__(model, tap.source)
-        guard(self.run.model, _bare_names(tap.silent))
-        self.run.model, self._keepers = record(self.run.model, _bare_names(tap.heads), Keeper)
-        self._call = (self.run,)  # found faster than a submodule
-        self._flat = isinstance(self._keepers[0].head, nn.Linear)
+        refuse_calls(self.run.model, _uncompiled_names(tap.silent))
+        heads = _uncompiled_names(tap.heads)
+        self.run.model, self._recorders = put_recorders(self.run.model, heads, GraphRecorder)
+        self._run_in_tuple = (self.run,)  # found faster than a submodule
+        self._is_linear_layer = isinstance(self._recorders[0].head, nn.Linear)
         self.single = len(tap.heads) == 1
-        self.ones = self.single and has_bias(self._keepers[0].head)
+        self.ones = self.single and has_bias(self._recorders[0].head)
 
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
-        """One pass."""
-        keepers: list[Keeper] = self._keepers
-        for keeper in keepers:
-            keeper.kept.clear()
-        output = self.run(args, kwargs)
-        calls = [Call(keeper.head, *keeper.kept.pop(), None) for keeper in keepers]
-        return side_by_side(output, calls, [as_rows(call.head, call.input) for call in calls])
+    def read(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: dict[str, Tensor] | None = None,
+    ) -> Reading:
+        """One pass of this very copy.
+
+        Args:
+            args: Positional inputs.
+            kwargs: Keyword inputs.
+            tensors: To compute with in place of those of `run`, by their names there.
+        """
+        recorders: list[GraphRecorder] = self._recorders
+        for recorder in recorders:
+            recorder.pairs.clear()
+        if tensors is None:
+            output = self.run(args, kwargs)
+        else:
+            output = functional_call(self.run, tensors, (args, kwargs))
+        calls = []
+        rows = []
+        for recorder in recorders:
+            x, returned = recorder.pairs.pop()
+            calls.append(Call(recorder.head, x, returned, None))
+            rows.append(as_rows(recorder.head, x))
+        return side_by_side(output, calls, rows)
 
     def rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Of one head: the output and the features alone, with little of Python."""
-        own = self if torch.compiler.is_compiling() else self._twin()
-        keeper = own._keepers[0]
-        keeper.kept.clear()
-        output = own._call[0].forward(args, kwargs)
-        x = keeper.kept.pop()[0]
-        return output, x if self._flat and x.ndim == 2 else as_rows(keeper.head, x)
+        running = self._running()
+        recorder = running._recorders[0]
+        recorder.pairs.clear()
+        output = running._run_in_tuple[0].forward(args, kwargs)
+        x = recorder.pairs.pop()[0]
+        if self._is_linear_layer and x.ndim == 2:
+            return output, x
+        return output, as_rows(recorder.head, x)
 
 
 class FeatureCopy(CopiedReadout):
-    """Of a user's function."""
+    """Of a user's function.
+
+    Args:
+        model: The shadow or copy.
+        tap: Of the model.
+        targets: How many the fit has.
+    """
 
     def __init__(self, model: nn.Module, tap: AnyTap, targets: int) -> None:
         super().__init__(model, tap.source)
@@ -190,64 +279,80 @@ class FeatureCopy(CopiedReadout):
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass and one call of the function."""
-        output, function = self.run(args, kwargs), self.run.source.features
-        features = cast("Any", function)(self.run.model, *args, **kwargs)
+        output = self.run(args, kwargs)
+        function: Any = self.run.source.features
+        features = function(self.run.model, *args, **kwargs)
         return Reading(output, features, torch.Size((features.shape[0], self._targets)), -1)
 
 
 class LinearCopy(CopiedReadout):
     """Of any other readout whose output is linear in the heads' weights.
 
-    `like` is a reading of the tap, whose layout is that of all; `batched` says whether the model
-    writes into tensors that it makes (see `_UnderVmap`).
+    Args:
+        model: The shadow or copy.
+        tap: Of the model.
+        like: A reading of the tap, whose layout is that of all.
+        batched: Whether the model writes into tensors that it makes; see `_UnderVmap`.
     """
 
     order: Tensor | None
 
     def __init__(self, model: nn.Module, tap: Tap, like: Reading, *, batched: bool) -> None:
         super().__init__(model, tap.source)
-        guard(self.run.model, _bare_names(tap.silent))
-        self.run.model, self._heads = record(self.run.model, _bare_names(tap.heads), Weighed)
+        refuse_calls(self.run.model, _uncompiled_names(tap.silent))
+        heads = _uncompiled_names(tap.heads)
+        self.run.model, self._heads = put_recorders(self.run.model, heads, SwappableHead)
         names = {module: name for name, module in self.run.named_modules()}
-        self._names = [f"{names[head]}.weights" for head in self._heads]
-        self._shared, self._batched = tap.layout == "shared", batched
-        for i, units in enumerate(_units(self._heads, joint=tap.layout == "joint")):
+        self._weight_names = [f"{names[head]}.weights" for head in self._heads]
+        self._batched = batched
+        self._shared = tap.layout == "shared"
+        for i, units in enumerate(_unit_weights(self._heads, joint=tap.layout == "joint")):
             self.register_buffer(f"units{i}", units, persistent=False)
         self._width = like.features.shape[-1]
-        self._axis, same = like.axis, like.inner == like.output.shape
-        self._rest = None if same else tuple(like.inner[1:])
+        self._axis = like.axis
+        # The output is viewed in this shape per row of `inner`; None for its own shape.
+        self._inner_shape: tuple[int, ...] | None = None
+        if like.inner != like.output.shape:
+            self._inner_shape = tuple(like.inner[1:])
         self.register_buffer("order", like.order, persistent=False)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass: the output, that for no weights, and those for the unit vectors."""
 
-        def one(given: dict[str, Tensor]) -> Tensor:
-            zero = given[self._names[0]][0, 0] * 0
+        def output_for(weights: dict[str, Tensor]) -> Tensor:
+            zero = weights[self._weight_names[0]][0, 0] * 0
             with _UnderVmap(zero) if self._batched or exporting() else nullcontext():
-                output: Tensor = functional_call(self.run, given, (args, kwargs))
+                output: Tensor = functional_call(self.run, weights, (args, kwargs))
                 return output
 
-        own = [head.own() for head in self._heads]
+        current = [head.current_weights() for head in self._heads]
         # Large, so that a constant beside them costs no digits; float16 has no room for that.
-        size = 1.0 if own[0].dtype == torch.float16 else 2.0**20
-        units = [size * self.get_buffer(f"units{i}").to(part) for i, part in enumerate(own)]
-        pairs = zip(self._names, own, units, strict=True)
-        outputs = torch.vmap(one)({name: torch.cat([w[None], u]) for name, w, u in pairs})
-        return self._reading(outputs[0], (outputs[2:] - outputs[1]) / size)
+        size = 1.0 if current[0].dtype == torch.float16 else 2.0**20
+        weights = {}
+        for i, (name, values) in enumerate(zip(self._weight_names, current, strict=True)):
+            units = size * self.get_buffer(f"units{i}").to(values)
+            weights[name] = torch.cat([values[None], units])  # (1 + U, D + 1, K)
+        outputs = torch.vmap(output_for)(weights)
+        output_for_none = outputs[1]
+        return self._reading(outputs[0], (outputs[2:] - output_for_none) / size)
 
     def _reading(self, output: Tensor, responses: Tensor) -> Reading:
-        rest, inner = self._rest, output.shape
-        if rest is not None:
-            inner = torch.Size((output.numel() // math.prod(rest), *rest))
+        """The reading for the output's responses (D + H, *output) to unit weights."""
+        inner = output.shape
+        if self._inner_shape is not None:
+            rows_of_inner = output.numel() // math.prod(self._inner_shape)
+            inner = torch.Size((rows_of_inner, *self._inner_shape))
         if self.order is not None:
             responses = responses.flatten(2)[..., self.order]
-        rows = responses.reshape(len(responses), *inner).movedim(self._axis, -1)
-        # (D, M, K), also of a single input without a dimension of rows
-        rows = rows.unsqueeze(1) if rows.ndim == 2 else rows.flatten(1, -2)
-        features = rows[..., 0].mT if self._shared else rows.permute(1, 2, 0)
-        features, counts = features[..., : self._width], features[..., self._width :]
-        counted = counts if counts.shape[-1] else None
-        return Reading(output, features, inner, self._axis, self.order, counted)
+        columns = responses.reshape(len(responses), *inner).movedim(self._axis, -1)
+        # (D + H, M, K), also of a single input without a dimension of rows
+        columns = columns.unsqueeze(1) if columns.ndim == 2 else columns.flatten(1, -2)
+        columns = columns[..., 0].mT if self._shared else columns.permute(1, 2, 0)
+        features = columns[..., : self._width]
+        counts = columns[..., self._width :]
+        if not counts.shape[-1]:
+            return Reading(output, features, inner, self._axis, self.order)
+        return Reading(output, features, inner, self._axis, self.order, counts)
 
 
 class _Run(nn.Module):
@@ -255,7 +360,8 @@ class _Run(nn.Module):
 
     def __init__(self, model: nn.Module, source: Source) -> None:
         super().__init__()
-        self.model, self.source = model, source
+        self.model = model
+        self.source = source
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The output."""
@@ -267,11 +373,14 @@ class _Run(nn.Module):
 class _UnderVmap(TorchFunctionMode):
     """Where a model runs under `vmap`, also one that writes into tensors that it makes.
 
-    These get the hidden dimension by adding `zero`, which has it. Layers of rows in more than two
-    dimensions are flattened: in an export torch would fix their sizes.
+    These get the hidden dimension of `vmap` by adding a zero that has it. Layers of rows in more
+    than two dimensions are flattened: in an export torch would fix their sizes.
+
+    Args:
+        zero: The zero.
     """
 
-    made = (torch.zeros, torch.full, torch.empty, torch.zeros_like, torch.empty_like)
+    functions = (torch.zeros, torch.full, torch.empty, torch.zeros_like, torch.empty_like)
     methods = (Tensor.new_zeros, Tensor.new_full, Tensor.new_empty)
 
     def __init__(self, zero: Tensor) -> None:
@@ -279,88 +388,110 @@ class _UnderVmap(TorchFunctionMode):
         self.zero = zero
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func is nn.functional.linear and args[0].ndim > 2:
-            rows = func(args[0].flatten(0, -2), *args[1:], **(kwargs or {}))
-            return rows.reshape(*args[0].shape[:-1], rows.shape[-1])
-        result = func(*args, **(kwargs or {}))
-        if func in (*self.made, *self.methods) and result.is_floating_point():
+            x = args[0]
+            rows = func(x.flatten(0, -2), *args[1:], **kwargs)
+            return rows.reshape(*x.shape[:-1], rows.shape[-1])
+        result = func(*args, **kwargs)
+        if func in (*self.functions, *self.methods) and result.is_floating_point():
             return result + self.zero.to(result.dtype)
         return result
 
 
-def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> CopiedReadout:
-    """The copy for a tap; `probe` are inputs that it is tried with, (args, kwargs), or None.
+def copied_readout(
+    model: nn.Module, tap: AnyTap, targets: int, probe: Inputs | None
+) -> CopiedReadout:
+    """The copy for a tap, with weights of its own.
+
+    Args:
+        model: The user's.
+        tap: Of the model.
+        targets: How many the fit has.
+        probe: Inputs that the copy is tried with; None if there are none.
 
     Raises:
-        ValueError: no graph gives the features of this readout.
+        ValueError: No graph gives the features of this readout.
     """
-    own = shadow(model)
+    twin = shadow(model)
     if not isinstance(tap, Tap):
-        return FeatureCopy(independent(own), tap, targets)
+        return FeatureCopy(independent(twin), tap, targets)
     if tap.case == "plain":
-        return PlainCopy(independent(own), tap)
+        return PlainCopy(independent(twin), tap)
+    heads = ", ".join(name or "the model itself" for name in tap.heads)
     if not tap.linear or tap.case == "parameters":
-        what = "is no linear layer" if tap.linear else "does not enter the output linearly"
-        what += " alone (to freeze a linear layer's part of it, fit with layer= that layer)"
-        names = ", ".join(name or "the model itself" for name in tap.heads)
-        raise ValueError(_CANNOT.format(names, what, "."))
+        obstacle = "is no linear layer" if tap.linear else "does not enter the output linearly"
+        obstacle += " alone (to freeze a linear layer's part of it, fit with layer= that layer)."
+        raise ValueError(_CANNOT_BE_FROZEN.format(heads, obstacle))
     if probe is None:
         raise ValueError(
             "This fit keeps no inputs to try the frozen readout with (loaded from a file written "
             "with probes=False, or inputs that cannot be copied). Fit again, or save with probes."
         )
-    like, reason = tap(*probe[0], **probe[1]).detached(), ""
+    args, kwargs = probe
+    expected = tap(*args, **kwargs).detached()
+    reason = ""
     for batched in (False, True):  # the latter may run all of the model for each unit vector
-        found = LinearCopy(independent(own), tap, like, batched=batched)
+        copied = LinearCopy(independent(twin), tap, expected, batched=batched)
         try:
-            reason = _difference(found, probe, like)
+            if _agrees(copied(args, kwargs), expected, list(copied.parameters())):
+                return copied
+            reason = "it gives other features there."
         except Exception as error:
-            reason = f": {type(error).__name__}: {error}"[:200] + "."
-        if not reason:
-            return found
-    what = "is followed by operations that torch.vmap does not take"
-    raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason))
+            reason = f"{type(error).__name__}: {error}"[:198] + "."
+    obstacle = f"is followed by operations that torch.vmap does not take: {reason}"
+    raise ValueError(_CANNOT_BE_FROZEN.format(heads, obstacle))
 
 
-_CANNOT = (
-    "This model cannot be frozen: its readout ({}) {}{} Let the model return the output of a "
+_CANNOT_BE_FROZEN = (
+    "This model cannot be frozen: its readout ({}) {} Let the model return the output of a "
     "linear layer as it is, fit that model, and change units or sum afterwards; or pass features=."
 )
 
 
-def _difference(copied: CopiedReadout, probe: Any, like: Reading) -> str:
-    """What a copy's reading lacks of the tap's; empty if nothing."""
-    found, kept = copied(*probe), [like.output, like.features, *copied.parameters()]
-    digits = tolerance(coarsest(t for t in kept if t.is_floating_point()))
-    for mine, theirs in ((found.output, like.output), (found.features, like.features)):
-        size = digits * theirs.abs().max()
-        if mine.shape != theirs.shape or not bool(((mine - theirs).abs() <= size).all()):
-            return ": it gives other features there."
-    return ""
+def _agrees(reading: Reading, expected: Reading, parameters: list[nn.Parameter]) -> bool:
+    """Whether a copy's reading is the tap's, to the rounding of the coarsest dtype on the way."""
+    tensors = [expected.output, expected.features, *parameters]
+    digits = tolerance(coarsest_rounding(t for t in tensors if t.is_floating_point()))
+    pairs = [(reading.output, expected.output), (reading.features, expected.features)]
+    for values, expected_values in pairs:
+        if values.shape != expected_values.shape:
+            return False
+        allowed = digits * expected_values.abs().max()
+        if not bool(((values - expected_values).abs() <= allowed).all()):
+            return False
+    return True
 
 
-def _units(heads: list[Weighed], *, joint: bool) -> list[Tensor]:
-    """For each head the weights (U, D + 1, K): none, the unit vectors, one for each bias it lacks.
+def _unit_weights(heads: list[SwappableHead], *, joint: bool) -> list[Tensor]:
+    """For each head the weights (U, D + 1, K) of U passes: none, and one unit vector each.
 
-    The last are what the columns of such biases would be; see `Reading.counts`.
+    The unit vectors are those of all columns of the features, then, unless the layout is joint, one
+    for each head that lacks a bias: what the column of that bias would be; see `Reading.counts`.
     """
     columns = Columns([head.head for head in heads], joint=joint)
-    like = heads[0].own()
-    eye = torch.cat([like.new_zeros(1, columns.width), torch.eye(columns.width).to(like)])
-    bare = [i for i, head in enumerate(heads) if not has_bias(head.head)]
-    found = []
+    like = heads[0].current_weights()
+    none = like.new_zeros(1, columns.width)
+    changes = torch.cat([none, torch.eye(columns.width).to(like)])  # (1 + D, D)
+    heads_without_bias = [i for i, head in enumerate(heads) if not has_bias(head.head)]
+    extra_passes = 0 if joint else len(heads_without_bias)
+    weights_by_head = []
     for i, head in enumerate(heads):
-        each = 1 if joint else head.own().shape[1]
-        units = torch.stack([columns.share(row[:, None].expand(-1, each), i) for row in eye])
-        units = nn.functional.pad(units, (0, 0, 0, int(i in bare)))
-        extra = like.new_zeros(0 if joint else len(bare), *units.shape[1:])
-        if i in bare and not joint:
-            extra[bare.index(i), -1] = 1
-        found.append(torch.cat([units, extra]))
-    return found
+        targets = 1 if joint else head.current_weights().shape[1]
+        units = torch.stack(
+            [columns.change_of_head(change[:, None].expand(-1, targets), i) for change in changes]
+        )
+        if i in heads_without_bias:
+            units = nn.functional.pad(units, (0, 0, 0, 1))
+        extra = like.new_zeros(extra_passes, *units.shape[1:])
+        if i in heads_without_bias and not joint:
+            extra[heads_without_bias.index(i), -1] = 1
+        weights_by_head.append(torch.cat([units, extra]))
+    return weights_by_head
 
 
-def _bare_names(names: list[str]) -> list[str]:
+def _uncompiled_names(names: list[str]) -> list[str]:
+    """Names of modules as they are where nothing is compiled."""
     return [name.replace("._orig_mod", "").replace("_orig_mod.", "") for name in names]
 
 

@@ -1,4 +1,18 @@
-"""Linear maps inside a model: which modules count, how their rows look, a recorder for them."""
+"""Readout heads: which modules count as linear maps, and the recorders that stand in for them.
+
+A *head* is a module of the model whose weights are (part of) the readout. Usually it is a linear
+map, an `nn.Linear` or a 1 x 1 convolution, which computes `W x + b` row by row. To see what enters
+and leaves a head, `put_recorders` exchanges it, in a shadow of the model, for a `Recorder` that
+calls the head and notes the call. The kinds of recorders differ in what they note:
+
+| recorder | what it is for |
+| --- | --- |
+| `Recorder` | inputs and outputs of a head, to make features of; may change the head's weights |
+| `ParameterRecorder` | parameters of any module, as leaves of the graph or changed |
+| `Marker` | where in the autograd graph a module was called, while the readout is searched |
+| `GraphRecorder` | inputs and outputs inside a compiled or exported graph |
+| `SwappableHead` | computes the head with the weights of a buffer, which `vmap` can replace |
+"""
 
 from __future__ import annotations
 
@@ -15,19 +29,26 @@ from torch.utils._pytree import tree_map_only
 from ...models.shadow import with_attributes
 from ...posterior.gram import with_ones
 
-_OWN = frozenset(vars(nn.Module()))
+_ATTRIBUTES_OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that every `nn.Module` has; all others are the model's own."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_CERTAIN = (nn.Linear, NonDynamicallyQuantizableLinear, *_CONVOLUTIONS)
+_LINEAR_BY_CLASS = (nn.Linear, NonDynamicallyQuantizableLinear, *_CONVOLUTIONS)
 _NORMS = ("_WeightNorm", "_SpectralNorm", "WeightNorm", "SpectralNorm")
 """Torch's own classes for normalised weights, of the new kind and the old."""
 
 
 class Call(NamedTuple):
-    """One call of a head: its input, its output, and the zero added to it where it was probed.
+    """One recorded call of a head.
 
     Attributes:
-        versions: of input and output when they were recorded, to notice in-place changes.
-        leaves: the parameters that a `Holder` gave the head, by which to differentiate.
+        head: The module that was called.
+        input: What it was called with.
+        output: What it returned, with the probe added where there is one.
+        probe: A zero of the output's shape that was added to it, so that the model's output can
+            be differentiated by the head's; None where the pass was not probed.
+        versions: How often input and output had been written to when they were recorded. A later
+            count tells that they were changed in place.
+        leaves: The parameters that a `ParameterRecorder` gave the head, to differentiate by.
     """
 
     head: nn.Module
@@ -51,20 +72,24 @@ class Call(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """The same, followed by a column of ones where the head has a bias."""
-        return with_ones(self.inputs) if has_bias(self.head) else self.inputs
+        """Input rows, followed by a column of ones where the head has a bias: (R, D or D+1)."""
+        if has_bias(self.head):
+            return with_ones(self.inputs)
+        return self.inputs
 
 
 class Recorder(nn.Module):
     """Stands in for a head, calls it, and keeps what went in and came out.
 
     Attributes:
-        calls: one entry per call since `reset`.
-        probing: add a zero that requires a gradient to each output, so that the derivative of
-            the model's output by the head's output can be taken.
-        change: (D or D+1, K) added to the output as if to the head's weights (and bias), for
-            checks of linearity: only where these are no parameters that can be exchanged.
-        exchanged: the head's own parameters, while changed ones stand in their place.
+        head: The module that it stands in for.
+        calls: One entry per call since `reset`.
+        probing: Whether to add a zero that requires a gradient to each output, so that the
+            derivative of the model's output by the head's output can be taken.
+        change: (D or D+1, K), added to the output as if to the head's weights (and bias), for
+            checks of linearity. It is used only where the weights are no plain parameters, which
+            could be exchanged.
+        original_parameters: The head's parameters by name, while changed ones stand in their place.
     """
 
     def __init__(self, head: nn.Module) -> None:
@@ -73,7 +98,7 @@ class Recorder(nn.Module):
         self.calls: list[Call] = []
         self.probing = False
         self.change: Tensor | None = None
-        self.exchanged: dict[str, nn.Parameter] = {}
+        self.original_parameters: dict[str, nn.Parameter] = {}
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The head's output, recorded."""
@@ -84,11 +109,7 @@ class Recorder(nn.Module):
         if output.is_complex() or output.is_nested:
             _refuse_kind(output)
         if self.change is not None:
-            rows = as_rows(head, x)
-            rows = with_ones(rows) if has_bias(head) else rows
-            shift = rows @ self.change.to(x)
-            axis = channel_axis(head)
-            output = output + shift.reshape(output.movedim(axis, -1).shape).movedim(-1, axis)
+            output = output + self._response(head, x, output)
         probe = None
         if self.probing:
             probe = torch.zeros_like(output, requires_grad=True)
@@ -97,32 +118,50 @@ class Recorder(nn.Module):
         return output
 
     def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
-        """Forget the calls and set what the next ones do."""
-        if self.exchanged:
-            self.head._parameters.update(self.exchanged)
-            self.exchanged = {}
-        if change is not None and exchangeable(self.head):
-            self._exchange(change)
+        """Forget the calls and set what the next ones do.
+
+        Args:
+            probing: Whether the next calls add a zero to differentiate by.
+            change: Of the head's weights (D or D+1, K) in the next calls.
+        """
+        if self.original_parameters:
+            self.head._parameters.update(self.original_parameters)
+            self.original_parameters = {}
+        if change is not None and has_plain_parameters(self.head):
+            self._exchange_parameters(change)
             change = None
         self.calls.clear()
         self.probing = probing
         self.change = change
 
-    def _exchange(self, change: Tensor) -> None:
+    def _response(self, head: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+        """What the change of the weights adds to the output."""
+        assert self.change is not None
+        rows = as_rows(head, x)
+        if has_bias(head):
+            rows = with_ones(rows)
+        response = rows @ self.change.to(x)  # (R, K)
+        axis = channel_axis(head)
+        channels_last = output.movedim(axis, -1).shape
+        return response.reshape(channels_last).movedim(-1, axis)
+
+    def _exchange_parameters(self, change: Tensor) -> None:
         """Let the head itself, and whatever else reads its weights, compute with changed ones."""
-        columns = (weights(self.head).to(torch.float64) + change).mT  # (K, D or D+1)
-        moved = {"weight": columns}
+        columns = (head_weights(self.head).to(torch.float64) + change).mT  # (K, D or D+1)
         if has_bias(self.head):
-            moved = {"weight": columns[:, :-1], "bias": columns[:, -1]}
-        for name, values in moved.items():
-            parameter = self.head.get_parameter(name)
-            self.exchanged[name] = parameter
-            new = values.reshape(parameter.shape).to(parameter)
-            changed = nn.Parameter(new, requires_grad=False)
-            with_attributes(changed, parameter)
+            changed_values = {"weight": columns[:, :-1], "bias": columns[:, -1]}
+        else:
+            changed_values = {"weight": columns}
+        for name, values in changed_values.items():
+            original = self.head.get_parameter(name)
+            self.original_parameters[name] = original
+            values = values.reshape(original.shape).to(original)
+            changed = nn.Parameter(values, requires_grad=False)
+            with_attributes(changed, original)
             self.head._parameters[name] = changed
 
     def __getattr__(self, name: str) -> Any:
+        # Code of the model may read attributes of the head, such as `head.in_features`.
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -131,51 +170,65 @@ class Recorder(nn.Module):
             return getattr(super().__getattr__("head"), name)
 
 
-class Keeper(Recorder):
-    """Stands in for a head; `kept` is what went in and came out of each call, without a look."""
+class GraphRecorder(Recorder):
+    """Stands in for a head in a graph: it keeps what went in and came out, and looks at no value.
+
+    Attributes:
+        pairs: Input and output of each call.
+    """
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__(head)
-        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.pairs: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The head's output."""
         output: Tensor = self.head(*args, **kwargs)
-        self.kept.append((args[0] if args else next(iter(kwargs.values())), output))
+        x = args[0] if args else next(iter(kwargs.values()))
+        self.pairs.append((x, output))
         return output
 
 
-class Weighed(Recorder):
-    """Stands in for a head and computes it with weights of a buffer, which a pass may swap."""
+class SwappableHead(Recorder):
+    """Stands in for a head and computes it with the weights of a buffer, which a pass may swap.
+
+    Attributes:
+        weights: (D + 1, K). The bias is last, whether the head has one or not.
+    """
 
     weights: Tensor
-    """(D + 1, K), a bias last, whether the head has one or not."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__(head)
-        self.register_buffer("weights", self.own(), persistent=False)
+        self.register_buffer("weights", self.current_weights(), persistent=False)
 
-    def own(self) -> Tensor:
-        """The head's."""
-        own = weights(self.head)
-        return own if has_bias(self.head) else functional.pad(own, (0, 0, 0, 1))
+    def current_weights(self) -> Tensor:
+        """The weights that the head has now, (D + 1, K), with a zero for a bias that it lacks."""
+        weights = head_weights(self.head)
+        if has_bias(self.head):
+            return weights
+        return functional.pad(weights, (0, 0, 0, 1))
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The output for the buffer's weights."""
-        x, axis = args[0] if args else next(iter(kwargs.values())), channel_axis(self.head)
-        given, shape = self.weights.to(x), x.movedim(axis, -1).shape[:-1]
-        rows = as_rows(self.head, x) @ given[:-1] + given[-1]  # a flat product keeps shapes free
-        return rows.reshape(*shape, given.shape[-1]).movedim(-1, axis)  # of no rows too
+        x = args[0] if args else next(iter(kwargs.values()))
+        weights = self.weights.to(x)
+        axis = channel_axis(self.head)
+        shape = x.movedim(axis, -1).shape[:-1]
+        # A product of flat rows keeps the shapes free in an export, also of no rows.
+        rows = as_rows(self.head, x) @ weights[:-1] + weights[-1]
+        return rows.reshape(*shape, weights.shape[-1]).movedim(-1, axis)
 
 
 class Mark(NamedTuple):
     """A zero that the graph knows, added to what one call of a module returned.
 
     Attributes:
-        leaf: the zero.
-        node: of the graph, by which what was returned can be told; None without a graph.
-        numel: how many numbers the call returned.
-        version: how often they had been written to when they were returned.
+        leaf: The zero.
+        node: The node of the graph that added it, by which the returned tensor can be told; None
+            without a graph.
+        numel: How many numbers the call returned.
+        version: How often they had been written to when they were returned.
     """
 
     leaf: Tensor
@@ -185,9 +238,13 @@ class Mark(NamedTuple):
 
 
 class Marker(Recorder):
-    """Stands in for a head while a readout is searched: marks the graph and keeps no values.
+    """Stands in for a module while a readout is searched: it marks the graph and keeps no values.
 
-    The mark is one number, added in place: unless probing, for a model that differentiates itself.
+    The mark is a single number, added in place so that it takes no memory. With `probing` it is not
+    added in place, for models that differentiate inside their forward pass.
+
+    Attributes:
+        marks: One entry for each tensor that was returned.
     """
 
     def __init__(self, head: nn.Module) -> None:
@@ -200,7 +257,7 @@ class Marker(Recorder):
         self.marks.clear()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The head's output with a zero added that the graph knows."""
+        """The module's output, with a zero added that the graph knows."""
         return tree_map_only(Tensor, self._marked, self.head(*args, **kwargs))
 
     def _marked(self, output: Tensor) -> Tensor:
@@ -212,35 +269,46 @@ class Marker(Recorder):
         return marked
 
 
-class Holder(Recorder):
+class ParameterRecorder(Recorder):
     """Stands beside a module, called or not, and gives it other parameters for a pass.
 
-    Only those that the module itself owns. Probing, they are leaves of the graph; `change` is
-    (P, 1), one parameter after the other.
+    Only parameters that the module owns itself are exchanged. There is always one entry in `calls`,
+    whose `leaves` are the parameters now in place. They require gradients where the pass is probed.
+
+    Attributes:
+        module_parameters: The parameters that the module came with, by name.
     """
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__(head)
-        self.own = own_parameters(head)
+        self.module_parameters = own_parameters(head)
         self.reset()
 
     def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
-        """Put parameters in place: the model's own, unless some are asked for."""
-        given = dict(self.own)
+        """Put parameters in place: those that the module came with, unless others are asked for.
+
+        Args:
+            probing: Whether to put leaves in place that require gradients.
+            change: (P, 1) to add to the parameters, one after the other.
+        """
+        parameters = dict(self.module_parameters)
         if change is not None:
-            parts = torch.split(change.flatten(), [p.numel() for p in given.values()])
-            pairs = zip(given.items(), parts, strict=True)
-            given = {n: nn.Parameter(p + d.reshape(p.shape).to(p), False) for (n, p), d in pairs}
+            sizes = [parameter.numel() for parameter in parameters.values()]
+            changes = torch.split(change.flatten(), sizes)
+            for (name, parameter), difference in zip(parameters.items(), changes, strict=True):
+                changed = parameter + difference.reshape(parameter.shape).to(parameter)
+                parameters[name] = nn.Parameter(changed, requires_grad=False)
         if probing:
-            given = {name: nn.Parameter(p.detach()) for name, p in given.items()}
-        for name, parameter in given.items():
-            setattr(self.head, name, with_attributes(parameter, self.own[name]))
-        first = next(iter(given.values()))
-        self.calls = [Call(self.head, first, first, None, leaves=tuple(given.values()))]
+            for name, parameter in parameters.items():
+                parameters[name] = nn.Parameter(parameter.detach())
+        for name, parameter in parameters.items():
+            setattr(self.head, name, with_attributes(parameter, self.module_parameters[name]))
+        leaves = tuple(parameters.values())
+        self.calls = [Call(self.head, leaves[0], leaves[0], None, leaves=leaves)]
 
 
 def _refuse_kind(output: Tensor) -> None:
-    """Say why what a head gave are no rows of real numbers."""
+    """Say why what a head returned has no rows of real numbers."""
     if output.is_complex():
         raise ValueError(
             "The readout layer's weights are complex numbers, by which no derivative is taken. "
@@ -258,31 +326,29 @@ def is_linear_map(module: nn.Module) -> bool:
     """Whether the module computes W x + b row by row: nn.Linear or a 1 x 1 convolution."""
     if isinstance(module, nn.Linear):
         return True
-    return (
-        isinstance(module, _CONVOLUTIONS)
-        and module.groups == 1
-        and {*module.kernel_size, *module.stride} == {1}
-        and module.padding in ("same", "valid", *(tuple([0] * n) for n in (1, 2, 3)))
-    )
+    if not isinstance(module, _CONVOLUTIONS) or module.groups != 1:
+        return False
+    if {*module.kernel_size, *module.stride} != {1}:
+        return False
+    return module.padding in ("same", "valid", (0,), (0, 0), (0, 0, 0))
 
 
-def is_certain(head: nn.Module) -> bool:
+def is_linear_by_class(head: nn.Module) -> bool:
     """Whether a linear map is one by its class alone: torch's own forward, and no hooks.
 
     Of any other (a subclass, a hooked or a reparametrised layer) only its values can tell.
     """
     hooked = head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)
-    return type(head) in _CERTAIN and not hooked
+    return type(head) in _LINEAR_BY_CLASS and not hooked
 
 
-def exchangeable(head: nn.Module) -> bool:
+def has_plain_parameters(head: nn.Module) -> bool:
     """Whether weight and bias of a linear map are plain parameters of its own."""
-    own = head._parameters
     names = ["weight", "bias"] if has_bias(head) else ["weight"]
-    return all(type(own.get(name)) is nn.Parameter for name in names)
+    return all(type(head._parameters.get(name)) is nn.Parameter for name in names)
 
 
-def is_free(head: nn.Module) -> bool:
+def has_free_weight(head: nn.Module) -> bool:
     """Whether all entries of a linear map's weight can move.
 
     They can where the weight is a parameter, and behind a weight norm or a spectral norm, whose
@@ -290,25 +356,30 @@ def is_free(head: nn.Module) -> bool:
     nothing is known.
     """
     if parametrize.is_parametrized(head):
-        lists = head.parametrizations.values()  # type: ignore[operator]
-        return all(type(one).__name__ in _NORMS for several in lists for one in several)
+        for chain in head.parametrizations.values():  # type: ignore[operator]
+            if any(type(parametrization).__name__ not in _NORMS for parametrization in chain):
+                return False
+        return True
     if "weight" in head._parameters:
         return "bias" in head._parameters
     return any(type(hook).__name__ in _NORMS for hook in head._forward_pre_hooks.values())
 
 
-def is_as_it_seems(calls: list[Call]) -> bool:
-    """Whether what linear maps returned is W f + b for what went in, to rounding."""
+def return_linear_maps(calls: list[Call]) -> bool:
+    """Whether every call of a head returned W f + b of what went in, to rounding."""
     for call in calls:
-        head, returned = call.head, call.output.detach().to(torch.float64)
-        rows, columns = call.rows.detach().to(torch.float64), weights(head).to(torch.float64)
-        if rows.shape[1] != len(columns):
+        head = call.head
+        rows = call.rows.detach().to(torch.float64)  # (R, D or D+1)
+        weights = head_weights(head).to(torch.float64)  # (D or D+1, K)
+        if rows.shape[1] != len(weights):
             return False
-        expected, actual = rows @ columns, as_rows(head, returned)
+        expected = rows @ weights
+        actual = as_rows(head, call.output.detach().to(torch.float64))
         if expected.shape != actual.shape:
             return False
-        terms = rows.abs() @ columns.abs()  # (R, K), of which rounding is a share
-        rounding = max(torch.finfo(t.dtype).eps for t in (call.input, call.output))
+        # Rounding is a share of the terms of each sum, which may cancel in the sum itself.
+        terms = rows.abs() @ weights.abs()
+        rounding = max(torch.finfo(tensor.dtype).eps for tensor in (call.input, call.output))
         if not bool(((actual - expected).abs() <= 8 * rounding * terms).all()):
             return False
     return True
@@ -320,23 +391,36 @@ def linear_maps(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """The floating-point parameters that a module owns itself, by name."""
-    named = module._parameters.items()
-    return {n: p for n, p in named if p is not None and p.is_floating_point() and p.numel()}
+    """The floating-point parameters that a module owns itself, by name; empty ones are left out."""
+    parameters: dict[str, Tensor] = {}
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.is_floating_point() and parameter.numel():
+            parameters[name] = parameter
+    return parameters
 
 
-def owners(model: nn.Module, name: str, *, opened: bool = False) -> list[str]:
-    """The modules inside one that own parameters; what is inside a linear map is part of it.
+def parameter_owners(model: nn.Module, name: str, *, opened: bool = False) -> list[str]:
+    """Names of the modules inside a module, itself included, that own parameters.
 
-    Unless the module is itself one of those that only seem linear, and `opened`.
+    A linear map counts as a whole: modules inside it are part of it.
+
+    Args:
+        model: The model.
+        name: The name of the module to look into.
+        opened: Whether to look into the module even if it is a linear map, since it only seems to
+            be linear.
     """
-    found, maps = list[str](), tuple[str, ...]()
-    for inner, module in model.get_submodule(name).named_modules(prefix=name):
-        linear = is_linear_map(module) and not (opened and inner == name)
-        if not inner.startswith(maps) and (linear or own_parameters(module)):
-            found.append(inner)
-            maps += (f"{inner}.",) if linear else ()
-    return found
+    owners: list[str] = []
+    inside_linear_maps: tuple[str, ...] = ()  # how names of modules inside linear maps begin
+    for path, module in model.get_submodule(name).named_modules(prefix=name):
+        if path.startswith(inside_linear_maps):
+            continue
+        is_linear = is_linear_map(module) and not (opened and path == name)
+        if is_linear or own_parameters(module):
+            owners.append(path)
+        if is_linear:
+            inside_linear_maps += (f"{path}.",)
+    return owners
 
 
 def has_bias(head: nn.Module) -> bool:
@@ -344,7 +428,7 @@ def has_bias(head: nn.Module) -> bool:
     return getattr(head, "bias", None) is not None
 
 
-def weights(head: nn.Module) -> Tensor:
+def head_weights(head: nn.Module) -> Tensor:
     """The head's weights as columns per output, bias last: (D or D+1, K)."""
     weight, bias = head.weight, head.bias
     assert isinstance(weight, Tensor)
@@ -361,65 +445,92 @@ def as_rows(head: nn.Module, tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def record(
-    model: nn.Module, names: list[str], make: type[Recorder] = Recorder
-) -> tuple[nn.Module, list[Any]]:
-    """Put recorders in place of the named heads of a shadow; returns it with the recorders."""
-    recorders = {id(head): make(head) for head in map(model.get_submodule, names)}
-    for name in names:
-        parts = name.split(".")
-        for one in (model.get_submodule(".".join(parts[:i])) for i in range(len(parts))):
-            if "_orig_mod" in one._modules:  # compiled: let it call what now stands inside
-                vars(one)["forward"] = lambda *a, _of=one, **k: _of._modules["_orig_mod"](*a, **k)
-    if issubclass(make, Holder):
-        return model, list(recorders.values())
-    seen: set[int] = set()  # containers, which two modules may share
-    for parent in list(model.modules()):
-        for child, module in list(parent._modules.items()):
-            if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
-                continue  # never called
-            if id(module) in recorders and not isinstance(parent, Recorder):
-                setattr(parent, child, recorders[id(module)])
-        for name, value in list(vars(parent).items()):
-            if name not in _OWN and type(value) in (list, tuple, dict):
-                vars(parent)[name] = _exchanged(value, recorders, seen)
-    return recorders.get(id(model), model), list(recorders.values())
-
-
-def _exchanged(value: Any, recorders: dict[int, Recorder], seen: set[int]) -> Any:
-    """A shadow's plain container with recorders in place of heads, which it may call there.
-
-    Lists and dictionaries stay the same objects, since a model may pass values on in them.
-    """
-    if type(value) is tuple:
-        entries = tuple(_exchanged(entry, recorders, seen) for entry in value)
-        same = all(new is old for new, old in zip(entries, value, strict=True))
-        return value if same else entries
-    if type(value) in (list, dict) and id(value) not in seen:
-        seen.add(id(value))
-        places = range(len(value)) if type(value) is list else list(value)
-        for place in places:
-            value[place] = _exchanged(value[place], recorders, seen)
-    return recorders.get(id(value), value)
-
-
-def guard(model: nn.Module, names: list[str]) -> None:
-    """Let the named linear maps of a shadow, which were never called, refuse to be."""
-    for name in names:
-        vars(model.get_submodule(name))["forward"] = partial(_refuse, name)
-
-
-def _refuse(name: str, *args: Any, **kwargs: Any) -> None:
-    raise ValueError(
-        f"The layer {name!r} is called here but was not in the first batch, so it is unknown "
-        "whether it belongs to the readout. Name all readout layers, layer=[..., ...], or begin "
-        "with a batch that calls every layer."
-    )
-
-
 def channel_axis(head: nn.Module) -> int:
     """Dimension of the channels, counted from the end so that inputs without a batch work too."""
     for spatial, convolution in enumerate(_CONVOLUTIONS, 1):
         if isinstance(head, convolution):
             return -1 - spatial
     return -1
+
+
+def put_recorders(
+    model: nn.Module, names: list[str], kind: type[Recorder] = Recorder
+) -> tuple[nn.Module, list[Any]]:
+    """Put recorders in place of the named heads of a shadow.
+
+    Args:
+        model: A shadow, which is changed.
+        names: Of the heads. Two names of one module get one recorder.
+        kind: Which recorder to take.
+
+    Returns:
+        The shadow (a recorder, where the model itself is a head), and the recorders.
+    """
+    heads = [model.get_submodule(name) for name in names]
+    recorders = {id(head): kind(head) for head in heads}
+    for name in names:
+        _bypass_compiled_parents(model, name)
+    if issubclass(kind, ParameterRecorder):
+        return model, list(recorders.values())  # they stand beside the modules
+    visited_containers: set[int] = set()  # which two modules may share
+    for parent in list(model.modules()):
+        for child_name, child in list(parent._modules.items()):
+            if isinstance(child, (nn.ParameterList, nn.ParameterDict)):
+                continue  # never called
+            if id(child) in recorders and not isinstance(parent, Recorder):
+                setattr(parent, child_name, recorders[id(child)])
+        # A model may also call a head through a plain list, tuple or dictionary.
+        for name, value in list(vars(parent).items()):
+            if name not in _ATTRIBUTES_OF_MODULES and type(value) in (list, tuple, dict):
+                vars(parent)[name] = _with_recorders(value, recorders, visited_containers)
+    return recorders.get(id(model), model), list(recorders.values())
+
+
+def _bypass_compiled_parents(model: nn.Module, name: str) -> None:
+    """Let compiled modules around a head call the module inside, where a recorder now stands."""
+    path = name.split(".")
+    for depth in range(len(path)):
+        module = model.get_submodule(".".join(path[:depth]))
+        if "_orig_mod" in module._modules:
+            vars(module)["forward"] = partial(_call_original, module)
+
+
+def _call_original(compiled: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    original: Any = compiled._modules["_orig_mod"]
+    return original(*args, **kwargs)
+
+
+def _with_recorders(value: Any, recorders: dict[int, Recorder], visited: set[int]) -> Any:
+    """A shadow's plain container with recorders in place of heads.
+
+    Lists and dictionaries stay the same objects, since a model may pass values on in them.
+
+    Args:
+        value: A container, or an entry of one.
+        recorders: By the ids of their heads.
+        visited: Ids of lists and dictionaries that need no second visit; new ones are added.
+    """
+    if type(value) is tuple:
+        entries = tuple(_with_recorders(entry, recorders, visited) for entry in value)
+        unchanged = all(new is old for new, old in zip(entries, value, strict=True))
+        return value if unchanged else entries
+    if type(value) in (list, dict) and id(value) not in visited:
+        visited.add(id(value))
+        keys = range(len(value)) if type(value) is list else list(value)
+        for key in keys:
+            value[key] = _with_recorders(value[key], recorders, visited)
+    return recorders.get(id(value), value)
+
+
+def refuse_calls(model: nn.Module, names: list[str]) -> None:
+    """Let the named linear maps of a shadow, which the first batch did not call, raise an error."""
+    for name in names:
+        vars(model.get_submodule(name))["forward"] = partial(_refuse_call, name)
+
+
+def _refuse_call(name: str, *args: Any, **kwargs: Any) -> None:
+    raise ValueError(
+        f"The layer {name!r} is called here but was not in the first batch, so it is unknown "
+        "whether it belongs to the readout. Name all readout layers, layer=[..., ...], or begin "
+        "with a batch that calls every layer."
+    )

@@ -1,22 +1,23 @@
 """What enters the layers of a model, recorded during a pass: a row of numbers for each sample.
 
-`novelty` asks of every layer whether the training data ever gave it the like. Watched are
+`novelty` asks of every layer whether the training data ever gave it the like. `find_layers` and
+`layers_of_samples` choose the layers to watch on the first batch; `watched` records what enters
+them, by hooks, during any later pass. Watched are
 
 | where | what of it | a row of |
 | --- | --- | --- |
 | the network's own inputs | (N, d) as they are; (N, C, H, W) like a convolution's | d; 2 C |
 | linear maps, layer norms | what enters, (R, ..., d) | d: the mean over what stands between |
 | convolutions, group norms | what enters, (R, C, ...) | 2 C: mean, deviation over positions |
-| recurrent nets, attention | what enters, (R, T, d) or (T, R, d) | d: the mean over T |
+| recurrent networks, attention | what enters, (R, T, d) or (T, R, d) | d: the mean over T |
 | embeddings | what comes out, (R, ..., d) | d: the mean over what stands between |
 
 with R the N samples of the batch, or the rows (atoms) that its outputs are sums of, in the order in
 which the readout gets them. Norms are among them because they hide the size of what enters from all
 that follows, embeddings because what enters is no number. What enters several layers is watched
-once, and of a layer that is called several times the first call. Not watched is what has rows of
-another kind (edges of a graph) or in another order than the samples, and what a compiled module
-or a nested tensor hides. A mean over tokens counts those that pad. The layers are found on the
-first batch.
+once. Of a layer that is called several times the first call is watched. Not watched is what has
+rows of another kind (edges of a graph) or in another order than the samples, and what a compiled
+module or a nested tensor hides. A mean over tokens counts those that pad.
 
 Rows wider than `WIDEST` are projected: columns are dealt out at random to as many sums, each with a
 random sign. The same seed gives the same projection on every machine and device.
@@ -43,11 +44,11 @@ WIDEST = 256
 SEED = 20241
 """Of the projection of wider rows; a file keeps the one that it was made with."""
 
-_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 _POSITIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm)
 _SEQUENCES = (nn.RNNBase, nn.MultiheadAttention)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-_WATCHED = (*_LAST, *_POSITIONS, *_SEQUENCES, *_EMBEDDINGS)
+_WATCHED = (*_CHANNELS_LAST, *_POSITIONS, *_SEQUENCES, *_EMBEDDINGS)
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,14 @@ class Layer:
     """One place of a model that is watched.
 
     Attributes:
-        name: what users call it: that of a module, or "the input".
-        module: the module whose input (or, of an embedding, output) it is; "" for the model.
-        place: of a `module` "", which of the model's inputs it is: the name of a parameter.
-        width: of a row before it is projected.
-        of_samples: whether a row is a sample's; else it is one (an atom's) that outputs sum over.
-        seed: of the projection.
-        is_input: whether the network's own inputs are watched there, whose columns have units of
+        name: What users call it: the name of a module, or "the input".
+        module: The module whose input (or, of an embedding, output) it is; "" for the model.
+        place: Where `module` is "", which of the model's inputs it is, by the name of the
+            parameter of `forward`.
+        width: Of a row before it is projected.
+        of_samples: Whether a row is a sample's; else it is one (an atom's) that outputs sum over.
+        seed: Of the projection.
+        is_input: Whether the network's own inputs are watched there, whose columns have units of
             their own.
     """
 
@@ -80,34 +82,41 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What one call gave: its rows (R, d), None where it has none, and where it was seen before.
+    """What one call gave.
 
     Attributes:
-        tensor: that the rows are of, as long as it lives.
-        version: how often it had been written to.
-        before: the key of an earlier call with the same tensor, if any.
+        tensor: The tensor that the rows are of, as long as it lives.
+        version: How often it had been written to.
+        rows: (R, d), None where the tensor has no rows.
+        earlier_key: The key of an earlier call with the same tensor, if any.
     """
 
     tensor: weakref.ref[Tensor]
     version: int
     rows: Tensor | None
-    before: Key | None
+    earlier_key: Key | None
 
 
 class _Recording(dict[Key, _Recorded]):
-    """What the layers got in a pass."""
+    """What the layers got in a pass, by key."""
 
     def add(self, key: Key, tensor: Any, rows: Callable[[Tensor], Tensor | None]) -> None:
-        """Record a tensor, unless there was a call of that name before."""
+        """Record a tensor, unless there was a call of that name before.
+
+        Args:
+            key: Of the layer.
+            tensor: What entered it, perhaps no tensor at all.
+            rows: Makes rows (R, d) of the tensor; None where it has none.
+        """
         if key in self or not _has_rows(tensor):
             return
         version = 0 if tensor.is_inference() else tensor._version
-        before = None
-        for earlier, recorded in self.items():
+        earlier_key = None
+        for other_key, recorded in self.items():
             if recorded.tensor() is tensor and recorded.version == version:
-                before = earlier
+                earlier_key = other_key
                 break
-        self[key] = _Recorded(weakref.ref(tensor), version, rows(tensor.detach()), before)
+        self[key] = _Recorded(weakref.ref(tensor), version, rows(tensor.detach()), earlier_key)
 
 
 def find_layers(
@@ -119,17 +128,19 @@ def find_layers(
     """The layers to watch, by what a first batch calls.
 
     Args:
-        pattern: the model as it is, whose modules tell what they are.
-        model: that is run, perhaps with other modules in place of some.
-        read: runs it on the batch, and tells how many samples that has.
-        row_owners: the sample of each row (atom) that the outputs are sums of; None if they are
-            not.
+        pattern: The model as it is, whose modules tell what they are.
+        model: The one that is run, perhaps with other modules in place of some.
+        read: Runs it on the batch, and tells how many samples that has.
+        row_owners: Gives the sample of each row (atom) that the outputs are sums of; None if they
+            are not.
     """
-    named = pattern.named_modules()
-    modules = {name: module for name, module in named if name and isinstance(module, _WATCHED)}
+    modules: dict[str, nn.Module] = {}
+    for name, module in pattern.named_modules():
+        if name and isinstance(module, _WATCHED):
+            modules[name] = module
     with _recorded(pattern, model, modules, inputs=True) as recording:
         samples = read()
-    atoms = 0
+    atoms = 0  # rows that the outputs are sums of
     lengths = {len(recorded.rows) for recorded in recording.values() if recorded.rows is not None}
     if lengths - {samples}:
         owners = row_owners()
@@ -143,19 +154,19 @@ def find_layers(
         module_name, place = key
         if not module_name and len(rows) != samples:
             continue  # atoms, say: of their positions the model may know distances alone
-        first = key if recorded.before is None else recorded.before
-        if first in layers:
+        first_key = key if recorded.earlier_key is None else recorded.earlier_key
+        if first_key in layers:
             continue  # the same tensor is watched already
         name = module_name
-        if first in inputs:
-            name = "the input" if len(inputs) == 1 else f"input {first[1]}"
-        layers[first] = Layer(
+        if first_key in inputs:
+            name = "the input" if len(inputs) == 1 else f"input {first_key[1]}"
+        layers[first_key] = Layer(
             name=name,
             module=module_name,
             place=place,
             width=rows.shape[1],
             of_samples=len(rows) == samples,
-            is_input=first in inputs,
+            is_input=first_key in inputs,
         )
     return sorted(layers.values(), key=lambda layer: not layer.is_input)
 
@@ -168,17 +179,18 @@ def layers_of_samples(
     whole: Callable[[], Tensor],
     few: Callable[[], Tensor],
 ) -> list[Layer]:
-    """Of the layers found, those that get the first samples' rows first.
+    """Those of the layers found that get the first samples' rows first.
 
-    Not so the rows of places, of which there may be as many as samples (the tokens of a sequence),
-    and of samples that the model has sorted. Rows that are atoms' are not asked.
+    A layer of places gets other rows, and there may be as many places as samples (the tokens of a
+    sequence); so does a layer of samples that the model has sorted. They show when the first
+    samples are run alone. Layers whose rows are atoms' are kept without this check.
 
     Args:
-        pattern: as in `find_layers`.
-        model: as in `find_layers`.
-        layers: those found.
-        whole: runs the model on the batch, and gives its outputs.
-        few: likewise on the first rows of its inputs.
+        pattern: As in `find_layers`.
+        model: As in `find_layers`.
+        layers: The layers found.
+        whole: Runs the model on the batch, and gives its outputs.
+        few: Runs it on the first rows of its inputs, and gives its outputs.
     """
     with _rows_by_layer(pattern, model, layers) as rows_of_all:
         outputs = whole()
@@ -193,18 +205,25 @@ def layers_of_samples(
     rounding = 1e-2 * float(outputs.abs().max())
     if not torch.allclose(first_outputs, outputs[:count], rtol=0, atol=rounding):
         return list(layers)  # what a sample gives depends on the others of its batch
-    kept = []
-    for layer in layers:
-        rows, first = rows_of_all.get(layer), rows_of_few.get(layer)
-        if not layer.of_samples:
-            kept.append(layer)
-        elif rows is not None and first is not None and first.shape == rows[:count].shape:
-            rows, first = rows.nan_to_num(), first.nan_to_num()  # which the fit refuses by name
-            spread = (rows - rows.mean(0)).abs().max()
-            tolerance = 1e-2 * spread + 1e-5 * rows.abs().max()  # far above any rounding
-            if bool(((first - rows[:count]).abs() <= tolerance).all()):
-                kept.append(layer)
-    return kept
+    return [
+        layer
+        for layer in layers
+        if not layer.of_samples
+        or _begin_with(rows_of_all.get(layer), rows_of_few.get(layer), count)
+    ]
+
+
+def _begin_with(rows: Tensor | None, first_rows: Tensor | None, count: int) -> bool:
+    """Whether the rows (N, d) of all samples begin with those of the first `count`, to rounding."""
+    if rows is None or first_rows is None:
+        return False
+    if first_rows.shape != rows[:count].shape:
+        return False
+    rows = rows.nan_to_num()  # the fit refuses NaN by name
+    first_rows = first_rows.nan_to_num()
+    spread = (rows - rows.mean(0)).abs().max()
+    tolerance = 1e-2 * spread + 1e-5 * rows.abs().max()  # far above any rounding
+    return bool(((first_rows - rows[:count]).abs() <= tolerance).all())
 
 
 @contextmanager
@@ -213,8 +232,13 @@ def watched(
 ) -> Iterator[list[Tensor]]:
     """During the first pass within, record what enters some layers; the list is filled at the end.
 
+    Args:
+        pattern: As in `find_layers`.
+        model: As in `find_layers`.
+        layers: The layers to watch. The list has their rows (R, columns) in the same order.
+
     Raises:
-        ValueError: a layer was not called, or with rows of another width; or layers whose rows
+        ValueError: A layer was not called, or with rows of another width; or layers whose rows
             (atoms) belong together got different numbers of them.
     """
     entering: list[Tensor] = []
@@ -224,10 +248,10 @@ def watched(
     for layer in layers:
         rows = rows_by_layer.get(layer)
         if rows is None or rows.shape[1] != layer.width:
-            came = "nothing" if rows is None else f"rows of {rows.shape[1]} numbers"
+            entered = "nothing" if rows is None else f"rows of {rows.shape[1]} numbers"
             raise ValueError(
                 f"novelty watches what enters {layer.name!r}, rows of {layer.width} numbers in the "
-                f"first batch of the fit; here it got {came}. Pass batches of one form, or fit "
+                f"first batch of the fit; here it got {entered}. Pass batches of one form, or fit "
                 "without novelty=True."
             )
         if not layer.of_samples:
@@ -245,7 +269,10 @@ def watched(
 def _rows_by_layer(
     pattern: nn.Module, model: nn.Module, layers: Sequence[Layer]
 ) -> Iterator[dict[Layer, Tensor]]:
-    """What enters layers during the first pass within, as far as they are called: filled then."""
+    """What enters layers during the first pass within, as far as they are called.
+
+    The dictionary is filled at the end.
+    """
     names = {layer.module for layer in layers}
     modules = {name: pattern.get_submodule(name) for name in names if name}
     rows_by_layer: dict[Layer, Tensor] = {}
@@ -261,18 +288,25 @@ def _rows_by_layer(
 def _recorded(
     pattern: nn.Module, model: nn.Module, modules: Mapping[str, nn.Module], *, inputs: bool
 ) -> Iterator[_Recording]:
-    """Record calls of modules, and of the model itself where its inputs are asked for."""
+    """Record the first call of modules during the passes within, by hooks.
+
+    Args:
+        pattern: As in `find_layers`.
+        model: As in `find_layers`.
+        modules: Of the pattern, by name.
+        inputs: Whether to record the inputs of the model itself too.
+    """
     recording = _Recording()
     parameters = input_names(pattern)
 
     def model_called(_: nn.Module, args: Any, kwargs: Any) -> None:
-        given = {**dict(enumerate(args)), **kwargs}
-        for place, value in given.items():
+        values = {**dict(enumerate(args)), **kwargs}
+        for place, value in values.items():
             name = parameters[place] if place in range(len(parameters)) else str(place)
             tensors = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
             for number, tensor in enumerate(tensors):
-                which = name if len(tensors) == 1 else f"{name}[{number}]"
-                recording.add(("", which), tensor, _input_rows)
+                input_name = name if len(tensors) == 1 else f"{name}[{number}]"
+                recording.add(("", input_name), tensor, _input_rows)
 
     def called(name: str, module: nn.Module, _: nn.Module, args: Any, kwargs: Any) -> None:
         tensor = args[0] if args else next(iter(kwargs.values()), None)
@@ -302,9 +336,9 @@ def _recorded(
 
 
 def _has_rows(value: Any) -> bool:
-    """Whether it is a plain floating-point tensor that can have rows.
+    """Whether a value is a plain floating-point tensor that can have rows.
 
-    What a transformation of `torch.func` sees has no values of its own outside it.
+    What a transformation of `torch.func` sees has no values outside the transformation.
     """
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim == 0:
         return False
@@ -316,63 +350,79 @@ def _has_rows(value: Any) -> bool:
 def _rows(module: nn.Module, tensor: Tensor) -> Tensor | None:
     """A row for each sample of what entered a module; None where it has no such rows."""
     if isinstance(module, _POSITIONS):
-        spatial = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-        least = next((n for kind, n in spatial.items() if isinstance(module, kind)), 0) + 2
-        return None if tensor.ndim < least else _over_positions(tensor)
+        if tensor.ndim < 2 + _spatial_dimensions(module):
+            return None  # without a dimension of samples
+        return _over_positions(tensor)
     if isinstance(module, _SEQUENCES):
         if tensor.ndim != 3:
             return None
-        return _in_short(tensor).mean(1 if module.batch_first else 0)
+        return _at_least_float32(tensor).mean(1 if module.batch_first else 0)
     return _over_tokens(tensor)
 
 
+def _spatial_dimensions(module: nn.Module) -> int:
+    """How many dimensions a convolution needs beside samples and channels; a norm needs none."""
+    for dimensions, convolution in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), 1):
+        if isinstance(module, convolution):
+            return dimensions
+    return 0
+
+
 def _input_rows(tensor: Tensor) -> Tensor | None:
-    """Likewise of an input of the model; of three dimensions nobody knows what they are."""
+    """A row for each sample of an input of the model; None where it has no such rows."""
     if tensor.ndim == 1:
-        return _in_short(tensor)[:, None]
+        return _at_least_float32(tensor)[:, None]
     if tensor.ndim == 2:
-        return _in_short(tensor)
-    return _over_positions(tensor) if tensor.ndim > 3 else None
+        return _at_least_float32(tensor)
+    if tensor.ndim == 3:
+        return None  # nobody knows which of the dimensions are channels
+    return _over_positions(tensor)
 
 
 def _over_tokens(tensor: Tensor) -> Tensor | None:
     """(R, ..., d) to the means (R, d)."""
     if tensor.ndim < 2:
         return None
-    rows = _in_short(tensor)
-    return rows.flatten(1, -2).mean(1) if rows.ndim > 2 else rows
+    rows = _at_least_float32(tensor)
+    if rows.ndim == 2:
+        return rows
+    return rows.flatten(1, -2).mean(1)
 
 
 def _over_positions(tensor: Tensor) -> Tensor:
     """(R, C, ...) to means and deviations (R, 2 C); (R, C) stays."""
-    rows = _in_short(tensor)
+    rows = _at_least_float32(tensor)
     if rows.ndim == 2:
         return rows
     deviation, mean = torch.std_mean(rows.flatten(2), dim=2, correction=0)
     return torch.cat([mean, deviation], dim=1)
 
 
-def _in_short(tensor: Tensor) -> Tensor:
-    """In single precision at least: sums in half would lose their digits."""
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor in single precision at least: sums in half would lose their digits."""
     if tensor.dtype in (torch.float32, torch.float64):
         return tensor
     return tensor.to(torch.float32)
 
 
 def _projected(rows: Tensor, layer: Layer) -> Tensor:
-    """(R, width) to (R, columns), in memory of its own."""
+    """(R, width) to (R, columns), at most `WIDEST` of them, in memory of its own."""
     if layer.width <= WIDEST:
         return rows.clone()
     order, signs = _deal(layer.width, layer.seed)
     dealt = rows[:, order.to(rows.device)] * signs.to(rows)
     missing = -layer.width % WIDEST
-    dealt = nn.functional.pad(dealt, (0, missing))
+    dealt = nn.functional.pad(dealt, (0, missing))  # so that columns fill whole turns
     return dealt.reshape(len(rows), -1, WIDEST).sum(1)
 
 
 @lru_cache(maxsize=64)
 def _deal(width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """An order of columns and their signs, by hashes: whole numbers, the same everywhere."""
+    """An order of columns and their signs, by hashes: whole numbers, the same everywhere.
+
+    Returns:
+        The order (width,), and the signs (width,) of the columns in that order.
+    """
     numbers = torch.arange(width)
     hashes = row_hashes([torch.stack([numbers, torch.full_like(numbers, seed)], dim=1)], width)
     assert hashes is not None

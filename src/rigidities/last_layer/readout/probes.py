@@ -1,7 +1,11 @@
 """A few inputs of the fit and the model's outputs for them, by which a changed model is told.
 
-A fingerprint knows weights and buffers alone. What else makes a prediction (a factor in an
-attribute, another activation, statistics in a plain tensor) shows in the outputs.
+At a fit the first rows of the first batch are kept (`first_rows`) with what the model gave for them
+(`FirstPass`, then `Probes`). Later `Probes.difference` runs the model on them again. This sees what
+a fingerprint of weights and buffers does not: a factor in an attribute, another activation,
+statistics in a plain tensor. It does not see weights that change the outputs by less than rounding
+on another device may (one per cent of their spread in float32), and it costs a pass of the model.
+See `binding` for how this alarm works together with the others.
 """
 
 from __future__ import annotations
@@ -22,8 +26,11 @@ from ...models.shadow import Watch, placement, shadow
 from ...notices import notify
 
 ROWS = 8
-LARGEST, LARGEST_HELD = 1 << 20, 1 << 26
-"""Bytes of inputs to keep at most, in a file and in memory."""
+"""How many samples are kept."""
+LARGEST = 1 << 20
+"""Bytes of inputs to keep at most in a file."""
+LARGEST_HELD = 1 << 26
+"""Bytes of inputs to keep at most in memory."""
 RANDOM = (
     "Two passes of the model over the same inputs differ: is a dropout always on, or does the "
     "forward pass draw random numbers or keep a state? Its mean and error bars are those of one "
@@ -39,9 +46,9 @@ class FirstPass:
     """The pass that a readout was found with.
 
     Attributes:
-        inputs: positional and keyword inputs, in memory of their own.
-        output: of the model in eval mode, where it was computed.
-        renewed: attributes that the pass set; see `Watch`.
+        inputs: Positional and keyword inputs, in memory of their own.
+        output: Of the model in eval mode, where it was computed.
+        renewed: Attributes that the pass set; see `Watch`.
     """
 
     inputs: Inputs
@@ -50,16 +57,19 @@ class FirstPass:
 
     @classmethod
     def of(cls, model: nn.Module, source: Source, inputs: Inputs) -> FirstPass:
-        """A pass of its own, where no search has made one."""
-        inputs, twin = copied(inputs), shadow(model)
+        """A pass for this purpose alone, where no search has made one."""
+        inputs = copied(inputs)
+        twin = shadow(model)
         before = Watch(twin)
-        output = _outputs(twin, source, inputs, placement(model)[1])
-        return cls(inputs, output, frozenset(before.renewed(Watch(twin))))
+        _, dtype = placement(model)
+        output = _outputs(twin, source, inputs, dtype)
+        renewed = before.renewed(Watch(twin))
+        return cls(inputs, output, frozenset(renewed))
 
     @property
     def is_small(self) -> bool:
         """Whether the inputs are few enough to be kept."""
-        return sum(leaf.nbytes for leaf in _tensors(self.inputs)) <= LARGEST_HELD
+        return sum(tensor.nbytes for tensor in _tensors(self.inputs)) <= LARGEST_HELD
 
 
 def first_rows(inputs: Inputs) -> Inputs | None:
@@ -71,9 +81,10 @@ def first_rows(inputs: Inputs) -> Inputs | None:
     tensors = _tensors(inputs)
     if not tensors or not all(isinstance(leaf, (Tensor, *_CONSTANTS)) for leaf in leaves):
         return None
-    if not tensors[0].ndim or len({leaf.shape[:1] for leaf in tensors}) != 1:
+    if not tensors[0].ndim or len({tensor.shape[:1] for tensor in tensors}) != 1:
         return None
-    return cast("Inputs", tree_map_only(Tensor, lambda t: t[:ROWS].detach().clone(), inputs))
+    rows = tree_map_only(Tensor, lambda tensor: tensor[:ROWS].detach().clone(), inputs)
+    return cast("Inputs", rows)
 
 
 @dataclass(frozen=True)
@@ -81,10 +92,11 @@ class Probes:
     """Inputs, and what the model gave for them.
 
     Attributes:
-        inputs: positional and keyword inputs, for `ROWS` samples where they can be cut.
-        output: of the model in eval mode, float64 on the CPU.
-        digits: the coarsest relative precision on the way to the output.
-        renewed: attributes that a pass of the model sets itself; see `Watch`.
+        inputs: Positional and keyword inputs, for `ROWS` samples where they can be cut.
+        output: Of the model in eval mode, float64 on the CPU.
+        dtype: Of the model. Inputs of this dtype follow the model to another.
+        digits: The coarsest relative precision on the way to the output.
+        renewed: Attributes that a pass of the model sets itself; see `Watch`.
     """
 
     inputs: Inputs
@@ -97,25 +109,32 @@ class Probes:
     def of(
         cls, model: nn.Module, source: Source, first: FirstPass, batch_output: Tensor | None
     ) -> Probes | None:
-        """Of a first pass; None where it cannot be copied, or the model is random, with a warning.
+        """Probes made of a first pass.
 
-        A model is random where two passes over the same inputs differ. One pass is the first; the
-        other is that of the batch which the inputs were cut from, up to rounding. Where these two
-        differ, the samples of a batch may belong together, and only a third pass can tell.
+        A model is random where two passes over the same inputs differ. The first pass is one of
+        them. The other is that of the batch which the inputs were cut from, up to rounding. Where
+        these two differ, the samples of a batch may belong together, and only a third pass can
+        tell.
 
         Args:
-            model: the user's.
-            source: how to call it.
-            first: the pass that the readout was found with.
-            batch_output: of the batch's own pass, the samples of the first pass; None if unknown.
+            model: The user's.
+            source: How to call it.
+            first: The pass that the readout was found with.
+            batch_output: Of the batch's own pass, for the samples of the first pass; None if
+                unknown.
+
+        Returns:
+            None where the inputs cannot be copied, and, with a warning, where the model is random.
         """
-        dtype, digits = placement(model)[1], _digits(model, first.output)
+        _, dtype = placement(model)
+        digits = _coarsest_precision(model, first.output)
         try:
-            kept = _placed(first.inputs, torch.device("cpu"))
-            probes = cls(kept, first.output.double().cpu(), dtype, digits, first.renewed)
+            inputs = _placed(first.inputs, torch.device("cpu"))
+            output = first.output.double().cpu()
+            probes = cls(inputs, output, dtype, digits, first.renewed)
             if batch_output is not None and not probes._off(first.output, batch_output, digits):
                 return probes
-            again = _outputs(shadow(model), source, kept, dtype)
+            again = _outputs(shadow(model), source, inputs, dtype)
         except Exception:  # inputs that cannot be copied
             return None
         if probes._off(first.output, again, digits):
@@ -125,36 +144,50 @@ class Probes:
 
     def placed(self, model: nn.Module) -> Inputs:
         """The inputs on the model's device and in its precision."""
-        return _placed(self.inputs, *placement(model), only=self.dtype)
+        device, dtype = placement(model)
+        return _placed(self.inputs, device, dtype, only=self.dtype)
 
     def difference(self, model: nn.Module, source: Source) -> float:
-        """How far the model's outputs are from those kept; zero within what rounding explains."""
+        """How far the model's outputs are from those kept; zero within what rounding explains.
+
+        A model that is random, which shows in two passes that differ, is told by a warning, and
+        not taken for a changed one.
+        """
         try:
-            now = _outputs(shadow(model), source, self.inputs, self.dtype)
-            digits = max(self.digits, _digits(model, now))
-            off = self._off(self.output, now, digits)
-            again = _outputs(shadow(model), source, self.inputs, self.dtype) if off else now
+            output = _outputs(shadow(model), source, self.inputs, self.dtype)
+            digits = max(self.digits, _coarsest_precision(model, output))
+            off = self._off(self.output, output, digits)
+            if not off:
+                return 0.0
+            again = _outputs(shadow(model), source, self.inputs, self.dtype)
         except Exception:  # kept inputs that this device or precision does not take
             return 0.0
-        if off and self._off(now, again, digits):
+        if self._off(output, again, digits):
             notify(RANDOM)
             return 0.0
         return off
 
-    def _off(self, kept: Tensor, output: Tensor, digits: float) -> float:
-        """The largest deviation, if it is more than rounding (TF32 included) may bring."""
-        if kept.shape != output.shape:
+    def _off(self, expected: Tensor, output: Tensor, digits: float) -> float:
+        """The largest deviation of two outputs, or 0 if rounding (TF32 included) may bring it."""
+        if expected.shape != output.shape:
             return math.inf
-        kept, output = (t.double().cpu().reshape(len(t), -1) for t in (kept, output))
-        size = kept.abs().amax(0)
+        expected = expected.double().cpu().reshape(len(expected), -1)
+        output = output.double().cpu().reshape(len(output), -1)
+        size = expected.abs().amax(0)
         # Relative to the spread between samples: an offset tells nothing of the digits lost.
-        spread = kept.std(0, correction=0) if len(kept) > 3 else size
+        spread = expected.std(0, correction=0) if len(expected) > 3 else size
         allowed = spread * min(0.1, 30 * digits**0.5) + size * min(0.05, 1000 * digits)
-        apart = (output - kept).abs().masked_fill(kept.isnan() & output.isnan(), 0.0)
-        return 0.0 if bool((apart <= allowed).all()) else float(apart.max())
+        both_nan = expected.isnan() & output.isnan()
+        deviation = (output - expected).abs().masked_fill(both_nan, 0.0)
+        if bool((deviation <= allowed).all()):
+            return 0.0
+        return float(deviation.max())
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """For a file; None where the inputs are too large, or no tensors and plain values."""
+        """Header and tensors for a file.
+
+        None where the inputs are too large, or hold more than tensors and plain values.
+        """
         tensors: list[Tensor] = []
         try:
             inputs = _packed(list(self.inputs), tensors)
@@ -162,72 +195,105 @@ class Probes:
             return None
         if sum(tensor.nbytes for tensor in tensors) > LARGEST:
             return None
-        dtype = str(self.dtype).removeprefix("torch.")
-        own = sorted(self.renewed)
-        header = {"inputs": inputs, "dtype": dtype, "digits": self.digits, "renewed": own}
-        return header, {"output": self.output} | {f"{i}": t for i, t in enumerate(tensors)}
+        header = {
+            "inputs": inputs,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "digits": self.digits,
+            "renewed": sorted(self.renewed),
+        }
+        named_tensors = {"output": self.output}
+        for i, tensor in enumerate(tensors):
+            named_tensors[f"{i}"] = tensor
+        return header, named_tensors
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Probes:
         """The probes that `state` came from."""
         args, kwargs = _unpacked(header["inputs"], tensors)
-        dtype: torch.dtype = getattr(torch, header["dtype"])
-        renewed = frozenset(header["renewed"])
-        return cls((args, kwargs), tensors["output"], dtype, float(header["digits"]), renewed)
+        return cls(
+            inputs=(args, kwargs),
+            output=tensors["output"],
+            dtype=getattr(torch, header["dtype"]),
+            digits=float(header["digits"]),
+            renewed=frozenset(header["renewed"]),
+        )
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
-def _placed(inputs: Inputs, *where: Any, only: torch.dtype | None = None) -> Inputs:
-    """A copy on a device; in a precision too where the tensors have the one that is given."""
+def _placed(
+    inputs: Inputs,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    *,
+    only: torch.dtype | None = None,
+) -> Inputs:
+    """A copy of inputs on a device.
+
+    Args:
+        inputs: Positional and keyword inputs.
+        device: To move everything to that has a method `to`.
+        dtype: To cast tensors to; None for none.
+        only: The dtype of the tensors that are cast. All others keep theirs.
+    """
 
     def placed(value: Any) -> Any:
         if not callable(getattr(value, "to", None)):
             return value
-        known = isinstance(value, Tensor) and value.dtype == only
-        moved = value.to(*(where if known else where[:1]))
-        return value if moved is None else moved
+        if dtype is not None and isinstance(value, Tensor) and value.dtype == only:
+            return value.to(device, dtype)
+        moved = value.to(device)
+        return value if moved is None else moved  # an object of the user's may move in place
 
     return cast("Inputs", tree_map(placed, copy.deepcopy(inputs)))
 
 
 @differentiating
 def _outputs(twin: nn.Module, source: Source, inputs: Inputs, dtype: torch.dtype) -> Tensor:
-    args, kwargs = _placed(inputs, *placement(twin), only=dtype)
+    """What a shadow gives for inputs, those of `dtype` cast to the shadow's."""
+    device, dtype_of_twin = placement(twin)
+    args, kwargs = _placed(inputs, device, dtype_of_twin, only=dtype)
     return source.run(twin, args, kwargs).detach()
 
 
-def _digits(model: nn.Module, output: Tensor) -> float:
-    kinds = {t.dtype for t in (*model.parameters(), output) if t.is_floating_point()}
-    kind = output.device.type
-    if torch.is_autocast_enabled(kind):
-        kinds.add(torch.get_autocast_dtype(kind))
-    return max(torch.finfo(dtype).eps for dtype in kinds)
+def _coarsest_precision(model: nn.Module, output: Tensor) -> float:
+    """The largest relative rounding among parameters, output and what autocast computes in."""
+    tensors = (*model.parameters(), output)
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    device = output.device.type
+    if torch.is_autocast_enabled(device):
+        dtypes.add(torch.get_autocast_dtype(device))
+    return max(torch.finfo(dtype).eps for dtype in dtypes)
 
 
 def _packed(value: Any, tensors: list[Tensor]) -> Any:
-    """A structure as JSON holds it, its tensors apart."""
+    """A structure as JSON holds it; its tensors are appended to a list.
+
+    Raises:
+        TypeError: JSON does not hold such a value.
+    """
     if isinstance(value, Tensor):
         tensors.append(value.clone())  # some may share memory, which no file holds
         return {"tensor": len(tensors) - 1}
     if type(value) in (tuple, list):
-        return {type(value).__name__: [_packed(each, tensors) for each in value]}
+        return {type(value).__name__: [_packed(entry, tensors) for entry in value]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"mapping": {key: _packed(each, tensors) for key, each in value.items()}}
+        return {"mapping": {key: _packed(entry, tensors) for key, entry in value.items()}}
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(f"A file does not hold a {type(value).__name__}.")
 
 
 def _unpacked(spec: Any, tensors: dict[str, Tensor]) -> Any:
+    """The structure that `_packed` came from, with its tensors by number."""
     if not isinstance(spec, dict):
         return spec
     ((kind, value),) = spec.items()
     if kind == "tensor":
         return tensors[str(value)]
     if kind == "mapping":
-        return {key: _unpacked(each, tensors) for key, each in value.items()}
-    members = [_unpacked(each, tensors) for each in value]
-    return tuple(members) if kind == "tuple" else members
+        return {key: _unpacked(entry, tensors) for key, entry in value.items()}
+    entries = [_unpacked(entry, tensors) for entry in value]
+    return tuple(entries) if kind == "tuple" else entries

@@ -1,4 +1,9 @@
-"""What one pass of a model leaves: outputs, features and how the two are laid out."""
+"""What one pass of a model gives: outputs, features, and how the two are laid out.
+
+A tap turns a batch into a `Reading`. The statistics of a fit and the error bars work on rows of
+M outputs and K targets; `Reading.rows` and `Reading.unrows` translate between these and the shape
+of the model's output.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,7 @@ from ...data.sketch import near_hashes, row_hashes
 from ...posterior.gram import with_ones
 
 SampleWeight = Callable[[Any], Tensor]
+"""A user's function: batch -> one weight per sample or per output."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +29,17 @@ class Reading:
     """One forward pass: the output, its features, and how output and rows correspond.
 
     Attributes:
-        inputs: the features without the column of ones that a single head's bias has: (M, D),
+        output: What the model predicts.
+        inputs: The features without the column of ones that a single head's bias has: (M, D),
             (M, K, D) or (M, K, P); see the layouts of `cases`.
-        inner: the shape to view the output in, and
-        axis: the dimension of the targets in it, counted from the end.
-        order: where given, which of a sample's outputs to put first, second, ... before that, so
-            that the targets of each row stand in the order of the head's columns.
+        inner: The shape in which to view the output.
+        axis: The dimension of the targets in `inner`, counted from the end.
+        order: Where given, the outputs of a sample are put in this order before they are viewed,
+            so that the targets of each row stand in the order of the head's columns.
         counts: (M, H) or (M, K, H) beside the features, where H heads have no bias: what the
             columns of their biases would be (ones; under sums over atoms, how many of each
-            species). None where all have one, and beside (M, K, P).
-        ones: whether there is such a column, the last of the features.
+            species). None where all heads have a bias, and beside (M, K, P).
+        ones: Whether the features end with a column of ones that `inputs` leaves out.
     """
 
     output: Tensor
@@ -48,10 +55,12 @@ class Reading:
         """All columns, (M, D), (M, K, D) or (M, K, P)."""
         if not self.ones:
             return self.inputs
-        return with_ones(self.inputs) if torch.compiler.is_compiling() else self._whole
+        if torch.compiler.is_compiling():  # a tracer does not take a cached property
+            return with_ones(self.inputs)
+        return self._inputs_with_ones
 
     @cached_property
-    def _whole(self) -> Tensor:
+    def _inputs_with_ones(self) -> Tensor:
         return with_ones(self.inputs)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -59,27 +68,38 @@ class Reading:
 
     @classmethod
     def join(cls, readings: Sequence[Reading]) -> Reading:
-        """The readings of consecutive batches as one."""
+        """The readings of consecutive batches as one.
+
+        Raises:
+            ValueError: The batches have outputs of different shapes, or targets in different
+                orders.
+        """
         first = readings[0]
         if len(readings) == 1:
             return first
         remedy = ". Predict batch by batch: mean, std = uq(x)."
         output = joined([reading.output for reading in readings], remedy)
-        ones = all(reading.ones for reading in readings)
-        parts = [reading.inputs if ones else reading.features for reading in readings]
         if any(reading.order is not first.order for reading in readings):
             raise ValueError(f"The batches have their targets in different orders{remedy}")
+        ones = all(reading.ones for reading in readings)
+        if ones:
+            inputs = joined([reading.inputs for reading in readings], remedy)
+        else:
+            inputs = joined([reading.features for reading in readings], remedy)
+        counts_by_batch = [reading.counts for reading in readings if reading.counts is not None]
+        counts = None
+        if len(counts_by_batch) == len(readings):
+            counts = torch.cat(counts_by_batch)
         rows = sum(reading.inner[0] for reading in readings)
         inner = torch.Size([rows, *first.inner[1:]])
-        each = [reading.counts for reading in readings if reading.counts is not None]
-        counts = torch.cat(each) if len(each) == len(readings) else None
-        return cls(output, joined(parts, remedy), inner, first.axis, first.order, counts, ones)
+        return cls(output, inputs, inner, first.axis, first.order, counts, ones)
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
         counts = None if self.counts is None else self.counts.detach()
-        output, inputs = self.output.detach(), self.inputs.detach()
-        return replace(self, output=output, inputs=inputs, counts=counts)
+        return replace(
+            self, output=self.output.detach(), inputs=self.inputs.detach(), counts=counts
+        )
 
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""
@@ -89,30 +109,38 @@ class Reading:
             if tensor.ndim == 2 and self.order is None and tensor.shape[1] == self.inner[-1]:
                 return tensor
             return tensor.reshape(-1, self.inner[-1])
-        moved = tensor.reshape(self.inner).movedim(self.axis, -1)
-        return moved.reshape(-1, moved.shape[-1])
+        targets_last = tensor.reshape(self.inner).movedim(self.axis, -1)
+        return targets_last.reshape(-1, targets_last.shape[-1])
 
     def unrows(self, rows: Tensor) -> Tensor:
-        """(..., M, K), or (..., M, 1) to be repeated for each target, in the output's shape."""
-        targets, several = self.inner[self.axis], rows.shape[:-2]
+        """Rows in the output's shape, the inverse of `rows`.
+
+        Args:
+            rows: (..., M, K), or (..., M, 1) to be repeated for each target. Dimensions in front
+                (members, say) stay in front.
+        """
+        targets = self.inner[self.axis]
+        leading = rows.shape[:-2]
         if self.axis == -1 and self.order is None:
             if rows.ndim == 2 and rows.shape == self.output.shape:
                 return rows
-            return rows.expand(*several, -1, targets).reshape(*several, *self.output.shape)
-        shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
-        full = rows.expand(*several, -1, targets).reshape(*several, *shape, targets)
-        full = full.movedim(-1, self.axis)
+            return rows.expand(*leading, -1, targets).reshape(*leading, *self.output.shape)
+        target_dimension = self.axis % len(self.inner)
+        shape = [size for i, size in enumerate(self.inner) if i != target_dimension]
+        values = rows.expand(*leading, -1, targets).reshape(*leading, *shape, targets)
+        values = values.movedim(-1, self.axis)
         if self.order is not None:
-            full = full.reshape(*several, self.inner[0], -1)[..., self.order.argsort()]
-        return full.reshape(*several, *self.output.shape)
+            values = values.reshape(*leading, self.inner[0], -1)[..., self.order.argsort()]
+        return values.reshape(*leading, *self.output.shape)
 
     def spread_out(self, values: Tensor) -> Tensor:
         """One value per sample (N,) in the output's shape."""
         return values.reshape(-1, *[1] * (self.output.ndim - 1)).expand(self.output.shape)
 
     def check_targets(self, fitted: int) -> None:
-        """The model must give as many targets as in the fit."""
-        if (targets := self.inner[self.axis]) != fitted:
+        """Refuse a model that does not give as many targets as in the fit."""
+        targets = self.inner[self.axis]
+        if targets != fitted:
             raise ValueError(
                 f"The model gives {targets} targets here and gave {fitted} in the fit. Use the "
                 "same forward= and output= as in the fit."
@@ -134,27 +162,41 @@ class Reading:
     def sample_weights(
         self, function: SampleWeight | None, batch: Batch, what: str = "sample_weight"
     ) -> Tensor | None:
-        """The user's weights of the batch, (M, 1) or (M, K); or what else a function gives."""
+        """The numbers that a user's function gives for the samples of a batch.
+
+        Args:
+            function: The user's, of a batch as it came; None for none.
+            batch: The batch of this reading.
+            what: What messages call the numbers.
+
+        Returns:
+            (M, 1) or (M, K), or None without a function.
+
+        Raises:
+            ValueError: A number is negative or not finite, or there is not one per sample or per
+                output.
+        """
         if function is None:
             return None
-        output, weights = self.output, function(batch.raw)
-        if weights is None:
+        output = self.output
+        returned = function(batch.raw)
+        if returned is None:
             raise ValueError(f"{what} returned None: expected one per sample.")
-        given = torch.as_tensor(weights, device=output.device).detach().to(torch.float64)
-        if not bool(((given >= 0) & (given < torch.inf)).all()):
+        weights = torch.as_tensor(returned, device=output.device).detach().to(torch.float64)
+        if not bool(((weights >= 0) & (weights < torch.inf)).all()):
             raise ValueError(
                 f"{what.replace('_', ' ')}s must be finite and not negative, got "
-                f"{float(given.min())} to {float(given.max())}. A row that should not count has "
-                "weight 0."
+                f"{float(weights.min())} to {float(weights.max())}. A row that should not count "
+                "has weight 0."
             )
-        if given.squeeze().shape == output.squeeze().shape:
-            return self.rows(given.reshape(output.shape))
-        if given.ndim > 1 or given.numel() != len(output):
+        if weights.squeeze().shape == output.squeeze().shape:
+            return self.rows(weights.reshape(output.shape))
+        if weights.ndim > 1 or weights.numel() != len(output):
             raise ValueError(
-                f"{what} returned {tuple(given.shape)} for an output of "
+                f"{what} returned {tuple(weights.shape)} for an output of "
                 f"{tuple(output.shape)}: expected one per sample or per output."
             )
-        return self.rows(given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape))
+        return self.rows(self.spread_out(weights))
 
     def hashes(self, batch: Batch) -> Tensor | None:
         """One hash per sample, of its inputs and target, (N,).
@@ -169,21 +211,23 @@ class Reading:
     def identities(self, batch: Batch) -> Tensor:
         """A hash (M,) by which a row of outputs is known again, in any batch and order.
 
-        Of all tensors of its input, plus its place among the outputs of that. Where inputs have not
-        one row per output, of half of the features' digits, which in another batch may round
-        otherwise for about one row of a hundred.
+        It is taken of all tensors of a row's input, plus the row's place among the outputs of that
+        input. Where inputs have not one row per output, it is taken of half of the features'
+        digits. These may round otherwise in another batch, for about one row of a hundred.
         """
         shape = self.output.shape  # len would fix it in a graph
         hashes = row_hashes(tree_leaves([batch.args, batch.kwargs]), shape[0])
         if hashes is None:
-            return near_hashes(self.features, self._digits**0.5)
+            return near_hashes(self.features, self._rounding**0.5)
         places = torch.arange(shape[1:].numel(), device=hashes.device)
         return self.rows((hashes[:, None] + places).reshape(shape))[:, 0]
 
     @property
-    def _digits(self) -> float:
-        floating = [t.dtype for t in (self.features, self.output) if t.is_floating_point()]
-        return max(torch.finfo(dtype).eps for dtype in floating)
+    def _rounding(self) -> float:
+        """The coarser relative rounding of features and output."""
+        tensors = (self.features, self.output)
+        dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+        return max(torch.finfo(dtype).eps for dtype in dtypes)
 
 
 def read(tap: Callable[..., Reading], batch: Batch) -> Reading:
@@ -200,8 +244,10 @@ class Terms:
 
     Attributes:
         features: (R, D), which add up to the features of the outputs.
-        owners: (R,) the output row (see `Reading.rows`) that each belongs to.
-        heads: (R,) number of the head that it went through, in the order of the readout's heads.
+        owners: (R,), the output row (see `Reading.rows`) that each term belongs to.
+        heads: (R,), the number of the head that it went through, in the order of the readout's
+            heads.
+        count: The number of output rows.
     """
 
     features: Tensor
@@ -211,7 +257,13 @@ class Terms:
 
 
 def joined(tensors: Sequence[Tensor], remedy: str, dim: int = 0) -> Tensor:
-    """Outputs (or features) of consecutive batches as one tensor; `remedy` ends the refusal."""
+    """Outputs (or features) of consecutive batches as one tensor.
+
+    Args:
+        tensors: One per batch.
+        remedy: How the refusal of different shapes ends.
+        dim: The dimension of the samples.
+    """
     shapes = {tuple(tensor.shape[dim + 1 :]) for tensor in tensors}
     if len(shapes) > 1:
         raise ValueError(

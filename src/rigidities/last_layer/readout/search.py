@@ -1,4 +1,11 @@
-"""Finding the readout: the last linear maps on the way to the output."""
+"""Finding the readout: the last linear maps on the way to the output.
+
+`find_heads` runs a shadow of the model once, with a mark in the autograd graph at every call of a
+linear map, and walks the graph back from the output. The first marks that it meets are the heads.
+Other parameters that it meets may belong to the readout too; `Trials` change them at random, and
+the outputs tell whether they act linearly and apart from the heads (`_completed`). `named_heads`
+does the same for modules that a user names by `layer=`. Both return a `FoundReadout`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from posixpath import commonpath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +22,18 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...models.directional import normal_like
 from ...models.shadow import Watch, shadow, unwrapped
-from .heads import Holder, Marker, Recorder, as_rows, linear_maps, own_parameters, owners, record
-from .heads import weights as head_weights
-from .tail import GraphsKept, coarsest
+from .heads import (
+    Marker,
+    ParameterRecorder,
+    Recorder,
+    as_rows,
+    head_weights,
+    linear_maps,
+    own_parameters,
+    parameter_owners,
+    put_recorders,
+)
+from .tail import GraphsKept, coarsest_rounding
 from .unregistered import Unregistered
 
 Run = Callable[[nn.Module], Tensor]
@@ -37,48 +53,6 @@ _BENDING = frozenset(
 )
 """Nodes of the graph of one input, in which no output is linear."""
 
-
-@dataclass(frozen=True)
-class Found:
-    """The readout heads, by name.
-
-    Attributes:
-        later: parameters that act between the heads and the output, nearest to the output first.
-        silent: linear maps that the batch did not call, of which nothing is known.
-        marked: the pass that they were found with.
-        case: the case to begin with: `parameters` where the heads are any modules.
-        left: modules in which the output is linear too and which are no heads, with the reason.
-    """
-
-    heads: list[str]
-    later: list[str]
-    silent: list[str]
-    marked: MarkedPass
-    case: str = "plain"
-    left: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def is_returned(self) -> bool:
-        """Whether the model returns what its one head gave, whatever the head's weights are."""
-        return self.heads == [self.marked.returned]
-
-
-@dataclass(frozen=True)
-class MarkedPass:
-    """What one pass of a model showed in which every call of some modules was marked.
-
-    Attributes:
-        output: of the model, without a graph.
-        renewed: attributes that the pass set; see `Watch`.
-        returned: the module of which the output is what its only call returned, perhaps reshaped;
-            None if there is no such module.
-    """
-
-    output: Tensor
-    renewed: frozenset[str]
-    returned: str | None
-
-
 _ORDERLY = frozenset(
     f"{name}Backward{number}"
     for name in ("View", "UnsafeView", "ReshapeAlias", "Alias", "Squeeze", "Unsqueeze", "Select")
@@ -87,139 +61,400 @@ _ORDERLY = frozenset(
 """Nodes of the graph that leave the order of numbers as it is, where they leave none out."""
 
 
-def find_heads(model: nn.Module, run: Run) -> Found:
+@dataclass(frozen=True)
+class MarkedPass:
+    """What one pass of a model showed in which every call of some modules was marked.
+
+    Attributes:
+        output: Of the model, without a graph.
+        renewed: Attributes that the pass set; see `Watch`.
+        returned: The module of which the output is what its only call returned, perhaps reshaped;
+            None if there is no such module.
+    """
+
+    output: Tensor
+    renewed: frozenset[str]
+    returned: str | None
+
+
+@dataclass(frozen=True)
+class FoundReadout:
+    """The readout heads, by name, and what the search saw beside them.
+
+    Attributes:
+        heads: Names of the modules.
+        later: Parameters that act between the heads and the output, nearest to the output first.
+        silent: Linear maps that the batch did not call, of which nothing is known.
+        marked_pass: The pass that they were found with.
+        case: The case to begin with: `parameters` where the heads are any modules.
+        left_out: Modules in which the output is linear too and which are no heads, with the reason.
+    """
+
+    heads: list[str]
+    later: list[str]
+    silent: list[str]
+    marked_pass: MarkedPass
+    case: str = "plain"
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_returned(self) -> bool:
+        """Whether the model returns what its one head gave, whatever the head's weights are."""
+        return self.heads == [self.marked_pass.returned]
+
+
+def find_heads(model: nn.Module, run: Run) -> FoundReadout:
     """The last linear maps on the way to the output.
 
     Every linear map of a shadow is marked in one forward pass; the autograd graph is then walked
     back from the output, stopping at the first mark on each path. A map that also feeds another
     one found (through attention weights, a skip connection) is not a last one. Other parameters
     that are met on the way may belong to the readout too: see `_completed`.
+
+    Args:
+        model: The user's.
+        run: Calls a model on the first batch.
+
+    Raises:
+        ValueError: No linear map reaches the output, or parameters that the model does not
+            register act after all of them.
     """
     names = list(linear_maps(unwrapped(model)))
     twin = shadow(model)
-    free = [(n, p) for n, p in twin.named_parameters() if p.is_floating_point()]
-    parameters = {id(p.requires_grad_()): name for name, p in free}  # aliases, not the user's
+    parameter_names: dict[int, str] = {}  # by id
+    for name, parameter in twin.named_parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_()  # of the alias, not of the user's parameter
+            parameter_names[id(parameter)] = name
     unregistered = Unregistered(unwrapped(model), twin)
     with unregistered.shown():
-        markers, marks, output, marked = _marked(run, twin, names)
-    found, leaves = _walk([output.grad_fn], marks)
-    unregistered.refuse(leaves.values())
-    later = [parameters[leaf] for leaf in leaves if leaf in parameters]
-    if not found:
-        raise ValueError(_nothing_found(type(model).__name__, names, nearest(model, later)))
-    silent = [name for name, marker in zip(names, markers, strict=True) if not marker.marks]
-    heads = [names[i] for i in _last(found, marks)]
-    whole = Found(heads, later, silent, marked)
-    straight = _walk([output.grad_fn], marks, bending=_BENDING)[1]
-    reached = [leaf for leaf in straight if leaf in parameters]
-    if not reached or not bool(torch.isfinite(output.detach()).all()):
-        return whole
-    # What feeds a head is no readout for reaching the output past it as well. A head's own
-    # parameters feed it, and were reached here by some use beside its call.
-    before = [node for nodes in found.values() for node in nodes]
-    behind = _walk(before, marks, through=True)[1]
-    own = {leaf for leaf in reached if parameters[leaf].rpartition(".")[0] in heads}
-    beside = [parameters[leaf] for leaf in reached if leaf in own or leaf not in behind]
+        marked = _run_marked(run, twin, names)
+    walk = _walk_back([marked.output.grad_fn], marked.module_of_mark)
+    unregistered.refuse(walk.leaves.values())
+    later = [parameter_names[leaf] for leaf in walk.leaves if leaf in parameter_names]
+    if not walk.nodes_before:
+        advice = nearest_parameters(model, later)
+        raise ValueError(_nothing_found(type(model).__name__, names, advice))
+    marked_maps = zip(names, marked.markers, strict=True)
+    readout = FoundReadout(
+        heads=[names[i] for i in _last(walk.nodes_before, marked.module_of_mark)],
+        later=later,
+        silent=[name for name, marker in marked_maps if not marker.marks],
+        marked_pass=marked.summary,
+    )
+    beside = _parameters_beside(marked, walk, parameter_names, readout.heads)
     if not beside:
-        return whole
+        return readout
     with torch.enable_grad():  # for models that differentiate themselves
-        return _completed(model, run, whole, beside, output.numel())
+        return _completed(model, run, readout, beside, marked.output.numel())
 
 
-def named_heads(model: nn.Module, names: list[str], run: Run) -> Found:
+def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
     """The heads that a user means by the names of some modules.
 
     Linear maps are taken as they are. Of other modules all parameters inside are taken, if the
     output is linear in them together; else those of the last modules inside on the way to the
     output, as in a search.
+
+    Args:
+        model: The user's.
+        names: Of modules that own parameters, or hold such modules.
+        run: Calls a model on the first batch.
     """
-    inner = unwrapped(model)
-    heads = list(dict.fromkeys(owner for name in names for owner in owners(inner, name)))
-    if heads != names and not _affine(model, heads, run):
-        _, marks, output, _ = _marked(run, shadow(model), heads)
-        last = _last(_walk([output.grad_fn], marks)[0], marks)
-        heads = [heads[i] for i in last] or heads
+    inner_model = unwrapped(model)
+    owners: list[str] = []
+    for name in names:
+        owners += parameter_owners(inner_model, name)
+    heads = list(dict.fromkeys(owners))
+    if heads != names and not _is_affine_in_modules(model, heads, run):
+        marked = _run_marked(run, shadow(model), heads)
+        walk = _walk_back([marked.output.grad_fn], marked.module_of_mark)
+        last = _last(walk.nodes_before, marked.module_of_mark)
+        if last:
+            heads = [heads[i] for i in last]
     # Recorders stand in for linear maps alone, so nothing else is marked here.
-    linear = set(heads) <= set(linear_maps(inner))
-    markers, _, _, marked = _marked(run, shadow(model), heads if linear else [])
-    called = any(marker.marks for marker in markers)
-    return Found(heads, [], [], marked, case="plain" if called else "parameters")
+    all_linear = set(heads) <= set(linear_maps(inner_model))
+    marked = _run_marked(run, shadow(model), heads if all_linear else [])
+    called = any(marker.marks for marker in marked.markers)
+    case = "plain" if called else "parameters"
+    return FoundReadout(heads, later=[], silent=[], marked_pass=marked.summary, case=case)
 
 
-def _affine(model: nn.Module, modules: list[str], run: Run) -> bool:
+def _is_affine_in_modules(model: nn.Module, modules: list[str], run: Run) -> bool:
     """Whether the output is affine in all parameters of some modules together."""
-    trials = Trials(model, run, [], modules)
-    return trials.affine([name for module in modules for name in trials.own(module)])
+    trials = Trials(model, run, heads=[], modules=modules)
+    parameters: list[str] = []
+    for module in modules:
+        parameters += trials.parameters_of(module)
+    return trials.is_affine(parameters)
+
+
+# --- one marked pass, and the walk through its graph ---------------------------------------------
+
+
+class _Marked(NamedTuple):
+    """A pass of a shadow with a mark at every call of some modules.
+
+    Attributes:
+        markers: Of the modules, in the order of their names.
+        module_of_mark: The number of the module by the id of each mark's leaf.
+        output: With its graph.
+        summary: What is kept of the pass.
+    """
+
+    markers: list[Marker]
+    module_of_mark: dict[int, int]
+    output: Tensor
+    summary: MarkedPass
+
+
+def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
+    """Run a shadow with a mark at every call of some modules.
+
+    Args:
+        run: Calls a model on the first batch.
+        twin: The shadow, whose modules are exchanged for markers.
+        names: Of the modules.
+    """
+    twin, markers = put_recorders(twin, names, Marker)
+    before = Watch(twin, ignored=Marker)
+    with torch.enable_grad():
+        try:
+            # Nothing is kept for a backward pass: it takes no more memory than without gradients.
+            with saved_tensors_hooks(lambda _: None, cast("Any", lambda _: None)):
+                output = run(twin)
+        except Exception:  # a model that differentiates itself: torch takes no None for a tensor
+            for marker in markers:
+                marker.reset(probing=True)
+            output = run(twin)
+    module_of_mark: dict[int, int] = {}
+    for number, marker in enumerate(markers):
+        for mark in marker.marks:
+            module_of_mark[id(mark.leaf)] = number
+    returned = _returned(output, markers)
+    summary = MarkedPass(
+        output=output.detach(),
+        renewed=frozenset(before.renewed(Watch(twin, ignored=Marker))),
+        returned=None if returned is None else names[returned],
+    )
+    return _Marked(markers, module_of_mark, output, summary)
+
+
+def _returned(output: Tensor, markers: list[Marker]) -> int | None:
+    """The number of the module of which the output is what its only call returned.
+
+    The graph tells: from the output back to what was returned there are only nodes that reshape. So
+    it is for any weights, as long as the model takes the same way; every later pass is compared to
+    the bit.
+    """
+    module_of_node: dict[Any, int] = {}
+    for number, marker in enumerate(markers):
+        if len(marker.marks) == 1:
+            module_of_node[marker.marks[0].node] = number
+    node = output.grad_fn
+    while node is not None and node not in module_of_node and node.name() in _ORDERLY:
+        node = node.next_functions[0][0]
+    if node is None or node not in module_of_node:
+        return None
+    number = module_of_node[node]
+    mark = markers[number].marks[0]
+    # A view shares the count of writes: a write without a graph shows in it.
+    if mark.numel != output.numel() or mark.version != output._version:
+        return None
+    return number
+
+
+class _Walk(NamedTuple):
+    """What a walk back through a graph has met.
+
+    Attributes:
+        nodes_before: For each module whose mark was met, by number, the nodes before it.
+        leaves: The other leaves by id, nearest to the output first.
+    """
+
+    nodes_before: dict[int, list[Any]]
+    leaves: dict[int, Tensor]
+
+
+def _walk_back(
+    start: list[Any],
+    module_of_mark: dict[int, int],
+    *,
+    through: bool = False,
+    bending: Collection[str] = (),
+) -> _Walk:
+    """Walk a graph back, breadth first, up to the first mark on each path.
+
+    Args:
+        start: The nodes to begin with.
+        module_of_mark: The number of a module by the id of its mark's leaf.
+        through: Whether to go on behind marks.
+        bending: Names of nodes behind which not to look.
+    """
+    nodes_before: dict[int, list[Any]] = {}
+    leaves: dict[int, Tensor] = {}
+    visited: set[Any] = set()
+    queue = deque(start)
+    while queue:
+        node = queue.popleft()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        children = [child for child, _ in node.next_functions if child is not None]
+        # Only nodes that accumulate the gradient of a leaf have a variable.
+        variables = [getattr(child, "variable", None) for child in children]
+        leaves_here = [variable for variable in variables if variable is not None]
+        modules = [module_of_mark[id(leaf)] for leaf in leaves_here if id(leaf) in module_of_mark]
+        for module in modules:
+            nodes_before.setdefault(module, []).extend(children)
+        if through or not modules:
+            for leaf in leaves_here:
+                leaves.setdefault(id(leaf), leaf)
+            if node.name() not in bending:
+                queue.extend(children)
+    return _Walk(nodes_before, leaves)
+
+
+def _last(nodes_before: dict[int, list[Any]], module_of_mark: dict[int, int]) -> list[int]:
+    """Those of the modules met that feed no other of them."""
+    feeding: set[int] = set()
+    for module, nodes in nodes_before.items():
+        fed_by = _walk_back(nodes, module_of_mark, through=True).nodes_before
+        feeding |= set(fed_by) - {module}
+    return sorted(set(nodes_before) - feeding or nodes_before)
+
+
+def _parameters_beside(
+    marked: _Marked, walk: _Walk, parameter_names: dict[int, str], heads: list[str]
+) -> list[str]:
+    """Names of parameters that reach the output past the heads, through no known nonlinearity.
+
+    What feeds a head is no readout for reaching the output past it as well. A head's own parameters
+    feed it, and count where they are used beside its call.
+
+    Args:
+        marked: The pass of the search.
+        walk: From its output to the first marks.
+        parameter_names: By id.
+        heads: The names of the heads.
+    """
+    straight = _walk_back([marked.output.grad_fn], marked.module_of_mark, bending=_BENDING)
+    reached = [leaf for leaf in straight.leaves if leaf in parameter_names]
+    if not reached or not bool(torch.isfinite(marked.output.detach()).all()):
+        return []
+    before_heads: list[Any] = []
+    for nodes in walk.nodes_before.values():
+        before_heads += nodes
+    feeding = _walk_back(before_heads, marked.module_of_mark, through=True).leaves
+    beside = []
+    for leaf in reached:
+        name = parameter_names[leaf]
+        if _module_of(name) in heads or leaf not in feeding:
+            beside.append(name)
+    return beside
+
+
+def _module_of(parameter: str) -> str:
+    """The name of the module that owns a parameter."""
+    return parameter.rpartition(".")[0]
+
+
+# --- trials: does the output depend linearly on heads and parameters? ----------------------------
 
 
 class Trials:
     """Outputs of a model for large random changes of some heads and of other parameters.
 
     Args:
-        heads: linear maps, each changed as a whole, so that reparametrised ones can be.
-        modules: others, of which each parameter can be changed by itself.
+        model: The user's.
+        run: Calls a model on the first batch.
+        heads: Linear maps, each changed as a whole, so that reparametrised ones can be.
+        modules: Other modules, of which each parameter can be changed by itself.
     """
 
     def __init__(self, model: nn.Module, run: Run, heads: list[str], modules: list[str]) -> None:
-        self._run, self._values = run, dict[tuple[frozenset[str], int, int], Tensor]()
-        twin, holders = record(shadow(model), modules, Holder)
-        held = {id(holder.head): holder for holder in holders}  # one module may have two names
-        self._holders: dict[str, Holder] = {n: held[id(twin.get_submodule(n))] for n in modules}
-        self._model, recorders = record(twin, heads)
+        self._run = run
+        self._outputs: dict[tuple[frozenset[str], int, int], Tensor] = {}
+        twin, parameter_recorders = put_recorders(shadow(model), modules, ParameterRecorder)
+        by_module = {id(recorder.head): recorder for recorder in parameter_recorders}
+        self._parameter_recorders: dict[str, ParameterRecorder] = {
+            name: by_module[id(twin.get_submodule(name))]  # one module may have two names
+            for name in modules
+        }
+        self._model, recorders = put_recorders(twin, heads)
         self._recorders: dict[str, Recorder] = dict(zip(heads, recorders, strict=True))
 
-    def own(self, module: str) -> list[str]:
+    def parameters_of(self, module: str) -> list[str]:
         """Names of the parameters that a module owns itself; a head is changed as a whole."""
         if module in self._recorders:
             return [module]
-        return [f"{module}.{name}" if module else name for name in self._holders[module].own]
-
-    def bent(self, module: str, beside: list[str]) -> dict[str, str]:
-        """Of a module in which the output is not linear: what is left out for that, and why."""
-        place, reparametrised, tensor = module.partition(".parametrizations.")
-        if reparametrised:
-            return {f"{place}.{tensor}": "no parameter before remove_parametrizations"}
-        straight = [name for name in self.own(module) if name in beside]
-        linear = [name for name in straight if self.affine([name])]
-        if linear:
-            return dict.fromkeys(linear, "other parameters of its module do not act linearly")
-        return {module: "not linear"}
+        names = self._parameter_recorders[module].module_parameters
+        return [f"{module}.{name}" if module else name for name in names]
 
     def size(self, name: str) -> int:
         """How many numbers a head or a module holds."""
         if name in self._recorders:
             return head_weights(self._recorders[name].head).numel()
-        return sum(parameter.numel() for parameter in self._holders[name].own.values())
+        parameters = self._parameter_recorders[name].module_parameters.values()
+        return sum(parameter.numel() for parameter in parameters)
+
+    def nonlinear_parts(self, module: str, beside: list[str]) -> dict[str, str]:
+        """Of a module in which the output is not linear: what is left out for that, and why.
+
+        Args:
+            module: Its name.
+            beside: Parameters that reach the output past the heads.
+        """
+        place, reparametrised, tensor = module.partition(".parametrizations.")
+        if reparametrised:
+            return {f"{place}.{tensor}": "no parameter before remove_parametrizations"}
+        linear = []
+        for name in self.parameters_of(module):
+            if name in beside and self.is_affine([name]):
+                linear.append(name)
+        if linear:
+            return dict.fromkeys(linear, "other parameters of its module do not act linearly")
+        return {module: "not linear"}
 
     def obstacle(self, names: list[str], outputs: int) -> str:
-        """Why heads and modules cannot be taken by their parameters unasked; empty if they can."""
+        """Why heads and modules cannot be taken by their parameters unasked; empty if they can.
+
+        Args:
+            names: Of heads and modules; the message speaks of the last.
+            outputs: How many numbers the model gives for the batch.
+        """
         heads = [self._recorders[name].head for name in names if name in self._recorders]
         if any("weight" not in own_parameters(head) for head in heads):
             return "the layer beside it has a weight that is no parameter"
-        width = sum(map(self.size, names))
+        width = sum(self.size(name) for name in names)
         if 8 * max(outputs * width, width**2) > LARGEST_UNASKED:
             return f"{self.size(names[-1]):,} parameters, too many to take them unasked"
         return ""
 
-    def affine(self, names: Sequence[str]) -> bool:
+    def is_affine(self, names: Sequence[str]) -> bool:
         """Whether y(w + 2 d) - 2 y(w + d) + y(w) = 0 for changes d of heads or parameters."""
         for seed in (1, 2):
-            first, second, third = (self._value(names, steps, seed) for steps in (0, 1, 2))
-            size = max(_largest(third - first), _largest(second - first))
-            rounding = 16 * self._rounding * max(map(_largest, (first, second, third)))
-            if not _largest(third - 2 * second + first) <= self._tolerance * size + rounding:
+            none = self._output(names, 0, seed)
+            single = self._output(names, 1, seed)
+            double = self._output(names, 2, seed)
+            curvature = _largest(double - 2 * single + none)
+            size = max(_largest(double - none), _largest(single - none))
+            rounding = self._rounding_of(none, single, double)
+            if not curvature <= self._tolerance * size + rounding:  # also of NaN
                 return False
         return True
 
-    def apart(self, some: Sequence[str], others: Sequence[str]) -> bool:
+    def act_apart(self, names: Sequence[str], other_names: Sequence[str]) -> bool:
         """Whether two changes act on the output without a product of both: they add up."""
         for seed in (1, 2):
-            first = self._value((), 0, seed)
-            one, other = self._value(some, 1, seed), self._value(others, 1, seed)
-            both = self._value((*some, *others), 1, seed)
-            size = min(_largest(one - first), _largest(other - first))
-            rounding = 16 * self._rounding * max(map(_largest, (first, one, other, both)))
-            if not _largest(both - one - other + first) <= self._tolerance * size + rounding:
+            none = self._output((), 0, seed)
+            first = self._output(names, 1, seed)
+            second = self._output(other_names, 1, seed)
+            both = self._output((*names, *other_names), 1, seed)
+            product = _largest(both - first - second + none)
+            size = min(_largest(first - none), _largest(second - none))
+            rounding = self._rounding_of(none, first, second, both)
+            if not product <= self._tolerance * size + rounding:  # also of NaN
                 return False
         return True
 
@@ -229,107 +464,72 @@ class Trials:
         Not so if it scales or shifts: then an output depends on one of the module's numbers, or on
         one of the outputs that a head gives for a row.
         """
-        holder = self._holders[module]
+        parameter_recorder = self._parameter_recorders[module]
         for recorder in self._recorders.values():
             recorder.reset(probing=True)
-        holder.reset(probing=True)
+        parameter_recorder.reset(probing=True)
         with torch.enable_grad(), GraphsKept():
             values = self._run(self._model).flatten()
-        leaves = holder.calls[0].leaves
+        leaves = parameter_recorder.calls[0].leaves
         calls = [call for recorder in self._recorders.values() for call in recorder.calls]
         probes = [call.probe for call in calls if call.probe is not None]
-        weighing = mixing = False
+        several_numbers = False  # of the module act on one output
+        several_outputs = False  # of one row of a head act on one output
         for value in values[:: max(1, len(values) // 8)][:8]:
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 value, [*leaves, *probes], retain_graph=True, materialize_grads=True
             )
-            weighing |= any(int(part.count_nonzero()) > 1 for part in found[: len(leaves)])
-            for call, part in zip(calls, found[len(leaves) :], strict=True):
-                mixing |= bool((as_rows(call.head, part).count_nonzero(1) > 1).any())
-        return weighing and mixing
+            for gradient in gradients[: len(leaves)]:
+                several_numbers |= int(gradient.count_nonzero()) > 1
+            for call, gradient in zip(calls, gradients[len(leaves) :], strict=True):
+                acting = as_rows(call.head, gradient).count_nonzero(1)
+                several_outputs |= bool((acting > 1).any())
+        return several_numbers and several_outputs
 
-    def _value(self, names: Sequence[str], steps: int, seed: int) -> Tensor:
-        """The output, in float64, some steps along a change of some names."""
-        key = (frozenset(names), steps, seed) if names and steps else (frozenset(), 0, 0)
-        if key not in self._values:
-            for i, (name, recorder) in enumerate(self._recorders.items()):
-                change = None
-                recorder.reset()  # to its own weights, by which changes are measured
-                if name in names:
-                    own = head_weights(recorder.head)
-                    change = large_change(own, 1000 * seed + i) * steps
-                recorder.reset(change=change)
-            for i, (module, holder) in enumerate(self._holders.items()):
-                parts = []
-                for name, parameter in zip(self.own(module), holder.own.values(), strict=True):
-                    own = parameter.detach().flatten()
-                    change = large_change(own, 2000 * seed + i) * steps
-                    parts.append(change if name in names else torch.zeros_like(change))
-                holder.reset(change=torch.cat(parts))
+    def _output(self, names: Sequence[str], steps: int, seed: int) -> Tensor:
+        """The output, in float64, some steps along a random change of heads and parameters.
+
+        Args:
+            names: Of the heads and parameters that are changed.
+            steps: How often the change is added.
+            seed: Of the change.
+        """
+        key = (frozenset[str](), 0, 0)
+        if names and steps:
+            key = (frozenset(names), steps, seed)
+        if key not in self._outputs:
+            self._change_heads(names, steps, seed)
+            self._change_parameters(names, steps, seed)
             output = self._run(self._model).detach()
-            self._rounding, self._tolerance = coarsest([output]), tolerance(coarsest([output]))
-            self._values[key] = output.double()
-        return self._values[key]
+            self._rounding = coarsest_rounding([output])
+            self._tolerance = tolerance(self._rounding)
+            self._outputs[key] = output.double()
+        return self._outputs[key]
+
+    def _change_heads(self, names: Sequence[str], steps: int, seed: int) -> None:
+        for i, (name, recorder) in enumerate(self._recorders.items()):
+            recorder.reset()  # to its own weights, by which changes are measured
+            change = None
+            if name in names:
+                change = large_change(head_weights(recorder.head), 1000 * seed + i) * steps
+            recorder.reset(change=change)
+
+    def _change_parameters(self, names: Sequence[str], steps: int, seed: int) -> None:
+        for i, (module, recorder) in enumerate(self._parameter_recorders.items()):
+            changes = []
+            parameters = recorder.module_parameters.values()
+            for name, parameter in zip(self.parameters_of(module), parameters, strict=True):
+                change = large_change(parameter.detach().flatten(), 2000 * seed + i) * steps
+                changes.append(change if name in names else torch.zeros_like(change))
+            recorder.reset(change=torch.cat(changes))
+
+    def _rounding_of(self, *outputs: Tensor) -> float:
+        """What rounding may bring into a sum of outputs."""
+        return 16 * self._rounding * max(_largest(output) for output in outputs)
 
 
 def _largest(values: Tensor) -> float:
     return float(values.abs().max())
-
-
-def _completed(model: nn.Module, run: Run, found: Found, beside: list[str], outputs: int) -> Found:
-    """The readout with modules that are no linear maps and that the output is linear in too.
-
-    A module that adds to what the heads give (an embedding, a wide convolution, a graph
-    convolution beside a linear skip) joins them. One that weighs the outputs of a head against one
-    another (a raw weight after a linear bottleneck) is the readout instead of that head. One that
-    only scales or shifts them, or is too large, is left out, and `left` says so.
-
-    Args:
-        model: the user's.
-        run: calls it on the first batch.
-        found: the heads.
-        beside: parameters that reach the output past the heads, through no known nonlinearity.
-        outputs: how many numbers the model gives for the batch.
-    """
-    owning = dict.fromkeys(name.rpartition(".")[0] for name in beside)
-    modules = [name for name in owning if name not in found.heads and not scripted(model, name)]
-    trials = Trials(model, run, found.heads, modules)
-    heads = [head for head in found.heads if trials.affine([head])]
-    outside = set(found.heads) & set(owning)  # used by more than a call of the layer
-    if not heads or not trials.affine(heads):
-        if not outside:
-            return found  # the tap owns up to it
-        later = [name for name in found.later if name.rpartition(".")[0] not in outside]
-        return replace(found, later=later, case="parameters")
-    joining, after, left = list[str](), list[str](), dict[str, str]()
-    for module in modules:
-        own, joined = trials.own(module), [*heads, *joining]
-        reason = trials.obstacle([*joined, module], outputs)
-        if not trials.affine(own):
-            left |= trials.bent(module, beside)
-        elif trials.apart(own, [name for each in joined for name in trials.own(each)]):
-            if reason:
-                left[module] = reason
-            else:
-                joining.append(module)
-        elif not trials.mixes(module):
-            left[module] = f"{trials.size(module):,} parameters that scale or shift"
-        elif reason := trials.obstacle([module], outputs):
-            left[module] = reason
-        elif all(trials.apart(own, trials.own(each)) for each in after):
-            after.append(module)
-    others = [*joining, *after]
-    for head in set(found.heads) - set(heads):
-        if all(trials.apart([head], trials.own(module)) for module in others):
-            return found  # no module comes after it
-    for module in after:  # what is multiplied by a later weight is not the last layer
-        heads = [head for head in heads if trials.apart([head], trials.own(module))]
-        joining = [each for each in joining if trials.apart(trials.own(each), trials.own(module))]
-    others = [*joining, *after]
-    if not others and not outside:
-        return replace(found, left=left)
-    later = [name for name in found.later if name.rpartition(".")[0] not in {*others, *outside}]
-    return replace(found, heads=[*heads, *others], later=later, case="parameters", left=left)
 
 
 def large_change(weights: Tensor, seed: int) -> Tensor:
@@ -341,58 +541,125 @@ def large_change(weights: Tensor, seed: int) -> Tensor:
 
 
 def tolerance(rounding: float) -> float:
-    """Of a change of the output, relative to it, that is called linear at some rounding."""
+    """The deviation from a linear change of the output, relative to it, that counts as none."""
     return min(0.1, 100 * math.pow(rounding, 0.75))
 
 
-def _marked(
-    run: Run, model: nn.Module, names: list[str]
-) -> tuple[list[Marker], dict[int, int], Tensor, MarkedPass]:
-    """One pass of a shadow with a mark at every call of some modules.
+def _completed(
+    model: nn.Module, run: Run, readout: FoundReadout, beside: list[str], outputs: int
+) -> FoundReadout:
+    """The readout with modules that are no linear maps and that the output is linear in too.
 
-    Returns:
-        The modules' markers, their numbers by the ids of their marks, the output with its graph,
-        and what is kept of the pass.
+    A module that adds to what the heads give (an embedding, a wide convolution, a graph
+    convolution beside a linear skip) joins them. One that weighs the outputs of a head against one
+    another (a raw weight after a linear bottleneck) is the readout instead of that head. One that
+    only scales or shifts them, or is too large, is left out, and `left_out` says so.
+
+    Args:
+        model: The user's.
+        run: Calls it on the first batch.
+        readout: The heads.
+        beside: Parameters that reach the output past the heads, through no known nonlinearity.
+        outputs: How many numbers the model gives for the batch.
     """
-    model, markers = record(model, names, Marker)
-    before = Watch(model, passing=Marker)
-    with torch.enable_grad():
-        try:  # with nothing kept for a backward pass, so no more memory than without gradients
-            with saved_tensors_hooks(lambda _: None, cast("Any", lambda _: None)):
-                output = run(model)
-        except Exception:  # a model that differentiates itself: torch takes no None for a tensor
-            for marker in markers:
-                marker.reset(probing=True)
-            output = run(model)
-    marks = {id(mark.leaf): i for i, marker in enumerate(markers) for mark in marker.marks}
-    renewed = frozenset(before.renewed(Watch(model, passing=Marker)))
-    returned = _returned(output, markers)
-    name = None if returned is None else names[returned]
-    return markers, marks, output, MarkedPass(output.detach(), renewed, name)
+    owning_modules = list(dict.fromkeys(_module_of(name) for name in beside))
+    modules = [
+        name
+        for name in owning_modules
+        if name not in readout.heads and not is_scripted(model, name)
+    ]
+    trials = Trials(model, run, readout.heads, modules)
+    # Heads whose parameters are used by more than a call of the layer.
+    used_elsewhere = set(readout.heads) & set(owning_modules)
+    heads = [head for head in readout.heads if trials.is_affine([head])]
+    if not heads or not trials.is_affine(heads):
+        if not used_elsewhere:
+            return readout  # the tap says that the output is not linear
+        return replace(readout, later=_not_of(readout.later, used_elsewhere), case="parameters")
+
+    sorted_modules = _sorted_modules(trials, modules, heads, beside, outputs)
+    joining, after = sorted_modules.joining, sorted_modules.after
+    for head in set(readout.heads) - set(heads):
+        others = [*joining, *after]
+        if all(trials.act_apart([head], trials.parameters_of(module)) for module in others):
+            return readout  # no module comes after it
+    # What is multiplied by a later weight is not the last layer.
+    for module in after:
+        weights = trials.parameters_of(module)
+        heads = [head for head in heads if trials.act_apart([head], weights)]
+        joining = [
+            name for name in joining if trials.act_apart(trials.parameters_of(name), weights)
+        ]
+    others = [*joining, *after]
+    left_out = sorted_modules.left_out
+    if not others and not used_elsewhere:
+        return replace(readout, left_out=left_out)
+    return replace(
+        readout,
+        heads=[*heads, *others],
+        later=_not_of(readout.later, {*others, *used_elsewhere}),
+        case="parameters",
+        left_out=left_out,
+    )
 
 
-def _returned(output: Tensor, markers: list[Marker]) -> int | None:
-    """The number of the module of which the output is what its only call returned.
+class _SortedModules(NamedTuple):
+    """Modules beside the heads, by what they have to do with the readout.
 
-    The graph tells: from the output back to what was returned there are but nodes that reshape. So
-    it is for any weights, as long as the model takes the same way; every later pass is compared to
-    the bit.
+    Attributes:
+        joining: Those that add to what the heads give.
+        after: Those that weigh the outputs of heads, as a readout of their own.
+        left_out: All others, with the reason.
     """
-    only = [marker.marks[0] if len(marker.marks) == 1 else None for marker in markers]
-    numbers = {mark.node: i for i, mark in enumerate(only) if mark is not None}
-    node = output.grad_fn
-    while node is not None and node not in numbers and node.name() in _ORDERLY:
-        node = node.next_functions[0][0]
-    if node is None or node not in numbers:
-        return None
-    mark = only[numbers[node]]
-    # A view shares the count of writes: a write without a graph shows in it.
-    if mark is None or (mark.numel, mark.version) != (output.numel(), output._version):
-        return None
-    return numbers[node]
+
+    joining: list[str]
+    after: list[str]
+    left_out: dict[str, str]
 
 
-def _nothing_found(model: str, maps: list[str], others: str) -> str:
+def _sorted_modules(
+    trials: Trials, modules: list[str], heads: list[str], beside: list[str], outputs: int
+) -> _SortedModules:
+    """Sort modules that are no linear maps by trials; the arguments are those of `_completed`."""
+    joining: list[str] = []
+    after: list[str] = []
+    left_out: dict[str, str] = {}
+    for module in modules:
+        parameters = trials.parameters_of(module)
+        readout_modules = [*heads, *joining]
+        if not trials.is_affine(parameters):
+            left_out |= trials.nonlinear_parts(module, beside)
+            continue
+        readout_parameters: list[str] = []
+        for name in readout_modules:
+            readout_parameters += trials.parameters_of(name)
+        if trials.act_apart(parameters, readout_parameters):
+            obstacle = trials.obstacle([*readout_modules, module], outputs)
+            if obstacle:
+                left_out[module] = obstacle
+            else:
+                joining.append(module)
+            continue
+        if not trials.mixes(module):
+            left_out[module] = f"{trials.size(module):,} parameters that scale or shift"
+            continue
+        obstacle = trials.obstacle([module], outputs)
+        if obstacle:
+            left_out[module] = obstacle
+        elif all(trials.act_apart(parameters, trials.parameters_of(name)) for name in after):
+            after.append(module)
+    return _SortedModules(joining, after, left_out)
+
+
+def _not_of(parameters: list[str], modules: Collection[str]) -> list[str]:
+    """The parameters that none of the modules owns."""
+    return [name for name in parameters if _module_of(name) not in modules]
+
+
+# --- what messages say ---------------------------------------------------------------------------
+
+
+def _nothing_found(model: str, maps: list[str], advice: str) -> str:
     if not maps:
         reason = f"{model} has no linear map (nn.Linear or 1x1 convolution) to take features from."
     else:
@@ -401,107 +668,68 @@ def _nothing_found(model: str, maps: list[str], others: str) -> str:
             "pass use torch.no_grad, detach, .data or NumPy, or end in something other than a "
             "linear layer?"
         )
-    return f"{reason} {others}Pass features=callable(model, *inputs) -> (N, D)."
+    return f"{reason} {advice}Pass features=callable(model, *inputs) -> (N, D)."
 
 
-def left_out(found: Found) -> str:
+def left_out_notice(readout: FoundReadout) -> str:
     """What was left out of the readout though the output is linear in it, and what that means."""
-    parts = ", ".join(f"{_shown(name)} ({reason})" for name, reason in found.left.items())
+    heads = ", ".join(_shown(name) for name in readout.heads)
+    modules = ", ".join(f"{_shown(name)} ({reason})" for name, reason in readout.left_out.items())
     return (
-        f"Parameters that reach the output past {', '.join(map(_shown, found.heads))} are left out "
-        f"of the readout: {parts}. The error bars are those of the former alone. Name all that "
+        f"Parameters that reach the output past {heads} are left out "
+        f"of the readout: {modules}. The error bars are those of the former alone. Name all that "
         "belongs to the readout, layer=[..., ...], or pass features=."
     )
 
 
-def nearest(model: nn.Module, parameters: list[str], heads: Sequence[str] = ()) -> str:
-    """The line that takes the derivative by the parameters nearest to the output, given these.
+def nearest_parameters(model: nn.Module, parameters: list[str], heads: Sequence[str] = ()) -> str:
+    """The line of code that takes the derivative by the parameters nearest to the output.
 
     Args:
-        model: the user's.
-        parameters: names of those that act on the output, nearest first.
-        heads: linear maps before them, to fall back upon where the parameters are a few numbers.
+        model: The user's.
+        parameters: Names of those that act on the output, nearest first.
+        heads: Linear maps before them, to fall back upon where the parameters are a few numbers.
     """
     if not parameters:
         return ""
-    inner = unwrapped(model)
-    owning = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
-    open_ones = [name for name in owning if not scripted(model, name)]
-    if not open_ones:
+    inner_model = unwrapped(model)
+    owning_modules = dict.fromkeys(_module_of(name) for name in parameters)
+    open_modules = [name for name in owning_modules if not is_scripted(model, name)]
+    if not open_modules:
         return "The nearest are in TorchScript, which cannot be looked into. "
-    weighing = [name for name in open_ones if _weighs(inner.get_submodule(name))]
-    names = (weighing or list(heads) or open_ones)[:3]
+    weighing = [name for name in open_modules if _has_weights(inner_model.get_submodule(name))]
+    names = (weighing or list(heads) or open_modules)[:3]
     around = commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
-    around = names[0] if not around or scripted(model, around) else around
-    held = ", ".join(f"{_shown(name)} ({_size(inner.get_submodule(name)):,})" for name in names)
+    if not around or is_scripted(model, around):
+        around = names[0]
+    sizes = []
+    for name in names:
+        parameters_of_module = own_parameters(inner_model.get_submodule(name)).values()
+        size = sum(parameter.numel() for parameter in parameters_of_module)
+        sizes.append(f"{_shown(name)} ({size:,})")
     return (
-        f"The layers nearest to the output, with their numbers of parameters: {held}; "
+        f"The layers nearest to the output, with their numbers of parameters: {', '.join(sizes)}; "
         f'layer="{around}" takes the derivative by them. '
     )
 
 
-def _weighs(module: nn.Module) -> bool:
+def _has_weights(module: nn.Module) -> bool:
     """Whether a module has weights, more than numbers that scale, shift or bend."""
     if isinstance(module, (nn.PReLU, nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)):
         return False
     return any(parameter.numel() > 1 for parameter in own_parameters(module).values())
 
 
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in own_parameters(module).values())
-
-
 def _shown(name: str) -> str:
     return repr(name) if name else "the model itself"
 
 
-def scripted(model: nn.Module, name: str) -> bool:
+def is_scripted(model: nn.Module, name: str) -> bool:
     """Whether a module has parameters inside TorchScript, which cannot be looked into."""
-    inner = unwrapped(model)
-    return any(
-        isinstance(inner.get_submodule(path.rpartition(".")[0]), torch.jit.ScriptModule)
-        for path, module in inner.get_submodule(name).named_modules(prefix=name)
-        if list(module.parameters(recurse=False))
-    )
-
-
-def _last(found: dict[int, list[Any]], marks: dict[int, int]) -> list[int]:
-    """Those of the heads found that feed no other of them."""
-    feeding: set[int] = set()
-    for i, before in found.items():
-        feeding |= set(_walk(before, marks, through=True)[0]) - {i}
-    return sorted(set(found) - feeding or found)
-
-
-def _walk(
-    start: list[Any],
-    marks: dict[int, int],
-    *,
-    through: bool = False,
-    bending: Collection[str] = (),
-) -> tuple[dict[int, list[Any]], dict[int, Tensor]]:
-    """For each head met on the way back the nodes before it; other leaves by id, nearest first.
-
-    The number of a head stands in `marks` by its leaf's id; `through` goes on behind a mark. What
-    lies behind nodes of the names in `bending` is not looked at.
-    """
-    found: dict[int, list[Any]] = {}
-    leaves: dict[int, Tensor] = {}
-    seen: set[Any] = set()
-    queue = deque(start)
-    while queue:
-        node = queue.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        children = [child for child, _ in node.next_functions if child is not None]
-        variables = [v for c in children if (v := getattr(c, "variable", None)) is not None]
-        met = [marks[id(v)] for v in variables if id(v) in marks]
-        for head in met:
-            found.setdefault(head, []).extend(children)
-        if through or not met:
-            for variable in variables:
-                leaves.setdefault(id(variable), variable)
-            if node.name() not in bending:
-                queue.extend(children)
-    return found, leaves
+    inner_model = unwrapped(model)
+    for path, module in inner_model.get_submodule(name).named_modules(prefix=name):
+        if list(module.parameters(recurse=False)):
+            parent = inner_model.get_submodule(path.rpartition(".")[0])
+            if isinstance(parent, torch.jit.ScriptModule):
+                return True
+    return False

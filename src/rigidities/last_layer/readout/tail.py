@@ -1,21 +1,24 @@
-r"""What follows the heads, seen from the output: each head row's gain and owner.
+r"""What follows the heads, seen from the output: which output each head row acts on, and how much.
 
-The output depends on the heads' outputs $o_r$ through some tail (scaling, gathering, sums over
-atoms or time steps, mixing). A backward pass through the tail alone, $v \mapsto J^\top v$, tells
+The *tail* is whatever the model does between the heads' outputs $o_r$ and its own output: scaling,
+gathering, sums over atoms or time steps, mixing. A backward pass through the tail alone,
+$v \mapsto J^\top v$ (`pullback`), tells one of two things:
 
-* its *gain and owner*, when every head row acts on one output row and each target on itself:
-  $y_{mk} = \sum_{r \in m} g_{rk}\, o_{rk} + \ldots$, so that $\partial y_{mk} / \partial w_k =
-  \sum_{r \in m} g_{rk} h_r$, three cheap passes whatever the number of rows;
-* the *Jacobian* of each sample otherwise, one pass per output of a sample.
+* `row_gains`: each head row acts on one output row and each target on itself,
+  $y_{mk} = \sum_{r \in m} g_{rk}\, o_{rk} + \ldots$. Then
+  $\partial y_{mk} / \partial w_k = \sum_{r \in m} g_{rk} h_r$, and three cheap backward passes
+  give the gains $g_{rk}$ and the owner $m$ of each row, whatever the number of rows;
+* `sample_owners`: otherwise, the sample that each head row belongs to. The *Jacobian* of each
+  sample then takes one backward pass per output of a sample.
 
-The trunk is never differentiated.
+The trunk, what comes before the heads, is never differentiated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,34 +28,56 @@ from ...models.directional import normal_like
 from .heads import Call, as_rows
 
 Pull = Callable[[Tensor], list[Tensor]]
-View = tuple[torch.Size, int, Tensor | None]
+"""v, shaped like the outputs -> $J^T v$ for each recorded call, as rows (R, K_head)."""
+
+
+class OutputView(NamedTuple):
+    """How to see a model's output as rows (M, K) of targets; see `Reading`.
+
+    Attributes:
+        inner: The shape in which to view the output.
+        axis: The dimension of the targets in it, counted from the end.
+        order: Where given, the order in which to put a sample's outputs before that.
+    """
+
+    inner: torch.Size
+    axis: int
+    order: Tensor | None
 
 
 @dataclass(frozen=True)
-class Gain:
-    """Of one call of a head: the output row that owns each head row, and its gain per target.
+class RowGains:
+    """How the rows of one call of a head act on the output.
 
     Attributes:
-        view: the shape in which to see the output, the dimension of its targets and their order;
-            see `Reading`.
+        owners: (R,), the output row that each head row acts on.
+        gains: (R, K), the derivative of that output by the head's; (R, 1) where it is the same for
+            all targets.
+        view: How the output is seen as rows.
     """
 
-    owner: Tensor
-    gain: Tensor
-    view: View = (torch.Size(), -1, None)
+    owners: Tensor
+    gains: Tensor
+    view: OutputView
 
 
 def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull:
-    """v (like outputs) -> $J^T v$ for each probed call, as rows (R, K_head).
+    """The backward pass through the tail as a function.
 
-    With `graph` the result is differentiable by the model's inputs.
+    Args:
+        outputs: Of the model, with the graph of a probed pass.
+        calls: The recorded calls of that pass.
+        graph: Whether the result is to be differentiable by the model's inputs.
     """
     probes = [call.probe for call in calls if call.probe is not None]
 
     def pull(v: Tensor) -> list[Tensor]:
-        kept = {"retain_graph": True, "create_graph": graph, "materialize_grads": True}
-        gradients = torch.autograd.grad(outputs, probes, v, **kept)
-        return [as_rows(call.head, g) for call, g in zip(calls, gradients, strict=True)]
+        gradients = torch.autograd.grad(
+            outputs, probes, v, retain_graph=True, create_graph=graph, materialize_grads=True
+        )
+        return [
+            as_rows(call.head, gradient) for call, gradient in zip(calls, gradients, strict=True)
+        ]
 
     return pull
 
@@ -63,42 +88,63 @@ class GraphsKept(TorchFunctionMode):
     Other threads are not concerned, and nothing of torch is replaced.
 
     Attributes:
-        met: whether some model did.
+        differentiated: Whether a model has differentiated inside this context.
     """
 
-    met = False
+    differentiated = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):
-            self.met, kwargs = True, {**kwargs, "retain_graph": True}
+            self.differentiated = True
+            kwargs = {**kwargs, "retain_graph": True}
         return func(*args, **kwargs)
 
 
-def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
-    """Gain and owner of each call's rows for outputs (M, K); None if the tail has no such form."""
+def row_gains(outputs: Tensor, pull: Pull, view: OutputView) -> list[RowGains] | None:
+    """Gains and owners of each call's rows; None if the tail has no such form.
+
+    Args:
+        outputs: (M, K), with the graph: the model's in some view.
+        pull: Their `pullback`.
+        view: How the model's output is seen as rows.
+    """
     ones = torch.ones_like(outputs)
-    base = pull(ones)
-    if any(gain.shape[1] != outputs.shape[1] for gain in base):
+    gains_by_call = pull(ones)  # (R, K_head): the sum over all outputs that a head's output acts on
+    if any(gains.shape[1] != outputs.shape[1] for gains in gains_by_call):
         return None
-    found = _owners(pull, ones, base, normal_like(outputs), by_target=True)
-    return None if found is None else list(map(Gain, found, base))
+    owners_by_call = _owners(pull, ones, gains_by_call, normal_like(outputs), by_target=True)
+    if owners_by_call is None:
+        return None
+    pairs = zip(owners_by_call, gains_by_call, strict=True)
+    return [RowGains(owners, gains, view) for owners, gains in pairs]
 
 
 def target_order(outputs: Tensor, pull: Pull, size: int) -> Tensor | None:
     """The order of a sample's outputs in which each head row's targets stand as in the head.
 
-    For one call and flattened outputs, `size` of each sample. Only `gains` tells whether the tail
-    has that form; None where some output's place does not show.
+    Only `row_gains` tells afterwards whether the tail has that form.
+
+    Args:
+        outputs: Flattened, (N * size,).
+        pull: Their `pullback`, of a single call.
+        size: The number of outputs of each sample.
+
+    Returns:
+        The order (size,), or None where the place of some output does not show.
     """
-    (gain,) = pull(torch.ones_like(outputs))
-    flat = [gain.reshape(-1, 1)]
-    (owner,) = owners_by_digits(lambda code: [pull(code)[0].reshape(-1, 1)], outputs, flat)
-    places = (owner % size).reshape(gain.shape)[(gain != 0).all(1)]
-    targets = torch.arange(gain.shape[1], device=owner.device)
-    keys = torch.full((size,), -1, device=owner.device)
-    keys[places] = places[:, :1] * len(targets) + targets  # the first target's place names a row
-    return keys.argsort() if bool((keys >= 0).all()) else None
+    (gains,) = pull(torch.ones_like(outputs))  # (R, K)
+    flat_gains = [gains.reshape(-1, 1)]
+    (owners,) = owners_by_digits(lambda code: [pull(code)[0].reshape(-1, 1)], outputs, flat_gains)
+    acting_rows = (gains != 0).all(1)
+    places = (owners % size).reshape(gains.shape)[acting_rows]  # (R', K), within a sample
+    targets = torch.arange(gains.shape[1], device=owners.device)
+    # Outputs are sorted by head row, which the place of its first target names, then by target.
+    keys = torch.full((size,), -1, device=owners.device)
+    keys[places] = places[:, :1] * len(targets) + targets
+    if bool((keys >= 0).all()):
+        return keys.argsort()
+    return None
 
 
 def sample_owners(outputs: Tensor, pull: Pull) -> list[Tensor] | None:
@@ -111,18 +157,32 @@ def sample_owners(outputs: Tensor, pull: Pull) -> list[Tensor] | None:
 def _owners(
     pull: Pull, mixture: Tensor, base: list[Tensor], probe: Tensor, *, by_target: bool
 ) -> list[Tensor] | None:
-    """Owners by the derivatives of a mixture of the outputs, if those of a probe agree."""
-    found = owners_by_digits(lambda code: pull(mixture * code[:, None]), mixture, base)
-    for gain, owner, pulled in zip(base, found, pull(probe * mixture), strict=True):
-        expected, rounding = gain * probe[owner], 64 * coarsest([pulled, mixture])
-        off, size = (pulled - expected).abs(), expected.abs()
-        if not off.numel():
+    """Owners by the derivatives of a mixture of the outputs, confirmed by a random probe.
+
+    Args:
+        pull: The backward pass.
+        mixture: (M, K), the weight of each output in a sum.
+        base: The derivatives of that sum, (R, K_head) for each call.
+        probe: (M, K or 1), random factors of the weights.
+        by_target: Whether derivatives are compared target by target. Beside a target in large
+            units a mixing of the others would not show.
+
+    Returns:
+        (R,) for each call, or None where the derivatives with the factors are not those of the
+        owners: some row acts on several outputs.
+    """
+    owners_by_call = owners_by_digits(lambda code: pull(mixture * code[:, None]), mixture, base)
+    probed = pull(probe * mixture)
+    for gains, owners, actual in zip(base, owners_by_call, probed, strict=True):
+        expected = gains * probe[owners]
+        difference = (actual - expected).abs()
+        if not difference.numel():
             continue
-        # By targets, since beside one in large units a mixing of the others would not show.
-        size = size.amax(0) if by_target else size.max()
-        if not bool((off <= rounding * size.clamp(min=1e-30)).all()):
+        size = expected.abs().amax(0) if by_target else expected.abs().max()
+        rounding = 64 * coarsest_rounding([actual, mixture])
+        if not bool((difference <= rounding * size.clamp(min=1e-30)).all()):
             return None
-    return found
+    return owners_by_call
 
 
 def owners_by_digits(
@@ -130,25 +190,40 @@ def owners_by_digits(
 ) -> list[Tensor]:
     """The number of the output that each row acts on, where it acts on one.
 
-    Outputs are numbered in digits small enough to survive the coarsest dtype on the way: a row's
-    derivative of the numbered sum over its derivative of the plain sum is its output's number.
-    `pull` gives the derivatives (R, C) of a sum of the N outputs with given weights (N,), for one
-    table of rows after the other; `base` are those for weights of one.
+    Outputs are numbered, and each is weighed by its number: a row's derivative of the weighed sum
+    over its derivative of the plain sum is the number of its output. The numbers are split into
+    digits small enough to survive the coarsest dtype on the way.
+
+    Args:
+        pull: Gives the derivatives (R, C) of a sum of the N outputs with given weights (N,), for
+            one table of rows after the other.
+        outputs: Of which the number, dtype and device count.
+        base: The derivatives for weights of one.
+
+    Returns:
+        (R,) for each table.
     """
-    count, digit = len(outputs), int(coarsest([outputs, *base]) ** -0.5)
+    count = len(outputs)
+    base_of_digits = int(coarsest_rounding([outputs, *base]) ** -0.5)
     numbers = torch.arange(count, device=outputs.device)
-    owners = [torch.zeros(len(table), dtype=torch.long, device=table.device) for table in base]
-    largest = [table.abs().argmax(1, keepdim=True) for table in base]
+    owners_by_table = [
+        torch.zeros(len(table), dtype=torch.long, device=table.device) for table in base
+    ]
+    # Ratios are taken in the column of each row where the plain derivative is largest.
+    largest_columns = [table.abs().argmax(1, keepdim=True) for table in base]
     place = 1
     while place < count:
-        coded = pull((numbers // place % digit).to(outputs.dtype))
-        for owner, one, plain, column in zip(owners, coded, base, largest, strict=True):
-            ratio = (one.gather(1, column) / plain.gather(1, column))[:, 0]
-            owner += ratio.nan_to_num(0, 0, 0).round().long().clamp(0, digit) * place
-        place *= digit
-    return [owner.clamp(max=count - 1) for owner in owners]
+        digits = numbers // place % base_of_digits
+        coded_tables = pull(digits.to(outputs.dtype))
+        tables = zip(owners_by_table, coded_tables, base, largest_columns, strict=True)
+        for owners, coded, plain, column in tables:
+            ratio = (coded.gather(1, column) / plain.gather(1, column))[:, 0]
+            digit = ratio.nan_to_num(0, 0, 0).round().long().clamp(0, base_of_digits)
+            owners += digit * place
+        place *= base_of_digits
+    return [owners.clamp(max=count - 1) for owners in owners_by_table]
 
 
-def coarsest(tensors: Iterable[Tensor]) -> float:
-    """The largest rounding among the dtypes of some tensors."""
+def coarsest_rounding(tensors: Iterable[Tensor]) -> float:
+    """The largest relative rounding among the dtypes of some tensors."""
     return max(torch.finfo(tensor.dtype).eps for tensor in tensors)

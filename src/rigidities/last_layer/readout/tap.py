@@ -1,13 +1,18 @@
 r"""Where the features come from: `Tap` turns a model into inputs -> (output, features).
 
 The features of a prediction are its derivatives by the readout's weights,
-$f = \partial y / \partial w$. A tap runs a `shadow` of the model with a recorder in place of the
-readout head(s); a `Case` (see `cases`) says how the features follow from what was recorded. Every
-thread has a shadow with recorders of its own, so that any number of them may call a tap, and a
-model may keep what it likes in its attributes during a pass.
+$f = \partial y / \partial w$ (`FeatureTap`: what a user's function gives). A tap runs a `shadow` of
+the model with a recorder in place of the readout head(s); a `Case` (see `cases`) says how the
+features follow from what was recorded. The data take this way in every pass:
 
-A tap is found with a few rows of the first batch where these can be cut out, and its features are
-checked there by changing the heads' weights. How often the model is called for that, all told:
+    inputs -> this thread's shadow -> output and recorded calls of the heads -> case -> `Reading`
+
+Every thread has a shadow with recorders of its own, so that any number of them may call a tap, and
+a model may keep what it likes in its attributes during a pass.
+
+A tap is found with a few rows of the first batch where these can be cut out (`Tap.find`): `search`
+names the heads, and `_settle` decides which case it is, and checks the features by changing the
+heads' weights. How often the model is called for that, all told:
 
 | the output is | calls |
 | --- | --- |
@@ -48,28 +53,38 @@ from .cases import CASES, Case, Plain, Separate, Shared
 from .heads import (
     Call,
     Recorder,
-    guard,
-    is_as_it_seems,
-    is_certain,
-    is_free,
+    has_free_weight,
+    is_linear_by_class,
     linear_maps,
-    owners,
-    record,
+    parameter_owners,
+    put_recorders,
+    refuse_calls,
+    return_linear_maps,
 )
 from .layers import Layer, find_layers, layers_of_samples, watched
 from .probes import FirstPass, first_rows
 from .reading import Reading, Terms
-from .search import find_heads, large_change, left_out, named_heads, nearest, scripted, tolerance
-from .tail import GraphsKept, coarsest
+from .search import (
+    find_heads,
+    is_scripted,
+    large_change,
+    left_out_notice,
+    named_heads,
+    nearest_parameters,
+    tolerance,
+)
+from .tail import GraphsKept, RowGains, coarsest_rounding
+
+__all__ = ["AnyTap", "FeatureTap", "Tap", "WatchingTap"]
 
 T = TypeVar("T")
 
 
-class Watching(ABC):
-    """What `Tap` and `FeatureTap` do alike: passes during which the model's layers are watched.
+class WatchingTap(ABC):
+    """What `Tap` and `FeatureTap` share: passes during which the model's layers are watched.
 
     Attributes:
-        layers: those that are watched, for `novelty`; none by default.
+        layers: The layers that are watched, for `novelty`; none by default.
     """
 
     layers: list[Layer]
@@ -86,7 +101,7 @@ class Watching(ABC):
         """Find the layers to watch, on a first batch.
 
         Raises:
-            ValueError: there are none.
+            ValueError: There are none.
         """
         args, kwargs = inputs
         self(*args, **kwargs)  # after which the model that runs stays the same
@@ -97,14 +112,15 @@ class Watching(ABC):
             read=lambda: len(self(*args, **kwargs).output),
             row_owners=lambda: self.row_owners(*args, **kwargs),
         )
-        few = first_rows(inputs)
-        if few is not None:
+        few_rows = first_rows(inputs)
+        if few_rows is not None:
+            few_args, few_kwargs = few_rows
             self.layers = layers_of_samples(
                 pattern,
                 model,
                 self.layers,
                 whole=lambda: self(*args, **kwargs).output,
-                few=lambda: self(*few[0], **few[1]).output,
+                few=lambda: self(*few_args, **few_kwargs).output,
             )
         if not self.layers:
             raise ValueError(
@@ -124,22 +140,63 @@ class Watching(ABC):
         """The model as it is, and the one that this thread runs."""
 
 
-class Tap(Watching):
+class _CasesOfHeads(dict[str, Case]):
+    """The cases of some heads by name, each made when it is first asked for."""
+
+    def __init__(self, heads: list[nn.Module]) -> None:
+        super().__init__()
+        self._heads = heads
+
+    def __missing__(self, name: str) -> Case:
+        self[name] = CASES[name](self._heads)
+        return self[name]
+
+
+@dataclass(frozen=True)
+class _Twin:
+    """What one thread runs.
+
+    Attributes:
+        model: A shadow of the model with recorders in place of the heads.
+        recorders: In the order of the heads.
+        heads: The modules that they stand in for.
+        cases: Made of these heads, by name.
+    """
+
+    model: nn.Module
+    recorders: list[Recorder]
+    heads: list[nn.Module]
+    cases: _CasesOfHeads
+
+
+class Tap(WatchingTap):
     """Inputs -> (output, features) for one model.
 
     Use `Tap.find` to make one; then `output, features = tap(*inputs)`.
 
+    Args:
+        model: The user's.
+        source: How to call it.
+        heads: Names of the readout heads.
+        case: How the features follow from the heads, by name; see `cases`.
+        silent: Names of linear maps that the first batch did not call; a later call is refused.
+        linear: Whether the output is linear in the heads' weights.
+
     Attributes:
-        silent: linear maps that the first batch did not call; a later call is refused.
-        case: how the features follow from the heads, by name.
+        source: As given.
+        heads: As given.
+        case: As given.
+        silent: As given.
+        linear: As given.
         layout: `shared`, `separate` or `joint`; see `cases`.
-        linear: whether the output is linear in the heads' weights.
-        worked: the call of the model that the readout was found with, for messages; "" if unknown.
-        input_names: what the model's `forward` calls its inputs.
-        first_pass: the pass that the readout was found with, until somebody takes it.
-        notice: what the user should know of the readout; "" if nothing.
-        search: finds the readout in the whole of a batch. It is asked if this tap, found with a few
-            rows of that batch, cannot read all of it, and is None once the batch has been read.
+        working_call: The call of the model that the readout was found with, for messages; "" if
+            unknown.
+        input_names: What the model's `forward` calls its inputs.
+        first_pass: The pass that the readout was found with, until somebody takes it.
+        notice: What the user should know of the readout; "" if nothing.
+        search_whole_batch: Finds the readout in the whole of a batch. It is called if this tap,
+            found with a few rows of that batch, cannot read all of it, and is None once the batch
+            has been read.
     """
 
     def __init__(
@@ -152,17 +209,28 @@ class Tap(Watching):
         silent: Sequence[str] = (),
         linear: bool = True,
     ) -> None:
-        self.source, self.heads, self.silent, self.linear = source, heads, list(silent), linear
-        self.case, self.worked, self.input_names = case, "", input_names(model)
+        self.source = source
+        self.heads = heads
+        self.case = case
+        self.silent = list(silent)
+        self.linear = linear
+        self.input_names = input_names(model)
+        self.layers = []
+        self.working_call = ""
         self.first_pass: FirstPass | None = None
         self.notice = ""
-        self.layers = []
-        self.search: Callable[[Inputs], AnyTap] | None = None
-        self._frees = False  # whether the model differentiates, and frees its graph, inside forward
-        self._quiet: bool | None = None  # whether it runs without gradients, faster for some
-        self._in_float64 = False  # whether this tap is of a copy that is run `InDouble`
-        self._pattern = shadow(model)  # never run: what a pass leaves in it would be copied too
-        self._twin = OfThread(self._make)
+        self.search_whole_batch: Callable[[Inputs], AnyTap] | None = None
+        # Whether the model differentiates, and frees its graph, inside forward.
+        self._frees_graph = False
+        # Whether the model runs without gradients, which is faster for some; None until tried.
+        self._runs_without_gradients: bool | None = None
+        # Whether this tap is of a copy in float64, which is run `InDouble`.
+        self._runs_in_double = False
+        # Never run: what a pass leaves in it would be copied too.
+        self._pattern = shadow(model)
+        self._twin = OfThread(self._make_twin)
+
+    # --- finding a readout -----------------------------------------------------------------------
 
     @classmethod
     @outside_inference_mode
@@ -177,67 +245,79 @@ class Tap(Watching):
         forward: ForwardFunction | None = None,
         output: str | int | None = None,
     ) -> Tap | FeatureTap:
-        """Find the readout on one batch of inputs; the options are those of `LastLayerRigidity`.
+        """Find the readout on one batch of inputs.
+
+        Args:
+            model: The trained model.
+            args: Its positional inputs.
+            kwargs: Its keyword inputs.
+            layer: As in `LastLayerRigidity`.
+            features: As in `LastLayerRigidity`.
+            forward: As in `LastLayerRigidity`.
+            output: As in `LastLayerRigidity`.
 
         Raises:
-            ValueError: no linear map reaches the output; the message names the way out.
+            ValueError: No linear map reaches the output; the message names the way out.
         """
         source = Source(forward, features, output)
-        tap = cls.found(model, source, layer, (args, kwargs or {}))
+        tap = cls.find_quietly(model, source, layer, (args, kwargs or {}))
         if tap.notice:
             notify(tap.notice)
         return tap
 
     @classmethod
     @outside_inference_mode
-    def found(
+    def find_quietly(
         cls, model: nn.Module, source: Source, layer: str | list[str] | None, inputs: Inputs
     ) -> Tap | FeatureTap:
-        """The same without a warning: `notice` says what there is to say."""
+        """Find the readout without a warning: `notice` says what there is to say.
+
+        Args:
+            model: The trained model.
+            source: How to call it.
+            layer: Names of the readout's modules; None to search for them.
+            inputs: Of one batch.
+        """
         if source.features is not None:
-            return FeatureTap.found(model, source, inputs)
+            return FeatureTap.with_first_pass(model, source, inputs)
         if isinstance(unwrapped(model), torch.jit.ScriptModule):
             raise ValueError(
                 "A TorchScript module cannot be looked into. Pass features=callable(model, "
                 "*inputs) -> (N, D), or wrap the nn.Module that it was made from."
             )
-
         inputs = copied(inputs)  # a model that writes into them is refused, and nothing is lost
+        args, kwargs = inputs
 
         def run(twin: nn.Module) -> Tensor:
-            return source.run(twin, *inputs, None)
+            return source.run(twin, args, kwargs, None)
 
         if layer is None:
-            found = find_heads(model, run)
+            readout = find_heads(model, run)
         else:
             names = list(layer) if isinstance(layer, (list, tuple)) else [layer]
             with torch.enable_grad():
-                found = named_heads(model, _checked_names(model, names), run)
-        tap = cls(model, source, heads=found.heads, case=found.case, silent=found.silent)
-        tap.worked = source.call(unwrapped(model), *inputs)
-        tap.first_pass = FirstPass(inputs, found.marked.output, found.marked.renewed)
+                readout = named_heads(model, _checked_names(model, names), run)
+
+        tap = cls(model, source, heads=readout.heads, case=readout.case, silent=readout.silent)
+        tap.working_call = source.call(unwrapped(model), args, kwargs)
+        marked_pass = readout.marked_pass
+        tap.first_pass = FirstPass(inputs, marked_pass.output, marked_pass.renewed)
         # Of torch's own layers the class says what they compute; all else is tried.
-        if not (found.is_returned and all(map(is_certain, tap._heads))):
+        if not (readout.is_returned and tap._heads_are_linear_by_class):
             with torch.enable_grad():
                 tap._settle(inputs)
         if not tap.linear:
-            tap.notice = tap._own_up(found.later)
-        elif found.left:
-            tap.notice = left_out(found)
+            tap.notice = tap._nonlinear_notice(readout.later)
+        elif readout.left_out:
+            tap.notice = left_out_notice(readout)
         return tap
+
+    # --- what the readout is ---------------------------------------------------------------------
 
     @property
     def layout(self) -> str:
         """How the features' dimensions and the targets correspond."""
         return CASES[self.case].layout
-
-    @property
-    def _heads(self) -> list[nn.Module]:
-        return [recorder.head for recorder in self._twin().recorders]
-
-    @property
-    def _case(self) -> Case:
-        return self._twin().cases[self.case]
 
     @property
     def weights(self) -> Tensor:
@@ -249,6 +329,21 @@ class Tap(Watching):
         """Columns of the features that belong to biases."""
         return self._case.columns.biases
 
+    @property
+    def _case(self) -> Case:
+        return self._twin().cases[self.case]
+
+    @property
+    def _heads_are_linear_by_class(self) -> bool:
+        return all(is_linear_by_class(head) for head in self._twin().heads)
+
+    @property
+    def _head_names(self) -> str:
+        """What messages call the heads."""
+        return ", ".join(repr(name) if name else "the model itself" for name in self.heads)
+
+    # --- passes ----------------------------------------------------------------------------------
+
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
         if torch.is_inference_mode_enabled():
@@ -258,63 +353,73 @@ class Tap(Watching):
         try:
             return self._reading((args, kwargs))
         except (ValueError, RuntimeError):
-            if self.search is None:
+            if self.search_whole_batch is None:
                 raise
         # More layers are called than by the few rows, or what follows the heads does more.
-        search, self.search = self.search, None
-        found = search((args, kwargs))
-        assert isinstance(found, Tap)
-        self._take(found)
-        self.first_pass = found.first_pass
-        if found.notice and not self.notice:
-            notify(found.notice)
+        search = self.search_whole_batch
+        self.search_whole_batch = None
+        tap = search((args, kwargs))
+        assert isinstance(tap, Tap)
+        self._adopt(tap)
+        self.first_pass = tap.first_pass
+        if tap.notice and not self.notice:
+            notify(tap.notice)
         return self._reading((args, kwargs))
 
     def graph(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass whose output and features autograd can differentiate by the inputs."""
-        with torch.enable_grad(), GraphsKept() as kept:
+        with torch.enable_grad(), GraphsKept() as graphs:
             reading = self._reading((args, kwargs), graph=True)
-        self._frees |= kept.met
+        self._frees_graph |= graphs.differentiated
         return reading
 
     def steady(self, *args: Any, **kwargs: Any) -> Callable[..., Reading] | None:
         """The pass as a function that `torch.func` can transform, or None where there is none.
 
         There is one for a plain head, and for gains that do not depend on the inputs (sums over
-        atoms, a change of units); those of the given inputs are kept, where the inputs to
-        differentiate by have `requires_grad`.
+        atoms, a change of units). The gains for the given inputs are then used for all. Inputs to
+        differentiate by must have `requires_grad`, so that it shows what depends on them.
         """
-        case, found = self._case, None
+        case = self._case
+        gains_by_call: list[RowGains] = []
         if isinstance(case, Separate):
             with torch.enable_grad():
-                found = self._probed((args, kwargs), partial(case.gains, graph=True))
-            if found is None or any(gain.gain.requires_grad for gain in found):
+                gains = self._probed((args, kwargs), partial(case.row_gains, graph=True))
+            if gains is None or any(gains_of_call.gains.requires_grad for gains_of_call in gains):
                 return None
+            gains_by_call = gains
         elif not isinstance(case, Plain):
             return None
 
         def read(*args: Any, **kwargs: Any) -> Reading:
-            return case.gathered(*self._run((args, kwargs)), found or ())
+            output, calls = self._run((args, kwargs))
+            return case.reading(output, calls, gains_by_call)
 
         return read
 
     def terms(self, *args: Any, **kwargs: Any) -> Terms:
-        """The terms that sum to the outputs: atoms of structures, pixels, time steps."""
+        """The terms that sum to the outputs: atoms of structures, pixels, time steps.
+
+        Raises:
+            ValueError: The output is no sum over rows of the heads.
+        """
         if not CASES[self.case].probes:
             features = self._reading((args, kwargs)).features.detach()
-            rows = torch.arange(len(features), device=features.device)
-            if not CASES[self.case].probes:  # else this batch is no plain one
+            # The reading may have shown that this batch is no plain one, and changed the case.
+            if not CASES[self.case].probes:
+                rows = torch.arange(len(features), device=features.device)
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
-        case, found = self._case, None
+        case = self._case
+        terms = None
         if isinstance(case, Shared):
             with torch.enable_grad():
-                found = self._probed((args, kwargs), case.terms)
-        if found is None:
+                terms = self._probed((args, kwargs), case.terms)
+        if terms is None:
             raise ValueError(
-                f"The output is no sum over rows of {self._names} (case {self.case!r}), so it has "
-                "no local terms. Give their features to rigidities.local yourself."
+                f"The output is no sum over rows of {self._head_names} (case {self.case!r}), so it "
+                "has no local terms. Give their features to rigidities.local yourself."
             )
-        return found
+        return terms
 
     def row_owners(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """The sample of each row (atom) that the outputs are sums of (R,); None if they are not.
@@ -325,84 +430,43 @@ class Tap(Watching):
         if not isinstance(case, Separate):
             return None
 
-        def rows(output: Tensor, calls: list[Call]) -> Tensor | None:
-            found = case.gains(output, calls)
-            if found is None:
+        def sample_of_each_row(output: Tensor, calls: list[Call]) -> Tensor | None:
+            gains_by_call = case.row_gains(output, calls)
+            if gains_by_call is None:
                 return None
-            first = found[0].owner  # the output row (see `Reading.rows`) of each of the head's
-            if any(not torch.equal(gain.owner, first) for gain in found):
+            owners = gains_by_call[0].owners  # the output row (see `Reading.rows`) of each row
+            if any(not torch.equal(gains.owners, owners) for gains in gains_by_call):
                 return None  # heads for different rows, as for each species
-            inner, axis, _ = found[0].view
-            each = output.numel() // inner[axis] // len(output)
-            return first // max(1, each)
+            inner, axis, _ = gains_by_call[0].view
+            output_rows_per_sample = output.numel() // inner[axis] // len(output)
+            return owners // max(1, output_rows_per_sample)
 
         with torch.enable_grad():
-            return self._probed((args, kwargs), rows)
+            return self._probed((args, kwargs), sample_of_each_row)
 
     def _models(self) -> tuple[nn.Module, nn.Module]:
         return self._pattern, self._twin().model
 
-    def _make(self) -> _Twin:
+    def _make_twin(self) -> _Twin:
+        """What a thread runs, when it first asks."""
         twin = shadow(self._pattern)
-        guard(twin, self.silent)
-        model, recorders = record(twin, self.heads, CASES[self.case].recorder)
-        return _Twin(model, recorders, _Cases([recorder.head for recorder in recorders]))
-
-    @property
-    def _names(self) -> str:
-        return ", ".join(repr(name) if name else "the model itself" for name in self.heads)
-
-    def _run(
-        self, inputs: Inputs, *, probing: bool = False, change: Tensor | None = None
-    ) -> tuple[Tensor, list[Call]]:
-        """A forward pass with its recorded calls, perhaps with changed head weights."""
-        twin = self._twin()
-        for i, recorder in enumerate(twin.recorders):
-            share = None if change is None else self._case.columns.share(change, i)
-            recorder.reset(probing=probing, change=share)
-        try:
-            return self._pass(twin, inputs)
-        finally:
-            for recorder in twin.recorders:
-                recorder.reset()
-
-    def _pass(self, twin: _Twin, inputs: Inputs) -> tuple[Tensor, list[Call]]:
-        """A forward pass of a thread's twin, as its recorders are set, with its recorded calls."""
-        calls: list[Call] = []
-        try:
-            if self._frees or self._in_float64:
-                with (
-                    GraphsKept() if self._frees else nullcontext(),
-                    InDouble() if self._in_float64 else nullcontext(),
-                ):
-                    output = self.source.run(twin.model, *inputs, self.worked)
-            else:
-                output = self.source.run(twin.model, *inputs, self.worked)
-            for recorder in twin.recorders:
-                calls += recorder.calls
-        finally:
-            for recorder in twin.recorders:
-                recorder.calls.clear()
-        if not calls:
-            raise ValueError(f"The forward pass did not call {self._names}: name another layer=.")
-        return output, calls
-
-    def _probed(self, inputs: Inputs, read: Callable[[Tensor, list[Call]], T]) -> T:
-        """What is read from a probed pass, also of a model that frees its graph inside forward."""
-        try:
-            return read(*self._run(inputs, probing=True))
-        except RuntimeError as error:
-            if self._frees or "backward through the graph a second time" not in str(error):
-                raise
-        self._frees = True  # from now on its graph is kept
-        return read(*self._run(inputs, probing=True))
+        refuse_calls(twin, self.silent)
+        model, recorders = put_recorders(twin, self.heads, CASES[self.case].recorder)
+        heads = [recorder.head for recorder in recorders]
+        return _Twin(model, recorders, heads, _CasesOfHeads(heads))
 
     def _reading(self, inputs: Inputs, *, graph: bool = False) -> Reading:
+        """The reading of a pass by the tap's case.
+
+        Raises:
+            ValueError: The output is not finite, or the tail has not the form found before.
+        """
         twin = self._twin()
         case = twin.cases[self.case]  # which another thread may change meanwhile
         reading = None
         if not case.probes:
-            reading = case.read(*self._unprobed(twin, inputs, graph))
+            output, calls = self._unprobed(twin, inputs, graph)
+            reading = case.read(output, calls)
             if reading is None:  # an identity on the first batch (a mask of ones), not on this one
                 self.case = "shared"
         if reading is None:
@@ -418,73 +482,151 @@ class Tap(Watching):
                 "they finite, and in the units of the training data?"
             )
         raise ValueError(
-            f"What follows {self._names} in this batch no longer has the form found on the first "
-            f"batch ({self.case!r}). Pass features= to give the features yourself."
+            f"What follows {self._head_names} in this batch no longer has the form found on the "
+            f"first batch ({self.case!r}). Pass features= to give the features yourself."
         )
 
     def _unprobed(self, twin: _Twin, inputs: Inputs, graph: bool) -> tuple[Tensor, list[Call]]:
         """A pass without gradients, unless the model, or somebody by an input, wants them."""
-        if graph or self._quiet is False or not torch.is_grad_enabled() or _wanted(inputs):
+        if (
+            graph
+            or self._runs_without_gradients is False
+            or not torch.is_grad_enabled()
+            or _some_input_requires_grad(inputs)
+        ):
             return self._pass(twin, inputs)
         torch.set_grad_enabled(False)
         try:
-            recorded = self._pass(twin, inputs)
-            self._quiet = True
-            return recorded
+            output, calls = self._pass(twin, inputs)
+            self._runs_without_gradients = True
+            return output, calls
         except RuntimeError:
-            if self._quiet:
+            if self._runs_without_gradients:
                 raise
         finally:
             torch.set_grad_enabled(True)
-        self._quiet = False
+        self._runs_without_gradients = False
         return self._pass(twin, inputs)
+
+    def _probed(self, inputs: Inputs, read: Callable[[Tensor, list[Call]], T]) -> T:
+        """What `read` gets from a probed pass, also of a model that frees its graph in forward."""
+        try:
+            output, calls = self._run(inputs, probing=True)
+            return read(output, calls)
+        except RuntimeError as error:
+            if self._frees_graph or "backward through the graph a second time" not in str(error):
+                raise
+        self._frees_graph = True  # from now on its graph is kept
+        output, calls = self._run(inputs, probing=True)
+        return read(output, calls)
+
+    def _run(
+        self, inputs: Inputs, *, probing: bool = False, change: Tensor | None = None
+    ) -> tuple[Tensor, list[Call]]:
+        """A forward pass with its recorded calls.
+
+        Args:
+            inputs: Of the batch.
+            probing: Whether the heads' outputs are to be differentiated by.
+            change: Of the heads' weights in this pass, (width, K or 1).
+        """
+        twin = self._twin()
+        for i, recorder in enumerate(twin.recorders):
+            change_of_head = None
+            if change is not None:
+                change_of_head = self._case.columns.change_of_head(change, i)
+            recorder.reset(probing=probing, change=change_of_head)
+        try:
+            return self._pass(twin, inputs)
+        finally:
+            for recorder in twin.recorders:
+                recorder.reset()
+
+    def _pass(self, twin: _Twin, inputs: Inputs) -> tuple[Tensor, list[Call]]:
+        """A forward pass of a thread's twin, as its recorders are set, with its recorded calls."""
+        args, kwargs = inputs
+        calls: list[Call] = []
+        try:
+            if self._frees_graph or self._runs_in_double:
+                with (
+                    GraphsKept() if self._frees_graph else nullcontext(),
+                    InDouble() if self._runs_in_double else nullcontext(),
+                ):
+                    output = self.source.run(twin.model, args, kwargs, self.working_call)
+            else:
+                output = self.source.run(twin.model, args, kwargs, self.working_call)
+            for recorder in twin.recorders:
+                calls += recorder.calls
+        finally:
+            for recorder in twin.recorders:
+                recorder.calls.clear()
+        if not calls:
+            raise ValueError(
+                f"The forward pass did not call {self._head_names}: name another layer=."
+            )
+        return output, calls
+
+    # --- which case it is, decided on the first batch --------------------------------------------
 
     def _settle(self, inputs: Inputs) -> None:
         """Decide which parameters the features belong to, which case it is, and if it is linear.
 
         It is decided in float64, in a copy where the model is coarser: a tolerance that grows with
         the type would swallow a mixing of targets. Where there can be no copy, half precision takes
-        the general road.
+        the general cases alone.
         """
+        all_but_plain = list(CASES)[1:]
         if is_double(self._pattern):
-            self._choose(inputs, list(CASES)[1:])
+            self._choose_case(inputs, all_but_plain)
             return
-        judge = self._in_double(inputs)
+        judge = self._settled_in_double(inputs)
         if judge is not None:
-            self._take(judge)
+            self._adopt(judge)
             return
-        real = [p for p in self._pattern.parameters() if p.is_floating_point()]
-        fine = all(_eps(parameter) <= torch.finfo(torch.float32).eps for parameter in real)
-        self._choose(inputs, list(CASES)[1:] if fine else ["jacobian", "dense"])
+        parameters = [p for p in self._pattern.parameters() if p.is_floating_point()]
+        single = torch.finfo(torch.float32).eps
+        if all(torch.finfo(parameter.dtype).eps <= single for parameter in parameters):
+            self._choose_case(inputs, all_but_plain)
+        else:
+            self._choose_case(inputs, ["jacobian", "dense"])
 
-    def _in_double(self, inputs: Inputs) -> Tap | None:
+    def _settled_in_double(self, inputs: Inputs) -> Tap | None:
         """A tap on a copy of the model in float64 that has decided; None where none can run."""
         try:
-            copy = double_copy(self._pattern)
-            if copy is None:
+            model = double_copy(self._pattern)
+            if model is None:
                 return None
-            judge = Tap(copy, self.source, heads=self.heads, case=self.case, silent=self.silent)
-            judge._in_float64 = True
+            judge = Tap(model, self.source, heads=self.heads, case=self.case, silent=self.silent)
+            judge._runs_in_double = True
             with InDouble():
-                judge._choose(inputs, list(CASES)[1:])
+                judge._choose_case(inputs, list(CASES)[1:])
         except Exception:  # no memory, no float64, or code that insists on a type
             return None
         return judge
 
-    def _take(self, other: Tap) -> None:
+    def _adopt(self, other: Tap) -> None:
         """Read as another tap on the same model, or on a copy of it, does."""
-        self.linear, self._frees = other.linear, other._frees
-        self.heads, self.silent, self.case = other.heads, other.silent, other.case
-        self._twin = OfThread(self._make)
+        self.heads = other.heads
+        self.silent = other.silent
+        self.case = other.case
+        self.linear = other.linear
+        self._frees_graph = other._frees_graph
+        self._twin = OfThread(self._make_twin)
 
-    def _choose(self, inputs: Inputs, cases: list[str]) -> None:
-        """Set heads, case and `linear` by what a few passes over some inputs show."""
-        seeming = all(is_certain(head) or is_free(head) for head in self._heads)
-        if self.case != "parameters" and not seeming:
-            self._by_parameters(opened=True)
-        reading = self._probed(inputs, partial(self._honest_reading, ["plain", *cases]))
+    def _choose_case(self, inputs: Inputs, cases: list[str]) -> None:
+        """Set heads, case and `linear` by what a few passes over some inputs show.
+
+        Args:
+            inputs: Of the first batch, or of its first rows.
+            cases: The names of the cases to try after `plain`.
+        """
+        heads = self._twin().heads
+        seem_linear = all(is_linear_by_class(head) or has_free_weight(head) for head in heads)
+        if self.case != "parameters" and not seem_linear:
+            self._take_parameters(opened=True)
+        reading = self._probed(inputs, partial(self._reading_if_linear_maps, ["plain", *cases]))
         if reading is None:  # the heads do not compute what they seem to
-            self._by_parameters(opened=True)
+            self._take_parameters(opened=True)
             reading = self._probed(inputs, partial(self._first_reading, []))
         self.linear = self._is_linear(reading, inputs)
         if not self.linear and self.case == "plain":
@@ -495,33 +637,46 @@ class Tap(Watching):
             return
         # What the head returned is not all that its weights do: the model differentiates by its
         # inputs through the head, or uses the weights elsewhere.
-        self._by_parameters()
+        self._take_parameters()
         reading = self._probed(inputs, partial(self._first_reading, []))
         self.linear = self._is_linear(reading, inputs)
 
-    def _by_parameters(self, *, opened: bool = False) -> None:
-        """Take the derivative by the parameters of the heads, whatever they compute of them."""
-        if opened:
-            inside = [owners(self._pattern, name, opened=True) for name in self.heads]
-            self.heads = list(dict.fromkeys(name for names in inside for name in names))
-        self.case = "parameters"
-        self._twin = OfThread(self._make)
+    def _take_parameters(self, *, opened: bool = False) -> None:
+        """Take the derivative by the parameters of the heads, whatever they compute of them.
 
-    def _honest_reading(
+        Args:
+            opened: Whether the heads only seem to be linear maps, so that the modules inside them
+                that own parameters become the heads.
+        """
+        if opened:
+            owners: list[str] = []
+            for name in self.heads:
+                owners += parameter_owners(self._pattern, name, opened=True)
+            self.heads = list(dict.fromkeys(owners))
+        self.case = "parameters"
+        self._twin = OfThread(self._make_twin)
+
+    def _reading_if_linear_maps(
         self, cases: list[str], output: Tensor, calls: list[Call]
     ) -> Reading | None:
         """The first reading; None if the heads do not compute W f + b of what goes in."""
-        certain = self.case == "parameters" or all(map(is_certain, self._heads))
-        if not certain and not is_as_it_seems(calls):
+        certain = self.case == "parameters" or self._heads_are_linear_by_class
+        if not certain and not return_linear_maps(calls):
             return None
         return self._first_reading(cases, output, calls)
 
     def _first_reading(self, cases: list[str], output: Tensor, calls: list[Call]) -> Reading:
-        """The reading of a probed pass by the first case that fits, which becomes the tap's."""
+        """The reading of a probed pass by the first case that fits, which becomes the tap's.
+
+        Args:
+            cases: Names of those to try; they are not asked where the case is `parameters` already.
+            output: Of the pass.
+            calls: Of the heads in it.
+        """
         for name in ["parameters"] if self.case == "parameters" else cases:
             if name != "plain" and not output.requires_grad:
                 raise ValueError(
-                    f"The output does not depend on {self._names} through differentiable "
+                    f"The output does not depend on {self._head_names} through differentiable "
                     "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
                     "another layer= or pass features=."
                 )
@@ -531,44 +686,29 @@ class Tap(Watching):
                 return reading
         raise AssertionError("the last case takes any tail")
 
-    def _own_up(self, later: list[str]) -> str:
-        """Refuse parameters behind a nonlinearity after the heads; otherwise a warning."""
-        if later:
-            more = f" and {len(later) - 3} others" if len(later) > 3 else ""
-            raise ValueError(
-                f"The parameters {', '.join(map(repr, later[:3]))}{more} act after the last linear "
-                f"layer ({self._names}), and not linearly, so that layer is not the readout. "
-                f"{nearest(self._pattern, later, self.heads)}Or pass features=callable(model, "
-                "*inputs) -> (N, D) (for an output h @ w, the h), or name the layer= to use all "
-                "the same."
-            )
-        return (
-            f"The output is not linear in the weights of {self._names}: its local derivative "
-            "is used, so the error bars are first order. Take the output before the "
-            "nonlinearity (forward=), or name another layer=."
-        )
-
     def _is_linear(self, reading: Reading, inputs: Inputs) -> bool:
         """Whether y(w + d) - y(w) = f . d for large random changes d of the heads' weights.
 
         A plain output must be the heads' own with the other weights too, to the bit.
         """
-        case, plain = self._case, self.case == "plain"
-        certain = plain and all(map(is_certain, self._heads))
+        case = self._case
+        plain = self.case == "plain"
+        certain = plain and self._heads_are_linear_by_class
         if not plain and not bool(torch.isfinite(reading.output.detach()).all()):
             return True  # NaN says nothing of linearity, and is refused by the fit
         for seed in (1, 2):
             change = large_change(self.weights, seed)
-            moved, calls = self._run(inputs, change=change)
-            if plain and case.read(moved, calls) is None:
+            changed_output, calls = self._run(inputs, change=change)
+            if plain and case.read(changed_output, calls) is None:
                 return False
             if certain:  # by the class of the heads
                 continue
-            if moved.shape != reading.output.shape:
+            if changed_output.shape != reading.output.shape:
                 return False
-            actual = reading.rows(moved.detach() - reading.output.detach()).to(torch.float64)
+            difference = changed_output.detach() - reading.output.detach()
+            actual = reading.rows(difference).to(torch.float64)
             expected = case.response(reading.features.detach().to(torch.float64), change)
-            rounding = coarsest([moved, *(call.output for call in calls)])
+            rounding = coarsest_rounding([changed_output, *(call.output for call in calls)])
             if not _agree(actual, expected, tolerance(rounding)):
                 return False
         return True
@@ -588,40 +728,40 @@ class Tap(Watching):
         expected = self._case.response(reading.features.detach().to(torch.float64), direction)
         return _agree(slope, expected, 1e-4)
 
+    def _nonlinear_notice(self, later: list[str]) -> str:
+        """What to tell of an output that is not linear in the heads' weights.
 
-def _agree(actual: Tensor, expected: Tensor, share: float) -> bool:
-    """Whether two tables (M, K) agree within a share of each column's size."""
-    size = torch.maximum(actual.abs().amax(0), expected.abs().amax(0))
-    return bool(((actual - expected).abs().amax(0) <= share * size).all())  # not of NaN
+        Args:
+            later: Parameters that act after the heads.
 
-
-def _eps(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps
-
-
-class _Cases(dict[str, Case]):
-    """The cases of some heads by name, each made when it is first asked for."""
-
-    def __init__(self, heads: list[nn.Module]) -> None:
-        super().__init__()
-        self._heads = heads
-
-    def __missing__(self, name: str) -> Case:
-        self[name] = CASES[name](self._heads)
-        return self[name]
-
-
-@dataclass(frozen=True)
-class _Twin:
-    """One thread's shadow of the model, the recorders in it, and the cases made of its heads."""
-
-    model: nn.Module
-    recorders: list[Recorder]
-    cases: _Cases
+        Raises:
+            ValueError: There are such parameters, so that the heads are not the readout.
+        """
+        if later:
+            more = f" and {len(later) - 3} others" if len(later) > 3 else ""
+            raise ValueError(
+                f"The parameters {', '.join(map(repr, later[:3]))}{more} act after the last linear "
+                f"layer ({self._head_names}), and not linearly, so that layer is not the readout. "
+                f"{nearest_parameters(self._pattern, later, self.heads)}Or pass "
+                "features=callable(model, *inputs) -> (N, D) (for an output h @ w, the h), or name "
+                "the layer= to use all the same."
+            )
+        return (
+            f"The output is not linear in the weights of {self._head_names}: its local derivative "
+            "is used, so the error bars are first order. Take the output before the "
+            "nonlinearity (forward=), or name another layer=."
+        )
 
 
-class FeatureTap(Watching):
-    """A tap whose features the user computes: callable(model, *inputs) -> (N, D) or (N, K, P)."""
+class FeatureTap(WatchingTap):
+    """A tap whose features the user computes: callable(model, *inputs) -> (N, D) or (N, K, P).
+
+    Args:
+        model: The user's.
+        source: How to call it, with the function.
+        layout: `shared` or `joint`, as the features have two or three dimensions; "" before the
+            first batch.
+    """
 
     case = "features"
     linear = True
@@ -629,18 +769,21 @@ class FeatureTap(Watching):
     biases = None
 
     def __init__(self, model: nn.Module, source: Source, layout: str = "") -> None:
-        self.source, self.input_names = source, input_names(model)
-        self.heads, self.silent = list[str](), list[str]()
-        self.layout = layout  # none before the first batch
+        self.source = source
+        self.layout = layout
+        self.input_names = input_names(model)
+        self.heads: list[str] = []
+        self.silent: list[str] = []
         self.layers = []
         self.first_pass: FirstPass | None = None
         self.notice = ""
-        self.search: Callable[[Inputs], AnyTap] | None = None  # nothing is found with few rows
+        # As in `Tap`, though nothing is found with few rows here.
+        self.search_whole_batch: Callable[[Inputs], AnyTap] | None = None
         self._pattern = shadow(model)
         self._model = OfThread(partial(shadow, self._pattern))
 
     @classmethod
-    def found(cls, model: nn.Module, source: Source, inputs: Inputs) -> FeatureTap:
+    def with_first_pass(cls, model: nn.Module, source: Source, inputs: Inputs) -> FeatureTap:
         """A tap with a first pass, if the model can make one of these inputs."""
         tap = cls(model, source)
         with suppress(Exception):  # which the first reading will say
@@ -673,34 +816,50 @@ class FeatureTap(Watching):
 
     def _reading(self, *args: Any, **kwargs: Any) -> Reading:
         assert self.source.features is not None
-        if not self.layout:  # the first batch, on which a model that writes into it is refused
+        first_batch = not self.layout
+        if first_batch:  # on which a model that writes into its inputs is refused
             args, kwargs = copied((args, kwargs))
-        output = self.source.run(self._model(), args, kwargs, "" if self.layout else None)
+        working_call = None if first_batch else ""
+        output = self.source.run(self._model(), args, kwargs, working_call)
         features = self.source.features(self._model(), *args, **kwargs)
         if not (isinstance(features, Tensor) and features.ndim in (2, 3)):
             got = getattr(features, "shape", type(features).__name__)
             raise ValueError(f"features= must return a tensor (N, D) or (N, K, P), got {got}.")
-        layout, rows = "shared" if features.ndim == 2 else "joint", features.shape[0]
-        self.layout = self.layout or layout
-        per_row = features.ndim == 2 and rows in {output.shape[0], output.numel()}
-        per_output = features.ndim == 3 and features.shape[:2].numel() == output.numel()
-        fits = per_row or (per_output and rows == output.shape[0])
-        if not fits or layout != self.layout:
+        layout = "shared" if features.ndim == 2 else "joint"
+        if first_batch:
+            self.layout = layout
+        if layout != self.layout or not _has_a_row_for_each_output(features, output):
             raise ValueError(
                 f"features= returned {tuple(features.shape)} for an output of shape "
                 f"{tuple(output.shape)}: expected one row of features per row of output."
             )
+        rows = features.shape[0]
         return Reading(output, features, torch.Size([rows, output.numel() // rows]), -1)
 
 
 AnyTap = Tap | FeatureTap
 
 
-def _wanted(inputs: Inputs) -> bool:
+def _has_a_row_for_each_output(features: Tensor, output: Tensor) -> bool:
+    """Whether features (N, D) or (N, K, P) fit an output."""
+    rows = features.shape[0]
+    if features.ndim == 2:
+        return rows in {output.shape[0], output.numel()}
+    return rows == output.shape[0] and features.shape[:2].numel() == output.numel()
+
+
+def _agree(actual: Tensor, expected: Tensor, share: float) -> bool:
+    """Whether two tables (M, K) agree within a share of each column's size; NaN does not."""
+    size = torch.maximum(actual.abs().amax(0), expected.abs().amax(0))
+    return bool(((actual - expected).abs().amax(0) <= share * size).all())
+
+
+def _some_input_requires_grad(inputs: Inputs) -> bool:
     """Whether somebody may ask for derivatives by an input."""
-    values = [*inputs[0], *inputs[1].values()]
+    args, kwargs = inputs
+    values = [*args, *kwargs.values()]
     for value in values:
-        if type(value) is not Tensor:
+        if type(value) is not Tensor:  # a container, perhaps: look into all of them
             leaves = tree_leaves(values)
             return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
         if value.requires_grad:
@@ -709,29 +868,38 @@ def _wanted(inputs: Inputs) -> bool:
 
 
 def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
-    wrong = [name for name in names if not isinstance(name, str)]
-    if wrong:
-        raise TypeError(
-            f"layer= takes the name of a layer (or names), as in dict(model.named_modules()), "
-            f"got {type(wrong[0]).__name__}."
-        )
-    known = dict(unwrapped(model).named_modules())
-    names = [f"{name}._orig_mod" if f"{name}._orig_mod" in known else name for name in names]
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise ValueError(
-            f"layer={missing[0]!r} is not a module of this model. Its linear maps: "
-            f"{', '.join(map(repr, linear_maps(unwrapped(model)))) or 'none'}."
-        )
-    sealed = [name for name in names if scripted(model, name)]
-    if sealed:
-        where = f"layer={sealed[0]!r} has parameters inside TorchScript"
-        raise ValueError(f"{where}, which cannot be looked into. Pass features=.")
-    empty = [name for name in names if not owners(unwrapped(model), name)]
-    if empty:
-        raise ValueError(
-            f"layer={empty[0]!r} is a {type(known[empty[0]]).__name__} without floating-point "
-            "parameters by which to differentiate (quantised?). Name the layer of the model as "
-            "it was trained, or pass features=."
-        )
+    """The names that a user gave by `layer=`, as the model's modules have them.
+
+    Raises:
+        TypeError: One is no string.
+        ValueError: One is no module's name, or the module has no parameters to differentiate by.
+    """
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"layer= takes the name of a layer (or names), as in dict(model.named_modules()), "
+                f"got {type(name).__name__}."
+            )
+    modules = dict(unwrapped(model).named_modules())
+    # A compiled module holds the one that it was made of by another name.
+    names = [f"{name}._orig_mod" if f"{name}._orig_mod" in modules else name for name in names]
+    for name in names:
+        if name not in modules:
+            raise ValueError(
+                f"layer={name!r} is not a module of this model. Its linear maps: "
+                f"{', '.join(map(repr, linear_maps(unwrapped(model)))) or 'none'}."
+            )
+    for name in names:
+        if is_scripted(model, name):
+            raise ValueError(
+                f"layer={name!r} has parameters inside TorchScript, which cannot be looked into. "
+                "Pass features=."
+            )
+    for name in names:
+        if not parameter_owners(unwrapped(model), name):
+            raise ValueError(
+                f"layer={name!r} is a {type(modules[name]).__name__} without floating-point "
+                "parameters by which to differentiate (quantised?). Name the layer of the model as "
+                "it was trained, or pass features=."
+            )
     return names

@@ -1,1 +1,1 @@
-"""What a fit learns from the data: blocks of rows, and the statistics that take them in."""
+"""What a fit learns from its data: blocks of rows, and the statistics that take them in."""

@@ -1,10 +1,10 @@
 r"""Rows on their way from the model to the statistics, and the one place where they wait.
 
-Every batch that the model has passed becomes a `Block`. Many small products keep any processor
-waiting, so small blocks are copied into arrays that were allocated once (`Waiting`) and leave them
-as one larger block. The arrays are our own memory: neither a loader that yields the same buffer
-again nor a model that writes its outputs into static memory can spoil what waits in them. Large
-blocks are used as they are, at once.
+Every batch that has passed the model becomes a `Block`. Many small matrix products keep any
+processor waiting, so small blocks are copied into arrays that were allocated once (`Waiting`) and
+leave them as one larger block. The arrays are our own memory: neither a loader that yields the same
+buffer again nor a model that writes its outputs into static memory can spoil what waits in them.
+Large blocks are used as they are, at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,18 +22,19 @@ from ...data.sketch import output_hashes, row_hashes
 from ..readout.reading import Reading
 
 WIDE_INPUT = 4096
-"""Bytes of one sample's inputs (an image's, say) beyond which they are hashed at once, not kept."""
+"""Bytes of one sample's inputs beyond which they are hashed at once and not kept: images, say."""
 
 _CPU_BYTES = 1 << 20
-"""Bytes of the arrays on a CPU, unless its statistics prefer more rows: what a cache holds."""
+"""Bytes of the arrays on a CPU, unless the statistics prefer more rows: what a cache holds."""
 _MOST_BATCHES = 64
-"""Batches that may wait: of a slow model, so many take as long as one likes to lose."""
+"""Batches that may wait at most. A slow model should not lose more at an interruption."""
 _DEVICE_ROWS = 1 << 16
+"""Rows of the arrays on an accelerator at most."""
 _DEVICE_BYTES = 1 << 28
-"""Rows and bytes of the arrays on an accelerator at most."""
+"""Bytes of the arrays on an accelerator at most."""
 
 DerivativeRows = tuple[Tensor, Tensor, Tensor | None]
-"""Features, weights and residuals (None without) of derivatives that the loss had, row by row."""
+"""Rows of derivatives in the loss: their features, weights, and residuals (None without)."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class BatchRange:
     """The consecutive batches of a block.
 
     Attributes:
-        first: the number of the first batch.
-        ends: for each batch, how many samples the block has up to its end.
+        first: The number of the first batch.
+        ends: For each batch, how many samples the block has up to its end.
     """
 
     first: int
@@ -62,11 +62,11 @@ class BatchRange:
         return f"Batches {self.first} to {self.next - 1}"
 
     def number(self, sample: int) -> int:
-        """The number of the batch that a sample of the block stands in."""
+        """The number of the batch in which a sample of the block stands."""
         return self.first + bisect_right(self.ends, sample)
 
     def samples(self, number: int) -> slice:
-        """The samples of one batch, by its number."""
+        """The samples of the batch of a number."""
         place = number - self.first
         start = self.ends[place - 1] if place else 0
         return slice(start, self.ends[place])
@@ -74,26 +74,26 @@ class BatchRange:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of consecutive batches; N samples with M output rows, each of K targets.
+    """Rows of consecutive batches: N samples with M output rows, each of K targets.
 
     Attributes:
-        samples: N.
-        rows: M; a multiple of N, but for blocks that never wait.
-        reading: outputs and features, as one pass over all the batches would give them.
-        target: shaped like the output; None without.
-        weights: of the rows in the Gram, (M, 1) or (M, K); None for ones.
-        importance: the user's part in the weights, (M, 1) or (M, K); None without.
-        inputs: tensors of the inputs, each with one row per sample; empty where inputs have no
+        samples: The number of samples N.
+        rows: The number of output rows M. It is a multiple of N, but for blocks that never wait.
+        reading: Outputs and features, as one pass over all the batches would give them.
+        target: The target, shaped like the output; None without.
+        weights: Weights of the rows in the Gram, (M, 1) or (M, K); None for ones.
+        importance: The user's factor in the weights, (M, 1) or (M, K); None without.
+        inputs: Tensors of the inputs, each with one row per sample. Empty where inputs have no
             such rows (atoms of structures) or have been hashed already.
-        given_hashes: of the samples (N,), where they have been hashed already.
-        derivatives: rows of derivatives by the inputs, which count in the Gram alone. They are
+        batches: Which batches they are.
+        sample_hashes: Hashes of the samples (N,), where they have been hashed already.
+        derivatives: Rows of derivatives by the inputs, which count in the Gram alone. They are
             computed while the Gram takes them, a few at a time, once.
-        layout: of the features: "shared" by the targets, "separate" for each (a Gram each), or
+        layout: Of the features: "shared" by the targets, "separate" for each (a Gram each), or
             "joint", where each target of a row is a row of the Gram.
-        batches: which batches they are.
-        expected: how many samples will come in all, where that is known.
-        columns: names of the columns of data frames, where the inputs were any.
-        layers: what entered the layers that are watched: for each batch, for each layer, a table
+        expected: How many samples will come in all, where that is known.
+        columns: Names of the columns of data frames, where the inputs were any.
+        layers: The inputs of the layers that are watched: for each batch, for each layer, a table
             (R, columns) in memory of its own. Empty where none are watched.
     """
 
@@ -105,7 +105,7 @@ class Block:
     importance: Tensor | None
     inputs: list[Tensor]
     batches: BatchRange
-    given_hashes: Tensor | None = None
+    sample_hashes: Tensor | None = None
     derivatives: Iterable[DerivativeRows] = ()
     layout: str = "shared"
     expected: int | None = None
@@ -114,7 +114,7 @@ class Block:
 
     @property
     def features(self) -> Tensor:
-        """All but a last column of ones, if `reading.ones`: (M, D) or (M, K, D)."""
+        """The features (M, D) or (M, K, D), without the column of ones if `reading.ones`."""
         return self.reading.inputs
 
     @cached_property
@@ -126,7 +126,7 @@ class Block:
 
     @cached_property
     def counted_residual(self) -> Tensor | None:
-        """The same, zero where a row has no weight: it may lack a target."""
+        """The residual, zero where a row has no weight, since it may lack a target."""
         if self.residual is None or self.weights is None:
             return self.residual
         return torch.where(self.weights > 0, self.residual, 0.0)
@@ -134,19 +134,21 @@ class Block:
     @cached_property
     def hashes(self) -> Tensor | None:
         """One hash per sample, of its inputs and target (N,); None where inputs have no rows."""
-        if self.given_hashes is not None:
-            return self.given_hashes
+        if self.sample_hashes is not None:
+            return self.sample_hashes
         if not self.inputs:
             return None
-        values = self.inputs if self.target is None else [*self.inputs, self.target]
+        values = list(self.inputs)
+        if self.target is not None:
+            values.append(self.target)
         return row_hashes(values, self.samples)
 
     @cached_property
     def row_hashes(self) -> Tensor | None:
-        """One hash per output row (M,).
+        """One hash per output row (M,); None where rows do not belong to samples evenly.
 
-        From its sample's hash, its place and its importance; where samples have no hash, from the
-        bits of its features and target.
+        It is made of the sample's hash, the row's place and its importance. Where samples have no
+        hash, it is made of the bits of the row's features and target.
         """
         if self.hashes is not None:
             if self.rows % len(self.hashes):
@@ -158,18 +160,18 @@ class Block:
         return row_hashes(values, self.rows)
 
     def hashed(self) -> Block:
-        """The same without its inputs, of which the hashes are left."""
-        return replace(self, inputs=[], given_hashes=self.hashes)
+        """The same block with the hashes of its inputs in place of the inputs."""
+        return replace(self, inputs=[], sample_hashes=self.hashes)
 
 
 class Waiting:
     """Where rows wait until they fill a block: arrays that are allocated once and used again.
 
     Args:
-        consume: is called with each block that is complete, in order, and must be done with it
-            when it returns: the arrays are then written to again.
-        preferred_rows: tells for features of a width how many rows a block should have at least
-            on a CPU.
+        consume: Called with each complete block, in order. It must be done with the block when it
+            returns, because the arrays are then written to again.
+        preferred_rows: Gives the number of rows that a block should have at least on a CPU, for
+            features of some width.
     """
 
     def __init__(
@@ -177,49 +179,36 @@ class Waiting:
     ) -> None:
         self._consume = consume
         self._preferred_rows = preferred_rows
-        self._form: tuple[object, ...] = ()
+        self._form: tuple[object, ...] = ()  # of the blocks that wait; see `take`
         self._like: Block | None = None  # the first block of this form; keeps its `order` alive
-        self._room = 0  # samples
+        self._capacity = 0  # in samples
         self._arrays: list[Tensor | None] = []
-        self._filled = 0  # samples
-        self._first = 0  # number of the first batch that waits
-        self._ends: list[int] = []
+        self._filled = 0  # samples that wait
+        self._first_batch = 0  # number of the first batch that waits
+        self._ends: list[int] = []  # as in `BatchRange`
         self._layers: list[Sequence[Tensor]] = []  # of each batch that waits
 
     def take(self, block: Block) -> None:
         """Take the rows of one batch in."""
-        reading = block.reading
-        tensors = [
-            reading.output,
-            reading.inputs,
-            reading.counts,
-            block.target,
-            block.weights,
-            block.importance,
-            block.given_hashes,
-            *block.inputs,
-        ]
-        # Blocks can be joined whose forms are equal.
-        kinds = [None if t is None else (t.shape[1:], t.dtype, t.device) for t in tensors]
-        layout = (reading.ones, reading.inner[1:], reading.axis, id(reading.order))
-        form = (kinds, block.rows / block.samples, layout)
+        tensors = _tensors_of(block)
+        form = _form_of(block, tensors)
         if form != self._form:
             self.flush()
             self._form = form
             self._like = block
-            self._room = self._largest(block, tensors)
+            self._capacity = self._largest(block, tensors)
             self._arrays = []
         count = block.samples
-        if 2 * count > self._room:  # large enough by itself
+        if 2 * count > self._capacity:  # large enough by itself
             self.flush()
             self._consume(block)
             return
-        if self._filled + count > self._room:
+        if self._filled + count > self._capacity:
             self.flush()
         if not self._arrays:
-            self._arrays = [self._array(tensor, count) for tensor in tensors]
+            self._arrays = [self._array_for(tensor, count) for tensor in tensors]
         if not self._filled:
-            self._first = block.batches.first
+            self._first_batch = block.batches.first
         start = self._filled
         self._filled += count
         self._ends.append(self._filled)
@@ -228,8 +217,8 @@ class Waiting:
             if array is not None and tensor is not None:
                 per_sample = tensor.shape[0] // count
                 array[start * per_sample : self._filled * per_sample].copy_(tensor)
-        full = self._filled + count > self._room  # another one like it would not fit
-        if full or len(self._ends) == _MOST_BATCHES:
+        is_full = self._filled + count > self._capacity  # another batch like it would not fit
+        if is_full or len(self._ends) == _MOST_BATCHES:
             self.flush()
 
     def flush(self) -> None:
@@ -246,31 +235,43 @@ class Waiting:
         rows_per_sample = block.rows / block.samples
         if block.derivatives or rows_per_sample != int(rows_per_sample):
             return 0
-        watched = [rows for batch in block.layers for rows in batch]
-        held = [tensor for tensor in tensors if tensor is not None]
-        bytes_per_sample = sum(tensor.nbytes for tensor in [*held, *watched]) / block.samples
+        total_bytes = 0
+        for tensor in tensors:
+            if tensor is not None:
+                total_bytes += tensor.nbytes
+        for tables in block.layers:
+            for table in tables:
+                total_bytes += table.nbytes
+        bytes_per_sample = total_bytes / block.samples
         if block.features.device.type == "cpu":
-            samples = self._preferred_rows(block.features.shape[-1]) / rows_per_sample
-            samples = max(samples, _CPU_BYTES / bytes_per_sample)
+            preferred = self._preferred_rows(block.features.shape[-1]) / rows_per_sample
+            samples = max(preferred, _CPU_BYTES / bytes_per_sample)
         else:
             samples = min(_DEVICE_ROWS / rows_per_sample, _DEVICE_BYTES / bytes_per_sample)
         return max(1, int(samples))
 
-    def _array(self, tensor: Tensor | None, samples: int) -> Tensor | None:
-        """Memory for a full block of what a tensor is for some samples."""
+    def _array_for(self, tensor: Tensor | None, samples: int) -> Tensor | None:
+        """Memory for a full block, where a tensor holds rows of some samples."""
         if tensor is None:
             return None
-        return tensor.new_empty(self._room * (tensor.shape[0] // samples), *tensor.shape[1:])
+        rows = self._capacity * (tensor.shape[0] // samples)
+        return tensor.new_empty(rows, *tensor.shape[1:])
 
     def _joined(self) -> Block:
         """The samples that wait, as a block that views the arrays."""
         like = self._like
         assert like is not None
-        views: list[Any] = []
+        views: list[Tensor | None] = []
         for array in self._arrays:
-            end = 0 if array is None else self._filled * (array.shape[0] // self._room)
-            views.append(None if array is None else array[:end])
-        output, features, counts, target, weights, importance, hashes, *inputs = views
+            if array is None:
+                views.append(None)
+            else:
+                rows_per_sample = array.shape[0] // self._capacity
+                views.append(array[: self._filled * rows_per_sample])
+        # The order of `_tensors_of`.
+        output, features, counts, target, weights, importance, hashes, *input_views = views
+        assert output is not None
+        assert features is not None
         leading = like.reading.inner[0] * self._filled // like.samples
         reading = replace(
             like.reading,
@@ -287,8 +288,35 @@ class Waiting:
             target=target,
             weights=weights,
             importance=importance,
-            inputs=inputs,
-            given_hashes=hashes,
-            batches=BatchRange(self._first, self._ends),
+            inputs=[view for view in input_views if view is not None],
+            sample_hashes=hashes,
+            batches=BatchRange(self._first_batch, self._ends),
             layers=self._layers,
         )
+
+
+def _tensors_of(block: Block) -> list[Tensor | None]:
+    """The tensors of a block that wait, in the order in which `Waiting._joined` unpacks them."""
+    return [
+        block.reading.output,
+        block.reading.inputs,
+        block.reading.counts,
+        block.target,
+        block.weights,
+        block.importance,
+        block.sample_hashes,
+        *block.inputs,
+    ]
+
+
+def _form_of(block: Block, tensors: list[Tensor | None]) -> tuple[object, ...]:
+    """What blocks must have in common to be joined: shapes, dtypes, devices and layout."""
+    kinds: list[object] = []
+    for tensor in tensors:
+        if tensor is None:
+            kinds.append(None)
+        else:
+            kinds.append((tensor.shape[1:], tensor.dtype, tensor.device))
+    reading = block.reading
+    layout = (reading.ones, reading.inner[1:], reading.axis, id(reading.order))
+    return (kinds, block.rows / block.samples, layout)

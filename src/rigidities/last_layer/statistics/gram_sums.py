@@ -1,4 +1,9 @@
-"""The Gram of the features and the products with the residuals, block by block."""
+r"""The Gram of the features and the products with the residuals, block by block.
+
+For features $f$ with weights $w$ and residuals $r$ these are $\sum w f f^\top$, $\sum w f r$ and
+$\sum w r^2$. How the products are computed is the affair of `posterior.gram`; this module brings
+the rows of a block into the form that a Gram takes.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +15,38 @@ from torch import Tensor
 from ...posterior.gram import Gram, precision_for
 from ...posterior.memory import require_memory
 from .block import Block
-from .parts import Part, Plan
+from .statistic import Plan, Statistic
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class GramSums(Part):
-    """The Gram as a part of a fit's statistics; rows of derivatives count in it as well."""
+class GramSums(Statistic):
+    """The Gram of a fit. Rows of derivatives by the inputs count in it as well."""
 
     def __init__(self, gram: Gram) -> None:
         self.gram = gram
 
     @classmethod
     def begin(cls, block: Block, plan: Plan) -> Self:
-        """An empty Gram, of the features' width, on their device."""
+        """An empty Gram of the features' width, on their device."""
         reading = block.reading
         # Features that differ between targets need a Gram for each.
-        targets = reading.inner[reading.axis] if block.layout == "separate" else None
+        targets = None
+        if block.layout == "separate":
+            targets = reading.inner[reading.axis]
         width = block.features.shape[-1] + reading.ones
         device = block.features.device
-        # A root keeps all digits, so that its products are in double precision.
-        precision = precision_for(plan.precision if plan.gram is Gram else "double", block.features)
+        # A triangular root keeps all digits, so its products are in double precision.
+        requested = plan.precision if plan.gram is Gram else "double"
+        precision = precision_for(requested, block.features)
         require_memory(plan.gram.copies, width, targets, device)
         return cls(plan.gram(width, targets=targets, device=device, precision=precision))
 
     def update(self, block: Block) -> None:
         """Add the products of the block's rows."""
         reading = block.reading
-        features, weights, residuals = _flat(
+        features, weights, residuals = _gram_rows(
             block.layout, block.features, block.weights, block.counted_residual
         )
         width = features.shape[-1] + reading.ones
@@ -52,21 +60,25 @@ class GramSums(Part):
             self.gram = self.gram.expand(weights.shape[1])
         self.gram.update(features, weights, residuals, ones=reading.ones)
         # Rows of derivatives have all columns. Without targets they count in the Gram alone.
-        for rows in block.derivatives:
-            features, weights, residuals = _flat(block.layout, *rows)
+        for derivative_features, derivative_weights, derivative_residuals in block.derivatives:
+            features, weights, residuals = _gram_rows(
+                block.layout, derivative_features, derivative_weights, derivative_residuals
+            )
             self.gram.update(features, weights, residuals, moments=residuals is not None)
 
     def merge(self, other: GramSums) -> None:
         """Add the sums of other rows."""
-        mine, theirs = self.gram, other.gram
-        if mine.targets is None and theirs.targets is not None:
-            mine = mine.expand(theirs.targets)
-        elif mine.targets is not None and theirs.targets is None:
-            theirs = theirs.expand(mine.targets)
-        self.gram = mine.merge(theirs)
+        gram = self.gram
+        other_gram = other.gram
+        # If one of them has a Gram for each target, the other gets copies.
+        if gram.targets is None and other_gram.targets is not None:
+            gram = gram.expand(other_gram.targets)
+        elif gram.targets is not None and other_gram.targets is None:
+            other_gram = other_gram.expand(gram.targets)
+        self.gram = gram.merge(other_gram)
 
     def without(self, removed: GramSums) -> GramSums:
-        """The sums of the rows that are left."""
+        """The sums of the remaining rows."""
         return GramSums(self.gram.without(removed.gram))
 
     def after(self, change: Tensor) -> GramSums:
@@ -87,10 +99,14 @@ class GramSums(Part):
         return GramSums(Gram.from_state(state))
 
 
-def _flat(
+def _gram_rows(
     layout: str, features: Tensor, weights: Tensor | None, residuals: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Joint features (M, K, P) as (M K, P): each target's row is a row of the one Gram."""
+    """Features, weights and residuals as the Gram takes them.
+
+    Joint features (M, K, P) become (M K, P): each target's row is a row of the one Gram. Features
+    of other layouts stay as they are.
+    """
     if layout != "joint":
         return features, weights, residuals
     rows, targets = features.shape[:2]

@@ -1,4 +1,4 @@
-"""Count, sums and products of what enters each layer that is watched: what `novelty` knows."""
+"""Sums over the inputs of each layer that is watched: what `novelty` knows of the training data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from torch import Tensor
 from ...data.storage import prefixed, unprefixed
 from ...posterior.gram import Gram
 from .block import Block
-from .parts import Part, Plan
+from .statistic import Plan, Statistic
 
 
-class LayerSums(Part):
+class LayerSums(Statistic):
     r"""For each layer the Gram of its rows with a column of ones, in float64.
 
-    That is $\sum f f^\top$, $\sum f$ and the number of rows in one matrix, which add up and can be
-    taken away like any Gram. Every row counts once, whatever its weight in the loss.
+    That is $\sum f f^\top$, $\sum f$ and the number of rows in one matrix. They are added and
+    subtracted like any Gram. Every row counts once, whatever its weight in the loss.
+
+    Attributes:
+        grams: One Gram per layer, in the order of the layers.
     """
 
     def __init__(self, grams: Sequence[Gram]) -> None:
@@ -25,33 +28,35 @@ class LayerSums(Part):
 
     @classmethod
     def begin(cls, block: Block, plan: Plan) -> LayerSums | None:
-        """Of no rows yet; None where no layer is watched."""
+        """Empty sums; None where no layer is watched."""
         if not block.layers:
             return None
         grams = []
-        for rows in block.layers[0]:
-            gram = Gram(rows.shape[1] + 1, device=rows.device, precision="double")
+        for table in block.layers[0]:
+            gram = Gram(table.shape[1] + 1, device=table.device, precision="double")
             grams.append(gram)
         return cls(grams)
 
     def update(self, block: Block) -> None:
         """Add the rows of the block's batches."""
-        for gram, tables in zip(self.grams, zip(*block.layers, strict=True), strict=True):
+        # `block.layers` goes by batch, then by layer; here each layer needs its tables.
+        tables_by_layer = zip(*block.layers, strict=True)
+        for gram, tables in zip(self.grams, tables_by_layer, strict=True):
             gram.update(torch.cat(tables), ones=True)
 
     def merge(self, other: LayerSums) -> None:
-        """Add the sums of other rows; that both watch the same layers has been asked before."""
+        """Add the sums of other rows. Both must watch the same layers, which is checked before."""
         merged = []
-        for mine, theirs in zip(self.grams, other.grams, strict=True):
-            merged.append(mine.merge(theirs))
+        for gram, other_gram in zip(self.grams, other.grams, strict=True):
+            merged.append(gram.merge(other_gram))
         self.grams = merged
 
     def without(self, removed: LayerSums) -> LayerSums:
-        """The sums of the rows that are left."""
-        left = []
-        for mine, theirs in zip(self.grams, removed.grams, strict=True):
-            left.append(mine.without(theirs))
-        return LayerSums(left)
+        """The sums of the remaining rows."""
+        remaining = []
+        for gram, removed_gram in zip(self.grams, removed.grams, strict=True):
+            remaining.append(gram.without(removed_gram))
+        return LayerSums(remaining)
 
     def to(self, device: torch.device) -> LayerSums:
         """A copy on a device."""
@@ -61,11 +66,14 @@ class LayerSums(Part):
         """The sums, by the number of the layer."""
         tensors: dict[str, Tensor] = {}
         for number, gram in enumerate(self.grams):
-            tensors |= prefixed(str(number), gram.state())
+            tensors.update(prefixed(str(number), gram.state()))
         return tensors
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> LayerSums:
         """The sums that `state` came from."""
-        count = 1 + max(int(name.split(".")[0]) for name in state)
-        return cls([Gram.from_state(unprefixed(str(number), state)) for number in range(count)])
+        numbers = [int(name.split(".")[0]) for name in state]
+        grams = []
+        for number in range(1 + max(numbers)):
+            grams.append(Gram.from_state(unprefixed(str(number), state)))
+        return cls(grams)

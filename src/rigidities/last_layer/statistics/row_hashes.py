@@ -1,21 +1,21 @@
-"""The hashes of a fit's rows, by which they are known again."""
+"""The hashes of a fit's rows, by which rows of other data are recognised."""
 
 from __future__ import annotations
 
-from ...data.sketch import RowSketch
+from ...data.sketch import NO_LIMIT, RowSketch
 from .block import Block
-from .parts import Part, Plan
+from .statistic import Plan, Statistic
 
 
-class RowHashes(RowSketch, Part):
-    """The smallest hashes of the training rows, as a part of a fit's statistics.
+class RowHashes(RowSketch, Statistic):
+    """The smallest hashes of the training rows.
 
-    Where outputs have no input row of their own (atoms of structures), no row can be judged.
+    Where outputs have no input row of their own (atoms of structures), no row can be recognised.
     """
 
     @classmethod
     def begin(cls, block: Block, plan: Plan) -> RowHashes:
-        """Of no rows yet."""
+        """The hashes of no rows yet."""
         return cls()
 
     def update(self, block: Block) -> None:
@@ -28,11 +28,15 @@ class RowHashes(RowSketch, Part):
 
     @property
     def judges(self) -> bool:
-        """Whether rows can be known again."""
+        """Whether rows can be recognised."""
         return self.limit > 0
 
     def require_held(self, removed: RowSketch) -> None:
-        """Refuse to take out rows that are not in the fit, as far as hashes tell."""
+        """Refuse to remove rows that are not in the fit, as far as hashes tell.
+
+        Raises:
+            ValueError: Some rows are not in the fit, or rows cannot be recognised at all.
+        """
         if not self.judges:
             raise ValueError(
                 "The rows of this fit cannot be recognised: its outputs have no input row of "
@@ -41,12 +45,13 @@ class RowHashes(RowSketch, Part):
                 "dropped."
             )
         lacking, judged = self.lacking(removed)
-        if lacking:
-            limited = ""
-            if self.limit < RowSketch().limit:
-                limited = f" that could be judged ({self.share:.1%} of all)"
-            raise ValueError(
-                f"{lacking} of {judged} rows{limited} were never in the fit (or were taken out "
-                "already, or had another target). Give rows as they were added, in the same "
-                "dtypes, or pass check=False where they cannot be recognised."
-            )
+        if not lacking:
+            return
+        limited = ""
+        if self.limit < NO_LIMIT:
+            limited = f" that could be judged ({self.share:.1%} of all)"
+        raise ValueError(
+            f"{lacking} of {judged} rows{limited} were never in the fit (or were taken out "
+            "already, or had another target). Give rows as they were added, in the same "
+            "dtypes, or pass check=False where they cannot be recognised."
+        )

@@ -1,7 +1,7 @@
 """A bounded sample of a fit's rows, to learn from without a second pass over the data.
 
-A sketch that keeps the rows and not their hashes alone: all of them while they are few, a uniform
-sample beyond.
+It is a sketch (see `data.sketch`) that keeps rows besides their hashes: all rows while they are
+few, and a uniform sample, those of lowest hash, beyond.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import Tensor
 from ...data.sketch import NO_LIMIT, RowSketch, RowTable
 from ...data.storage import prefixed, unprefixed
 from .block import Block
-from .parts import SAMPLE, Part, Plan
+from .statistic import SAMPLE, Plan, Statistic
 
 LARGEST = 1 << 25
-"""Numbers in the features of settled rows at most: wider rows are fewer."""
+"""Numbers in the features of settled rows at most. Of wider rows, fewer are kept."""
 
 
 class SampledRows(NamedTuple):
     """Output rows, n of them.
 
     Attributes:
-        features: (n, D) or (n, K, D), in the model's precision.
-        mean: the predictions, (n, K).
-        residual: target minus prediction, (n, K) in float64; NaN where a target is masked.
-        weight: in the Gram, (n, K).
-        importance: the user's sample weight, (n, 1) or (n, K); None without.
-        counts: that stand beside the features, (n, H) or (n, K, H); None without.
+        features: The features, (n, D) or (n, K, D), in the model's precision.
+        mean: The predictions, (n, K).
+        residual: Target minus prediction, (n, K) in float64; NaN where a target is masked.
+        weight: The weight in the Gram, (n, K).
+        importance: The user's sample weight, (n, 1) or (n, K); None without.
+        counts: The counts beside the features, (n, H) or (n, K, H); None without.
     """
 
     features: Tensor
@@ -40,15 +40,18 @@ class SampledRows(NamedTuple):
     counts: Tensor | None = None
 
 
-class RowSample(RowSketch, Part):
+class RowSample(RowSketch, Statistic):
     """The rows of lowest hash of a data set: a sketch whose columns are those of `SampledRows`.
 
-    It is lost, for good, once rows come whose residuals are not known or whose number of targets
-    is another.
+    The sample is lost, for good, once rows come whose residuals are not known or that have another
+    number of targets.
 
     Args:
-        size: how many rows to keep at most.
-        limit: every row whose hash is below it is held, and no other.
+        size: How many rows to keep at most.
+        limit: The sample has every row whose hash is below this limit, and no other.
+
+    Attributes:
+        lost: Whether the sample is lost.
     """
 
     room: ClassVar[int] = 2
@@ -60,7 +63,7 @@ class RowSample(RowSketch, Part):
 
     @classmethod
     def begin(cls, block: Block, plan: Plan) -> RowSample | None:
-        """Of no rows yet; None where none are wanted, or wide rows leave no room for one."""
+        """An empty sample; None where none is wanted, or rows are too wide for even one."""
         width = block.features.shape[1:].numel() + block.reading.ones
         size = min(plan.sample, LARGEST // width)
         if size == 0:
@@ -69,39 +72,43 @@ class RowSample(RowSketch, Part):
 
     @property
     def rows(self) -> SampledRows:
-        """Those held, each as often as it came; there must be some."""
+        """The rows, each as often as it came; there must be some."""
         self.settle()
-        columns = self.columns
-        if bool((self.counts > 1).any()):
-            columns = {k: column.repeat_interleave(self.counts, 0) for k, column in columns.items()}
-        else:
-            columns = {k: column.clone() for k, column in columns.items()}
+        repeats = bool((self.counts > 1).any())
+        columns = {}
+        for name, column in self.columns.items():
+            if repeats:
+                columns[name] = column.repeat_interleave(self.counts, 0)
+            else:
+                columns[name] = column.clone()
         return SampledRows(**columns)
 
     def update(self, block: Block) -> None:
         """Take the block's rows of lowest hash in."""
         if self.lost:
             return
-        hashes, residual = block.row_hashes, block.residual
-        if hashes is None or residual is None or self._other_targets(residual):
+        hashes = block.row_hashes
+        residual = block.residual
+        if hashes is None or residual is None or self._has_other_targets(residual):
             self._lose()
             return
         if block.importance is not None or block.weights is not None:
-            # Rows without any target are put at the highest limit, below which they never are.
-            known = residual.isfinite()
+            # Rows without any target get the highest hash, which is never below the limit.
+            has_target = residual.isfinite()
             if block.importance is not None:
-                known &= block.importance > 0
-            hashes = torch.where(known.any(1), hashes, NO_LIMIT)
-            residual = torch.where(known, residual, torch.nan)
+                has_target &= block.importance > 0
+            hashes = torch.where(has_target.any(1), hashes, NO_LIMIT)
+            residual = torch.where(has_target, residual, torch.nan)
         elif block.expected is not None:  # with weights, nobody knows how many rows count
             self.expect(block.expected * (block.rows // block.samples), hashes)
         if block.reading.ones != self._ones:
-            self.settle()  # with the column of ones that the rows before lack, or not
+            # The rows before lack the column of ones and these do not, or the reverse.
+            self.settle()
             self._ones = block.reading.ones
         self._append(self._lowest(hashes), hashes, self._columns_of(block, residual))
 
-    def _other_targets(self, residual: Tensor) -> bool:
-        """Whether rows have another number of targets than those held."""
+    def _has_other_targets(self, residual: Tensor) -> bool:
+        """Whether new rows have another number of targets than those in the sample."""
         mean = self.columns.get("mean")
         if mean is None and self._recent is not None:
             mean = self._recent.table().columns["mean"]
@@ -110,18 +117,20 @@ class RowSample(RowSketch, Part):
     def _lowest(self, hashes: Tensor) -> Tensor | None:
         """Places of the rows that may belong to the sample; None for all.
 
-        Those below the limit. An accelerator should not be asked how many they are: where it is
-        known how many rows to expect, it gives some more than are likely to be, the lowest ones,
-        and the lowest that had to be left out bounds the limit.
+        These are the rows whose hash is below the limit. An accelerator should not be asked how
+        many they are, because the answer has to be waited for. Where it is known how many rows to
+        expect, the lowest rows are taken instead, some more than are likely to be below the limit,
+        and the lowest hash that had to be left out bounds the limit.
         """
         if hashes.device.type == "cpu" or not self._expects:
             below = (hashes < self.limit).nonzero()[:, 0]
-            if len(below) > self.size:  # no more than fit: others would be copied for nothing
+            if len(below) > self.size:  # rows that will not stay need not be copied
                 distinct = torch.unique(hashes[below])
                 if len(distinct) > self.size:
                     self.limit = min(self.limit, int(distinct[self.size]))
                     below = (hashes < self.limit).nonzero()[:, 0]
             return below
+        # The number below the limit is binomial: its mean and eight standard deviations.
         likely = self.share * len(hashes)
         count = min(len(hashes), self.size, int(likely + 8 * likely**0.5 + 8))
         if count == len(hashes):
@@ -133,7 +142,7 @@ class RowSample(RowSketch, Part):
 
     @staticmethod
     def _columns_of(block: Block, residual: Tensor) -> dict[str, Tensor]:
-        """The columns of a block's rows, as far as they are not all ones."""
+        """The columns of a block's rows, except those that are all ones."""
         reading = block.reading
         columns = {
             "features": reading.inputs,
@@ -149,7 +158,7 @@ class RowSample(RowSketch, Part):
         return columns
 
     def _completed(self, recent: RowTable) -> RowTable:
-        """With the columns of ones that blocks leave out."""
+        """The latest rows with the columns of ones that blocks leave out."""
         columns = recent.columns
         if self._ones:
             columns["features"] = torch.nn.functional.pad(columns["features"], (0, 1), value=1.0)
@@ -162,7 +171,7 @@ class RowSample(RowSketch, Part):
         self.void()
 
     def merge(self, other: RowSample) -> None:  # type: ignore[override]
-        """Take another data set's rows in; the smaller of the two sizes holds."""
+        """Take another data set's rows in; the smaller of the two sizes remains."""
         if self.lost or other.lost:
             self._lose()
             return
@@ -170,38 +179,46 @@ class RowSample(RowSketch, Part):
         super().merge(other)
 
     def without(self, removed: RowSample) -> RowSample | None:  # type: ignore[override]
-        """The sample of the rows that are left."""
+        """The sample of the remaining rows; None where one of the two is lost."""
         if self.lost or removed.lost:
             return None
         return super().without(removed)
 
     def after(self, change: Tensor) -> RowSample:
-        """A copy when the readout's weights have changed by (D, K or 1): r becomes r - F change."""
-        other = self.clone()
-        if not other.columns:  # no row is held
-            return other
-        residual = self.columns["residual"]
-        features, change = self.columns["features"].to(residual), change.to(residual)
-        if features.ndim == 3:  # a row of features for each target
-            moved = (features * change.mT).sum(-1)
-        else:
-            moved = features @ change
+        """A copy for weights that have changed by (D, K or 1): r becomes r - F change."""
+        copy = self.clone()
+        if not copy.columns:  # the sample is empty
+            return copy
         mean = self.columns["mean"]
-        changed = {"mean": (mean + moved).to(mean), "residual": residual - moved}
-        other.columns = self.columns | changed
-        return other
+        residual = self.columns["residual"]
+        features = self.columns["features"].to(residual)
+        change = change.to(residual)
+        if features.ndim == 3:  # (n, K, D): each target has features of its own
+            shift = (features * change.mT).sum(-1)
+        else:
+            shift = features @ change
+        copy.columns = {
+            **self.columns,
+            "mean": (mean + shift).to(mean),
+            "residual": residual - shift,
+        }
+        return copy
 
     def state(self) -> dict[str, Tensor]:
-        """As tensors, for files."""
+        """The sample as tensors, for files; empty where it is lost."""
         if self.lost:
             return {}
-        hashed = super().state() | {"size": torch.tensor(self.size)}
-        return hashed | prefixed("columns", self.columns)
+        return {
+            **super().state(),
+            "size": torch.tensor(self.size),
+            **prefixed("columns", self.columns),
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSample:
         """The sample that `state` came from."""
         sample = cls(int(state["size"]), int(state["limit"]))
-        sample.hashes, sample.counts = state["hashes"], state["counts"]
+        sample.hashes = state["hashes"]
+        sample.counts = state["counts"]
         sample.columns = unprefixed("columns", state)
         return sample

@@ -1,4 +1,8 @@
-"""Everything that a fit learns from the data, as parts that each take blocks of rows."""
+"""All statistics that a fit keeps of its rows, as one object.
+
+`Statistics` begins with the first block, hands every block of rows to each of its statistics, and
+merges, subtracts, saves and loads them together. Which statistics there are says `REGISTRY`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...data import schema
-from ...data.arrays import TARGET_KEYS, Columns, agreed
+from ...data.arrays import TARGET_KEYS, Columns, agreed_columns
 from ...data.batches import Batch, kind_of
 from ...data.schema import Array, declare
 from ...data.storage import Snapshot, prefixed, unprefixed
@@ -19,44 +23,46 @@ from ...posterior.gram import Gram, PrecisionLike
 from .block import Block
 from .gram_sums import GramSums
 from .layer_sums import LayerSums
-from .parts import Part, Plan
 from .row_hashes import RowHashes
 from .row_sample import RowSample
+from .statistic import Plan, Statistic
 
-PARTS: dict[str, type[Part]] = {
+__all__ = ["REGISTRY", "Statistics", "register"]
+
+REGISTRY: dict[str, type[Statistic]] = {
     "gram": GramSums,
     "sketch": RowHashes,
     "rows": RowSample,
     "layers": LayerSums,
 }
-"""Every statistic that a fit keeps, by its name in files."""
+"""The class of every statistic that a fit keeps, by its name in files."""
 
 
-def register(name: str, part: type[Part], tensors: Mapping[str, Array]) -> None:
+def register(name: str, statistic: type[Statistic], tensors: Mapping[str, Array]) -> None:
     """Let fits keep another statistic.
 
     Args:
-        name: of the statistic in files.
-        part: its class.
-        tensors: what its `state` holds, for the table of files.
+        name: The name of the statistic in files.
+        statistic: Its class.
+        tensors: What its `state` holds, for the table of files.
     """
     declare("fit", name, schema.Part(tensors=tensors))
-    PARTS[name] = part
+    REGISTRY[name] = statistic
 
 
 @dataclass
 class Statistics:
-    """What the rows of a data set leave behind.
+    """Everything that a fit keeps of the rows of a data set.
 
     Attributes:
-        parts: the statistics, by name; one that is not wanted, or lost its sense, is not there.
-        targets: number of targets K.
-        inputs: number of positional inputs of the model, or of a tuple that `forward=` takes.
-        kind: of the batches, where known; see `data.batches.kind_of`.
-        columns: names of the columns of each data frame in a batch, where there were any.
+        by_name: The statistics by name. One that is not wanted, or has become useless, is missing.
+        targets: The number of targets K.
+        inputs: The number of positional inputs of the model, or of a tuple that `forward=` takes.
+        kind: The form of the batches, where known; see `data.batches.kind_of`.
+        columns: Names of the columns of each data frame in a batch, where there were any.
     """
 
-    parts: dict[str, Any]
+    by_name: dict[str, Any]
     targets: int
     inputs: int
     kind: str | None = None
@@ -64,83 +70,102 @@ class Statistics:
 
     @classmethod
     def begin(cls, batch: Batch, block: Block, plan: Plan) -> Statistics:
-        """Of no rows yet, for data like a first batch and its block."""
-        parts: dict[str, Any] = {}
-        for name, part in PARTS.items():
-            begun = part.begin(block, plan)
-            if begun is not None:
-                parts[name] = begun
+        """The statistics of no rows yet, for data like a first batch and its block."""
+        by_name: dict[str, Any] = {}
+        for name, statistic_class in REGISTRY.items():
+            statistic = statistic_class.begin(block, plan)
+            if statistic is not None:
+                by_name[name] = statistic
         kind = kind_of(batch.raw)
         inputs = len(batch.args)
         if kind.startswith("tuple"):
-            inputs = max(1, len(batch.raw) - 1)
-        targets = block.reading.inner[block.reading.axis]
-        return cls(parts, targets, inputs, kind, batch.columns)
+            inputs = max(1, len(batch.raw) - 1)  # the last entry is the target
+        return cls(
+            by_name=by_name,
+            targets=block.reading.inner[block.reading.axis],
+            inputs=inputs,
+            kind=kind,
+            columns=batch.columns,
+        )
 
     @property
     def gram(self) -> Gram:
         """The sums of products of features and residuals."""
-        sums: GramSums = self.parts["gram"]
+        sums: GramSums = self.by_name["gram"]
         return sums.gram
 
     @property
     def sketch(self) -> RowHashes:
         """Hashes of the rows, to recognise them in other data."""
-        hashes: RowHashes = self.parts["sketch"]
+        hashes: RowHashes = self.by_name["sketch"]
         return hashes
 
     @property
     def sample(self) -> RowSample | None:
-        """Some of the rows; None where none were asked for or their residuals are not known."""
-        sample: RowSample | None = self.parts.get("rows")
-        return None if sample is None or sample.lost else sample
+        """Some of the rows; None where none were wanted or their residuals are not known."""
+        sample: RowSample | None = self.by_name.get("rows")
+        if sample is None or sample.lost:
+            return None
+        return sample
 
     @property
     def layers(self) -> LayerSums | None:
-        """Sums of what enters each layer; None where none is watched."""
-        return self.parts.get("layers")
+        """Sums over the inputs of each layer; None where no layer is watched."""
+        return self.by_name.get("layers")
 
     def plan(self, precision: PrecisionLike) -> Plan:
-        """For statistics of other rows, to be merged with these or taken out of them."""
+        """The plan for statistics of other rows, to be merged with these or taken out of them."""
+        gram_class = type(self.gram)
         sample = self.sample
         if sample is None:
-            return Plan(sample=0, precision=precision, gram=type(self.gram))
-        return Plan(sample.size, sample.limit, precision, type(self.gram))
+            return Plan(sample=0, precision=precision, gram=gram_class)
+        return Plan(sample.size, sample.limit, precision, gram_class)
 
     def update(self, block: Block) -> None:
         """Take a block of rows in."""
-        for part in self.parts.values():
-            part.update(block)
+        for statistic in self.by_name.values():
+            statistic.update(block)
 
     def merge(self, other: Statistics) -> Statistics:
         """Add another's rows to these, and return these; the other stays as it was."""
-        self.columns = agreed(other.columns, self.columns)
+        self.columns = agreed_columns(other.columns, self.columns)
         if other.gram.device != self.gram.device:
             other = other.to(self.gram.device)
-        for name, part in list(self.parts.items()):
-            if name in other.parts:
-                part.merge(other.parts[name])
-            else:  # what is known of some of the rows alone says nothing
-                del self.parts[name]
+        for name, statistic in list(self.by_name.items()):
+            if name in other.by_name:
+                statistic.merge(other.by_name[name])
+            else:  # a statistic of some of the rows would be wrong for all
+                del self.by_name[name]
         self.settle()
         return self
 
     def without(self, removed: Statistics, *, check: bool) -> Statistics:
-        """What is left when rows are taken out, which must be held; `check` asks their hashes."""
+        """The statistics of the remaining rows, as a new object.
+
+        Args:
+            removed: The statistics of the rows to remove.
+            check: Whether rows that were never added are refused, by their hashes.
+
+        Raises:
+            ValueError: `check` is set and finds such rows, or cannot judge.
+        """
         if check:
             self.sketch.require_held(removed.sketch)
-        parts = {}
-        for name, part in self.parts.items():
-            left = part.without(removed.parts[name]) if name in removed.parts else None
-            if left is not None:
-                parts[name] = left
-        if not self.sketch.judges:  # no row of the sample would be recognised
-            parts.pop("rows", None)
-        return replace(self, parts=parts)
+        by_name = {}
+        for name, statistic in self.by_name.items():
+            if name not in removed.by_name:
+                continue
+            remaining = statistic.without(removed.by_name[name])
+            if remaining is not None:
+                by_name[name] = remaining
+        if not self.sketch.judges:  # rows to remove cannot be found in the sample
+            by_name.pop("rows", None)
+        return replace(self, by_name=by_name)
 
     def after(self, change: Tensor) -> Statistics:
-        """The same rows when the readout's weights have changed by (D, K or 1)."""
-        return replace(self, parts={k: part.after(change) for k, part in self.parts.items()})
+        """The statistics of the same rows, for weights that have changed by (D, K or 1)."""
+        by_name = {name: statistic.after(change) for name, statistic in self.by_name.items()}
+        return replace(self, by_name=by_name)
 
     def clone(self) -> Statistics:
         """An independent copy."""
@@ -148,26 +173,27 @@ class Statistics:
 
     def to(self, device: torch.device) -> Statistics:
         """An independent copy on a device."""
-        return replace(self, parts={k: part.to(device) for k, part in self.parts.items()})
+        by_name = {name: statistic.to(device) for name, statistic in self.by_name.items()}
+        return replace(self, by_name=by_name)
 
     def settle(self) -> None:
-        """Finish what may be unfinished, before threads share the statistics."""
-        for part in self.parts.values():
-            part.settle()
+        """Finish pending work, before threads share the statistics."""
+        for statistic in self.by_name.values():
+            statistic.settle()
 
     def trimmed(self, limit: int) -> Statistics:
-        """The same with the rows of the sample below a limit alone."""
+        """The same with only those rows of the sample whose hash is below a limit."""
         sample = self.sample
         if sample is None:
             return self
-        return replace(self, parts=self.parts | {"rows": sample.trimmed(limit)})
+        return replace(self, by_name={**self.by_name, "rows": sample.trimmed(limit)})
 
     def snapshot(self, *, rows: bool = True) -> Snapshot:
-        """As tensors and a header; `rows` says whether the sample of rows is among them."""
+        """The statistics as tensors and a header; `rows` includes the sample of rows."""
         tensors: dict[str, Tensor] = {}
-        for name, part in self.parts.items():
+        for name, statistic in self.by_name.items():
             if rows or name != "rows":
-                tensors |= prefixed(name, part.state())
+                tensors.update(prefixed(name, statistic.state()))
         header: dict[str, Any] = {
             "targets": self.targets,
             "inputs": self.inputs,
@@ -178,16 +204,17 @@ class Statistics:
         return Snapshot(tensors, header)
 
     @classmethod
-    def from_snapshot(cls, given: Snapshot, device: torch.device | str) -> Statistics:
-        """The statistics that a snapshot came from, on a device; it may hold more."""
-        parts = {}
-        for name, part in PARTS.items():
-            state = unprefixed(name, given.tensors)
+    def from_snapshot(cls, snapshot: Snapshot, device: torch.device | str) -> Statistics:
+        """The statistics that a snapshot holds, among other things, on a device."""
+        by_name = {}
+        for name, statistic_class in REGISTRY.items():
+            state = unprefixed(name, snapshot.tensors)
             if state:
-                parts[name] = part.from_state({k: t.to(device) for k, t in state.items()})
-        header = given.header
+                placed = {key: tensor.to(device) for key, tensor in state.items()}
+                by_name[name] = statistic_class.from_state(placed)
+        header = snapshot.header
         return cls(
-            parts=parts,
+            by_name=by_name,
             targets=header["targets"],
             inputs=header["inputs"],
             kind=header["batch"],
@@ -202,8 +229,8 @@ class Statistics:
                 "or scale what goes into the readout."
             )
 
-    def say_unlabelled(self) -> None:
-        """Warn of batches that could have held a target, and did not where it was looked for."""
+    def warn_of_missing_targets(self) -> None:
+        """Warn where batches could have held a target, and none was in the usual places."""
         if self.gram.cross is None and self.kind in ("mapping", "object"):
             notify(
                 "The fit saw no target in its batches and went without: it looks for "

@@ -1,4 +1,8 @@
-"""The minimum of a smooth function whose curvature is known roughly: preconditioned L-BFGS."""
+"""The minimum of a smooth function whose curvature is known roughly: preconditioned L-BFGS.
+
+Nocedal and Wright, Numerical Optimization (2006), algorithms 7.4 and 7.5, with a backtracking line
+search and coordinates that may rest at a bound.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,10 @@ from torch import Tensor
 Loss = Callable[[Tensor], tuple[float, Tensor]]
 """A point (P,) to the value there and its gradient (P,)."""
 
-_MEMORY, _TRIALS = 20, 20
+_MEMORY = 20
+"""Changes of point and gradient that are remembered."""
+_TRIALS = 20
+"""Lengths of a step that are tried at most."""
 _SUFFICIENT = 1e-4
 """Of the decrease that the slope promises, what a step must bring (Armijo's condition)."""
 
@@ -42,7 +49,7 @@ def minimum(
     changes: list[tuple[Tensor, Tensor]] = []  # of the point, and of the gradient with it
     resting = gradient == 0
     for _ in range(steps):
-        step = _newton_step(gradient, changes, preconditioned)
+        step = _quasi_newton_step(gradient, changes, preconditioned)
         step = torch.where(resting, 0.0, step)
         step = step * (longest / float(step.abs().max().clamp(min=longest)))
         if not float(step @ gradient) > 2 * done:  # a quadratic function would fall by half of it
@@ -57,29 +64,35 @@ def minimum(
             length = _shorter(length, promised, new_value - value)
         else:
             break
-        moved, turned = new_point - point, new_gradient - gradient
-        if float(moved @ turned) > 0:
-            changes = [*changes[1 - _MEMORY :], (moved, turned)]
-        point, value, gradient = new_point, new_value, new_gradient
+        point_change = new_point - point
+        gradient_change = new_gradient - gradient
+        if float(point_change @ gradient_change) > 0:  # else the curvature would not be positive
+            changes = [*changes[1 - _MEMORY :], (point_change, gradient_change)]
+        point = new_point
+        value = new_value
+        gradient = new_gradient
         if not torch.equal(resting, gradient == 0):  # a bound holds a coordinate, or lets it go
-            resting, changes = gradient == 0, []
+            resting = gradient == 0
+            changes = []
     return point
 
 
-def _newton_step(
+def _quasi_newton_step(
     gradient: Tensor,
     changes: list[tuple[Tensor, Tensor]],
     preconditioned: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """The gradient over a curvature that explains the changes (Nocedal's two loops)."""
-    left, shares = gradient, []
-    for moved, turned in reversed(changes):
-        share = moved @ left / (moved @ turned)
-        left = left - share * turned
+    remaining = gradient
+    shares = []
+    for point_change, gradient_change in reversed(changes):
+        share = point_change @ remaining / (point_change @ gradient_change)
+        remaining = remaining - share * gradient_change
         shares.append(share)
-    step = preconditioned(left)
-    for (moved, turned), share in zip(changes, reversed(shares), strict=True):
-        step = step + moved * (share - turned @ step / (moved @ turned))
+    step = preconditioned(remaining)
+    for (point_change, gradient_change), share in zip(changes, reversed(shares), strict=True):
+        back = gradient_change @ step / (point_change @ gradient_change)
+        step = step + point_change * (share - back)
     return step
 
 
@@ -89,5 +102,7 @@ def _shorter(length: float, promised: float, rise: float) -> float:
     `promised` is by how much the slope at its start would have let the value fall.
     """
     curvature = rise + promised
-    best = 0.5 * length * promised / curvature if curvature > 0 else 0.0  # NaN is not above zero
+    best = 0.0
+    if curvature > 0:  # NaN is not above zero
+        best = 0.5 * length * promised / curvature
     return min(max(best, 0.1 * length), 0.5 * length)

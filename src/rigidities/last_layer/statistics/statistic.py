@@ -1,8 +1,8 @@
-"""What a statistic of the training data is to the fit that keeps it.
+"""One statistic of the training data, as the fit that keeps it sees it.
 
-A part takes blocks of rows in, merges with the same part of other rows, and becomes tensors for
-files, checkpoints and other processes. A new statistic is one class in one file: derive it from
-`Part`, and call `statistics.register` with the name that it shall have in files.
+A statistic takes blocks of rows in, merges with the same statistic of other rows, and becomes
+tensors for files, checkpoints and other processes. A new statistic is one class in one file: derive
+it from `Statistic`, and call `statistics.register` with its name in files.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from .block import Block
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["SAMPLE", "Plan", "Statistic"]
+
 SAMPLE = 8192
 """Rows to keep by default."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What new statistics are to keep.
+    """What new statistics keep.
 
     Attributes:
-        sample: how many rows to keep at most, 0 for none.
-        sample_limit: rows of a higher hash are not wanted.
-        precision: of the Gram's products.
-        gram: what accumulates the Gram.
+        sample: How many rows to keep at most, 0 for none.
+        sample_limit: Rows whose hash is this or higher are not kept.
+        precision: The precision of the Gram's products.
+        gram: The class that accumulates the Gram.
+
+    Raises:
+        ValueError: `sample` is not a number of rows.
     """
 
     sample: int = SAMPLE
@@ -48,13 +53,13 @@ class Plan:
             )
 
 
-class Part(ABC):
+class Statistic(ABC):
     """One statistic of the rows of a data set."""
 
     @classmethod
     @abstractmethod
     def begin(cls, block: Block, plan: Plan) -> Self | None:
-        """The statistic of no rows yet, for rows like those of a block; None if not wanted."""
+        """The statistic of no rows yet, for rows like a block's; None if it is not wanted."""
 
     @abstractmethod
     def update(self, block: Block) -> None:
@@ -66,7 +71,7 @@ class Part(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Everything there is to know, as tensors; empty where nothing is known any more."""
+        """The whole statistic as tensors; empty where it is of no use any more."""
 
     @classmethod
     @abstractmethod
@@ -74,21 +79,21 @@ class Part(ABC):
         """The statistic that `state` came from."""
 
     def without(self, removed: Any) -> Any:
-        """The statistic of the rows that are left, as a new object; None where that is unknown."""
+        """The statistic of the remaining rows, as a new object; None where that is unknown."""
         return None
 
     def after(self, change: Tensor) -> Any:
-        """The statistic when the readout's weights have changed by (D, K or 1).
+        """The statistic after the readout's weights have changed by (D, K or 1).
 
-        By default the same object: most statistics do not depend on the weights.
+        By default it is the same object: most statistics do not depend on the weights.
         """
         return self
 
     def to(self, device: torch.device) -> Any:
         """An independent copy on a device."""
-        state = self.state()
-        return self.from_state({name: t.to(device, copy=True) for name, t in state.items()})
+        copies = {name: tensor.to(device, copy=True) for name, tensor in self.state().items()}
+        return self.from_state(copies)
 
     def settle(self) -> None:
-        """Finish what may be unfinished, before threads share the statistic."""
+        """Finish pending work, before threads share the statistic."""
         return

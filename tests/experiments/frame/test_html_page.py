@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.frame.html_page import experiment_page
+from experiments.frame.html_page.__main__ import main
+from experiments.frame.html_page.metrics import METRICS
+from experiments.frame.html_page.plots import methods_plot
 
-from rigidities import report
-from rigidities.report.experiments import nested
-from rigidities.report.scores import METRICS
-from tests.support.pages import Page
+from tests.support.pages import Page, shorten
 
-pytestmark = pytest.mark.usefixtures("short")
-
-RESULTS = sorted((Path(__file__).parents[2] / "experiments" / "results").rglob("*.json"))
+RESULTS = sorted((Path(__file__).parents[3] / "experiments" / "results").rglob("*.json"))
 METHODS = ("llpr", "best", "mc_dropout", "deep_ensemble", "laplace")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without plotly's script."""
+    shorten(monkeypatch)
 
 
 def uci(sets: int = 2) -> dict[str, Any]:
@@ -33,7 +38,7 @@ def uci(sets: int = 2) -> dict[str, Any]:
 
 
 def page(numbers: Any, **options: Any) -> Page:
-    return Page(report.experiment(numbers, **options))
+    return Page(experiment_page(numbers, **options))
 
 
 def renumbered(entry: Any, numbers: Iterator[int]) -> Any:
@@ -256,7 +261,7 @@ def test_what_only_looks_alike_is_listed(entry: dict[str, Any]) -> None:
 def test_names_and_texts_of_an_experiment_stay_text() -> None:
     evil = "<script>window.bad = 1</script>"
     numbers = {evil: {"splits": 2, evil: {"rmse": [1, 0.1]}}, "x": {evil: evil, "n": 1}}
-    text = report.experiment(numbers, title=evil)
+    text = experiment_page(numbers, title=evil)
     found = Page(text)
     assert len(found.running) == 2
     assert evil not in text
@@ -266,7 +271,7 @@ def test_names_and_texts_of_an_experiment_stay_text() -> None:
 
 
 def test_a_page_without_plots_carries_no_plotly() -> None:
-    assert len(Page(report.experiment({"a": 1})).running) == 1
+    assert len(Page(experiment_page({"a": 1})).running) == 1
 
 
 def test_the_number_of_plots_is_bounded() -> None:
@@ -289,20 +294,65 @@ def test_bins_are_known_by_what_they_hold() -> None:
 def test_two_repetitions_are_no_mean_and_error() -> None:
     two = {"llpr": {"rmse": [1.5, 2.5], "n": 2}, "best": {"rmse": [1.0, 2.0], "n": 2}}
     for key in ("per_split", "scores_of_each"):
-        text = Page(nested.tables({key: two})).text
-        assert "1.500, 2.500" in text
-        assert "±" not in text
-    assert "1.5 ± 2.5" in Page(nested.tables({"means": two})).text
+        cells = page({key: two}).rows
+        assert cells[1] == ["llpr", "1.500, 2.500", "2"]
+    assert page({"means": two}).rows[1] == ["llpr", "1.5 ± 2.5", "2"]
     text = page({"per_split": {"a": {"scores": {"rmse": [1.5, 2.5]}}}}).text
     assert "1.500, 2.500" in text
 
 
 def test_alike_mappings_become_one_table_and_lists_columns() -> None:
     values = {"a": {"nll": [1.0, 0.5], "n": 2}, "b": {"nll": [2.0, 0.25], "n": 3}}
-    found = Page(nested.tables(values))
+    found = page(values)
     assert found.rows == [["", "nll", "n"], ["a", "1.00 ± 0.50", "2"], ["b", "2.00 ± 0.25", "3"]]
     lists = {"x": list(range(300)), "y": [0.5] * 300, "other": [1, 2, 3, 4, 5]}
-    found = Page(nested.tables(lists))
+    found = page(lists)
     assert found.rows[1] == ["0", "0", "0.5000"]
     assert "The first 200 of 300." in found.text
     assert found.rows[-1] == ["4", "5"]
+
+
+def test_long_names_of_methods_stay_distinct() -> None:
+    names = [f"an ensemble of many deep nets, number {k}, of them all" for k in range(12)]
+    (trace,) = methods_plot("set", {"NLL": dict.fromkeys(names, (1.0, 0.1))}).traces["NLL"]
+    assert len(set(trace.y)) == 12
+    assert max(map(len, trace.y)) <= 30
+
+
+def test_quotes_stay_quotes_in_what_plotly_shows() -> None:
+    (trace,) = methods_plot("set", {"NLL": {'"best"': (1.0, 0.1)}}).traces["NLL"]
+    assert list(trace.y) == ['"best"']
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_numbers_that_json_does_not_know_are_read(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "p.json"
+    path.write_text('{"scores": {"nll": NaN, "rmse": 2.5, "crps": Infinity}}')
+    assert main([str(path)]) == 0
+    assert capsys.readouterr().out == f"Wrote {tmp_path / 'p.html'}\n"
+    written = Page((tmp_path / "p.html").read_text(encoding="utf-8"))
+    assert "p.json" in written.text
+    assert written.row("NLL")[1] == "-"
+    assert written.row("CRPS")[1] == "∞"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "p.json is damaged or no JSON file"),
+        ('{"a": [1, 2', "p.json is damaged or no JSON file"),
+        ("[1, 2]", "holds a list. Expected an experiment's numbers"),
+        ('{"a": "text"}', "got no number at all"),
+        ("[" * 100_000, "damaged"),
+        (None, "There is no file"),
+    ],
+)
+def test_a_bad_file_is_explained(content: str | None, words: str, tmp_path, capsys) -> None:
+    path = tmp_path / "p.json"
+    if content is not None:
+        path.write_text(content)
+    assert main([str(path), "--out", str(tmp_path / "r.html")]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()

@@ -1,0 +1,389 @@
+r"""The rows of a calibration: residuals of all targets, gathered in one pass over the data.
+
+`Gathering` takes batch after batch of residuals and of the features' squared components in the
+Gram's eigenbasis, and thins the rows evenly where they would not fit into memory. Gatherings of
+several processes merge to one. `Residuals` is the table that it leaves: everything that `search`
+and `full_model` need, for every ridge, since $q(s) = P\,(\lambda + s)^{-1}$ with the squared
+components P and the eigenvalues $\lambda$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Gathering", "Residuals"]
+
+LARGEST = 3 << 25
+"""Numbers that are held at most (3/4 GiB in float64). Beyond them half of the rows are dropped."""
+ROWS = 1 << 17
+"""Rows that are held at most. A scale from so many is certain to 0.3 %."""
+
+_PIECE = 1 << 20
+"""Numbers of squared components from which on batches are joined to one piece."""
+_BATCHES = 256
+"""Batches that are joined to one piece at the latest."""
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """What one pass over data leaves for calibration: a table of n rows and K targets.
+
+    Attributes:
+        error: Target minus prediction, (n, K); NaN where a target is masked.
+        power: Squared components of the features in the Gram's eigenbasis, (n, D), or (n, K, D)
+            where targets have features of their own. They stand in several pieces, one after the
+            other, since joining them would take the memory twice.
+        weight: The weight of each row in the Gram, (n, 1) or (n, K).
+        noise_factor: What a unit of noise adds to the row's variance, (n, 1) or (n, K): the noise's
+            shape, times the typical weight over the user's weight c of the sample.
+        rows: How many rows the data have; n is smaller where they were thinned.
+        typical_weight: The harmonic mean of the weights c above zero, (1, 1) or (1, K); 1 without
+            weights.
+        mean_shape: The mean of the noise's shape.
+        samples: How many samples were compared with the training data.
+        duplicates: How many of those are in the training data too.
+        extra: Further columns, by name, (n, ...): those that were given to `Gathering.add`, and
+            "number", the row's place in the data.
+        hashed: How many samples were told apart by their hashes.
+        distinct: How many different ones there were among them.
+    """
+
+    error: Tensor
+    power: tuple[Tensor, ...]
+    weight: Tensor
+    noise_factor: Tensor
+    rows: int
+    typical_weight: Tensor
+    mean_shape: float = 1.0
+    samples: int = 0
+    duplicates: float = 0.0
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    hashed: int = 0
+    distinct: int = 0
+
+    @property
+    def repeated(self) -> list[str]:
+        """A sentence that half of the rows or more are copies of others, where that is so."""
+        if 2 * self.distinct > self.hashed or self.hashed < 2:
+            return []
+        return [
+            f"Only {self.distinct} of {self.hashed} calibration rows are distinct: where the rest "
+            "are copies, and no observations of their own, the bars rest on those few alone."
+        ]
+
+    def subset(self, mask: Tensor) -> Residuals:
+        """The rows that a mask (n,) of booleans selects."""
+        masks = torch.split(mask, [len(piece) for piece in self.power])
+        power = tuple(piece[chosen] for piece, chosen in zip(self.power, masks, strict=True))
+        return replace(
+            self,
+            error=self.error[mask],
+            power=power,
+            weight=self.weight[mask],
+            noise_factor=self.noise_factor[mask],
+            rows=int(mask.sum()),
+            extra={name: column[mask] for name, column in self.extra.items()},
+        )
+
+    def quadratic(self, eigenvalues: Tensor, ridges: Tensor) -> Tensor:
+        """The unscaled variances q for each ridge (J,): (n, 1 or K, J)."""
+        inverse = 1 / (eigenvalues[..., None] + ridges)  # (D, J) or (K, D, J)
+        if inverse.ndim == 3:
+            return torch.cat([torch.einsum("nkd,kdj->nkj", piece, inverse) for piece in self.power])
+        q = torch.cat([piece @ inverse for piece in self.power])
+        return q[:, None] if q.ndim == 2 else q
+
+    def quadratic_at(self, eigenvalues: Tensor, ridge: float) -> Tensor:
+        """The unscaled variances q at one ridge, (n, 1 or K)."""
+        return self.quadratic(eigenvalues, eigenvalues.new_tensor([ridge]))[..., 0]
+
+
+def golden_positions(first: int, count: int, device: torch.device) -> Tensor:
+    """Positions in [0, 1) of rows: those below a threshold are that share of them, evenly spread.
+
+    Multiples of the golden ratio share no period with the rows, of time steps or outputs, say.
+
+    Args:
+        first: The number of the first row.
+        count: How many rows there are.
+        device: Where the positions are to be.
+    """
+    numbers = torch.arange(first, first + count, dtype=torch.float64, device=device)
+    return (numbers * _GOLDEN) % 1
+
+
+Columns = dict[str, Tensor]
+"""Some rows, by column: error, power, weight, noise_factor, the extra ones, number, position."""
+
+_OWN_COLUMNS = ("error", "power", "weight", "noise_factor", "position")
+"""Columns that are no extra ones of `Residuals`."""
+
+
+class Gathering:
+    """The rows of a pass so far, of which a bounded number is held.
+
+    Attributes:
+        sketch: A sketch of the hashes of all rows, which counts the distinct ones; None where
+            nobody asks.
+    """
+
+    def __init__(self, most: int | None = None, sketch: Any = None) -> None:
+        """Begin without rows.
+
+        Args:
+            most: How many rows are held at most; by default `ROWS`.
+            sketch: A sketch of hashes, as `data.sketch.RowSketch`.
+        """
+        self.sketch = sketch
+        self._most = most or ROWS
+        self._pieces: list[Columns] = []
+        self._batches: list[Columns] = []  # the latest ones, not joined yet
+        self._rows = 0
+        self._share = 1.0  # of all rows, that is held
+        self._shape_sum = 0.0
+        # How many weights above zero there are, and the sum of their inverses, (2, 1 or K).
+        self._weight_sums: Tensor | float = 0.0
+        self._samples = 0
+        self._duplicates = 0.0
+
+    def add(
+        self,
+        error: Tensor,
+        power: Tensor,
+        weight: Tensor | None = None,
+        shape: Tensor | None = None,
+        importance: Tensor | None = None,
+        **extra: Tensor,
+    ) -> None:
+        """Add one batch, whose columns are as in `Residuals`.
+
+        Args:
+            error: Target minus prediction, (n, K).
+            power: Squared components in the eigenbasis, (n, D) or (n, K, D).
+            weight: The rows' weights in the Gram; None for ones.
+            shape: The noise's shape; None for ones.
+            importance: The user's weights c; None for ones.
+            extra: Further columns, (n, ...), the same in every batch.
+
+        Raises:
+            ValueError: There is NaN or infinity in a row that counts.
+        """
+        ones = error.new_ones(len(error), 1)
+        weight = ones if weight is None else weight.to(error)
+        if shape is None:
+            noise_factor = ones
+            self._shape_sum += len(error)
+        else:
+            noise_factor = shape.to(error)
+            self._shape_sum += float(noise_factor.mean()) * len(error)
+        if importance is not None:
+            counts = importance > 0
+            inverse = 1 / importance
+            error = torch.where(counts, error, torch.nan)
+            noise_factor = noise_factor * inverse
+            terms = torch.stack([torch.ones_like(inverse), inverse])
+            self._weight_sums = self._weight_sums + torch.where(counts, terms, 0.0).sum(1)
+        _require_finite(error, power, weight)
+
+        position = golden_positions(self._rows, len(error), error.device)
+        number = torch.arange(self._rows, self._rows + len(error), device=error.device)
+        self._rows += len(error)
+        columns = {
+            "error": error,
+            "power": power,
+            "weight": weight,
+            "noise_factor": noise_factor,
+            **extra,
+            "number": number,
+            "position": position,
+        }
+        self._batches.append(_thinned(columns, self._share))
+        numbers = sum(batch["power"].numel() for batch in self._batches)
+        if numbers >= _PIECE or len(self._batches) >= _BATCHES:
+            self._join()
+
+    def count(self, samples: int, duplicates: float) -> None:
+        """Count samples that were compared with the training data, and those found there too."""
+        self._samples += samples
+        self._duplicates += duplicates
+
+    def merge(self, other: Gathering) -> Gathering:
+        """Take in another's rows, which come after these, and return these."""
+        self._join()
+        other._join()
+        # Rows that were never thinned get the positions that they would have in one pass.
+        shift = self._rows * _GOLDEN if other._share == 1 else 0
+        for piece in other._pieces:
+            number = piece["number"] + self._rows
+            position = (piece["position"] + shift) % 1
+            self._pieces.append({**piece, "number": number, "position": position})
+        self._share = min(self._share, other._share)
+        self._rows += other._rows
+        self._shape_sum += other._shape_sum
+        self._weight_sums = self._weight_sums + other._weight_sums
+        self._samples += other._samples
+        self._duplicates += other._duplicates
+        self._pieces = [_thinned(piece, self._share) for piece in self._pieces]
+        self._join()
+        self.sketch.merge(other.sketch)
+        return self
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The gathering as a header that JSON can hold, and tensors, for other processes."""
+        self._join()
+        tensors = {}
+        for number, piece in enumerate(self._pieces):
+            for name, column in piece.items():
+                tensors[f"piece.{number}.{name}"] = column
+        if isinstance(self._weight_sums, Tensor):
+            tensors["weights"] = self._weight_sums
+        if self.sketch is not None:
+            for name, tensor in self.sketch.state().items():
+                tensors[f"sketch.{name}"] = tensor
+        header = {
+            "most": self._most,
+            "pieces": [list(piece) for piece in self._pieces],
+            "rows": self._rows,
+            "share": self._share,
+            "shapes": self._shape_sum,
+            "samples": self._samples,
+            "duplicates": self._duplicates,
+        }
+        return header, tensors
+
+    @classmethod
+    def from_state(
+        cls, header: dict[str, Any], tensors: dict[str, Tensor], sketch: Any = None
+    ) -> Gathering:
+        """The gathering that `state` came from; `sketch` is that of the rows' hashes."""
+        gathering = cls(header["most"], sketch)
+        for number, names in enumerate(header["pieces"]):
+            piece = {name: tensors[f"piece.{number}.{name}"] for name in names}
+            gathering._pieces.append(piece)
+        gathering._rows = header["rows"]
+        gathering._share = header["share"]
+        gathering._shape_sum = header["shapes"]
+        gathering._weight_sums = tensors.get("weights", 0.0)
+        gathering._samples = header["samples"]
+        gathering._duplicates = header["duplicates"]
+        return gathering
+
+    def residuals(self, least: int = 2) -> Residuals:
+        """The table of all rows that are held.
+
+        Args:
+            least: How many rows there must be.
+
+        Raises:
+            ValueError: There are too few rows or copies of one alone, or a target is masked or
+                predicted exactly in all of them.
+        """
+        if self._rows < least:
+            raise ValueError(
+                f"Calibration needs at least {'two rows' if least == 2 else 'one row'}, got "
+                f"{self._rows}. A few dozen give a usable scale."
+            )
+        hashed, distinct = self._hash_counts()
+        if hashed > 1 and distinct == 1:
+            raise ValueError(
+                f"All {hashed} rows are copies of one: they do not say how errors vary. Calibrate "
+                "on different rows."
+            )
+        self._join()
+        error = self._column("error")
+        _check_errors(error, least)
+        typical_weight = error.new_ones(1, 1)
+        if isinstance(self._weight_sums, Tensor):
+            typical_weight = self._weight_sums[:1] / self._weight_sums[1:]
+        extra_names = [name for name in self._pieces[0] if name not in _OWN_COLUMNS]
+        return Residuals(
+            error=error,
+            power=tuple(piece["power"] for piece in self._pieces),
+            weight=self._column("weight"),
+            noise_factor=self._column("noise_factor") * typical_weight,
+            rows=self._rows,
+            typical_weight=typical_weight,
+            mean_shape=self._shape_sum / self._rows,
+            samples=self._samples,
+            duplicates=self._duplicates,
+            extra={name: self._column(name) for name in extra_names},
+            hashed=hashed,
+            distinct=distinct,
+        )
+
+    def _column(self, name: str) -> Tensor:
+        """One column of all pieces."""
+        return torch.cat([piece[name] for piece in self._pieces])
+
+    def _hash_counts(self) -> tuple[int, int]:
+        """How many samples were told apart by their hashes, and how many of them are distinct."""
+        if self.sketch is None:
+            return 0, 0
+        self.sketch.settle()
+        return int(self.sketch.counts.sum()), len(self.sketch.hashes)
+
+    def _join(self) -> None:
+        """Make one piece of the latest batches, and drop rows where there are too many."""
+        batches = [batch for batch in self._batches if len(batch["error"])]
+        if batches:
+            names = batches[0]
+            self._pieces.append(
+                {name: torch.cat([batch[name] for batch in batches]) for name in names}
+            )
+        self._batches = []
+        while _numbers(self._pieces) > LARGEST or _row_count(self._pieces) > self._most:
+            self._share /= 2
+            for i, piece in enumerate(self._pieces):  # one by one: two copies would not fit
+                self._pieces[i] = _thinned(piece, self._share)
+
+
+def _numbers(pieces: Iterable[Columns]) -> int:
+    """How many numbers the pieces take, the columns that will be joined counted twice."""
+    total = 0
+    for piece in pieces:
+        total += 2 * sum(column.numel() for column in piece.values()) - piece["power"].numel()
+    return total
+
+
+def _row_count(pieces: Iterable[Columns]) -> int:
+    """How many rows the pieces have."""
+    return sum(len(piece["error"]) for piece in pieces)
+
+
+def _thinned(columns: Columns, share: float) -> Columns:
+    """The rows whose position is below that share."""
+    if share == 1:
+        return columns
+    below = columns["position"] < share
+    return {name: column[below] for name, column in columns.items()}
+
+
+def _require_finite(error: Tensor, power: Tensor, weight: Tensor) -> None:
+    """Refuse NaN and infinity; a NaN error means a masked target where the weight is zero."""
+    wrong = (~torch.isfinite(error) & (weight > 0)).any() | ~torch.isfinite(power).all()
+    if bool(wrong | torch.isinf(error).any()):
+        raise ValueError("NaN or infinity in the features, targets or predictions. Clean the data.")
+
+
+def _check_errors(error: Tensor, least: int) -> None:
+    """Refuse a target whose errors (n, K) are not known, or all zero."""
+    for target, column in enumerate(error.unbind(1)):
+        which = "" if error.shape[1] == 1 else f" of target {target}"
+        finite = column[torch.isfinite(column)]
+        if len(finite) < least:
+            raise ValueError(
+                f"Fewer than two values{which} are known in these data: the rest is masked. "
+                "Calibrate on rows where every target is known at least twice."
+            )
+        if not bool(finite.any()):
+            raise ValueError(
+                f"All residuals{which} are zero: the data are predicted exactly, so there is "
+                "nothing to calibrate. Are these the model's own predictions, or a memorised "
+                "training set?"
+            )

@@ -1,0 +1,55 @@
+"""Numbers as a reader of the page or of the console wants to see them."""
+
+from __future__ import annotations
+
+import math
+
+_ROUNDING_OF_ZERO = 1e-14
+"""A number smaller than this is what rounding left of zero."""
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Write a number with a few significant digits, and a dash where there is none.
+
+    Args:
+        value: The number. None and NaN become a dash.
+        digits: How many significant digits are written. All digits before the decimal point are
+            written in any case, up to numbers of seven digits.
+
+    Examples:
+        >>> number(0.5), number(12345.6), number(-0.0), number(math.nan), number(1.5e-7)
+        ('0.500', '12346', '0', '-', '1.50e-07')
+        >>> number(999.96), number(150, 2)
+        ('1000', '150')
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if abs(value) < _ROUNDING_OF_ZERO:
+        return "0"
+    # 999.96 has to count as 1000, so the size is that of the rounded number.
+    rounded_size = abs(float(f"{value:.{digits - 1}e}"))
+    if 10**digits <= rounded_size < 1e7:
+        return f"{value:.0f}"
+    return f"{value:#.{digits}g}".rstrip(".")
+
+
+def around(value: float, error: float | None) -> str:
+    """Write a mean and its standard error, to two digits of the error.
+
+    Args:
+        value: The mean.
+        error: Its standard error. The mean stands alone where the error is None, not finite or
+            negligible.
+
+    Examples:
+        >>> around(1.40012, 0.0081), around(123.4, 11.0), around(2.0, None), around(1.5, 0.0)
+        ('1.4001 ± 0.0081', '123 ± 11', '2.00', '1.50')
+    """
+    if error is None or not math.isfinite(value + error) or error <= 1e-6 * abs(value):
+        return number(value)
+    decimals = max(0, 1 - math.floor(math.log10(error)))
+    if decimals > 5:
+        return f"{number(value, 4)} ± {number(error, 2)}"
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
