@@ -20,7 +20,8 @@ from benchmarks.frame.workload import batches, workload
 def run(*, quick: bool = False) -> list[Row]:
     """N and 10 N rows from a generator of batches."""
     rows, width = (2_000, 32) if quick else (50_000, 256)
-    few, many = (measured_apart("benchmarks.memory", n, width) for n in (rows, 10 * rows))
+    few = measured_apart("benchmarks.memory", rows, width)
+    many = measured_apart("benchmarks.memory", 10 * rows, width)
     growth = many["after"] - few["after"]
     return [
         at_most(

@@ -22,10 +22,9 @@ def run(*, quick: bool = False) -> list[Row]:
         "bare many": many.bare_pass,
     }
     timings = interleaved(tasks, rounds=rounds)
-    net = f"{rows:,} rows, width {width}"
     return [
         at_most(
-            f"fit, {MANY} targets, {net}",
+            f"fit, {MANY} targets, {many.size}",
             timings.ratio("many", "one"),
             1.15,
             "one-target fits",
@@ -33,7 +32,7 @@ def run(*, quick: bool = False) -> list[Row]:
             one_target_seconds=timings.median("one"),
         ),
         for_information(
-            f"the model alone, {MANY} targets, {net}",
+            f"the model alone, {MANY} targets, {many.size}",
             timings.ratio("bare many", "bare one"),
             "one-target passes",
         ),
