@@ -1,9 +1,9 @@
 """MACE with error bars against its own ASE calculator, in the environment that holds it.
 
-It times energy, forces and stress of crystals of 8 to 192 atoms. The weights are random, which costs
-as much as trained ones. Bars of forces and stress stand beside their limit: as many backward passes,
-one by one, as there are features or members. The environment is this one, that of the interpreter
-which `ZOO_PYTHON` names, or ``.zoo-venv`` (`make zoo`).
+It times energy, forces and stress of crystals of 8 to 192 atoms. The weights are random, which
+costs as much as trained ones. Bars of forces and stress stand beside their limit: as many backward
+passes, one by one, as there are features or members. The environment is this one, that of the
+interpreter which `ZOO_PYTHON` names, or ``.zoo-venv`` (`make zoo`).
 """
 
 from __future__ import annotations

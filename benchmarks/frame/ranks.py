@@ -56,7 +56,11 @@ def _rank(
 
 
 def pooled(
-    function: Callable[..., Answer], calls: Iterable[tuple[Any, ...]], *, threads: int
+    function: Callable[..., Answer],
+    calls: Iterable[tuple[Any, ...]],
+    *,
+    threads: int,
+    quick: bool = False,
 ) -> list[Answer]:
     """The answers of ``function(*call)`` for all calls, in as many processes as the cores allow.
 
@@ -64,7 +68,10 @@ def pooled(
         function: A function of a module, which other processes can import.
         calls: The arguments of each call.
         threads: How many threads torch has in each process.
+        quick: Make the few calls of a quick run one after the other in this process.
     """
+    if quick:
+        return [function(*call) for call in calls]
     workers = max(1, len(os.sched_getaffinity(0)) // threads)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
