@@ -28,7 +28,9 @@ Written by `python -m benchmarks`, or from the stored results by `python -m benc
 not edit. Times are ratios within one run: the median of the rounds; in brackets the quartiles, and
 the ratio of the fastest rounds where it was kept. A *bare pass* is the model alone over the same
 batches. *Least* is what no code could go below: the bare pass and the half of one product that is
-needed, or the features read once. *Must* is the figure to reach, a dash where nothing was asked.
+needed, or the features read once. *Must* is the figure to reach, as it stood when it was measured;
+a dash where nothing was asked, where arithmetic alone rules a figure out, or where another
+benchmark asks for the same.
 """
 
 
