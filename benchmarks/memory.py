@@ -1,6 +1,6 @@
 """Peak memory of a fit as its rows grow tenfold, each in a fresh process.
 
-Run as a module of its own (``python -m benchmarks.memory rows width threads``) it fits once over
+Run as a module (``python -m benchmarks.memory rows width threads``) it fits once over
 generated batches and prints its peak memory.
 """
 

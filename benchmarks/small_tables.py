@@ -106,9 +106,9 @@ def tabular(table: Table, x: np.ndarray, seed: int) -> Bars:
 
     rows = tensors(table)
     count = len(table[1])
-    held = max(2, round(0.15 * count))
-    valid = part_of(rows, 0, held)
-    train = part_of(rows, 2 * held, count)  # the rows between are the command's test rows
+    valid_rows = max(2, round(0.15 * count))
+    valid = part_of(rows, 0, valid_rows)
+    train = part_of(rows, 2 * valid_rows, count)  # the rows between are the command's test rows
     with mock.patch.object(learners, "CANDIDATES", learners.CANDIDATES[:2]):
         _, module = learners.boosted(train, [0] * 5, seed)
     return last_layer_bars(module, train, valid, x)
@@ -250,8 +250,8 @@ def cell_note(draws: list[dict[str, Any]]) -> str:
     true = fmean(draw["true"] for draw in draws)
     warned = fmean(draw["warned"] for draw in draws)
     counts = Counter(draw["rung"] for draw in draws)
-    taken = ", ".join(f"{rung} {count}" for rung, count in counts.items())
+    forms = ", ".join(f"{rung} {count}" for rung, count in counts.items())
     return (
         f"gain said {reported:+.3f}, on fresh rows {true:+.3f}; said not to be shown better in "
-        f"{warned:.0%} of draws; taken: {taken}"
+        f"{warned:.0%} of draws; taken: {forms}"
     )

@@ -13,12 +13,12 @@ MANY = 32
 def run(*, quick: bool = False) -> list[Row]:
     """32 targets against one."""
     rows, width, rounds = (2_000, 32, 2) if quick else (50_000, 256, 15)
-    one = workload(rows, width=width)
+    single = workload(rows, width=width)
     many = workload(rows, width=width, targets=MANY)
     tasks = {
-        "one": lambda: fit(one),
+        "one": lambda: fit(single),
         "many": lambda: fit(many),
-        "bare one": one.bare_pass,
+        "bare one": single.bare_pass,
         "bare many": many.bare_pass,
     }
     timings = interleaved(tasks, rounds=rounds)

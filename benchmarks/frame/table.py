@@ -87,8 +87,8 @@ def _not_reached(results: Sequence[Result]) -> str:
         lines += [(link, row.work, row.must, row.measured) for row in result.missed]
     if not lines:
         return "All figures were reached.\n"
-    asked = sum(row.reached is not None for result in results for row in result.rows)
-    counted = f"{len(lines)} of {asked} figures to reach were not reached, on the machines below."
+    limited = sum(row.reached is not None for result in results for row in result.rows)
+    counted = f"{len(lines)} of {limited} figures to reach were not reached, on the machines below."
     table = _markdown_table([("benchmark", "work", "must", "measured"), *lines])
     return "\n".join(["## Not reached\n", counted + "\n", *table, ""])
 

@@ -109,18 +109,18 @@ def rows_at(
     rows: int, *, width: int, rounds: Mapping[str, int], limits: Mapping[str, float | None]
 ) -> list[Row]:
     """Rows for one size, backend by backend; one that fails gives a row that says so."""
-    ours = our_tasks(rows, width)
+    tasks = our_tasks(rows, width)
     size = f"{rows:,} rows, width {width}"
     table: list[Row] = []
     with Rival(rows, width) as rival:
         for backend, count in rounds.items():
-            theirs = {
+            their_tasks = {
                 "their bare": rival.task("bare"),
                 "their fit": rival.task(f"fit {backend}"),
                 "their predict": rival.task(f"predict {backend}"),
             }
             try:
-                timings = interleaved(ours | theirs, rounds=count)
+                timings = interleaved(tasks | their_tasks, rounds=count)
             except RivalFailed as error:
                 table.append(not_run(f"laplace-torch {backend}, {size}", str(error)))
                 continue

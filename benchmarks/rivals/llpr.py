@@ -37,10 +37,10 @@ class Collated(list[Any]):
 class Rival:
     """metatrain's LLPR of one model, with the data in metatrain's form."""
 
-    def __init__(self, net: Network, batches: Sequence[Structures]) -> None:
+    def __init__(self, network: Network, batches: Sequence[Structures]) -> None:
         self.batch_size = len(batches[0].systems)
         self.llpr = Llpr({"num_ensemble_members": {}}, dataset_info())
-        self.llpr.set_wrapped_model(net.model)
+        self.llpr.set_wrapped_model(network.model)
         self.llpr.double().eval()
         self.datasets = self.dataset(batches)
         self.collated = self.collate(self.datasets)

@@ -34,7 +34,7 @@ from benchmarks.rivals.soap_bpnn import (
     by_features,
     by_layers,
     features,
-    network,
+    seeded_network,
     solve_readout,
     structures,
 )
@@ -81,7 +81,7 @@ WHOLE = Sizes(molecules=(1024, 256, 256), batch=64, width=64, timed=8, rounds=5)
 class Comparison:
     """The model, its data in batches, the rival, and the ridge that both get."""
 
-    net: Network
+    network: Network
     train: list[Structures]
     valid: list[Structures]
     test: list[Structures]
@@ -93,19 +93,19 @@ class Comparison:
     def of(cls, sizes: Sizes) -> Comparison:
         """Everything that is not timed: geometries, neighbour lists, the readout's weights."""
         name, rows = molecules(sum(sizes.molecules))
-        net = network(sizes.width)
+        network = seeded_network(sizes.width)
         train_end, valid_end, _ = np.cumsum(sizes.molecules)
-        train = structures(net, rows[:train_end], sizes.batch)
-        valid = structures(net, rows[train_end:valid_end], sizes.batch)
-        test = structures(net, rows[valid_end:], sizes.batch)
-        solve_readout(net, train)
-        ridge = RIDGE * float((features(net, train) / atoms(train)).square().sum(0).mean())
+        train = structures(network, rows[:train_end], sizes.batch)
+        valid = structures(network, rows[train_end:valid_end], sizes.batch)
+        test = structures(network, rows[valid_end:], sizes.batch)
+        solve_readout(network, train)
+        ridge = RIDGE * float((features(network, train) / atoms(train)).square().sum(0).mean())
         return cls(
-            net=net,
+            network=network,
             train=train,
             valid=valid,
             test=test,
-            rival=Rival(net, train),
+            rival=Rival(network, train),
             ridge=ridge,
             name=name,
         )
@@ -118,7 +118,7 @@ def atoms(batches: Sequence[Structures]) -> Tensor:
 
 def calibrated(case: Comparison, way: Way, power: int) -> rg.LastLayerRigidity:
     """The façade with weights n^-power, the relative ridge and metatrain's calibration."""
-    uq = way(case.net).fit(case.train, sample_weight=lambda batch: batch.sizes**-power)
+    uq = way(case.network).fit(case.train, sample_weight=lambda batch: batch.sizes**-power)
     ridge = case.ridge if power == 2 else RIDGE * float(uq.gram.diagonal.mean())
     uq.calibrate(case.valid, criterion="absolute", ridge=ridge)
     return uq
@@ -147,8 +147,8 @@ def agreement(case: Comparison, ours: Fitted) -> list[Row]:
         case.rival.fit(data, case.ridge)
     multiplier = case.rival.calibrate(case.valid)
     their_variance = case.rival.std(case.test).square()
-    train = (features(case.net, case.train) / atoms(case.train)).numpy()
-    quadratic = dense_variance(train, features(case.net, case.test).numpy(), case.ridge)
+    train = (features(case.network, case.train) / atoms(case.train)).numpy()
+    quadratic = dense_variance(train, features(case.network, case.test).numpy(), case.ridge)
     table = []
     for name, uq in ours.items():
         variance = uq.predict(case.test).epistemic
@@ -236,17 +236,17 @@ def times(case: Comparison, ours: Fitted, sizes: Sizes) -> list[Row]:
     datasets = case.rival.dataset(batches)
     collated = case.rival.collate(datasets)
     tasks: dict[str, Task] = {
-        "bare": lambda: bare(case.net, batches),
+        "bare": lambda: bare(case.network, batches),
         "its fit": lambda: case.rival.fit(collated, case.ridge),
         "its fit, data set": lambda: case.rival.fit(datasets, case.ridge),
         "its predict": lambda: case.rival.std(batches),
-        "bare again": lambda: bare(case.net, batches),
+        "bare again": lambda: bare(case.network, batches),
     }
     for name, uq in ours.items():
-        tasks |= our_tasks(case.net, batches, name, uq)
+        tasks |= our_tasks(case.network, batches, name, uq)
     timings = interleaved(tasks, rounds=sizes.rounds)
     count = sum(len(batch.systems) for batch in batches)
-    width = case.net.model.last_layer_feature_size
+    width = case.network.model.last_layer_feature_size
     work = f"{count:,} molecules of {case.name}, {width} features"
     control = for_information(
         f"the bare pass against itself, {work}",
@@ -264,22 +264,22 @@ def times(case: Comparison, ours: Fitted, sizes: Sizes) -> list[Row]:
 
 
 def our_tasks(
-    net: Network, batches: list[Structures], name: str, uq: rg.LastLayerRigidity
+    network: Network, batches: list[Structures], name: str, uq: rg.LastLayerRigidity
 ) -> dict[str, Task]:
     """The same through the façade; a fit is factorised too, since theirs is."""
 
     def fit() -> object:
-        fitted = WAYS[name](net).fit(batches, sample_weight=lambda batch: batch.sizes**-2)
+        fitted = WAYS[name](network).fit(batches, sample_weight=lambda batch: batch.sizes**-2)
         return fitted.posterior
 
     return {f"fit, {name}": fit, f"predict, {name}": lambda: uq.predict(batches)}
 
 
-def bare(net: Network, batches: Sequence[Structures]) -> None:
+def bare(network: Network, batches: Sequence[Structures]) -> None:
     """The energies alone."""
     with torch.no_grad():
         for batch in batches:
-            net(batch)
+            network(batch)
 
 
 def compared(timings: Timings, name: str, work: str) -> list[Row]:

@@ -98,7 +98,7 @@ class OnePass:
 def by_layers(network: Network) -> rg.LastLayerRigidity:
     """The façade with the names of the readout layers: it finds their features itself."""
     return rg.LastLayerRigidity(
-        network, forward=lambda net, batch: net(batch), layer=network.readouts
+        network, forward=lambda model, batch: model(batch), layer=network.readouts
     )
 
 
@@ -119,7 +119,7 @@ def dataset_info() -> DatasetInfo:
     return DatasetInfo("angstrom", list(SPECIES), {"energy": energy})
 
 
-def network(width: int) -> Network:
+def seeded_network(width: int) -> Network:
     """Seeded, float64, in eval mode: cutoff 5 angstrom, three hidden layers per element."""
     hypers = get_default_hypers("soap_bpnn")["model"]
     hypers["soap"] |= {"max_angular": 4, "max_radial": 5}
@@ -128,9 +128,9 @@ def network(width: int) -> Network:
     return Network(SoapBpnn(hypers, dataset_info())).double().eval()
 
 
-def structures(net: Network, rows: Sequence[Molecule], batch_size: int) -> list[Structures]:
+def structures(network: Network, rows: Sequence[Molecule], batch_size: int) -> list[Structures]:
     """Batches with neighbour lists, which are computed before any clock runs."""
-    systems = [_system(net, row) for row in rows]
+    systems = [_system(network, row) for row in rows]
     energies = torch.tensor([[row.energy] for row in rows], dtype=torch.float64)
     sizes = torch.tensor([float(len(row.numbers)) for row in rows], dtype=torch.float64)
     batches = []
@@ -154,28 +154,28 @@ def energy_maps(energies: Tensor) -> list[TensorMap]:
     return maps
 
 
-def features(net: Network, batches: Sequence[Structures]) -> Tensor:
+def features(network: Network, batches: Sequence[Structures]) -> Tensor:
     """The features that metatrain gives out, (N, D)."""
     with torch.no_grad():
-        return torch.cat([net.with_features(batch)[1] for batch in batches])
+        return torch.cat([network.with_features(batch)[1] for batch in batches])
 
 
-def solve_readout(net: Network, batches: Sequence[Structures]) -> None:
+def solve_readout(network: Network, batches: Sequence[Structures]) -> None:
     """Least squares of the energies per atom: the minimum of metatrain's default loss."""
     sizes = torch.cat([batch.sizes for batch in batches])[:, None]
-    rows = features(net, batches) / sizes
+    rows = features(network, batches) / sizes
     target = torch.cat([batch.y for batch in batches]) / sizes
     gram = rows.mT @ rows
     gram.diagonal().add_(READOUT_RIDGE * gram.diagonal().mean())
     weights = torch.linalg.solve(gram, rows.mT @ target)[:, 0]
-    by_element = weights.chunk(len(net.readouts))
-    for name, layer_weights in zip(net.readouts, by_element, strict=True):
-        layer = net.get_submodule(name)
+    by_element = weights.chunk(len(network.readouts))
+    for name, layer_weights in zip(network.readouts, by_element, strict=True):
+        layer = network.get_submodule(name)
         with torch.no_grad():
             layer.weight.copy_(layer_weights[None])
 
 
-def _system(net: Network, row: Molecule) -> System:
+def _system(network: Network, row: Molecule) -> System:
     """A molecule as metatomic's system, with the neighbour lists that the model asks for."""
     system = System(
         types=torch.as_tensor(row.numbers.astype("int32")),
@@ -183,4 +183,4 @@ def _system(net: Network, row: Molecule) -> System:
         cell=torch.zeros(3, 3, dtype=torch.float64),
         pbc=torch.zeros(3, dtype=torch.bool),
     )
-    return get_system_with_neighbor_lists(system, get_requested_neighbor_lists(net))
+    return get_system_with_neighbor_lists(system, get_requested_neighbor_lists(network))
