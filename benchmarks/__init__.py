@@ -1,5 +1,7 @@
 """Speed, memory and accuracy of ``rigidities``, each as a ratio measured within one run.
 
-``python -m benchmarks`` runs everything, ``python -m benchmarks speed memory`` the named parts.
-What is compared is interleaved (A B C, B C A, ...): a slow moment of the machine hits all alike.
+``python -m benchmarks`` runs everything, ``python -m benchmarks speed memory`` the benchmarks
+named. Each module has a ``run(quick=...)`` that returns rows of a table; ``frame`` has what they
+share: the workload, the clock, the rows and the page. Tasks that are compared take turns (A B C,
+B C A, ...), so that a slow moment of the machine hits all alike.
 """

@@ -1,4 +1,8 @@
-"""``python -m benchmarks [name ...] [--json FILE] [--quick]``: run, print, keep."""
+"""Run benchmarks, print their tables, store their results and write the page of all results.
+
+``python -m benchmarks [name ...] [--quick] [--json FILE]`` measures.
+``python -m benchmarks --page`` writes the page of results anew from the files that are stored.
+"""
 
 from __future__ import annotations
 
@@ -81,27 +85,41 @@ RESULTS = Path(__file__).parent / "results"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named benchmarks; a figure that is missed is shown, not an error."""
     options = parsed(arguments)
+    if options.page:
+        write_page(options.results or RESULTS, BENCHMARKS)
+        return 0
     torch.set_num_threads(options.threads)
-    everything = [name for name in BENCHMARKS if name != "gpu" or torch.cuda.is_available()]
-    results = [measured(name, quick=options.quick) for name in options.names or everything]
+    names = options.names or runnable()
+    results = [measured(name, quick=options.quick) for name in names]
     if options.json:
         text = json.dumps([asdict(result) for result in results], indent=2) + "\n"
         options.json.write_text(text, encoding="utf-8")
-    folder = options.results or (None if options.quick else RESULTS)
+    folder = options.results
+    if folder is None and not options.quick:
+        folder = RESULTS
     if folder:
         for result in results:
             result.save(folder)
-        write_page(folder, list(BENCHMARKS))
+        write_page(folder, BENCHMARKS)
     print(closing(results, quick=options.quick))
     return 0
 
 
+def runnable() -> list[str]:
+    """The names of the benchmarks that can run on this machine."""
+    if torch.cuda.is_available():
+        return list(BENCHMARKS)
+    return [name for name in BENCHMARKS if name != "gpu"]
+
+
 def closing(results: Sequence[Result], *, quick: bool) -> str:
-    """The last line: how many figures were missed, where the sizes allow to say so."""
+    """The last line: which figures were missed, where the sizes allow to say so."""
     if quick:
         return "Quick sizes show that everything runs; their verdicts mean nothing."
-    missed = [row.work for result in results for row in result.rows if row.reached is False]
-    return "All figures reached." if not missed else "Not reached: " + "; ".join(missed) + "."
+    missed = [row.work for result in results for row in result.missed]
+    if not missed:
+        return "All figures reached."
+    return "Not reached: " + "; ".join(missed) + "."
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -111,6 +129,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write all results to this file too")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
+    parser.add_argument(
+        "--page", action="store_true", help="measure nothing: write the page of stored results"
+    )
     parser.add_argument(
         "--results",
         type=Path,
@@ -125,11 +146,14 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def measured(name: str, *, quick: bool) -> Result:
     """One benchmark with its circumstances, printed as soon as it is done."""
-    command = f"python -m benchmarks {name}" + (" --quick" if quick else "")
+    command = f"python -m benchmarks {name}"
+    if quick:
+        command += " --quick"
     circumstances = provenance(command)
     rows = BENCHMARKS[name](quick=quick)
+    circumstances["load_after"] = load()
     print(f"\n{name}\n{ascii_table(rows)}\n", flush=True)
-    return Result(name, rows, circumstances | {"load_after": load()})
+    return Result(name, rows, circumstances)
 
 
 if __name__ == "__main__":

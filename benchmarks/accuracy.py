@@ -1,4 +1,8 @@
-"""Variances of badly conditioned features against a dense float64 reference."""
+"""Variances of badly conditioned features against a dense float64 reference.
+
+Features are mixed by a matrix whose singular values span the given condition number. The posterior
+is asked at ridge 0; a float32 model is asked through ``uq(x)``, with a small ridge.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,18 @@ import rigidities as rg
 from benchmarks.frame import dense
 from benchmarks.frame.results import Row, at_most
 
-LARGEST_ERROR = 1e-3  # of uq(x): beyond it the quadratic form must be in float64
+LARGEST_ERROR = 1e-3
+"""Of uq(x): beyond it the quadratic form must be computed in float64."""
 
 
 def run(*, quick: bool = False) -> list[Row]:
     """The posterior at cond(F) = 1e4; ``uq(x)`` of a float32 model at 1e2, 1e4 and 1e6."""
     rows, width = (2_000, 8) if quick else (200_000, 64)
     conditions = (1e2, 1e4) if quick else (1e2, 1e4, 1e6)
-    called = [model_row(rows, width, condition) for condition in conditions]
-    return [posterior_row(rows, width, 1e4), *called]
+    table = [posterior_row(rows, width, 1e4)]
+    for condition in conditions:
+        table.append(model_row(rows, width, condition))
+    return table
 
 
 def mixing(width: int, condition: float) -> Tensor:
@@ -40,12 +47,14 @@ def posterior_row(rows: int, width: int, condition: float) -> Row:
     """``Posterior.variance`` at ridge 0, for rows like the training ones and any directions."""
     mix = mixing(width, condition)
     train = inputs(rows, width, 3).double() @ mix
-    asked = torch.cat([inputs(500, width, 4).double() @ mix, inputs(500, width, 5).double()])
+    like_training = inputs(500, width, 4).double() @ mix
+    any_direction = inputs(500, width, 5).double()
+    features = torch.cat([like_training, any_direction])
     gram = rg.Gram(width)
     for batch in train.split(1024):
         gram.update(batch)
-    variance = rg.Posterior.from_gram(gram, ridge=0.0).variance(asked)
-    error = largest_error(variance, dense.quadratic(train, asked))
+    variance = rg.Posterior.from_gram(gram, ridge=0.0).variance(features)
+    error = largest_error(variance, dense.quadratic(train, features))
     singular = torch.linalg.svdvals(torch.linalg.qr(train, mode="r").R)
     return at_most(
         f"Posterior.variance, cond(F) = {condition:.0e}, ridge 0",
@@ -62,14 +71,19 @@ def model_row(rows: int, width: int, condition: float) -> Row:
     model = nn.Sequential(trunk, nn.Linear(width, 1, bias=False))
     with torch.no_grad():
         trunk.weight.copy_(mixing(width, condition).mT)
-    x, asked = inputs(rows, width, 3), torch.cat([inputs(500, width, 4), strongest(trunk.weight)])
+    x = inputs(rows, width, 3)
+    test_x = torch.cat([inputs(500, width, 4), strongest(trunk.weight)])
     noise = inputs(rows, 1, 6)
     with torch.no_grad():
-        train, features, y = trunk(x), trunk(asked), model(x) + noise
+        train = trunk(x)
+        features = trunk(test_x)
+        y = model(x) + noise
+        test_y = model(test_x) + noise[: len(test_x)]
     uq = rg.LastLayerRigidity(model).fit((x, y))
+    # Small enough beside the least eigenvalue, of order trace / condition^2, to change little.
     ridge = float(uq.gram.matrix.trace()) / width / condition**2 * 1e-3
-    uq.calibrate((asked, model(asked).detach() + noise[: len(asked)]), ridge=ridge, criterion="nll")
-    _, std = uq(asked)
+    uq.calibrate((test_x, test_y), ridge=ridge, criterion="nll")
+    _, std = uq(test_x)
     variance = (std[:, 0].double() / float(uq.scale)).square()
     error = largest_error(variance, dense.quadratic(train, features, ridge=ridge))
     return at_most(

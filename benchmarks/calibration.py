@@ -7,6 +7,8 @@ for all 1600 points, from one dense eigendecomposition.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -23,11 +25,11 @@ EXTRAPOLATED = f"the grid's time is {POINTS} times one point, timed in the same 
 
 def run(*, quick: bool = False) -> list[Row]:
     """Time and criterion."""
-    train, valid, width, rounds = (1_000, 500, 32, 2) if quick else (20_000, 10_000, 256, 11)
-    work = workload(train + valid, width=width)
-    fitted = Workload(work.model, work.x[:train], work.y[:train], work.batch_size)
-    held = Workload(work.model, work.x[train:], work.y[train:], work.batch_size)
-    return [*time_rows(fitted, held, rounds=rounds), criterion_row(fitted, held)]
+    rows, valid_rows, width, rounds = (1_000, 500, 32, 2) if quick else (20_000, 10_000, 256, 11)
+    work = workload(rows + valid_rows, width=width)
+    train = replace(work, x=work.x[:rows], y=work.y[:rows])
+    valid = replace(work, x=work.x[rows:], y=work.y[rows:])
+    return [*time_rows(train, valid, rounds=rounds), criterion_row(train, valid)]
 
 
 def fit(work: Workload) -> rg.LastLayerRigidity:
@@ -35,24 +37,24 @@ def fit(work: Workload) -> rg.LastLayerRigidity:
     return rg.LastLayerRigidity(work.model).fit((work.x, work.y))
 
 
-def time_rows(fitted: Workload, held: Workload, *, rounds: int) -> list[Row]:
+def time_rows(train: Workload, valid: Workload, *, rounds: int) -> list[Row]:
     """Calibration from a fresh fit, against 1600 bare passes and 1600 points of the grid."""
-    point = GridPoint(fitted, held)
+    point = GridPoint(train, valid)
 
     def calibrate() -> float:
-        uq = fit(fitted)
-        return clocked(lambda: uq.calibrate((held.x, held.y), criterion="nll"))
+        uq = fit(train)
+        return clocked(lambda: uq.calibrate((valid.x, valid.y), criterion="nll"))
 
-    tasks: dict[str, Task] = {"calibrate": calibrate, "bare": held.bare_pass, "point": point}
+    tasks: dict[str, Task] = {"calibrate": calibrate, "bare": valid.bare_pass, "point": point}
     timings = interleaved(tasks, rounds=rounds)
-    size = f"{len(held.x):,} rows, width {held.model[-1].in_features}"
-    kinds = {
-        "bare": f"calibration, {size}, against {POINTS} bare validation passes",
-        "point": f"calibration, {size}, against the grid's {POINTS} passes with error bars",
+    rivals = {
+        "bare": f"{POINTS} bare validation passes",
+        "point": f"the grid's {POINTS} passes with error bars",
     }
-    return [
-        at_least(
-            work,
+    table = []
+    for task, rival in rivals.items():
+        row = at_least(
+            f"calibration, {valid.size}, against {rival}",
             timings.ratio(task, "calibrate", factor=POINTS),
             300,
             "times faster",
@@ -60,17 +62,17 @@ def time_rows(fitted: Workload, held: Workload, *, rounds: int) -> list[Row]:
             seconds=timings.median("calibrate"),
             pass_seconds=timings.median(task),
         )
-        for task, work in kinds.items()
-    ]
+        table.append(row)
+    return table
 
 
 class GridPoint:
     """One point of the grid as published: a new ridge, then one validation pass with error bars."""
 
-    def __init__(self, fitted: Workload, held: Workload) -> None:
-        train = dense.features(fitted, fitted.x)
-        self.gram = train.mT @ train
-        self.held = held
+    def __init__(self, train: Workload, valid: Workload) -> None:
+        features = dense.features(train, train.x)
+        self.gram = features.mT @ features
+        self.valid = valid
 
     def __call__(self) -> None:
         self.nll(scale=1.0, varsigma=1.0)
@@ -79,27 +81,31 @@ class GridPoint:
         """The criterion at one point, from a pass of its own."""
         damping = varsigma**2 * torch.eye(len(self.gram), dtype=self.gram.dtype)
         inverse = torch.linalg.inv(self.gram + damping).float()
-        head = self.held.model[-1]
+        trunk = self.valid.model[:-1]
+        head = self.valid.model[-1]
         total = 0.0
         with torch.inference_mode():
-            for x, y in self.held.batches():
-                hidden = self.held.model[:-1](x)
-                rows = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1)
-                variance = scale**2 * ((rows @ inverse) * rows).sum(1)
+            for x, y in self.valid.batches():
+                hidden = trunk(x)
+                features = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1)
+                variance = scale**2 * ((features @ inverse) * features).sum(1)
                 residuals = (y - head(hidden))[:, 0]
                 total += len(x) * dense.gaussian_nll(residuals, variance)
-        return total / len(self.held.x)
+        return total / len(self.valid.x)
 
 
-def criterion_row(fitted: Workload, held: Workload) -> Row:
+def criterion_row(train: Workload, valid: Workload) -> Row:
     """The criterion at the calibrated ridge and scale less the best of the grid."""
-    report = fit(fitted).calibrate((held.x, held.y), criterion="nll")
-    train, rows = dense.features(fitted, fitted.x), dense.features(held, held.x)
+    report = fit(train).calibrate((valid.x, valid.y), criterion="nll")
+    ridge = float(report.ridge)
+    scale = float(report.scale)
+    train_features = dense.features(train, train.x)
+    valid_features = dense.features(valid, valid.x)
     with torch.inference_mode():
-        residuals = (held.y - held.model(held.x))[:, 0].double()
-    variance = float(report.scale) ** 2 * dense.quadratic(train, rows, ridge=float(report.ridge))
+        residuals = (valid.y - valid.model(valid.x))[:, 0].double()
+    variance = scale**2 * dense.quadratic(train_features, valid_features, ridge=ridge)
     ours = dense.gaussian_nll(residuals, variance)
-    best = best_of_grid(train, rows, residuals)
+    best = best_of_grid(train_features, valid_features, residuals)
     # The library's residuals are the model's float32 ones: equal to about 1e-7.
     return at_most(
         "calibration, criterion less the best of the grid",
@@ -109,18 +115,20 @@ def criterion_row(fitted: Workload, held: Workload) -> Row:
         ours=ours,
         reported=float(report.value),
         grid=best,
-        ridge=float(report.ridge),
-        scale=float(report.scale),
+        ridge=ridge,
+        scale=scale,
     )
 
 
-def best_of_grid(train: Tensor, rows: Tensor, residuals: Tensor) -> float:
-    """The smallest mean NLL among the 1600 points."""
-    lam, basis = torch.linalg.eigh(train.mT @ train)
-    squares = (rows @ basis).square()
+def best_of_grid(train: Tensor, valid: Tensor, residuals: Tensor) -> float:
+    """The smallest mean NLL among the 1600 points, from features (N, D) and (M, D)."""
+    eigenvalues, basis = torch.linalg.eigh(train.mT @ train)
+    squares = (valid @ basis).square()
     best = float("inf")
-    for varsigma in EXPONENTS:
-        q = squares @ (1 / (lam.clamp(min=0) + 10 ** (2 * varsigma)))
-        for square_of_scale in EXPONENTS:
-            best = min(best, dense.gaussian_nll(residuals, 10**square_of_scale * q))
+    for log_varsigma in EXPONENTS:
+        damped = eigenvalues.clamp(min=0) + 10 ** (2 * log_varsigma)
+        quadratic = squares @ (1 / damped)
+        for log_square_of_scale in EXPONENTS:
+            nll = dense.gaussian_nll(residuals, 10**log_square_of_scale * quadratic)
+            best = min(best, nll)
     return best

@@ -17,32 +17,32 @@ def run(*, quick: bool = False) -> list[Row]:
     """Fits whose data come as tensors, ``TensorDataset`` or ``DataLoader``; predictions too."""
     rows, width, rounds = (2_000, 32, 2) if quick else (50_000, 256, 15)
     work = workload(rows, width=width)
-    net = f"{rows:,} rows, width {width}"
-    return fit_rows(work, net, rounds) + predict_rows(work, net, rounds)
+    return fit_rows(work, rounds) + predict_rows(work, rounds)
 
 
-def fit_rows(work: Workload, net: str, rounds: int) -> list[Row]:
-    """Each kind of training data against the generator of slices."""
-    data = TensorDataset(work.x, work.y)
+def fit_rows(work: Workload, rounds: int) -> list[Row]:
+    """Each kind of training data against a generator of slices."""
+    dataset = TensorDataset(work.x, work.y)
     kinds = {
         "tensors": (work.x, work.y),
-        "TensorDataset": data,
-        "DataLoader over it": DataLoader(data, batch_size=work.batch_size),
+        "TensorDataset": dataset,
+        "DataLoader over it": DataLoader(dataset, batch_size=work.batch_size),
     }
 
     def fit(train: object) -> object:
         return rg.LastLayerRigidity(work.model).fit(train)
 
     tasks: dict[str, Task] = {"slices": lambda: fit(work.batches())}
-    tasks |= {name: partial(fit, train) for name, train in kinds.items()}
+    for name, train in kinds.items():
+        tasks[name] = partial(fit, train)
     timings = interleaved(tasks, rounds=rounds)
     return [
-        at_most(f"fit, {name}, {net}", timings.ratio(name, "slices"), 1.1, "fits from slices")
+        at_most(f"fit, {name}, {work.size}", timings.ratio(name, "slices"), 1.1, "fits from slices")
         for name in kinds
     ]
 
 
-def predict_rows(work: Workload, net: str, rounds: int) -> list[Row]:
+def predict_rows(work: Workload, rounds: int) -> list[Row]:
     """One call with the whole tensor against one call with its slices."""
     uq = calibrated(work)
     tasks = {
@@ -51,4 +51,4 @@ def predict_rows(work: Workload, net: str, rounds: int) -> list[Row]:
     }
     timings = interleaved(tasks, rounds=rounds)
     ratio = timings.ratio("tensor", "slices")
-    return [at_most(f"predict, tensor, {net}", ratio, 1.1, "predictions from slices")]
+    return [at_most(f"predict, tensor, {work.size}", ratio, 1.1, "predictions from slices")]

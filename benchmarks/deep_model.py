@@ -1,7 +1,7 @@
 """Peak memory of a fit of a deep transformer with a regression head, against a bare pass.
 
-On an accelerator a model of a billion weights in bfloat16, else a small one. Run as a module of its
-own (``python -m benchmarks.deep_model width layers fit threads``) it makes one pass, or one fit,
+On an accelerator the model has a billion weights in bfloat16, else it is a small one. Run as a
+module (``python -m benchmarks.deep_model width layers fit threads``) it makes one pass, or one fit,
 over two batches and prints its peak.
 """
 
@@ -19,26 +19,33 @@ from benchmarks.frame.apart import measured_apart, peak_bytes
 from benchmarks.frame.results import Row, at_most
 
 CUDA = torch.cuda.is_available()
-BATCH, TOKENS = 16, 512
+BATCH = 16
+TOKENS = 512
+VOCABULARY = 1000
 
 
 class Block(nn.Module):
-    """Attention and a two-layer net, each added to what enters."""
+    """Attention and a two-layer network, each added to its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.attention_norm = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.feedforward_norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, width) -> the same."""
         heads = max(1, x.shape[-1] // 64)
-        parts = self.mixed(self.norms[0](x)).unflatten(-1, (3, heads, -1)).movedim(-2, 1).unbind(3)
-        x = x + self.out(
-            nn.functional.scaled_dot_product_attention(*parts).movedim(1, 2).flatten(2)
-        )
-        y: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+        mixed = self.queries_keys_values(self.attention_norm(x))
+        # (N, T, 3 width) -> (N, heads, T, 3, width / heads), then three along the fourth axis
+        query, key, value = mixed.unflatten(-1, (3, heads, -1)).movedim(-2, 1).unbind(3)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.out(attended.movedim(1, 2).flatten(2))
+        hidden = nn.functional.gelu(self.up(self.feedforward_norm(x)))
+        y: Tensor = x + self.down(hidden)
         return y
 
 
@@ -47,7 +54,7 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(1000, width)
+        self.embedding = nn.Embedding(VOCABULARY, width)
         self.blocks = nn.Sequential(*[Block(width) for _ in range(layers)])
         self.head = nn.Linear(width, 1)
 
@@ -59,9 +66,14 @@ class Transformer(nn.Module):
 
 def run(*, quick: bool = False) -> list[Row]:
     """The two peaks, each in a process of its own."""
-    width, layers = (64, 2) if quick else (2048, 20) if CUDA else (256, 16)
-    module, sizes = "benchmarks.deep_model", (width, layers)
-    bare, fit = (measured_apart(module, *sizes, n, unfragmented=True) for n in (0, 1))
+    if quick:
+        width, layers = 64, 2
+    elif CUDA:
+        width, layers = 2048, 20
+    else:
+        width, layers = 256, 16
+    bare = measured_apart("benchmarks.deep_model", width, layers, 0, unfragmented=True)
+    fit = measured_apart("benchmarks.deep_model", width, layers, 1, unfragmented=True)
     size = f"{bare['weights'] / 1e6:,.0f} million weights"
     return [
         at_most(
@@ -94,9 +106,9 @@ def main(width: int, layers: int, fit: int, threads: int) -> None:
 
 
 def batches(device: str, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two, of random tokens and targets."""
+    """Two batches of random tokens and targets."""
     for _ in range(2):
-        tokens = torch.randint(1000, (BATCH, TOKENS), device=device)
+        tokens = torch.randint(VOCABULARY, (BATCH, TOKENS), device=device)
         yield tokens, torch.randn(BATCH, 1, device=device, dtype=dtype)
 
 

@@ -1,4 +1,9 @@
-"""Error bars of derivatives by the inputs against a loop over last-layer members."""
+"""Error bars of derivatives by the inputs against a loop over last-layer members.
+
+The loop draws members of the last layer, differentiates each by a backward pass of its own and
+takes the standard deviation. `gradient` has the exact bars; they are compared with those of the
+brute-force Jacobian.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,8 @@ def run(*, quick: bool = False) -> list[Row]:
     rows, width, rounds = (1_200, 32, 2) if quick else (20_000, 256, 15)
     work = workload(rows, width=width, inputs=INPUTS)
     uq = calibrated(work)
-    x, direction = work.x[: work.batch_size], torch.ones(INPUTS)
+    x = work.x[: work.batch_size]
+    direction = torch.ones(INPUTS)
     tasks: dict[str, Task] = {
         "loop": lambda: looped(work, uq, x),
         "gradient": lambda: uq.gradient(x),
@@ -29,12 +35,12 @@ def run(*, quick: bool = False) -> list[Row]:
         "members": lambda: uq.gradient(x, members=MEMBERS),
     }
     timings = interleaved(tasks, rounds=rounds)
-    net = f"{len(x)} rows, width {width}, {INPUTS} inputs"
+    size = f"{len(x)} rows, width {width}, {INPUTS} inputs"
     return [
-        at_most(f"gradient(x), {net}", timings.ratio("gradient", "loop"), 0.7, UNIT),
-        at_most(f"gradient(x, along=v), {net}", timings.ratio("along", "loop"), 0.2, UNIT),
+        at_most(f"gradient(x), {size}", timings.ratio("gradient", "loop"), 0.7, UNIT),
+        at_most(f"gradient(x, along=v), {size}", timings.ratio("along", "loop"), 0.2, UNIT),
         for_information(
-            f"gradient(x, members={MEMBERS}), {net}", timings.ratio("members", "loop"), UNIT
+            f"gradient(x, members={MEMBERS}), {size}", timings.ratio("members", "loop"), UNIT
         ),
         *accuracy(work),
     ]
@@ -58,16 +64,17 @@ def accuracy(work: Workload) -> list[Row]:
     double = Workload(work.model.double(), work.x.double(), work.y.double(), work.batch_size)
     uq = calibrated(double)
     x = double.x[:8]
-    found = uq.gradient(x).variance
-    members = looped(double, uq, x).square()
+    variance = uq.gradient(x).variance
+    members_variance = looped(double, uq, x).square()
+    # Derivatives of the features by the inputs, (8, inputs, width); that of the bias is zero.
     jacobian = torch.autograd.functional.jacobian(double.model[:-1], x)
-    rows = torch.stack([jacobian[i, :, i].mT for i in range(len(x))])  # (8, 30, width)
-    rows = torch.cat([rows, rows.new_zeros(*rows.shape[:2], 1)], dim=-1)
+    slopes = torch.stack([jacobian[i, :, i].mT for i in range(len(x))])
+    slopes = torch.cat([slopes, slopes.new_zeros(*slopes.shape[:2], 1)], dim=-1)
     matrix = uq.gram.matrix + uq.ridge * torch.eye(uq.gram.width, dtype=torch.float64)
-    dense = torch.einsum("nid,nid->ni", rows, torch.linalg.solve(matrix, rows.mT).mT)
-    expected = uq.scale.square() * dense
-    error = float(((found - expected).abs() / expected).max())
-    sampled = float(((members / expected).sqrt() - 1).square().mean().sqrt())
+    quadratic = torch.einsum("nid,nid->ni", slopes, torch.linalg.solve(matrix, slopes.mT).mT)
+    expected = uq.scale.square() * quadratic
+    error = float(((variance - expected).abs() / expected).max())
+    sampled = float(((members_variance / expected).sqrt() - 1).square().mean().sqrt())
     return [
         at_most("gradient(x).variance against the brute-force Jacobian, float64", error, 1e-8),
         for_information(f"root mean square error of the std of {MEMBERS} members", sampled),

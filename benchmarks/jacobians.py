@@ -1,4 +1,8 @@
-"""Per-sample derivatives in batches against a Python loop of backward passes."""
+"""Per-sample derivatives in batches against a Python loop of backward passes.
+
+A network of linear layers gives its Jacobian as factors, from which the rows can be written out; a
+plain function goes through ``torch.func.vmap``.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +11,40 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from benchmarks.frame.results import Row, at_least, for_information
-from benchmarks.frame.timing import Ratio, Timings, interleaved
+from benchmarks.frame.timing import Timings, interleaved
 from benchmarks.frame.workload import workload
 from rigidities.any_regressor.derivatives.differentiation import Differentiation
 from rigidities.any_regressor.derivatives.regressor import Regressor
 
-BASE = "loop"
+LOOP = "loop"
 
 
 def run(*, quick: bool = False) -> list[Row]:
-    """A small net, written out; the larger one as factors and written out."""
-    rows, sizes = (200, (8, 8)) if quick else (10_000, (32, 256))
-    rounds = 1 if quick else 3
-    small, large = (timed(rows, width, rounds=rounds) for width in sizes)
-    name = f"{rows:,} rows, 90-{{0}}-{{0}}-1".format
-    loop = "times faster than the loop"
+    """A small network, written out; a larger one as factors and written out."""
+    rows, small_width, large_width, rounds = (200, 8, 8, 1) if quick else (10_000, 32, 256, 3)
+    small = timed(rows, small_width, rounds=rounds)
+    large = timed(rows, large_width, rounds=rounds)
+    small_name = f"{rows:,} rows, 90-{small_width}-{small_width}-1"
+    large_name = f"{rows:,} rows, 90-{large_width}-{large_width}-1"
+    unit = "times faster than the loop"
     return [
-        at_least(f"Jacobian of {name(sizes[0])}", _gain(small, "written"), 20, loop),
+        at_least(f"Jacobian of {small_name}", small.ratio(LOOP, "written"), 20, unit),
         at_least(
-            f"Jacobian of {name(sizes[1])} as factors",
-            _gain(large, "factors"),
+            f"Jacobian of {large_name} as factors",
+            large.ratio(LOOP, "factors"),
             20,
-            loop,
-            note="what the dual and the matrix-free form take; no row is written out",
+            unit,
+            note="the dual and the matrix-free form use the factors; no row is written out",
         ),
         for_information(
-            f"Jacobian of {name(sizes[1])}, written out", _gain(large, "written"), loop
+            f"Jacobian of {large_name}, written out", large.ratio(LOOP, "written"), unit
         ),
         for_information(
-            f"a plain f(params, x), by torch.func.vmap, {name(sizes[0])}",
-            _gain(small, "mapped"),
-            loop,
+            f"a plain f(params, x), by torch.func.vmap, {small_name}",
+            small.ratio(LOOP, "mapped"),
+            unit,
         ),
     ]
-
-
-def _gain(timings: Timings, task: str) -> Ratio:
-    return timings.ratio(BASE, task)
 
 
 def timed(rows: int, width: int, *, rounds: int) -> Timings:
@@ -57,7 +58,7 @@ def timed(rows: int, width: int, *, rounds: int) -> Timings:
     piece = max(16, (1 << 25) // (4 * len(function)))  # blocks of 32 MiB
     return interleaved(
         {
-            BASE: lambda: looped(model, x),
+            LOOP: lambda: looped(model, x),
             "factors": lambda: streamed(layered, x, 1024, written=False),
             "written": lambda: streamed(layered, x, piece, written=True),
             "mapped": lambda: streamed(mapped, x, piece, written=True),
@@ -76,7 +77,7 @@ def looped(model: nn.Module, x: Tensor) -> None:
 
 
 def streamed(differentiation: Differentiation, x: Tensor, rows: int, *, written: bool) -> None:
-    """The rows in pieces."""
+    """The derivatives of all rows, so many rows at a time, as factors or written out."""
     for piece in x.split(rows):
         _, tangents = differentiation(piece)
         if written:

@@ -1,13 +1,14 @@
 """Time and memory of calibrating on a million rows, whatever the criterion and the noise.
 
-Run as a module of its own (``python -m benchmarks.many_rows rows width threads``) it calibrates by
-each and prints seconds and the growth of the peak memory.
+Run as a module (``python -m benchmarks.many_rows rows width threads``) it calibrates by every
+criterion with every noise and prints the seconds and the growth of the peak memory.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from itertools import product
 
 import torch
@@ -18,24 +19,26 @@ from benchmarks.frame.results import Row, at_most
 from benchmarks.frame.timing import clocked
 from benchmarks.frame.workload import workload
 
-CRITERIA, NOISES = ("nll", "crps", "bins", "absolute", "evidence"), ("none", "constant", "bayes")
+CRITERIA = ("nll", "crps", "bins", "absolute", "evidence")
+NOISES = ("none", "constant", "bayes")
 
 
 def run(*, quick: bool = False) -> list[Row]:
-    """The slowest of all, and the peak of all."""
+    """The slowest calibration, and the peak of memory over all of them."""
     rows, width = (5_000, 8) if quick else (1_000_000, 64)
-    found = measured_apart("benchmarks.many_rows", rows, width)
-    slowest = max(found["seconds"], key=lambda name: found["seconds"][name])
+    figures = measured_apart("benchmarks.many_rows", rows, width)
+    seconds = figures["seconds"]
+    slowest = max(seconds, key=seconds.__getitem__)
     size = f"{rows:,} rows, width {width}"
     return [
         at_most(
-            f"calibration, {size}, the slowest of {len(found['seconds'])}: {slowest}",
-            found["seconds"][slowest],
+            f"calibration, {size}, the slowest of {len(seconds)}: {slowest}",
+            seconds[slowest],
             10,
             "s",
-            **found["seconds"],
+            **seconds,
         ),
-        at_most(f"growth of the peak memory, calibration, {size}", found["growth"], 1, "GiB"),
+        at_most(f"growth of the peak memory, calibration, {size}", figures["growth"], 1, "GiB"),
     ]
 
 
@@ -45,11 +48,12 @@ def main(rows: int, width: int, threads: int) -> None:
     work = workload(rows, width=width)
     few = 5 * rows // 100
     uq = rg.LastLayerRigidity(work.model).fit((work.x[:few], work.y[:few]))
-    held = (work.x + 0.1, work.y)
-    before, seconds = peak_bytes(), {}
+    validation_rows = (work.x + 0.1, work.y)
+    before = peak_bytes()
+    seconds = {}
     for criterion, noise in product(CRITERIA, NOISES):
-        task = lambda c=criterion, n=noise: uq.calibrate(held, criterion=c, noise=n)  # noqa: E731
-        seconds[f"{criterion}, {noise} noise"] = clocked(task)
+        calibrate = partial(uq.calibrate, validation_rows, criterion=criterion, noise=noise)
+        seconds[f"{criterion}, {noise} noise"] = clocked(calibrate)
     print(json.dumps({"seconds": seconds, "growth": (peak_bytes() - before) / 2**30}))
 
 

@@ -1,6 +1,6 @@
 """Peak memory of a fit as its rows grow tenfold, each in a fresh process.
 
-Run as a module of its own (``python -m benchmarks.memory rows width threads``) it fits once over
+Run as a module (``python -m benchmarks.memory rows width threads``) it fits once over
 generated batches and prints its peak memory.
 """
 
@@ -20,7 +20,8 @@ from benchmarks.frame.workload import batches, workload
 def run(*, quick: bool = False) -> list[Row]:
     """N and 10 N rows from a generator of batches."""
     rows, width = (2_000, 32) if quick else (50_000, 256)
-    few, many = (measured_apart("benchmarks.memory", n, width) for n in (rows, 10 * rows))
+    few = measured_apart("benchmarks.memory", rows, width)
+    many = measured_apart("benchmarks.memory", 10 * rows, width)
     growth = many["after"] - few["after"]
     return [
         at_most(

@@ -1,9 +1,9 @@
 """MACE with error bars against its own ASE calculator, in the environment that holds it.
 
-Energy, forces and stress of crystals of 8 to 192 atoms, one thread or more; the weights are random,
-which costs what trained ones cost. Bars of forces and stress are set beside their limit: as many
-backward passes, one by one, as there are features or members. The environment is this one, that of
-the interpreter which `ZOO_PYTHON` names, or ``.zoo-venv`` (`make zoo`).
+It times energy, forces and stress of crystals of 8 to 192 atoms. The weights are random, which
+costs as much as trained ones. Bars of forces and stress stand beside their limit: as many backward
+passes, one by one, as there are features or members. The environment is this one, that of the
+interpreter which `ZOO_PYTHON` names, or ``.zoo-venv`` (`make zoo`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.frame.apart import ROOT, environment_python, rows_apart
 from benchmarks.frame.results import Row, at_most, for_information, not_run
 from benchmarks.frame.timing import Task, Timings, figure, interleaved
 
-ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = ROOT / ".zoo-venv"
 VARIABLE = "ZOO_PYTHON"
 MISSING = f"mace-torch is not installed: `make zoo`, or name a Python that has it in {VARIABLE}"
-WORK = ("energy", "forces", "stress")
+PROPERTIES = ("energy", "forces", "stress")
 UNIT = "times its own calculator"
 MEMBERS = 16
-CELLS = {8: (2, 1, 1), 32: (2, 2, 2), 108: (3, 3, 3), 192: (4, 4, 3)}
+CELLS: dict[int, tuple[int, int, int]] = {
+    8: (2, 1, 1),
+    32: (2, 2, 2),
+    108: (3, 3, 3),
+    192: (4, 4, 3),
+}
+"""Repetitions of the unit cell by the number of atoms."""
 
 
 def run(*, quick: bool = False) -> list[Row]:
@@ -40,32 +46,24 @@ def run(*, quick: bool = False) -> list[Row]:
     python = interpreter()
     if python is None:
         return [not_run("MACE with error bars against its own calculator", MISSING)]
-    words = [str(int(quick)), str(torch.get_num_threads())]
-    done = subprocess.run(
-        [str(python), "-m", "benchmarks.potentials", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"benchmarks.potentials failed:\n{done.stderr}")
-    return [Row(**row) for row in json.loads(done.stdout.splitlines()[-1])]
+    return rows_apart(python, "benchmarks.potentials", quick=quick)
 
 
 def interpreter() -> Path | None:
     """A Python that has MACE, if there is one."""
-    if named := os.environ.get(VARIABLE):
+    named = os.environ.get(VARIABLE)
+    if named:
         return Path(named)
     if find_spec("mace"):
         return Path(sys.executable)
-    own = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    return own if own.exists() else None
+    python = environment_python(ENVIRONMENT)
+    if python.exists():
+        return python
+    return None
 
 
 def crystal(size: int, seed: int = 0) -> Any:
-    """Copper, shaken."""
+    """Copper whose atoms are rattled, with a random energy."""
     from ase.build import bulk
 
     atoms = bulk("Cu", cubic=True) * CELLS[size]
@@ -75,7 +73,7 @@ def crystal(size: int, seed: int = 0) -> Any:
 
 
 def network() -> Any:
-    """Two layers of 32 channels, 48 features."""
+    """A MACE of two layers of 32 channels, which has 48 features."""
     from e3nn import o3
     from mace import modules
 
@@ -101,30 +99,35 @@ def network() -> Any:
     )
 
 
-def measured(quick: bool) -> list[Row]:
+def measured(*, quick: bool) -> list[Row]:
     """All rows, in this process."""
-    importlib.import_module("tests.foreign.conftest")  # what MACE asks of the torch beside it
+    importlib.import_module("tests.foreign.conftest")  # adapts this torch to what MACE expects
     from mace.calculators import MACECalculator
 
     from rigidities.ase import mace
 
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    own = MACECalculator(models=network(), device="cpu", default_dtype="float64")
-    host = mace(own).fit([crystal(8, seed) for seed in range(16)])
+    mace_calculator = MACECalculator(models=network(), device="cpu", default_dtype="float64")
+    host = mace(mace_calculator).fit([crystal(8, seed) for seed in range(16)])
     host.calibrate([crystal(8, seed) for seed in range(16, 24)], criterion="nll", ridge=1e-3)
-    rows = accuracy(host, own)
+    table = accuracy_rows(host, mace_calculator)
     for size in [8] if quick else CELLS:
-        timings = timed(host, own, crystal(size, 99), quick)
-        energies = "energy, forces, stress and the energy's bar"
-        seconds = {name: timings.median(name) for name in timings.seconds}
-        ratio = timings.ratio("ours", "theirs")
-        rows.append(at_most(f"{energies}, {size} atoms", ratio, 1.5, UNIT, seconds=seconds))
-        counts = {"exact": host.uq.gram.width, "members": MEMBERS}
-        for name, what in (("exact", "exact"), ("members", f"of {MEMBERS} members")):
-            work = f"with all bars of forces and stress, {what}, {size} atoms"
-            rows.append(beside_limit(work, timings, name, counts[name]))
-    return rows
+        timings = timed(host, mace_calculator, crystal(size, 99), quick=quick)
+        row = at_most(
+            f"energy, forces, stress and the energy's bar, {size} atoms",
+            timings.ratio("ours", "theirs"),
+            1.5,
+            UNIT,
+            seconds=timings.medians(),
+        )
+        table.append(row)
+        bars = "with all bars of forces and stress"
+        features = host.uq.gram.width
+        table.append(beside_limit(f"{bars}, exact, {size} atoms", timings, "exact", features))
+        work = f"{bars}, of {MEMBERS} members, {size} atoms"
+        table.append(beside_limit(work, timings, "members", MEMBERS))
+    return table
 
 
 def beside_limit(work: str, timings: Timings, name: str, passes: int) -> Row:
@@ -147,17 +150,17 @@ def beside_limit(work: str, timings: Timings, name: str, passes: int) -> Row:
     )
 
 
-def timed(host: Any, own: Any, atoms: Any, quick: bool) -> Timings:
+def timed(host: Any, mace_calculator: Any, atoms: Any, *, quick: bool) -> Timings:
     """Each calculator on one structure and a backward pass of the model, round by round."""
-    kinds = {
+    calculators = {
         "ours": host.calculator(force_bars=False),
         "exact": host.calculator(members=0),
         "members": host.calculator(members=MEMBERS),
-        "theirs": own,
+        "theirs": mace_calculator,
     }
-    tasks: dict[str, Task] = {
-        name: lambda c=c: c.calculate(atoms, list(WORK)) for name, c in kinds.items()
-    }
+    tasks: dict[str, Task] = {}
+    for name, calculator in calculators.items():
+        tasks[name] = partial(calculator.calculate, atoms, list(PROPERTIES))
     tasks["backward"] = backward_pass(host, atoms)
     return interleaved(tasks, rounds=1 if quick else 7)
 
@@ -180,43 +183,57 @@ def strained_energy(host: Any, atoms: Any) -> tuple[torch.Tensor, torch.Tensor, 
     (batch,) = host.batches([atoms])
     x = batch["positions"].clone().requires_grad_()
     strain = torch.zeros(3, 3, requires_grad=True)
-    mixed = torch.eye(3) + (strain + strain.mT) / 2
-    moved = {key: batch[key] @ mixed for key in ("cell", "shifts")}
-    result = host.model({**batch, "positions": x @ mixed, **moved}, compute_force=False)
+    deformation = torch.eye(3) + (strain + strain.mT) / 2
+    strained = {
+        **batch,
+        "positions": x @ deformation,
+        "cell": batch["cell"] @ deformation,
+        "shifts": batch["shifts"] @ deformation,
+    }
+    result = host.model(strained, compute_force=False)
     return x, strain, result["energy"].sum()
 
 
-def accuracy(host: Any, own: Any) -> list[Row]:
+def accuracy_rows(host: Any, mace_calculator: Any) -> list[Row]:
     """Largest differences from MACE's values, and from bars by the dense Jacobian."""
-    atoms, calculator = crystal(8, 98), host.calculator()
-    found = {name: calculator.get_property(name, atoms) for name in WORK}
-    apart = max(
-        float(np.abs(np.asarray(found[name]) - own.get_property(name, atoms)).max())
-        / float(np.abs(np.asarray(found[name])).max())
-        for name in WORK
-    )
-    bars = np.concatenate([calculator.results[f"{name}_std"].flatten() for name in WORK[1:]])
-    error = float(np.abs(bars / dense_bars(host, atoms) - 1).max())
+    atoms = crystal(8, 98)
+    calculator = host.calculator()
+    differences = []
+    for name in PROPERTIES:
+        values = np.asarray(calculator.get_property(name, atoms))
+        expected = mace_calculator.get_property(name, atoms)
+        differences.append(float(np.abs(values - expected).max()) / float(np.abs(values).max()))
+    bars = [calculator.results[f"{name}_std"].flatten() for name in ("forces", "stress")]
+    error = float(np.abs(np.concatenate(bars) / dense_bars(host, atoms) - 1).max())
     return [
-        at_most("energy, forces and stress less MACE's own, 8 atoms", apart, 1e-8, "relative"),
+        at_most(
+            "energy, forces and stress less MACE's own, 8 atoms",
+            max(differences),
+            1e-8,
+            "relative",
+        ),
         at_most("bars of forces and stress less the dense Jacobian's", error, 1e-8, "relative"),
     ]
 
 
 def dense_bars(host: Any, atoms: Any) -> np.ndarray:
-    """Of forces and stress, one backward pass for each weight of the readouts."""
-    named = dict(host.model.named_parameters())
-    weights = [named[f"readouts.{name}.weight"] for name in ("0.linear", "1.linear_2")]
+    """Bars of forces and stress by one backward pass for each weight of the readouts."""
+    parameters = dict(host.model.named_parameters())
+    weights = [parameters[f"readouts.{name}.weight"] for name in ("0.linear", "1.linear_2")]
     for weight in weights:
         weight.requires_grad_(True)
     x, strain, energy = strained_energy(host, atoms)
-    parts = torch.autograd.grad(energy, weights, create_graph=True)
-    features = torch.cat([part.flatten() for part in parts])
-    rows = [torch.autograd.grad(one, [x, strain], retain_graph=True) for one in features]
+    by_weight = torch.autograd.grad(energy, weights, create_graph=True)
+    features = torch.cat([gradient.flatten() for gradient in by_weight])
+    # Voigt's order of the six components of the stress: xx, yy, zz, yz, xz, xy.
+    rows, columns = [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]
+    derivatives = []
+    for feature in features:
+        by_x, by_strain = torch.autograd.grad(feature, [x, strain], retain_graph=True)
+        derivatives.append(torch.cat([by_x.flatten(), by_strain[rows, columns]]))
     for weight in weights:
         weight.requires_grad_(False)
-    six = [[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
-    jacobian = torch.stack([torch.cat([a.flatten(), b[six[0], six[1]]]) for a, b in rows])
+    jacobian = torch.stack(derivatives)  # (features, 3 atoms + 6)
     matrix = host.uq.gram.matrix.squeeze() + host.uq.ridge * torch.eye(len(jacobian))
     variance = (jacobian * torch.linalg.solve(matrix, jacobian)).sum(0)
     bars: np.ndarray = (host.uq.gradient_scale * variance.sqrt()).numpy()
@@ -224,6 +241,11 @@ def dense_bars(host: Any, atoms: Any) -> np.ndarray:
     return bars
 
 
+def main(quick: int, threads: int) -> None:
+    """Print the rows as the last line."""
+    torch.set_num_threads(threads)
+    print(json.dumps([asdict(row) for row in measured(quick=bool(quick))]))
+
+
 if __name__ == "__main__":
-    torch.set_num_threads(int(sys.argv[2]))
-    print(json.dumps([asdict(row) for row in measured(bool(int(sys.argv[1])))]))
+    main(*map(int, sys.argv[1:]))

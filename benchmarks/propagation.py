@@ -1,6 +1,6 @@
 """Error bars of functions of 100,000 predictions: time in bare passes, memory as the rows double.
 
-Run as a module of its own (``python -m benchmarks.propagation rows width threads``) it propagates
+Run as a module (``python -m benchmarks.propagation rows width threads``) it propagates
 once over generated batches and prints its peak memory.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -27,17 +27,17 @@ class Generated:
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return batches(self.rows)
 
 
 def run(*, quick: bool = False) -> list[Row]:
     """Time first, then peak memory for N and 2 N rows, each in a fresh process."""
     rows, width, rounds = (2_000, 32, 2) if quick else (100_000, 256, 9)
-    return times(rows, width, rounds) + memory(rows, width)
+    return time_rows(rows, width, rounds) + memory_rows(rows, width)
 
 
-def times(rows: int, width: int, rounds: int) -> list[Row]:
+def time_rows(rows: int, width: int, rounds: int) -> list[Row]:
     """A mean, five quantities, as many quantities as predictions, and the second order."""
     work = workload(rows, width=width)
     uq = calibrated(work)
@@ -49,27 +49,27 @@ def times(rows: int, width: int, rounds: int) -> list[Row]:
         "second": lambda: uq.propagate(five, work.x, second_order=True),
     }
     timings = interleaved(tasks, rounds=rounds)
-    what = f"{rows:,} predictions, width {width}"
-    limited = {"mean": "propagate a mean", "five": "propagate five quantities"}
-    others = {
-        "exp": "propagate an elementwise exponential",
-        "second": "propagate five quantities, second-order mean",
-    }
-    return [
-        at_most(f"{label}, {what}", timings.ratio(k, "bare"), 3, PASSES, seconds=timings.median(k))
-        for k, label in limited.items()
-    ] + [
-        for_information(
-            f"{label}, {what}", timings.ratio(k, "bare"), PASSES, seconds=timings.median(k)
-        )
-        for k, label in others.items()
+    size = f"{rows:,} predictions, width {width}"
+    kinds: list[tuple[str, str, float | None]] = [
+        ("mean", "propagate a mean", 3),
+        ("five", "propagate five quantities", 3),
+        ("exp", "propagate an elementwise exponential", None),
+        ("second", "propagate five quantities, second-order mean", None),
     ]
+    table = []
+    for task, name, limit in kinds:
+        ratio = timings.ratio(task, "bare")
+        seconds = timings.median(task)
+        table.append(at_most(f"{name}, {size}", ratio, limit, PASSES, seconds=seconds))
+    return table
 
 
-def memory(rows: int, width: int) -> list[Row]:
-    """What a prediction more adds to the peak, beside the size of its features."""
-    few, many = (measured_apart("benchmarks.propagation", n, width) for n in (rows, 2 * rows))
-    growth, features = many["after"] - few["after"], 4 * (width + 1) * rows
+def memory_rows(rows: int, width: int) -> list[Row]:
+    """What further predictions add to the peak, beside the size of their features."""
+    few = measured_apart("benchmarks.propagation", rows, width)
+    many = measured_apart("benchmarks.propagation", 2 * rows, width)
+    growth = many["after"] - few["after"]
+    features = 4 * (width + 1) * rows  # bytes in float32
     return [
         at_most(
             f"growth of the peak from {rows:,} to {2 * rows:,} predictions, width {width}",

@@ -1,18 +1,16 @@
-"""Error bars of small tables: what they hold, their CRPS beside one constant bar, the gain said.
+"""Error bars of small tables: coverage, CRPS beside one constant bar, and the reported gain.
 
-Every draw makes a table of 100, 300 or 1,000 rows, trains a model on most of them and calibrates it
-on the rest, as `RigidityRegressor` and `rigidities tabular` do, and judges it on 1,000 fresh rows.
-The constant bar is that of the calibration: the root mean square error of the rows that calibrated.
+Every draw makes a table of 100, 300 or 1,000 rows, trains a model on most of them and calibrates
+it on the others, as `RigidityRegressor` and `rigidities tabular` do, and judges it on 1,000 fresh
+rows. The constant bar is that of the calibration: the root mean square error of its rows.
 """
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 import warnings
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from statistics import fmean, stdev
 from typing import Any
@@ -22,16 +20,23 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
-from benchmarks.frame.results import Row, at_least, at_most, for_information, not_run
+from benchmarks.frame.ranks import pooled
+from benchmarks.frame.results import Row, at_most, for_information, not_run, within
 from rigidities.calibration.report import CalibrationReport
 
-LEVEL, FRESH, DRAWS, SIZES = 0.9, 1_000, 20, (100, 300, 1_000)
-HELD = (0.86, 0.94)
-"""What 90 % intervals must hold, averaged over draws."""
-WORSE = 1.03
-"""CRPS over that of a constant bar, at most, averaged over draws."""
+LEVEL = 0.9
+FRESH = 1_000
+"""Rows that a model is judged on."""
+DRAWS = 20
+SIZES = (100, 300, 1_000)
+COVERAGE_BOUNDS = (0.86, 0.94)
+"""Coverage of 90 % intervals, averaged over draws."""
+CRPS_LIMIT = 1.03
+"""CRPS over that of a constant bar, averaged over draws."""
 Table = tuple[np.ndarray, np.ndarray]
+"""Inputs (N, 5) and targets (N,)."""
 Bars = tuple[rg.Prediction, CalibrationReport]
+"""Predictions of fresh rows, and the report of the calibration."""
 
 
 def linear(x: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -99,21 +104,23 @@ def tabular(table: Table, x: np.ndarray, seed: int) -> Bars:
 
     from rigidities.cli import learners
 
-    rows = tuple(torch.from_numpy(column.reshape(len(column), -1)) for column in table)
-    held = max(2, round(0.15 * len(table[1])))  # as many are the command's test rows
-    valid, train = (tuple(t[part] for t in rows) for part in (slice(held), slice(2 * held, None)))
+    rows = tensors(table)
+    count = len(table[1])
+    valid_rows = max(2, round(0.15 * count))
+    valid = part_of(rows, 0, valid_rows)
+    train = part_of(rows, 2 * valid_rows, count)  # the rows between are the command's test rows
     with mock.patch.object(learners, "CANDIDATES", learners.CANDIDATES[:2]):
         _, module = learners.boosted(train, [0] * 5, seed)
-    uq = rg.LastLayerRigidity(module).fit(train, progress=False)
-    report = uq.calibrate(valid, progress=False)
-    return uq.predict(torch.from_numpy(x), progress=False), report
+    return last_layer_bars(module, train, valid, x)
 
 
-def net(table: Table, x: np.ndarray, seed: int) -> Bars:
-    """A net of 50 units in torch, whose last fifth of the rows calibrates."""
-    rows = tuple(torch.from_numpy(column.reshape(len(column), -1)) for column in table)
-    cut = round(0.8 * len(table[1]))
-    train, valid = (tuple(t[part] for t in rows) for part in (slice(cut), slice(cut, None)))
+def network(table: Table, x: np.ndarray, seed: int) -> Bars:
+    """A network of 50 units in torch, whose last fifth of the rows calibrates."""
+    rows = tensors(table)
+    count = len(table[1])
+    cut = round(0.8 * count)
+    train = part_of(rows, 0, cut)
+    valid = part_of(rows, cut, count)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = torch.nn.Sequential(
@@ -124,6 +131,28 @@ def net(table: Table, x: np.ndarray, seed: int) -> Bars:
         optimiser.zero_grad()
         (model(train[0]) - train[1]).square().mean().backward()
         optimiser.step()
+    return last_layer_bars(model, train, valid, x)
+
+
+def tensors(table: Table) -> tuple[Tensor, Tensor]:
+    """Inputs (N, 5) and targets (N, 1)."""
+    x, y = table
+    return torch.from_numpy(x), torch.from_numpy(y.reshape(-1, 1))
+
+
+def part_of(rows: tuple[Tensor, Tensor], start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Some of the rows, inputs and targets."""
+    x, y = rows
+    return x[start:stop], y[start:stop]
+
+
+def last_layer_bars(
+    model: torch.nn.Module,
+    train: tuple[Tensor, Tensor],
+    valid: tuple[Tensor, Tensor],
+    x: np.ndarray,
+) -> Bars:
+    """A module fitted and calibrated by `LastLayerRigidity`."""
     uq = rg.LastLayerRigidity(model).fit(train, progress=False)
     report = uq.calibrate(valid, progress=False)
     return uq.predict(torch.from_numpy(x), progress=False), report
@@ -133,34 +162,33 @@ LEARNERS: dict[str, Callable[[Table, np.ndarray, int], Bars]] = {
     "boosted trees": boosted,
     "random forest": forest,
     "tabular": tabular,
-    "net": net,
+    "net": network,
 }
 
 
 def scored(learner: str, target: str, size: int, seed: int) -> dict[str, Any]:
-    """One draw of one cell, in one thread."""
+    """The scores of one draw of one cell of the table, in one thread."""
     torch.set_num_threads(1)
     table, (x, y) = drawn(target, size, seed)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what small tables are told is not the point here
-            p, report = LEARNERS[learner](table, x, seed)
+            warnings.simplefilter("ignore")  # of small tables
+            prediction, report = LEARNERS[learner](table, x, seed)
     except ModuleNotFoundError as missing:
         return {"missing": missing.name}
-    truth = torch.from_numpy(y)[:, None]
-    return scores(p, truth, report)
+    return scores(prediction, torch.from_numpy(y)[:, None], report)
 
 
 def scores(p: rg.Prediction, y: Tensor, report: CalibrationReport) -> dict[str, Any]:
     """Of the bars and of the calibration's constant bar, on fresh rows."""
     variance = report.constant.square().expand_as(p.mean).to(p.mean)
-    plain = rg.Prediction(p.mean, 0 * variance, variance, variance)
+    constant = rg.Prediction(p.mean, 0 * variance, variance, variance)
     low, high = p.interval(LEVEL)
     return {
         "coverage": float(((y >= low) & (y <= high)).double().mean()),
-        "ratio": float(p.crps(y).mean() / plain.crps(y).mean()),
+        "ratio": float(p.crps(y).mean() / constant.crps(y).mean()),
         "said": report.gain,
-        "true": float((p.log_prob(y) - plain.log_prob(y)).mean()),
+        "true": float((p.log_prob(y) - constant.log_prob(y)).mean()),
         "warned": bool(report.useless),
         "rung": report.rung,
     }
@@ -170,43 +198,60 @@ def run(*, quick: bool = False) -> list[Row]:
     """Every learner, target and size; draws beside each other where there are cores for it."""
     draws, sizes, targets = (1, (60,), ["linear"]) if quick else (DRAWS, SIZES, list(TARGETS))
     cells = list(product(LEARNERS, targets, sizes))
-    work = [(*cell, seed) for cell in cells for seed in range(draws)]
-    if quick:
-        found = [scored(*one) for one in work]
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), context) as pool:
-            found = list(pool.map(scored, *zip(*work, strict=True), chunksize=1))
-    kept = {cell: found[i * draws : (i + 1) * draws] for i, cell in enumerate(cells)}
-    return [row for cell, each in kept.items() for row in cell_rows(*cell, each)]
+    calls = [(*cell, seed) for cell in cells for seed in range(draws)]
+    answers = pooled(scored, calls, threads=1, quick=quick)
+    table = []
+    for i, (learner, target, size) in enumerate(cells):
+        of_cell = answers[i * draws : (i + 1) * draws]
+        table += cell_rows(f"{learner}, {target}, {size:,} rows", of_cell)
+    return table
 
 
-def cell_rows(learner: str, target: str, size: int, found: list[dict[str, Any]]) -> list[Row]:
-    """Means over the draws of one cell."""
-    name = f"{learner}, {target}, {size:,} rows"
-    if "missing" in found[0]:
-        return [not_run(name, f"{found[0]['missing']} is not installed")]
-    rungs = [one["rung"] for one in found]
-    counts = ", ".join(f"{rung} {rungs.count(rung)}" for rung in dict.fromkeys(rungs))
-    held = [one["coverage"] for one in found]
-    ratios = [one["ratio"] for one in found]
-    said, true = ([one[key] for one in found] for key in ("said", "true"))
-    warned = fmean(one["warned"] for one in found)
-    gains = f"gain said {fmean(said):+.3f}, on fresh rows {fmean(true):+.3f}; "
-    note = f"{gains}said not to be shown better in {warned:.0%} of draws; taken: {counts}"
-    error = stdev(held) / math.sqrt(len(held)) if len(held) > 1 else 0.0
+def cell_rows(name: str, draws: list[dict[str, Any]]) -> list[Row]:
+    """Means over the draws of one learner, target and size."""
+    if "missing" in draws[0]:
+        return [not_run(name, f"{draws[0]['missing']} is not installed")]
+    coverages = [draw["coverage"] for draw in draws]
+    ratios = [draw["ratio"] for draw in draws]
+    reported_gains = [draw["said"] for draw in draws]
+    true_gains = [draw["true"] for draw in draws]
+    rungs = [draw["rung"] for draw in draws]
+    error = 0.0
+    if len(draws) > 1:
+        error = stdev(coverages) / math.sqrt(len(draws))
     return [
-        at_least(f"{name}: 90 % intervals hold", fmean(held), HELD[0], each=held, error=error),
-        at_most(f"{name}: 90 % intervals hold", fmean(held), HELD[1]),
+        within(
+            f"{name}: 90 % intervals cover",
+            fmean(coverages),
+            COVERAGE_BOUNDS,
+            each=coverages,
+            error=error,
+        ),
         at_most(
             f"{name}: CRPS over that of one constant bar",
             fmean(ratios),
-            WORSE,
-            note=note,
+            CRPS_LIMIT,
+            note=cell_note(draws),
             each=ratios,
-            said=said,
-            true=true,
+            said=reported_gains,
+            true=true_gains,
             rungs=rungs,
         ),
-        for_information(f"{name}: gain said minus gain on fresh rows", fmean(said) - fmean(true)),
+        for_information(
+            f"{name}: gain said minus gain on fresh rows",
+            fmean(reported_gains) - fmean(true_gains),
+        ),
     ]
+
+
+def cell_note(draws: list[dict[str, Any]]) -> str:
+    """The mean gains, how often the bars were called useless, and the form that was taken."""
+    reported = fmean(draw["said"] for draw in draws)
+    true = fmean(draw["true"] for draw in draws)
+    warned = fmean(draw["warned"] for draw in draws)
+    counts = Counter(draw["rung"] for draw in draws)
+    forms = ", ".join(f"{rung} {count}" for rung, count in counts.items())
+    return (
+        f"gain said {reported:+.3f}, on fresh rows {true:+.3f}; said not to be shown better in "
+        f"{warned:.0%} of draws; taken: {forms}"
+    )

@@ -1,14 +1,13 @@
 """Fits and predictions against the bare forward pass over the same batches (plain linear head).
 
-Fits from each kind of source, beside the loop that one writes by hand, and what a fit does for
-each batch in counts. Predictions are the paper's form (``criterion="nll"``); ``default`` has those
-of the default calibration beside it.
+Fits come from each kind of source and stand beside a loop written by hand; what a fit does for each
+batch stands there in counts. Predictions are those of the paper's form (``criterion="nll"``); the
+benchmark ``default`` has those of the default calibration beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,51 +15,63 @@ from torch import nn
 import rigidities as rg
 from benchmarks.frame.counts import count_rows
 from benchmarks.frame.fits import SOURCES, TENSORS, fit_rows, fit_tasks, ratio_row
-from benchmarks.frame.limits import least_predict, read, reading, whole_product
+from benchmarks.frame.limits import (
+    least_predict_passes,
+    reading,
+    reading_passes,
+    whole_product,
+)
 from benchmarks.frame.results import Row, for_information
 from benchmarks.frame.timing import Task, Timings, interleaved
 from benchmarks.frame.workload import Workload, workload
 
-FITS = {256: {"double": 2.4, "mixed": 1.9}, 1024: {"double": 2.4, "mixed": 2.0}}
+FIT_LIMITS = {256: {"double": 2.4, "mixed": 1.9}, 1024: {"double": 2.4, "mixed": 2.0}}
 """Bare passes of a fit by width and precision, whatever the source."""
-PREDICTIONS = {
+PREDICTION_LIMITS = {
     "predict": 1.65,
     "uq(x) batch by batch": 1.6,
     "freeze() batch by batch": 1.6,
 }
+"""Bare passes of a prediction."""
 
 
 def run(*, quick: bool = False) -> list[Row]:
     """Width 256 with 50,000 rows, width 1024 with 20,000, and the work of one batch."""
     if quick:
-        return rows_at(2_000, width=32, rounds=2, musts=FITS[256]) + count_rows()
-    narrow = rows_at(50_000, width=256, rounds=15, musts=FITS[256])
-    wide = rows_at(20_000, width=1024, rounds=11, musts=FITS[1024])
+        return rows_at(2_000, width=32, rounds=2, limits=FIT_LIMITS[256]) + count_rows()
+    narrow = rows_at(50_000, width=256, rounds=15, limits=FIT_LIMITS[256])
+    wide = rows_at(20_000, width=1024, rounds=11, limits=FIT_LIMITS[1024])
     return narrow + wide + count_rows()
 
 
-def rows_at(rows: int, *, width: int, rounds: int, musts: Mapping[str, float]) -> list[Row]:
-    """Fits by source and precision and three ways to predict, in bare passes, with their limits."""
+def rows_at(rows: int, *, width: int, rounds: int, limits: Mapping[str, float]) -> list[Row]:
+    """Fits by source and precision and three ways to predict, in bare passes, with their least."""
     work = workload(rows, width=width)
-    tasks = fit_tasks(work, SOURCES, musts) | prediction_tasks(work)
+    tasks = fit_tasks(work, SOURCES, limits) | prediction_tasks(work)
     timings = interleaved(tasks | whole_product(work) | reading(work), rounds=rounds)
-    net = f"{rows:,} rows, width {width}"
-    bare = f"bare, {TENSORS}"
-    found = [bare_row(net, timings, kind) for kind in SOURCES]
-    found += fit_rows(net, timings, SOURCES, musts)
-    for name, must in PREDICTIONS.items():
-        row = ratio_row(name, net, timings, bare, must)
-        found.append(row.beside(flops=least_predict(timings, bare), bytes=read(timings, bare)))
-    return found
+    table = [bare_row(work.size, timings, kind) for kind in SOURCES]
+    table += fit_rows(work.size, timings, SOURCES, limits)
+    for name, limit in PREDICTION_LIMITS.items():
+        table.append(prediction_row(name, work.size, timings, f"bare, {TENSORS}", limit))
+    return table
 
 
-def bare_row(net: str, timings: Timings, kind: str) -> Row:
+def bare_row(size: str, timings: Timings, kind: str) -> Row:
     """Milliseconds of the bare pass over a source: the unit of the fits from it."""
-    name = f"bare, {kind}"
-    fastest = 1e3 * timings.minimum(name)
+    task = f"bare, {kind}"
     return for_information(
-        f"{name}, {net}", 1e3 * timings.median(name), "milliseconds", fastest=fastest
+        f"{task}, {size}",
+        1e3 * timings.median(task),
+        "milliseconds",
+        fastest=1e3 * timings.minimum(task),
     )
+
+
+def prediction_row(task: str, size: str, timings: Timings, bare: str, limit: float | None) -> Row:
+    """A way to predict in bare passes, beside what it takes at least."""
+    row = ratio_row(task, size, timings, bare, limit)
+    flops = least_predict_passes(timings, bare)
+    return row.with_least(flops=flops, bytes=reading_passes(timings, bare))
 
 
 def prediction_tasks(work: Workload) -> dict[str, Task]:
@@ -81,10 +92,17 @@ def called(module: nn.Module, work: Workload) -> None:
             module(x)
 
 
-def calibrated(work: Workload, criterion: str = "nll", **options: Any) -> rg.LastLayerRigidity:
-    """Fitted to all but the last tenth of the rows and calibrated on those; the paper's form."""
+def calibrated(
+    work: Workload,
+    criterion: str = "nll",
+    *,
+    batch_size: int | None = None,
+    precision: str = "auto",
+) -> rg.LastLayerRigidity:
+    """Fitted to all but the last tenth of the rows and calibrated on those, in the paper's form."""
     valid = len(work.x) // 10
-    uq = rg.LastLayerRigidity(work.model).fit((work.x[:-valid], work.y[:-valid]), **options)
-    size = options.get("batch_size")
-    uq.calibrate((work.x[-valid:], work.y[-valid:]), criterion=criterion, batch_size=size)
+    uq = rg.LastLayerRigidity(work.model)
+    uq.fit((work.x[:-valid], work.y[:-valid]), batch_size=batch_size, precision=precision)
+    validation_rows = (work.x[-valid:], work.y[-valid:])
+    uq.calibrate(validation_rows, criterion=criterion, batch_size=batch_size)
     return uq

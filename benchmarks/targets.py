@@ -13,19 +13,18 @@ MANY = 32
 def run(*, quick: bool = False) -> list[Row]:
     """32 targets against one."""
     rows, width, rounds = (2_000, 32, 2) if quick else (50_000, 256, 15)
-    one = workload(rows, width=width)
+    single = workload(rows, width=width)
     many = workload(rows, width=width, targets=MANY)
     tasks = {
-        "one": lambda: fit(one),
+        "one": lambda: fit(single),
         "many": lambda: fit(many),
-        "bare one": one.bare_pass,
+        "bare one": single.bare_pass,
         "bare many": many.bare_pass,
     }
     timings = interleaved(tasks, rounds=rounds)
-    net = f"{rows:,} rows, width {width}"
     return [
         at_most(
-            f"fit, {MANY} targets, {net}",
+            f"fit, {MANY} targets, {many.size}",
             timings.ratio("many", "one"),
             1.15,
             "one-target fits",
@@ -33,7 +32,7 @@ def run(*, quick: bool = False) -> list[Row]:
             one_target_seconds=timings.median("one"),
         ),
         for_information(
-            f"the model alone, {MANY} targets, {net}",
+            f"the model alone, {MANY} targets, {many.size}",
             timings.ratio("bare many", "bare one"),
             "one-target passes",
         ),

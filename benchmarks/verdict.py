@@ -1,9 +1,13 @@
-"""How often the verdict calls right bars right, and names what is wrong with others."""
+"""How often the verdict calls right bars right, and names what is wrong with others.
+
+`RIGHT` has kinds of right bars, `FAULTS` has faults of several strengths. Each is drawn many times;
+the verdict on each draw is counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +19,12 @@ from rigidities.prediction.prediction import Prediction
 
 Columns = tuple[Tensor, Tensor, Tensor]
 """Means, bars and true values."""
-Fault = Callable[[int, float, int], Columns]
-SIZES, FEWER = (30, 50, 100, 200, 2_000, 20_000), (200, 600, 2_000)
-"""Rows of right bars, and of faults, which more rows would only show more clearly."""
+FaultyColumns = Callable[[int, float, int], Columns]
+"""Columns from the number of rows, the strength of the fault and a seed."""
+RIGHT_SIZES = (30, 50, 100, 200, 2_000, 20_000)
+"""Rows of right bars."""
+FAULT_SIZES = (200, 600, 2_000)
+"""Rows of faults, which more rows would only show more clearly."""
 
 
 def right(rows: int, seed: int) -> Columns:
@@ -51,7 +58,7 @@ def constant(rows: int, seed: int) -> Columns:
     return mean, torch.ones_like(std), mean + (target - mean) / std
 
 
-def with_bars_times(factor: Callable[[float], float]) -> Fault:
+def with_bars_times(factor: Callable[[float], float]) -> FaultyColumns:
     """Right but for one factor of all bars."""
 
     def fault(rows: int, strength: float, seed: int) -> Columns:
@@ -61,20 +68,26 @@ def with_bars_times(factor: Callable[[float], float]) -> Fault:
     return fault
 
 
-def uneven(key: int) -> Fault:
-    """Coverage of 90 % as a whole, errors up to `strength` times larger or smaller by the key."""
+def uneven(key: int) -> FaultyColumns:
+    """Coverage of 90 % as a whole, but errors too large and too small at the ends of one column.
+
+    Args:
+        key: 0 for the predictions, 1 for the bars.
+    """
 
     def fault(rows: int, strength: float, seed: int) -> Columns:
-        columns = mean, std, target = right(rows, seed)
-        place = 2 * columns[key].argsort().argsort() / (rows - 1) - 1
+        mean, std, target = right(rows, seed)
+        ranks = (mean, std)[key].argsort().argsort()
+        place = 2 * ranks / (rows - 1) - 1  # from -1 to 1
         z = (target - mean) / std * strength**place
+        # The 90th percentile of |z| becomes that of a Gaussian.
         z = z * 1.6448536269514722 / z.abs().kthvalue(round(0.9 * rows)).values
         return mean, std, mean + std * z
 
     return fault
 
 
-def with_errors(drawn: Callable[[torch.Generator, int, float], Tensor]) -> Fault:
+def with_errors(drawn: Callable[[torch.Generator, int, float], Tensor]) -> FaultyColumns:
     """Right bars of errors of mean zero and variance one that are not Gaussian."""
 
     def fault(rows: int, strength: float, seed: int) -> Columns:
@@ -105,48 +118,70 @@ def biased(rows: int, strength: float, seed: int) -> Columns:
 
 
 def repeated(rows: int, strength: float, seed: int) -> Columns:
-    """That share of the rows stands there twice."""
-    mean, std, target = (part.clone() for part in right(rows, seed))
-    for part in (mean, std, target):
-        part[: round(strength * rows)] = part[-round(strength * rows) :]
+    """A share of the rows, as large as the strength, stands there twice."""
+    mean, std, target = (column.clone() for column in right(rows, seed))
+    count = round(strength * rows)
+    for column in (mean, std, target):
+        column[:count] = column[-count:]
     return mean, std, target
 
 
-FAULTS: dict[str, tuple[Fault, str, dict[float, str]]] = {
-    "too wide": (
-        with_bars_times(lambda s: s),
-        "oo wide",
-        {1.3: "bars times 1.3", 2.0: "bars times 2"},
+class Fault(NamedTuple):
+    """Something that is wrong with error bars.
+
+    Attributes:
+        columns: Draws rows with the fault.
+        words: The verdict must say them.
+        strengths: What the strengths mean; the last is strong.
+    """
+
+    columns: FaultyColumns
+    words: str
+    strengths: dict[float, str]
+
+
+FAULTS = {
+    "too wide": Fault(
+        columns=with_bars_times(lambda strength: strength),
+        words="oo wide",
+        strengths={1.3: "bars times 1.3", 2.0: "bars times 2"},
     ),
-    "too narrow": (
-        with_bars_times(lambda s: 1 / s),
-        "oo narrow",
-        {1.3: "bars over 1.3", 2.0: "bars over 2"},
+    "too narrow": Fault(
+        columns=with_bars_times(lambda strength: 1 / strength),
+        words="oo narrow",
+        strengths={1.3: "bars over 1.3", 2.0: "bars over 2"},
     ),
-    "uneven by prediction": (
-        uneven(0),
-        "fifth of the predictions",
-        {1.4: "up to 1.4 times off", 2.0: "up to twice off"},
+    "uneven by prediction": Fault(
+        columns=uneven(0),
+        words="fifth of the predictions",
+        strengths={1.4: "up to 1.4 times off", 2.0: "up to twice off"},
     ),
-    "uneven by bar": (
-        uneven(1),
-        "fifth of the bars",
-        {1.4: "up to 1.4 times off", 2.0: "up to twice off"},
+    "uneven by bar": Fault(
+        columns=uneven(1),
+        words="fifth of the bars",
+        strengths={1.4: "up to 1.4 times off", 2.0: "up to twice off"},
     ),
-    "heavy tails": (
-        with_errors(student),
-        "heavy tails",
-        {5.0: "5 degrees of freedom", 3.0: "3 degrees of freedom"},
+    "heavy tails": Fault(
+        columns=with_errors(student),
+        words="heavy tails",
+        strengths={5.0: "5 degrees of freedom", 3.0: "3 degrees of freedom"},
     ),
-    "skewed errors": (
-        with_errors(gamma),
-        "errors are skewed",
-        {4.0: "skewness 1", 1.0: "skewness 2"},
+    "skewed errors": Fault(
+        columns=with_errors(gamma),
+        words="errors are skewed",
+        strengths={4.0: "skewness 1", 1.0: "skewness 2"},
     ),
-    "biased mean": (biased, "too low on average", {0.2: "by 0.2 bars", 0.5: "by 0.5 bars"}),
-    "duplicates": (repeated, "repeat an earlier row", {0.05: "of 5 %", 0.3: "of 30 %"}),
+    "biased mean": Fault(
+        columns=biased,
+        words="too low on average",
+        strengths={0.2: "by 0.2 bars", 0.5: "by 0.5 bars"},
+    ),
+    "duplicates": Fault(
+        columns=repeated,
+        words="repeat an earlier row",
+        strengths={0.05: "of 5 %", 0.3: "of 30 %"},
+    ),
 }
-"""What makes it, the words that must be said, and what strengths mean; the last is strong."""
 
 
 RIGHT: dict[str, Callable[[int, int], Any]] = {
@@ -161,10 +196,11 @@ RIGHT: dict[str, Callable[[int, int], Any]] = {
 }
 
 
-def found(columns: Columns | tuple[Prediction, Tensor]) -> report.Verdict:
+def verdict_on(columns: Columns | tuple[Prediction, Tensor]) -> report.Verdict:
     """The verdict on rows."""
     if len(columns) == 2:
-        return report.verdict(*columns)
+        prediction, target = columns
+        return report.verdict(prediction, target)
     mean, std, target = columns
     return report.verdict(mean, target, std=std)
 
@@ -175,44 +211,60 @@ def called_right(verdict: report.Verdict) -> bool:
     Bars of one size are never better than one constant bar, and of few rows none can be shown to
     be: neither is a fault.
     """
+    if verdict.cautions:
+        return False
+    if verdict.status == "good":
+        return True
     use = verdict.findings[2].text
-    sized = verdict.headline.startswith("Right in size")
-    faultless = sized and ("the same size" in use or use.startswith("Not shown to be better"))
-    return (verdict.status == "good" or faultless) and not verdict.cautions
+    no_better = "the same size" in use or use.startswith("Not shown to be better")
+    return verdict.headline.startswith("Right in size") and no_better
 
 
 def run(*, quick: bool = False) -> list[Row]:
     """200 draws of each kind of right bars and 30 of each fault, of two or three sizes."""
-    draws, each, sizes = (3, 2, SIZES[:1]) if quick else (200, 30, SIZES)
+    if quick:
+        return right_rows(RIGHT_SIZES[:1], draws=3) + fault_rows(RIGHT_SIZES[:1], draws=2)
+    table = right_rows(RIGHT_SIZES, draws=200) + fault_rows(FAULT_SIZES, draws=30)
+    return [*table, slight_row(draws=30)]
+
+
+def right_rows(sizes: Sequence[int], *, draws: int) -> list[Row]:
+    """How often right bars are called right; of all sizes only Gaussian ones are drawn."""
     table = []
-    for name, drawn in RIGHT.items():
-        for rows in sizes if drawn is right else sizes[:2]:
-            count = sum(called_right(found(drawn(rows, seed))) for seed in range(draws))
+    for name, draw in RIGHT.items():
+        for rows in sizes if draw is right else sizes[:2]:
+            count = sum(called_right(verdict_on(draw(rows, seed))) for seed in range(draws))
             share = 100 * count / draws
             table.append(at_least(f"{rows:,} rows, {name} called right", share, 95, "%"))
-    for name, (fault, words, strengths) in FAULTS.items():
-        for strength, meaning in strengths.items():
-            for rows in sizes if quick else FEWER:
-                said = [found(fault(rows, strength, seed)) for seed in range(each)]
-                table.append(named(f"{rows:,} rows, {name}, {meaning}", words, said))
-    if not quick:
-        table.append(tiny(each))
     return table
 
 
-def named(work: str, words: str, said: list[report.Verdict]) -> Row:
-    """How often a fault is named, and how often the bars are not called trustworthy."""
-    share = 100 * sum(words in str(one) for one in said) / len(said)
-    warned: dict[str, Any] = {
-        "not_good": 100 * sum(one.status != "good" for one in said) / len(said)
-    }
-    return for_information(f"{work}: named", share, "%", **warned)
+def fault_rows(sizes: Sequence[int], *, draws: int) -> list[Row]:
+    """How often each fault is named, by strength and number of rows."""
+    table = []
+    for name, fault in FAULTS.items():
+        for strength, meaning in fault.strengths.items():
+            for rows in sizes:
+                columns = [fault.columns(rows, strength, seed) for seed in range(draws)]
+                verdicts = [verdict_on(drawn) for drawn in columns]
+                work = f"{rows:,} rows, {name}, {meaning}: named"
+                named = percentage(fault.words in str(verdict) for verdict in verdicts)
+                not_good = percentage(verdict.status != "good" for verdict in verdicts)
+                table.append(for_information(work, named, "%", not_good=not_good))
+    return table
 
 
-def tiny(draws: int) -> Row:
+def slight_row(*, draws: int) -> Row:
     """A fault that 20,000 rows show clearly and that hardly matters: 88.5 % where 90 are due."""
-    said = [found(FAULTS["too narrow"][0](20_000, 1.0437, seed)) for seed in range(draws)]
-    bad = 100 * sum(one.status == "bad" for one in said) / draws
-    told = 100 * sum("A little too narrow" in str(one) for one in said) / draws
-    work = "20,000 rows, 90 % intervals that hold 88.5 %: called bad"
-    return at_most(work, bad, 0, "%", note=f"said to be a little too narrow in {told:g} %")
+    columns = [FAULTS["too narrow"].columns(20_000, 1.0437, seed) for seed in range(draws)]
+    verdicts = [verdict_on(drawn) for drawn in columns]
+    bad = percentage(verdict.status == "bad" for verdict in verdicts)
+    slight = percentage("A little too narrow" in str(verdict) for verdict in verdicts)
+    work = "20,000 rows, 90 % intervals that cover 88.5 %: called bad"
+    return at_most(work, bad, 0, "%", note=f"said to be a little too narrow in {slight:g} %")
+
+
+def percentage(events: Iterable[bool]) -> float:
+    """How many of a hundred are true."""
+    outcomes = list(events)
+    return 100 * sum(outcomes) / len(outcomes)

@@ -1,6 +1,7 @@
-"""Rigidities by all parameters of a net: time, peak memory, agreement with the dense form.
+"""Rigidities by all parameters of a network: time, peak memory, agreement with the dense form.
 
-Run as a module of its own it fits one net, predicts and prints seconds and peak memory (`main`).
+Run as a module (``python -m benchmarks.whole_net rows width depth points matrix_free threads``) it
+fits one network, predicts, and prints seconds and the peak of memory.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from benchmarks.frame.apart import measured_apart, peak_bytes
 from benchmarks.frame.results import Row, at_most, for_information
 from benchmarks.frame.workload import Workload, target, train, workload
 
+INPUTS = 90
+
 
 def run(*, quick: bool = False) -> list[Row]:
-    """The dual form at full size, each form against the dense one on a small net."""
-    rows, width, million = (300, 16, 24) if quick else (10_000, 256, 690)
-    large = measured(rows, width, depth=2, points=20 if quick else 200)
-    huge = measured(rows, million, depth=3, points=20 if quick else 200)
-    free = measured(rows, width, depth=2, points=4, matrix_free=True)
+    """Full sizes in the dual and the matrix-free form; each form against the dense one."""
+    rows, width, million_width, points = (300, 16, 24, 20) if quick else (10_000, 256, 690, 200)
+    large = measured(rows, width, depth=2, points=points)
+    million = measured(rows, million_width, depth=3, points=points)
+    matrix_free = measured(rows, width, depth=2, points=4, matrix_free=True)
     return [
         at_most(
-            f"{large['parameters']:,} parameters, {rows:,} rows, {large['points']} points: time",
+            f"{size(large)}: time",
             large["seconds"],
             300,
             "s",
@@ -35,60 +38,68 @@ def run(*, quick: bool = False) -> list[Row]:
             f"stated tolerance {large['tolerance']:.1g}",
             **large,
         ),
-        at_most("the same: peak memory of the process", large["bytes"] / 2**30, 4, "GiB"),
+        at_most("the same: peak memory of the process", gib(large), 4, "GiB"),
         for_information(
-            f"{huge['parameters']:,} parameters, {rows:,} rows, {huge['points']} points: time",
-            huge["seconds"],
+            f"{size(million)}: time",
+            million["seconds"],
             "s",
-            note=f"the {huge['form']} form, peak {huge['bytes'] / 2**30:.1f} GiB",
-            **huge,
+            note=f"the {million['form']} form, peak {gib(million):.1f} GiB",
+            **million,
         ),
         for_information(
-            f"{free['parameters']:,} parameters, {rows:,} rows, {free['points']} points, "
-            "matrix-free: time",
-            free["seconds"],
+            f"{size(matrix_free)}, matrix-free: time",
+            matrix_free["seconds"],
             "s",
-            note=f"where rows squared do not fit into memory: {free['fit']:.1f} s of it for the "
-            f"fit, the rest for conjugate gradients to {free['tolerance']:g}; peak "
-            f"{free['bytes'] / 2**30:.1f} GiB",
-            **free,
+            note=f"where rows squared do not fit into memory: {matrix_free['fit']:.1f} s of it for "
+            f"the fit, the rest for conjugate gradients to {matrix_free['tolerance']:g}; peak "
+            f"{gib(matrix_free):.1f} GiB",
+            **matrix_free,
         ),
-        *agreement(quick=quick),
+        *agreement_rows(quick=quick),
     ]
 
 
-def agreement(*, quick: bool) -> list[Row]:
-    """Largest relative difference of each form's variances from the dense form's."""
+def size(figures: dict[str, Any]) -> str:
+    """What the row of a table is called by."""
+    parameters, rows, points = figures["parameters"], figures["rows"], figures["points"]
+    return f"{parameters:,} parameters, {rows:,} rows, {points} points"
+
+
+def gib(figures: dict[str, Any]) -> float:
+    """The peak of memory in GiB."""
+    return float(figures["bytes"] / 2**30)
+
+
+def agreement_rows(*, quick: bool) -> list[Row]:
+    """Largest relative difference of each form's variances from the dense form's, in float64."""
     work = workload(200 if quick else 4000, width=8, inputs=20)
-    asked = torch.randn(50, 20, generator=torch.Generator().manual_seed(3))
     model = work.model.double()
-    x, y, asked = work.x.double(), work.y.double(), asked.double()
-    forms = {
-        form: rg.PredictionRigidity(model, ridge=1e-2, form=form).fit(x, y)
-        for form in ("dense", "dual", "matrix-free")
-    }
-    reference = forms.pop("dense").variance(asked)
-    rows = []
-    for name, pr in forms.items():
-        error = float((pr.variance(asked) / reference - 1).abs().max())
+    x = work.x.double()
+    y = work.y.double()
+    test_x = torch.randn(50, 20, generator=torch.Generator().manual_seed(3)).double()
+    dense = rg.PredictionRigidity(model, ridge=1e-2, form="dense").fit(x, y)
+    reference = dense.variance(test_x)
+    table = []
+    for form in ("dual", "matrix-free"):
+        pr = rg.PredictionRigidity(model, ridge=1e-2, form=form).fit(x, y)
+        error = float((pr.variance(test_x) / reference - 1).abs().max())
         stated = max(pr.tolerance, 1e-12)
-        rows.append(at_most(f"{name} against dense variances", error, stated, "relative (stated)"))
-    return rows
+        table.append(at_most(f"{form} against dense variances", error, stated, "relative (stated)"))
+    return table
 
 
 def measured(
     rows: int, width: int, *, depth: int, points: int, matrix_free: bool = False
 ) -> dict[str, Any]:
-    """One fit and prediction in a process of its own."""
-    sizes = rows, width, depth, points, int(matrix_free)
-    return measured_apart("benchmarks.whole_net", *sizes)
+    """The figures of one fit and prediction in a process of its own."""
+    return measured_apart("benchmarks.whole_net", rows, width, depth, points, int(matrix_free))
 
 
-def net(rows: int, width: int, depth: int) -> Workload:
-    """A briefly trained 90-width-...-1 net and its rows."""
+def deep_workload(rows: int, width: int, depth: int) -> Workload:
+    """A briefly trained network with so many hidden layers, and its rows."""
     torch.manual_seed(0)
-    x = torch.randn(rows, 90)
-    layers: list[nn.Module] = [nn.Linear(90, width), nn.SiLU()]
+    x = torch.randn(rows, INPUTS)
+    layers: list[nn.Module] = [nn.Linear(INPUTS, width), nn.SiLU()]
     for _ in range(depth - 1):
         layers += [nn.Linear(width, width), nn.SiLU()]
     model = nn.Sequential(*layers, nn.Linear(width, 1))
@@ -99,26 +110,26 @@ def net(rows: int, width: int, depth: int) -> Workload:
 
 
 def main(rows: int, width: int, depth: int, points: int, matrix_free: int, threads: int) -> None:
-    """Fit, predict, report."""
+    """Fit, predict, and print the figures."""
     torch.set_num_threads(threads)
-    work = net(rows, width, depth)
-    asked = torch.randn(points, 90)
-    start = time.perf_counter()
+    work = deep_workload(rows, width, depth)
+    test_x = torch.randn(points, INPUTS)
     form = "matrix-free" if matrix_free else "auto"
+    start = time.perf_counter()
     pr = rg.PredictionRigidity(work.model, ridge=1.0, form=form).fit(work.x, work.y)
-    fit = time.perf_counter() - start
-    variance = pr.variance(asked)
-    result = {
+    fit_seconds = time.perf_counter() - start
+    variance = pr.variance(test_x)
+    figures = {
         "parameters": sum(p.numel() for p in work.model.parameters()),
         "rows": rows,
         "points": len(variance),
         "form": pr.form,
         "tolerance": pr.tolerance,
-        "fit": fit,
+        "fit": fit_seconds,
         "seconds": time.perf_counter() - start,
         "bytes": peak_bytes(),
     }
-    print(json.dumps(result))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

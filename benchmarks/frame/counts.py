@@ -1,7 +1,7 @@
 """What a fit does for each batch, in counts that no noisy machine can blur.
 
-A small 8-50-1 net. Each count is the difference between a fit of many batches and one of few, over
-the difference of their numbers, so that what a fit does once is left out.
+The network is a small one, 8-50-1. Each count is the difference between a fit of many batches and
+one of few, over the difference of their numbers, so that what a fit does once is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.frame.fits import LIST, LOADER, SOURCES, TENSORS, Source, fitted, source
 from benchmarks.frame.results import Row, at_most
 from benchmarks.frame.timing import Task
+
+__all__ = [
+    "ForwardCalls",
+    "count_rows",
+    "forward_calls",
+    "operations",
+    "operations_per_batch",
+    "python_calls_per_batch",
+    "small_network",
+    "small_source",
+]
 
 INPUTS = 8
 ADDED, WAITING = 1_024, 8
@@ -55,14 +66,14 @@ class ForwardCalls:
     rows: int
 
 
-def small_net() -> nn.Sequential:
-    """An 8-50-1 net: its pass takes five operations without gradients, three in inference mode."""
+def small_network() -> nn.Sequential:
+    """An 8-50-1 network; its pass takes five operations, and three in inference mode."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(INPUTS, 50), nn.Tanh(), nn.Linear(50, 1))
 
 
 def small_source(kind: str, rows: int, batches: int) -> Source:
-    """So many batches of so many rows each for the small net."""
+    """So many batches of so many rows each for the small network."""
     torch.manual_seed(1)
     return source(kind, torch.randn(rows * batches, INPUTS), torch.randn(rows * batches, 1), rows)
 
@@ -77,28 +88,35 @@ def operations(task: Task) -> int:
 def operations_per_batch(kind: str, rows: int) -> float:
     """Torch operations of a fit for each batch of so many rows; those of the source left out."""
     few, many = BATCHES[rows]
-    _operations(kind, rows, few)  # constants that the first fit computes and keeps
-    return (_operations(kind, rows, many) - _operations(kind, rows, few)) / (many - few)
+    _fit_operations(kind, rows, few)  # constants that the first fit computes and keeps
+    more = _fit_operations(kind, rows, many) - _fit_operations(kind, rows, few)
+    return more / (many - few)
 
 
-def _operations(kind: str, rows: int, batches: int) -> int:
+def _fit_operations(kind: str, rows: int, batches: int) -> int:
+    """Torch operations of one fit without those that read the source."""
     data = small_source(kind, rows, batches)
-    # A fit reads the tensors of a plain loader itself, where a loop would collate them row by row:
-    # what cutting the tensors by hand takes is all that the source has to do.
-    cut = small_source(TENSORS, rows, batches) if kind == LOADER else data
-    of_source = operations(lambda: list(cut.batches()))
-    return operations(lambda: fitted(small_net(), data)) - of_source
+    read_source = data
+    if kind == LOADER:
+        # A fit reads the tensors of a plain loader itself, where a loop would collate them row by
+        # row: cutting the tensors by hand is all that the source has to do.
+        read_source = small_source(TENSORS, rows, batches)
+    reading = operations(lambda: list(read_source.batches()))
+    return operations(lambda: fitted(small_network(), data)) - reading
 
 
 def python_calls_per_batch(kind: str = LIST, rows: int = WAITING) -> float:
     """Calls of Python functions in a fit for each batch, those of the model's pass included."""
     few, many = BATCHES[rows]
     _python_calls(kind, rows, few)  # imports of the first fit
-    return (_python_calls(kind, rows, many) - _python_calls(kind, rows, few)) / (many - few)
+    more = _python_calls(kind, rows, many) - _python_calls(kind, rows, few)
+    return more / (many - few)
 
 
 def _python_calls(kind: str, rows: int, batches: int) -> int:
-    model, data = small_net(), small_source(kind, rows, batches)
+    """Calls of Python functions in one fit."""
+    model = small_network()
+    data = small_source(kind, rows, batches)
     count = 0
 
     def counting(frame: FrameType, event: str, argument: object) -> None:
@@ -117,23 +135,27 @@ def _python_calls(kind: str, rows: int, batches: int) -> int:
 
 def forward_calls(kind: str = LIST, rows: int = ADDED, batches: int = 4) -> ForwardCalls:
     """How often a fit calls the model beyond one call per batch."""
-    model, seen = small_net(), []
-    model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    model = small_network()
+    rows_of_calls: list[int] = []
+    model.register_forward_hook(lambda module, inputs, output: rows_of_calls.append(len(output)))
     fitted(model, small_source(kind, rows, batches))
-    return ForwardCalls(len(seen) - batches, sum(seen) - rows * batches)
+    return ForwardCalls(
+        calls=len(rows_of_calls) - batches,
+        rows=sum(rows_of_calls) - rows * batches,
+    )
 
 
 def count_rows() -> list[Row]:
     """All counts beside the figures to reach."""
-    found = []
-    for rows, must in OPERATIONS.items():
+    table = []
+    for rows, limit in OPERATIONS.items():
         for kind in SOURCES:
             work = f"torch operations of a fit per batch of {rows:,} rows, {kind}, 8-50-1"
-            found.append(at_most(work, operations_per_batch(kind, rows), must))
+            table.append(at_most(work, operations_per_batch(kind, rows), limit))
     work = f"Python calls of a fit per batch of {WAITING} rows, {LIST}, 8-50-1"
-    found.append(at_most(work, python_calls_per_batch(), PYTHON_CALLS))
+    table.append(at_most(work, python_calls_per_batch(), PYTHON_CALLS))
     extra = forward_calls()
     beyond = f"of a fit beyond one call per batch, {LIST}, 8-50-1"
-    found.append(at_most(f"forward calls {beyond}", extra.calls, FORWARD_CALLS))
-    found.append(at_most(f"rows of forward calls {beyond}", extra.rows, FORWARD_ROWS))
-    return found
+    table.append(at_most(f"forward calls {beyond}", extra.calls, FORWARD_CALLS))
+    table.append(at_most(f"rows of forward calls {beyond}", extra.rows, FORWARD_ROWS))
+    return table

@@ -1,4 +1,4 @@
-"""Dense float64 references that share no code with the library."""
+"""Dense float64 references that share no code with the library: variances and scores."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.frame.workload import Workload
+
+__all__ = ["features", "gaussian_nll", "quadratic", "rank_correlation"]
 
 
 def features(work: Workload, x: Tensor) -> Tensor:
@@ -30,3 +32,9 @@ def gaussian_nll(residuals: Tensor, variance: Tensor) -> float:
     """Mean of log(2 pi v) / 2 + r^2 / (2 v)."""
     terms = torch.log(2 * math.pi * variance) + residuals.square() / variance
     return float(terms.mean() / 2)
+
+
+def rank_correlation(first: Tensor, second: Tensor) -> float:
+    """Spearman's correlation of two vectors without ties."""
+    ranks = torch.stack([values.argsort().argsort().double() for values in (first, second)])
+    return float(torch.corrcoef(ranks)[0, 1])

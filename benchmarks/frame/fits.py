@@ -1,12 +1,13 @@
-"""Fits as users call them, from each kind of source, beside the loop that one writes by hand.
+"""Fits as users call them, from each kind of source, beside a loop written by hand.
 
-The unit is the bare pass: the model alone over the same source. Where reading the source takes
-time (a loader that collates rows), that time is in the bare pass and in the fit alike.
+`fit_tasks` gives the tasks to time, by name; `fit_rows` makes rows of a table of their timings. The
+unit is the bare pass: the model alone over the same source. Where reading the source takes time (a
+loader that collates rows), that time is in the bare pass and in the fit alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +17,27 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rigidities as rg
-from benchmarks.frame.limits import least, read, upper_blocks
-from benchmarks.frame.results import Row, at_most, for_information
+from benchmarks.frame.limits import least_passes, reading_passes, upper_blocks
+from benchmarks.frame.results import Row, at_most
 from benchmarks.frame.timing import Task, Timings
 from benchmarks.frame.workload import Workload
+
+__all__ = [
+    "LIST",
+    "LOADER",
+    "PASSES",
+    "SHUFFLED",
+    "SOURCES",
+    "TENSORS",
+    "Source",
+    "fit_rows",
+    "fit_tasks",
+    "fitted",
+    "naive_loop",
+    "on_device",
+    "ratio_row",
+    "source",
+]
 
 PASSES = "bare passes"
 LIST, TENSORS = "list of batches", "tensors"
@@ -30,13 +48,18 @@ NAIVE = {torch.float64: "naive loop, float64", torch.float32: "naive loop, float
 
 @dataclass(frozen=True)
 class Source:
-    """Training data as ``fit`` is given them; ``batch_size`` where they are not batches already."""
+    """Training data in a form that ``fit`` takes.
+
+    Attributes:
+        data: Batches, a loader, or a pair of tensors.
+        batch_size: The rows of a batch where ``data`` are tensors, else None.
+    """
 
     data: Any
     batch_size: int | None = None
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """What a loop over the source sees; tensors are cut by hand."""
+        """The batches that a loop over the source meets; tensors are cut by hand."""
         if self.batch_size is None:
             yield from self.data
             return
@@ -47,7 +70,7 @@ class Source:
 
 
 class BatchesOfRows(Dataset[tuple[Tensor, Tensor]]):
-    """Rows that a loader has to ask for, a batch at a time, so that it need not collate them."""
+    """Rows that a loader fetches a batch at a time, so that it need not collate them."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
@@ -91,13 +114,13 @@ def bare_pass(model: nn.Module, data: Source) -> None:
 
 
 def fitted(model: nn.Module, data: Source, precision: str = "auto") -> rg.LastLayerRigidity:
-    """A fresh fit with everything on."""
+    """A fresh fit with the default settings."""
     uq = rg.LastLayerRigidity(model)
     return uq.fit(data.data, batch_size=data.batch_size, precision=precision)
 
 
 def naive_loop(model: nn.Sequential, data: Source, dtype: torch.dtype) -> Tensor:
-    """The Gram (D + 1, D + 1) by the loop that one writes by hand, and the outputs on the way."""
+    """The Gram (D + 1, D + 1) by a loop written by hand, which computes the outputs too."""
     *hidden, head = model
     trunk = nn.Sequential(*hidden)
     width = head.in_features + 1
@@ -112,7 +135,7 @@ def naive_loop(model: nn.Sequential, data: Source, dtype: torch.dtype) -> Tensor
 
 
 def fit_tasks(work: Workload, kinds: Iterable[str], precisions: Iterable[str]) -> dict[str, Task]:
-    """Bare passes and fits by source, the naive loops over a list, and the limits' own work."""
+    """Bare passes and fits by source, the naive loops over a list, and the least products."""
     tasks: dict[str, Task] = {}
     for kind in kinds:
         data = source(kind, work.x, work.y, work.batch_size)
@@ -126,48 +149,57 @@ def fit_tasks(work: Workload, kinds: Iterable[str], precisions: Iterable[str]) -
 
 
 def fit_rows(
-    net: str,
+    size: str,
     timings: Timings,
     kinds: Iterable[str],
-    musts: Mapping[str, float | None],
+    limits: Mapping[str, float | None],
 ) -> list[Row]:
-    """Each precision from each source in bare passes over it; ``musts`` by precision.
+    """Each precision from each source, in bare passes over that source.
 
-    The tasks are those of ``fit_tasks`` and of ``reading``.
+    Args:
+        size: What the names of the rows end with.
+        timings: Of the tasks of ``fit_tasks`` and of ``reading``.
+        kinds: The sources.
+        limits: The figure to reach by precision, None where nothing is asked.
     """
     rows = []
-    for precision, must in musts.items():
+    for precision, limit in limits.items():
         for kind in kinds:
             bare = f"bare, {kind}"
             task = f"fit, {precision}, {kind}"
             if kind == LOADER:
                 # A fit reads the tensors of such a loader and need not wait for its collation, so
                 # a pass over the loader is no limit and a figure to reach would mean nothing.
-                rows.append(ratio_row(task, net, timings, bare, None))
+                rows.append(ratio_row(task, size, timings, bare, None))
                 continue
-            row = ratio_row(task, net, timings, bare, must)
-            blocks = least(timings, f"upper blocks, {precision}", bare)
-            rows.append(row.beside(flops=blocks, bytes=read(timings, bare)))
-    by_hand = [ratio_row(name, net, timings, f"bare, {LIST}", None) for name in NAIVE.values()]
-    return rows + by_hand
+            row = ratio_row(task, size, timings, bare, limit)
+            flops = least_passes(timings, f"upper blocks, {precision}", bare)
+            rows.append(row.with_least(flops=flops, bytes=reading_passes(timings, bare)))
+    for name in NAIVE.values():
+        rows.append(ratio_row(name, size, timings, f"bare, {LIST}", None))
+    return rows
 
 
-def ratio_row(task: str, net: str, timings: Timings, bare: str, must: float | None) -> Row:
+def ratio_row(task: str, size: str, timings: Timings, bare: str, limit: float | None) -> Row:
     """A task in bare passes, with the figure to reach where there is one."""
-    figures = {
-        "seconds": timings.median(task),
-        "bare_seconds": timings.median(bare),
-        "fastest_seconds": timings.minimum(task),
-        "fastest_bare_seconds": timings.minimum(bare),
-    }
-    ratio = timings.ratio(task, bare)
-    if must is None:
-        return for_information(f"{task}, {net}", ratio, PASSES, **figures)
-    return at_most(f"{task}, {net}", ratio, must, PASSES, **figures)
+    return at_most(
+        f"{task}, {size}",
+        timings.ratio(task, bare),
+        limit,
+        PASSES,
+        seconds=timings.median(task),
+        bare_seconds=timings.median(bare),
+        fastest_seconds=timings.minimum(task),
+        fastest_bare_seconds=timings.minimum(bare),
+    )
 
 
-def finished(task: Task, device: torch.device) -> Task:
-    """The task until its last kernel has ended."""
+def on_device(tasks: Mapping[str, Task], device: torch.device) -> dict[str, Task]:
+    """All tasks, each until its last kernel on the device has ended."""
+    return {name: _until_finished(task, device) for name, task in tasks.items()}
+
+
+def _until_finished(task: Task, device: torch.device) -> Task:
     if device.type != "cuda":
         return task
 
@@ -176,8 +208,3 @@ def finished(task: Task, device: torch.device) -> Task:
         torch.cuda.synchronize(device)
 
     return whole
-
-
-def on_device(tasks: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, Task]:
-    """All tasks until their last kernels have ended."""
-    return {name: finished(task, device) for name, task in tasks.items()}

@@ -1,5 +1,8 @@
 """What a fit and a prediction cost at least: the bare pass and one product that none can avoid.
 
+`upper_blocks`, `whole_product` and `reading` give tasks to time beside the others;
+`least_passes`, `least_predict_passes` and `reading_passes` say what follows from their times.
+
 The Gram is symmetric, so the block rows of F^T F from the diagonal on suffice, in float64 or, for
 a fit in mixed precision, in the model's own precision. The quadratic form is |R f|^2 with a
 triangular R, half of the product F R^T in the model's precision.
@@ -7,6 +10,7 @@ triangular R, half of the product F R^T in the model's precision.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -16,20 +20,35 @@ from benchmarks.frame import dense
 from benchmarks.frame.timing import Task, Timings
 from benchmarks.frame.workload import Workload
 
+__all__ = [
+    "least_passes",
+    "least_predict_passes",
+    "reading",
+    "reading_passes",
+    "upper_blocks",
+    "whole_product",
+]
+
 GATHERED = 16_384
 """Rows of a product on an accelerator, where batches can be gathered before they are multiplied."""
 
 
 def upper_blocks(work: Workload, precisions: Iterable[str]) -> dict[str, Task]:
-    """The upper block rows of F^T F, by precision of the fit, over as many rows as there are."""
-    return {f"upper blocks, {name}": _upper_blocks(work, name) for name in precisions}
+    """Tasks that compute the upper block rows of F^T F over all rows, by precision of the fit."""
+    tasks = {}
+    for precision in precisions:
+        tasks[f"upper blocks, {precision}"] = _upper_blocks(work, double=precision == "double")
+    return tasks
 
 
-def _upper_blocks(work: Workload, precision: str) -> Task:
-    features = _features(work, double=precision == "double")  # (n, D)
-    products = -(-len(work.x) // len(features))
+def _upper_blocks(work: Workload, *, double: bool) -> Task:
+    features = _features(work, double=double)  # (n, D)
+    products = math.ceil(len(work.x) / len(features))
     width = features.shape[1]
-    height = max(256, width // 4) if features.is_cuda else max(64, width // 8)
+    if features.is_cuda:
+        height = max(256, width // 4)
+    else:
+        height = max(64, width // 8)
     gram = torch.zeros(width, width, dtype=features.dtype, device=features.device)
 
     def task() -> Tensor:
@@ -44,9 +63,9 @@ def _upper_blocks(work: Workload, precision: str) -> Task:
 
 
 def whole_product(work: Workload) -> dict[str, Task]:
-    """F times a square matrix in the model's precision: twice what a quadratic form needs."""
+    """A task: F times a square matrix in the model's precision, twice what |R f|^2 needs."""
     features = _features(work, double=False)
-    products = -(-len(work.x) // len(features))
+    products = math.ceil(len(work.x) / len(features))
     factor = torch.randn(features.shape[1], features.shape[1]).to(features)
 
     def task() -> None:
@@ -57,29 +76,33 @@ def whole_product(work: Workload) -> dict[str, Task]:
 
 
 def reading(work: Workload) -> dict[str, Task]:
-    """All features read once from memory: where bytes, not arithmetic, would be the limit."""
+    """A task that reads all features once from memory, where bytes would be the limit."""
     weight = work.model[-1].weight
-    kept = torch.randn(len(work.x), weight.shape[1], device=weight.device).to(weight.dtype)
-    return {"features read": kept.sum}
+    features = torch.randn(len(work.x), weight.shape[1], device=weight.device).to(weight.dtype)
+    return {"features read": features.sum}
 
 
-def least(timings: Timings, product: str, bare: str) -> float:
-    """Bare passes of a pass and a product that were timed alone."""
+def least_passes(timings: Timings, product: str, bare: str) -> float:
+    """Bare passes of one pass and a product that was timed alone."""
     return 1 + timings.ratio(product, bare).median
 
 
-def least_predict(timings: Timings, bare: str) -> float:
+def least_predict_passes(timings: Timings, bare: str) -> float:
     """Bare passes that a prediction takes at least: the pass and half of the whole product."""
     return 1 + timings.ratio("whole product", bare, factor=0.5).median
 
 
-def read(timings: Timings, bare: str) -> float:
-    """Bare passes that anything takes which reads the features from memory."""
-    return least(timings, "features read", bare)
+def reading_passes(timings: Timings, bare: str) -> float:
+    """Bare passes of one pass and of reading the features from memory."""
+    return least_passes(timings, "features read", bare)
 
 
 def _features(work: Workload, *, double: bool) -> Tensor:
-    """Features of so many rows as one product takes, (n, D), in float64 or as the model's."""
-    gathered = max(work.batch_size, GATHERED if work.x.is_cuda else 0)
+    """Features of as many rows as one product takes, (n, D), in float64 or as the model's."""
+    gathered = work.batch_size
+    if work.x.is_cuda:
+        gathered = max(gathered, GATHERED)
     features = dense.features(work, work.x[:gathered])[:, :-1].contiguous()
-    return features if double else features.to(work.model[-1].weight.dtype)
+    if double:
+        return features
+    return features.to(work.model[-1].weight.dtype)

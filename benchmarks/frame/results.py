@@ -1,4 +1,10 @@
-"""What a benchmark hands back: rows that set a measured figure beside the one to reach."""
+"""What a benchmark hands back: rows that set a measured figure beside the one to reach.
+
+A benchmark measures something, makes a `Row` of it by `at_most`, `at_least`, `within`,
+`for_information` or `not_run`, and returns a list of such rows. The command joins them with the
+circumstances of the run to a `Result`, which is stored as JSON. `benchmarks.frame.table` shows
+both; nothing else writes tables.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frame.timing import Ratio, figure
+
+__all__ = ["Result", "Row", "at_least", "at_most", "for_information", "not_run", "within"]
+
+NOTHING_ASKED = "-"
 
 
 @dataclass(frozen=True)
@@ -33,38 +43,77 @@ class Row:
     note: str = ""
     least: Mapping[str, float] = field(default_factory=dict)
 
-    def beside(self, *, flops: float, bytes: float) -> Row:
+    def with_least(self, *, flops: float, bytes: float) -> Row:
         """The same row with what no code could go below."""
         return replace(self, least={"flops": flops, "bytes": bytes})
 
 
 def at_most(
-    work: str, value: float | Ratio, limit: float, unit: str = "", *, note: str = "", **figures: Any
+    work: str,
+    value: float | Ratio,
+    limit: float | None,
+    unit: str = "",
+    *,
+    note: str = "",
+    **figures: Any,
 ) -> Row:
-    """A row whose figure must not exceed ``limit``."""
-    middle = value.median if isinstance(value, Ratio) else value
+    """A row whose figure must not exceed ``limit``.
+
+    Args:
+        work: What was done.
+        value: The measured figure; of a ratio the median decides.
+        limit: The figure to reach. With None the row only informs.
+        unit: What both figures count.
+        note: One sentence that the reader needs beside the figure.
+        figures: Further numbers to store with the row.
+    """
+    if limit is None:
+        return for_information(work, value, unit, note=note, **figures)
     return Row(
-        work,
-        _joined(f"at most {limit:g}", unit),
-        _text(value),
-        middle <= limit,
-        _figures(value, limit, figures),
-        note,
+        work=work,
+        must=_with_unit(f"at most {limit:g}", unit),
+        measured=_measured(value, limit),
+        reached=_middle(value) <= limit,
+        figures={**_numbers(value), "limit": limit, **figures},
+        note=note,
     )
 
 
 def at_least(
-    work: str, value: float | Ratio, limit: float, unit: str = "", *, note: str = "", **figures: Any
+    work: str,
+    value: float | Ratio,
+    limit: float | None,
+    unit: str = "",
+    *,
+    note: str = "",
+    **figures: Any,
 ) -> Row:
-    """A row whose figure must not fall below ``limit``."""
-    middle = value.median if isinstance(value, Ratio) else value
+    """A row whose figure must not fall below ``limit``; the arguments are those of `at_most`."""
+    if limit is None:
+        return for_information(work, value, unit, note=note, **figures)
     return Row(
-        work,
-        _joined(f"at least {limit:g}", unit),
-        _text(value),
-        middle >= limit,
-        _figures(value, limit, figures),
-        note,
+        work=work,
+        must=_with_unit(f"at least {limit:g}", unit),
+        measured=_measured(value, limit),
+        reached=_middle(value) >= limit,
+        figures={**_numbers(value), "limit": limit, **figures},
+        note=note,
+    )
+
+
+def within(
+    work: str, value: float, bounds: tuple[float, float], *, note: str = "", **figures: Any
+) -> Row:
+    """A row whose figure must lie between two bounds, the lower one first."""
+    low, high = bounds
+    nearest = min(bounds, key=lambda bound: abs(value - bound))
+    return Row(
+        work=work,
+        must=f"{low:g} to {high:g}",
+        measured=_measured(value, nearest),
+        reached=low <= value <= high,
+        figures={"value": value, "low": low, "high": high, **figures},
+        note=note,
     )
 
 
@@ -72,13 +121,18 @@ def for_information(
     work: str, value: float | Ratio, unit: str = "", *, note: str = "", **figures: Any
 ) -> Row:
     """A row that nothing was asked of."""
-    measured = _joined(_text(value), unit)
-    return Row(work, "-", measured, None, _figures(value, None, figures), note)
+    return Row(
+        work=work,
+        must=NOTHING_ASKED,
+        measured=_with_unit(_measured(value), unit),
+        figures={**_numbers(value), **figures},
+        note=note,
+    )
 
 
 def not_run(work: str, reason: str) -> Row:
     """A row that could not be measured here, and why."""
-    return Row(work, "-", "not run", None, {}, reason)
+    return Row(work=work, must=NOTHING_ASKED, measured="not run", note=reason)
 
 
 @dataclass(frozen=True)
@@ -88,6 +142,11 @@ class Result:
     name: str
     rows: list[Row]
     provenance: Mapping[str, Any]
+
+    @property
+    def missed(self) -> list[Row]:
+        """The rows whose figure was not reached."""
+        return [row for row in self.rows if row.reached is False]
 
     def save(self, folder: Path) -> None:
         """Write ``<name>.json`` into ``folder``."""
@@ -103,16 +162,31 @@ class Result:
         return cls(stored["name"], rows, stored["provenance"])
 
 
-def _text(value: float | Ratio) -> str:
-    return str(value) if isinstance(value, Ratio) else figure(value)
+def _middle(value: float | Ratio) -> float:
+    """The number that a limit is compared with."""
+    if isinstance(value, Ratio):
+        return value.median
+    return value
 
 
-def _joined(text: str, unit: str) -> str:
+def _measured(value: float | Ratio, limit: float | None = None) -> str:
+    """The figure as text, with as many digits as tell it from the limit."""
+    if isinstance(value, Ratio):
+        return str(value)
+    text = figure(value)
+    decimals = 2
+    while limit is not None and float(text) == limit != value and decimals < 12:
+        decimals += 1
+        text = f"{value:.{decimals}f}"
+    return text
+
+
+def _with_unit(text: str, unit: str) -> str:
     return f"{text} {unit}".rstrip()
 
 
-def _figures(value: float | Ratio, limit: float | None, more: dict[str, Any]) -> dict[str, Any]:
-    figures: dict[str, Any] = asdict(value) if isinstance(value, Ratio) else {"value": value}
-    if limit is not None:
-        figures["limit"] = limit
-    return figures | more
+def _numbers(value: float | Ratio) -> dict[str, Any]:
+    """The figure as numbers, by name."""
+    if isinstance(value, Ratio):
+        return asdict(value)
+    return {"value": value}

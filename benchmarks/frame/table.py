@@ -1,94 +1,130 @@
-"""Rows as an ASCII table for the terminal and as Markdown for the results page."""
+"""Rows as an ASCII table for the terminal and as Markdown for the page of results.
+
+Both have the same columns: work, must, measured, reached and, where a benchmark knows what no code
+could go below, two more. The page begins with all figures that were not reached.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.frame.results import Result, Row
 from benchmarks.frame.timing import figure
 
+__all__ = ["ascii_table", "markdown", "write_page"]
+
 HEADER = ("work", "must", "measured", "reached")
 WIDTHS = (44, 24, 26, 7)
-BOUNDS = {"flops": "least by flops", "bytes": "least by bytes"}
-"""Columns of the tables that have such limits."""
+LEAST_HEADER = ("least by flops", "least by bytes")
+LEAST_WIDTHS = (8, 8)
+VERDICTS = {True: "yes", False: "no", None: "-"}
+
+INTRODUCTION = """\
+# Measured
+
+Written by `python -m benchmarks`, or from the stored results by `python -m benchmarks --page`; do
+not edit. Times are ratios within one run: the median of the rounds; in brackets the quartiles, and
+the ratio of the fastest rounds where it was kept. A *bare pass* is the model alone over the same
+batches. *Least* is what no code could go below: the bare pass and the half of one product that is
+needed, or the features read once. *Must* is the figure to reach, as it stood when it was measured;
+a dash where nothing was asked, where arithmetic alone rules a figure out, or where another
+benchmark asks for the same.
+"""
 
 
-def verdict(row: Row) -> str:
-    """``yes``, ``no`` or a dash."""
-    return {True: "yes", False: "no", None: "-"}[row.reached]
+def cells(row: Row) -> tuple[str, ...]:
+    """The four columns that every row has."""
+    return (row.work, row.must, row.measured, VERDICTS[row.reached])
 
 
-def cells(row: Row) -> tuple[str, str, str, str]:
-    """The four columns of a row."""
-    return (row.work, row.must, row.measured, verdict(row))
+def least_cells(row: Row) -> tuple[str, ...]:
+    """The two columns of what no code could go below."""
+    return tuple(figure(row.least[key]) if key in row.least else "-" for key in ("flops", "bytes"))
 
 
 def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """The header and all cells, with what no code could go below where the rows say it."""
+    """The header and the cells of all rows, with the least where a row has it."""
     if not any(row.least for row in rows):
-        return [HEADER, *map(cells, rows)]
-    bounds = [
-        tuple(figure(row.least[k]) if k in row.least else "-" for k in BOUNDS) for row in rows
-    ]
-    both = [cells(row) + more for row, more in zip(rows, bounds, strict=True)]
-    return [HEADER + tuple(BOUNDS.values()), *both]
+        return [HEADER, *(cells(row) for row in rows)]
+    return [HEADER + LEAST_HEADER, *(cells(row) + least_cells(row) for row in rows)]
 
 
 def ascii_table(rows: Sequence[Row]) -> str:
     """Fixed columns, long cells wrapped, notes below their row."""
-    header, *lines_of = columns(rows)
-    widths = (*WIDTHS, 8, 8)[: len(header)]
+    header, *lines_of_cells = columns(rows)
+    widths = (WIDTHS + LEAST_WIDTHS)[: len(header)]
     rule = "-+-".join("-" * width for width in widths)
     lines = [*_wrapped(header, widths), rule]
-    for row, line in zip(rows, lines_of, strict=True):
-        lines += _wrapped(line, widths)
+    for row, row_cells in zip(rows, lines_of_cells, strict=True):
+        lines += _wrapped(row_cells, widths)
         lines += textwrap.wrap(row.note, sum(widths), initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines)
 
 
-def _wrapped(line: Sequence[str], widths: Sequence[int]) -> list[str]:
-    pieces = [textwrap.wrap(text, width) for text, width in zip(line, widths, strict=True)]
-    height = max(map(len, pieces))
-    padded = [piece + [""] * (height - len(piece)) for piece in pieces]
-    lines = zip(*padded, strict=True)
-    return [" | ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+def _wrapped(row_cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """The lines of one row, each cell wrapped to the width of its column."""
+    columns_of_lines = [
+        textwrap.wrap(text, width) for text, width in zip(row_cells, widths, strict=True)
+    ]
+    height = max(len(lines) for lines in columns_of_lines)
+    padded = [lines + [""] * (height - len(lines)) for lines in columns_of_lines]
+    return [" | ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*padded, strict=True)]
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The results page: one table a benchmark, each with its circumstances."""
-    parts = [
-        "# Measured\n",
-        "Written by `python -m benchmarks`; do not edit. Times are ratios within one run: median\n"
-        "of the rounds; in brackets quartiles, and the ratio of the fastest rounds where it was\n"
-        "kept. A *bare pass* is the model alone over the same batches. *Least* is what no code\n"
-        "could go below: the bare pass and the half of one product that is needed, or the\n"
-        "features read once.\n",
-    ]
-    return "\n".join(parts + [_section(result) for result in results])
+    """The page: what was not reached, then one table a benchmark, each with its circumstances."""
+    sections = [_section(result) for result in results]
+    return "\n".join([INTRODUCTION, _not_reached(results), *sections])
+
+
+def _not_reached(results: Sequence[Result]) -> str:
+    """The figures of all benchmarks that were missed."""
+    lines: list[tuple[str, ...]] = []
+    for result in results:
+        link = f"[{result.name}](#{result.name})"
+        lines += [(link, row.work, row.must, row.measured) for row in result.missed]
+    if not lines:
+        return "All figures were reached.\n"
+    limited = sum(row.reached is not None for result in results for row in result.rows)
+    counted = f"{len(lines)} of {limited} figures to reach were not reached, on the machines below."
+    table = _markdown_table([("benchmark", "work", "must", "measured"), *lines])
+    return "\n".join(["## Not reached\n", counted + "\n", *table, ""])
 
 
 def _section(result: Result) -> str:
-    header, *rows = ["| " + " | ".join(line) + " |" for line in columns(result.rows)]
-    rule = "| --- " * len(columns(result.rows)[0]) + "|"
-    lines = [f"## {result.name}\n", header, rule, *rows]
+    """The table of one benchmark, its notes and its circumstances."""
+    lines = [f"## {result.name}\n", *_markdown_table(columns(result.rows)), ""]
     notes = [f"- {row.work}: {row.note}" for row in result.rows if row.note]
-    where = result.provenance
-    lines += [
-        "",
-        *([*notes, ""] if notes else []),
-        f"`{where['command']}`, {where['date']}, {where['cpu']}, {where['cores']} cores, "
-        + (f"{where['gpu']}, " if "gpu" in where else "")
-        + f"{where['threads']} threads, torch {where['torch']}, "
-        f"load {where['load_before']} before and {where['load_after']} after.",
-        "",
-    ]
+    if notes:
+        lines += [*notes, ""]
+    lines += [_circumstances(result), ""]
     return "\n".join(lines)
 
 
-def write_page(folder: Path, order: Sequence[str]) -> None:
-    """Rebuild ``README.md`` from every result that ``folder`` holds."""
+def _circumstances(result: Result) -> str:
+    """The command, the date, the machine and its load in one sentence."""
+    run = result.provenance
+    machine = f"{run['cpu']}, {run['cores']} cores"
+    if "gpu" in run:
+        machine += f", {run['gpu']}"
+    load = f"load {run['load_before']} before and {run['load_after']} after"
+    return (
+        f"`{run['command']}`, {run['date']}, {machine}, {run['threads']} threads, "
+        f"torch {run['torch']}, {load}."
+    )
+
+
+def _markdown_table(lines: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose first line is the header."""
+    header, *body = ["| " + " | ".join(line) + " |" for line in lines]
+    rule = "| --- " * len(lines[0]) + "|"
+    return [header, rule, *body]
+
+
+def write_page(folder: Path, order: Iterable[str]) -> None:
+    """Rebuild ``README.md`` from every result that ``folder`` holds, in the order of the names."""
     paths = [folder / f"{name}.json" for name in order]
     results = [Result.load(path) for path in paths if path.exists()]
     (folder / "README.md").write_text(markdown(results), encoding="utf-8")

@@ -1,4 +1,8 @@
-"""Seconds of interleaved tasks, and the ratios of tasks timed in the same round."""
+"""Seconds of tasks that take turns, and the ratios of tasks timed in the same round.
+
+Every round times each task once and begins with another one, so that a slow moment of the machine
+hits all tasks alike. A ratio is formed round by round and summarised by its median.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+
+__all__ = ["Ratio", "Task", "Timings", "clocked", "figure", "interleaved"]
 
 Task = Callable[[], object]
 
@@ -48,8 +54,17 @@ class Timings:
     def ratio(self, task: str, base: str, *, factor: float = 1.0) -> Ratio:
         """``factor * seconds[task] / seconds[base]``, round by round."""
         pairs = zip(self.seconds[task], self.seconds[base], strict=True)
-        rounds = Ratio.of([factor * a / b for a, b in pairs])
-        return replace(rounds, fastest=factor * self.minimum(task) / self.minimum(base))
+        by_round = Ratio.of([factor * seconds / unit for seconds, unit in pairs])
+        return replace(by_round, fastest=factor * self.minimum(task) / self.minimum(base))
+
+    def difference(self, more: str, less: str, base: str, *, factor: float = 1.0) -> Ratio:
+        """``factor * (seconds[more] - seconds[less]) / seconds[base]``, round by round."""
+        rounds = zip(self.seconds[more], self.seconds[less], self.seconds[base], strict=True)
+        return Ratio.of([factor * (longer - shorter) / unit for longer, shorter, unit in rounds])
+
+    def medians(self) -> dict[str, float]:
+        """Median seconds of all tasks, by name."""
+        return {task: self.median(task) for task in self.seconds}
 
     def median(self, task: str) -> float:
         """Median seconds of one task."""
@@ -88,16 +103,19 @@ def interleaved(tasks: Mapping[str, Task], *, rounds: int, warmups: int = 1) -> 
 
 
 def _seconds(task: Task) -> float:
+    """Seconds of one call, or those that the task itself gives back."""
     # A collection in the middle of one task would be charged to that task alone.
     gc.collect()
     gc.disable()
     try:
         start = time.perf_counter()
-        own = task()
+        answer = task()
         elapsed = time.perf_counter() - start
     finally:
         gc.enable()
-    return own if isinstance(own, float) else elapsed
+    if isinstance(answer, float):  # the task has timed itself
+        return answer
+    return elapsed
 
 
 def figure(value: float) -> str:
@@ -105,4 +123,6 @@ def figure(value: float) -> str:
     size = abs(value)
     if size >= 100:
         return f"{value:.0f}"
-    return f"{value:.2f}" if size >= 0.1 else f"{value:.2g}"
+    if size >= 0.1:
+        return f"{value:.2f}"
+    return f"{value:.2g}"

@@ -1,6 +1,6 @@
-"""The net and the data that the benchmarks share: seeded, synthetic, briefly trained.
+"""The network and the data that the benchmarks share: seeded, synthetic, briefly trained.
 
-Imports torch alone, because the rivals build the same workload in an environment of their own.
+The module imports torch alone, because rivals build the same workload in environments of their own.
 """
 
 from __future__ import annotations
@@ -11,15 +11,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+__all__ = ["Workload", "batches", "target", "train", "workload"]
+
 
 @dataclass(frozen=True)
 class Workload:
-    """A trained regressor and the rows it is asked about."""
+    """A trained regressor and the rows that it is fitted to and asked about.
+
+    Attributes:
+        model: Hidden layers and, last, a linear head.
+        x: Inputs, (N, inputs).
+        y: Targets, (N, targets).
+        batch_size: The rows of a batch.
+    """
 
     model: nn.Sequential
-    x: Tensor  # (N, inputs)
-    y: Tensor  # (N, targets)
+    x: Tensor
+    y: Tensor
     batch_size: int
+
+    @property
+    def size(self) -> str:
+        """Rows and width, as the names of rows in a table give them."""
+        return f"{len(self.x):,} rows, width {self.model[-1].in_features}"
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows in batches, sliced by hand: the cheapest loader there can be."""
@@ -44,7 +58,7 @@ def workload(
     epochs: int = 2,
     seed: int = 0,
 ) -> Workload:
-    """An ``inputs-width-width-targets`` SiLU net fitted for a few epochs to its own rows."""
+    """An ``inputs-width-width-targets`` SiLU network, fitted for a few epochs to its rows."""
     torch.manual_seed(seed)
     x = torch.randn(rows, inputs)
     y = target(x, targets=targets, seed=seed) + 0.1 * torch.randn(rows, targets)
@@ -55,9 +69,9 @@ def workload(
         nn.SiLU(),
         nn.Linear(width, targets),
     )
-    built = Workload(model, x, y, batch_size)
-    train(built, epochs=epochs)
-    return built
+    work = Workload(model, x, y, batch_size)
+    train(work, epochs=epochs)
+    return work
 
 
 def target(x: Tensor, *, targets: int, seed: int) -> Tensor:
@@ -69,7 +83,7 @@ def target(x: Tensor, *, targets: int, seed: int) -> Tensor:
 
 
 def batches(rows: int, *, batch_size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows that never exist together."""
+    """Batches of inputs and targets that are drawn one by one: the rows never exist together."""
     generator = torch.Generator().manual_seed(1)
     for start in range(0, rows, batch_size):
         x = torch.randn(min(batch_size, rows - start), 90, generator=generator)

@@ -1,10 +1,10 @@
 """laplace-torch as a worker process: one request a line on stdin, one answer a line on stdout.
 
-Runs in an environment of its own and never imports ``rigidities``. Started by
-``benchmarks.rivals.laplace`` as ``python -m benchmarks.rivals.laplace_worker --rows N --width D``;
-builds the same workload from the same seed, then times what it is asked for, in this process:
-``bare``, ``fit <backend>`` or ``predict <backend>``, with the backends ``default`` (curvlinops) and
-``backpack``.
+The worker runs in an environment of its own and never imports ``rigidities``.
+``benchmarks.rivals.laplace`` starts it as ``python -m benchmarks.rivals.laplace_worker --rows N
+--width D``. It builds the same workload from the same seed, then times each request in this
+process: ``bare``, ``fit <backend>`` or ``predict <backend>``, with the backends ``default``
+(curvlinops) and ``backpack``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BACKENDS: dict[str, dict[str, Any]] = {"default": {}, "backpack": {"backend": Ba
 
 
 class SlicedLoader:
-    """What laplace-torch needs of a loader, without collating row by row: in the rival's favour."""
+    """The part of a loader that laplace-torch needs, without collating rows: in its favour."""
 
     def __init__(self, work: Workload) -> None:
         self.work = work
@@ -48,6 +48,7 @@ class Worker:
         self.fitted: dict[str, Any] = {}
 
     def fit(self, backend: str) -> None:
+        """A fit of the last layer with the full Hessian."""
         posterior = Laplace(
             self.work.model,
             "regression",
@@ -59,17 +60,20 @@ class Worker:
         self.fitted[backend] = posterior
 
     def predict(self, backend: str) -> None:
+        """Predictions of all rows by the posterior fitted last."""
         for x, _ in self.work.batches():
             self.fitted[backend](x)
 
     def seconds(self, request: str) -> float:
-        task, *backend = request.split()
-        if task == "bare":
+        """Seconds that a request takes."""
+        if request.strip() == "bare":
             return clocked(self.work.bare_pass)
-        if task == "predict" and backend[0] not in self.fitted:
-            self.fit(backend[0])
-        method = {"fit": self.fit, "predict": self.predict}[task]
-        return clocked(lambda: method(backend[0]))
+        task, backend = request.split()
+        if task == "fit":
+            return clocked(lambda: self.fit(backend))
+        if backend not in self.fitted:
+            self.fit(backend)
+        return clocked(lambda: self.predict(backend))
 
 
 def main() -> None:
@@ -79,8 +83,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    # The answers own stdout; whatever a library prints goes to stderr.
-    answers, sys.stdout = sys.stdout, sys.stderr
+    # Only answers go to stdout; whatever a library prints goes to stderr.
+    answers = sys.stdout
+    sys.stdout = sys.stderr
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
     worker = Worker(workload(options.rows, width=options.width))

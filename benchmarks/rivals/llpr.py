@@ -18,10 +18,10 @@ UNCERTAINTY = "energy_uncertainty"
 
 
 class Llpr(LLPRUncertaintyModel):
-    """The wrapper as it is, but for batches that were collated before.
+    """metatrain's wrapper, which also takes batches that were collated before.
 
-    Its loader turns every system into an ASE object and all of a batch into one buffer; given a
-    list of such buffers instead of a data set, nothing is left to do: in the rival's favour.
+    Its loader turns every system into an ASE object and all of a batch into one buffer. Where it
+    gets a list of such buffers instead of a data set, nothing is left to do: in the rival's favour.
     """
 
     def _get_dataloader(self, datasets: Any, batch_size: int, is_distributed: bool) -> Any:
@@ -34,13 +34,13 @@ class Collated(list[Any]):
     """Batches as metatrain's loader makes them."""
 
 
-class Theirs:
-    """One wrapped model, with its data in its own form."""
+class Rival:
+    """metatrain's LLPR of one model, with the data in metatrain's form."""
 
-    def __init__(self, net: Network, batches: Sequence[Structures]) -> None:
+    def __init__(self, network: Network, batches: Sequence[Structures]) -> None:
         self.batch_size = len(batches[0].systems)
         self.llpr = Llpr({"num_ensemble_members": {}}, dataset_info())
-        self.llpr.set_wrapped_model(net.model)
+        self.llpr.set_wrapped_model(network.model)
         self.llpr.double().eval()
         self.datasets = self.dataset(batches)
         self.collated = self.collate(self.datasets)
@@ -58,7 +58,7 @@ class Theirs:
 
     def fit(self, data: Any, ridge: float | None) -> None:
         """Covariance and Cholesky factor; `ridge=None` is its default, the least that factors."""
-        self.covariance.zero_()  # it would be added to
+        self.covariance.zero_()  # otherwise the covariance would be added to the last one
         self.llpr.compute_covariance(data, self.batch_size, False)
         self.llpr.compute_cholesky_decomposition(ridge)
 
@@ -70,27 +70,28 @@ class Theirs:
 
     def std(self, batches: Sequence[Structures]) -> Tensor:
         """Standard deviations, (N, 1); the energies come with them."""
-        asked = outputs("energy", UNCERTAINTY)
+        requested = outputs("energy", UNCERTAINTY)
         with torch.no_grad():
-            found = [self.llpr(batch.systems, asked)[UNCERTAINTY] for batch in batches]
-        return torch.cat([one.block().values for one in found])
+            maps = [self.llpr(batch.systems, requested)[UNCERTAINTY] for batch in batches]
+        return torch.cat([uncertainty.block().values for uncertainty in maps])
 
     @property
     def covariance(self) -> Tensor:
-        """The buffer itself."""
+        """The buffer that `fit` adds to."""
         return self.llpr._get_covariance(UNCERTAINTY)
 
 
 class Jitters(logging.Handler):
-    """The ridges that it chose by itself, which it tells its log alone."""
+    """The ridges that metatrain chooses by itself, which it tells its log alone."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.found: list[float] = []
+        self.ridges: list[float] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        said = re.search(r"regularization parameter of (\S+)", record.getMessage())
-        self.found += [float(said.group(1))] if said else []
+        match = re.search(r"regularization parameter of (\S+)", record.getMessage())
+        if match:
+            self.ridges.append(float(match.group(1)))
 
     def __enter__(self) -> Jitters:
         root = logging.getLogger()

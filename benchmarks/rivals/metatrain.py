@@ -6,18 +6,14 @@ one whose interpreter `METATRAIN_PYTHON` names, or ``.venv-metatrain``.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
+from benchmarks.frame.apart import ROOT, environment_python, rows_apart
 from benchmarks.frame.results import Row, not_run
 
-ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-metatrain"
 VARIABLE = "METATRAIN_PYTHON"
 MISSING = (
@@ -36,24 +32,15 @@ def interpreter() -> Path | None:
         return Path(named)
     if find_spec("metatrain") and find_spec("spex"):
         return Path(sys.executable)
-    own = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    return own if own.exists() else None
+    python = environment_python(ENVIRONMENT)
+    if python.exists():
+        return python
+    return None
 
 
 def run(*, quick: bool = False) -> list[Row]:
-    """Agreement, conventions, times."""
+    """Agreement of the error bars, what its conventions change, and times."""
     python = interpreter()
     if python is None:
         return [not_run("error bars and times against metatrain's LLPR", MISSING)]
-    words = [str(int(quick)), str(torch.get_num_threads())]
-    done = subprocess.run(
-        [str(python), "-m", "benchmarks.rivals.metatrain_worker", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"benchmarks.rivals.metatrain_worker failed:\n{done.stderr}")
-    return [Row(**row) for row in json.loads(done.stdout.splitlines()[-1])]
+    return rows_apart(python, "benchmarks.rivals.metatrain_worker", quick=quick)

@@ -5,7 +5,7 @@ G2 has some hundred molecules only, so that training, validation and test data h
 of the same ones, with the same energies: variances can be compared on it, but the calibrated scale
 then means nothing.
 
-Read by the environment that holds metatrain, which brings NumPy and ASE.
+The module is imported in the environment that holds metatrain, which brings NumPy and ASE.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ RATTLE = 0.05  # angstrom
 
 @dataclass(frozen=True)
 class Molecule:
-    """Atomic `numbers` (n,), `positions` (n, 3) in angstrom, `energy` in eV."""
+    """One geometry and its energy.
+
+    Attributes:
+        numbers: Atomic numbers, (n,).
+        positions: In angstrom, (n, 3).
+        energy: In eV.
+    """
 
     numbers: Any
     positions: Any
@@ -35,10 +41,12 @@ class Molecule:
 
 
 def molecules(count: int) -> tuple[str, list[Molecule]]:
-    """So many molecules in a seeded order, and the name of the set."""
+    """The name of the set, and so many of its molecules in a seeded order."""
     random = np.random.default_rng(0)
-    named = os.environ.get(VARIABLE)
-    for folder in ([Path(named)] if named else []) + [BESIDE]:
+    folders = [BESIDE]
+    if os.environ.get(VARIABLE):
+        folders.insert(0, Path(os.environ[VARIABLE]))
+    for folder in folders:
         if (folder / "qm9.npz").is_file():
             return "QM9", _qm9(folder / "qm9.npz", count, random)
     return "G2", _g2(count, random)
@@ -47,15 +55,18 @@ def molecules(count: int) -> tuple[str, list[Molecule]]:
 def _qm9(path: Path, count: int, random: np.random.Generator) -> list[Molecule]:
     """Atomisation energies at 0 K."""
     with np.load(path) as stored:
-        sizes, numbers, positions = (stored[name] for name in ("n_atoms", "Z", "R"))
-        totals, atoms = stored["U0"], stored["atomref_U0"]
+        sizes = stored["n_atoms"]
+        numbers = stored["Z"]
+        positions = stored["R"]
+        total_energies = stored["U0"]
+        free_atom_energies = stored["atomref_U0"]  # by atomic number
     ends = np.cumsum(sizes, dtype=np.int64)
-    found = []
+    chosen = []
     for i in random.choice(len(sizes), count, replace=False):
-        own = slice(ends[i] - int(sizes[i]), ends[i])
-        energy = HARTREE * float(totals[i] - atoms[numbers[own]].sum())
-        found.append(Molecule(numbers[own], positions[own].astype(float), energy))
-    return found
+        atoms = slice(ends[i] - int(sizes[i]), ends[i])
+        energy = HARTREE * float(total_energies[i] - free_atom_energies[numbers[atoms]].sum())
+        chosen.append(Molecule(numbers[atoms], positions[atoms].astype(float), energy))
+    return chosen
 
 
 def _g2(count: int, random: np.random.Generator) -> list[Molecule]:
@@ -63,13 +74,17 @@ def _g2(count: int, random: np.random.Generator) -> list[Molecule]:
     from ase.build import molecule
     from ase.data.g2 import data
 
-    known = {name: molecule(name) for name in data}
-    names = [name for name, atoms in known.items() if set(atoms.numbers) <= set(SPECIES)]
-    names = [name for name in names if len(known[name]) > 1]
-    found = []
+    geometries = {}
+    for name in data:
+        atoms = molecule(name)
+        if len(atoms) > 1 and set(atoms.numbers) <= set(SPECIES):
+            geometries[name] = atoms
+    names = list(geometries)
+    chosen = []
     for i in range(count):
         name = names[i % len(names)]
-        atoms, energy = known[name], KCAL_PER_MOL * float(data[name]["enthalpy"])
-        moved = atoms.positions + RATTLE * random.standard_normal(atoms.positions.shape)
-        found.append(Molecule(atoms.numbers, moved, energy))
-    return found
+        atoms = geometries[name]
+        energy = KCAL_PER_MOL * float(data[name]["enthalpy"])
+        rattled = atoms.positions + RATTLE * random.standard_normal(atoms.positions.shape)
+        chosen.append(Molecule(atoms.numbers, rattled, energy))
+    return chosen

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import runpy
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 import torch
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.frame import dense, ranks, table
-from benchmarks.frame.results import Result, Row, at_least, at_most, for_information, not_run
+from benchmarks.frame.results import (
+    Result,
+    Row,
+    at_least,
+    at_most,
+    for_information,
+    not_run,
+    within,
+)
 from benchmarks.frame.timing import Ratio, Timings, interleaved
 from benchmarks.frame.workload import workload
 from benchmarks.rivals import laplace as rivals
@@ -30,8 +39,10 @@ def threads_are_restored():
     torch.set_num_threads(before)
 
 
-def forked(command, **_):
+def forked(command, **options):
     """A module run as `subprocess.run` would, by a process that has imported torch already."""
+    if command[0] != sys.executable:  # another environment
+        return subprocess.run(command, **options)
     module, *words = command[2:]
     with tempfile.TemporaryDirectory() as folder:
         printed = Path(folder, "printed")
@@ -136,6 +147,17 @@ def test_limits_decide_from_the_median() -> None:
     assert not at_most("fit", ratio, 1.9).reached
     assert at_least("fit", ratio, 1.9).reached
     assert for_information("fit", ratio).reached is None
+    assert (
+        at_most("fit", ratio, None) == at_least("fit", ratio, None) == for_information("fit", ratio)
+    )
+
+
+def test_two_bounds_decide_and_digits_tell_the_figure_from_its_bound() -> None:
+    assert within("coverage", 0.86, (0.86, 0.94)).reached
+    missed = within("coverage", 0.8597, (0.86, 0.94))
+    assert (missed.must, missed.measured, missed.reached) == ("0.86 to 0.94", "0.8597", False)
+    assert at_most("crps", 1.0345, 1.03).measured == "1.034"
+    assert at_most("crps", 1.03, 1.03).measured == "1.03"
 
 
 def test_table_shows_verdicts_and_notes() -> None:
@@ -155,7 +177,7 @@ def test_workload_is_the_same_for_the_same_seed() -> None:
 def test_table_has_columns_for_limits_where_its_rows_have_some() -> None:
     plain = at_most("fit", 2.0, 2.2)
     assert table.columns([plain]) == [table.HEADER, table.cells(plain)]
-    header, bounded, unbounded = table.columns([plain.beside(flops=1.4, bytes=1.05), plain])
+    header, bounded, unbounded = table.columns([plain.with_least(flops=1.4, bytes=1.05), plain])
     assert header == (*table.HEADER, "least by flops", "least by bytes")
     assert bounded[-2:] == ("1.40", "1.05")
     assert unbounded[-2:] == ("-", "-")
@@ -164,12 +186,23 @@ def test_table_has_columns_for_limits_where_its_rows_have_some() -> None:
 def test_page_of_results_with_limits_is_read_and_written(tmp_path: Path) -> None:
     circumstances = dict.fromkeys(("command", "date", "cpu", "cores", "threads", "torch"), "?")
     loads = {"load_before": 1, "load_after": 2, "gpu": "a card"}
-    rows = [at_most("fit", 2.0, 2.2).beside(flops=1.4, bytes=1.05)]
+    rows = [at_most("fit", 2.0, 2.2).with_least(flops=1.4, bytes=1.05)]
     Result("speed", rows, circumstances | loads).save(tmp_path)
     table.write_page(tmp_path, ["speed"])
     lines = (tmp_path / "README.md").read_text().splitlines()
     assert "| fit | at most 2.2 | 2.00 | yes | 1.40 | 1.05 |" in lines
     assert any("a card, ? threads" in line for line in lines)
+
+
+def test_page_is_written_from_stored_results_and_begins_with_what_was_missed(tmp_path) -> None:
+    circumstances = dict.fromkeys(("command", "date", "cpu", "cores", "threads", "torch"), "?")
+    rows = [at_most("fit", 2.0, 1.5, "passes"), at_most("predict", 1.0, 1.5)]
+    Result("speed", rows, circumstances | {"load_before": 1, "load_after": 2}).save(tmp_path)
+    main(["--page", "--results", str(tmp_path)])
+    page = (tmp_path / "README.md").read_text()
+    top = page[page.index("## Not reached") : page.index("## speed")]
+    assert "| [speed](#speed) | fit | at most 1.5 passes | 2.00 |" in top.splitlines()
+    assert "1 of 2 figures" in top and "predict" not in top
 
 
 def test_gpu_benchmark_is_refused_where_there_is_no_such_device(monkeypatch) -> None:

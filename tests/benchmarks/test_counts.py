@@ -18,7 +18,7 @@ from benchmarks.frame.counts import (
     operations,
     operations_per_batch,
     python_calls_per_batch,
-    small_net,
+    small_network,
     small_source,
 )
 from benchmarks.frame.fits import LIST, SHUFFLED, SOURCES, TENSORS, naive_loop, source
@@ -47,7 +47,7 @@ def test_the_model_is_called_once_more_with_eight_rows(kind: str) -> None:
 
 
 def test_operations_of_a_pass_are_counted() -> None:
-    model, x = small_net(), torch.zeros(3, INPUTS)
+    model, x = small_network(), torch.zeros(3, INPUTS)
     with torch.no_grad():
         assert operations(lambda: model(x)) == 5  # two transposes, two products, one tanh
 

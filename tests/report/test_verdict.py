@@ -8,8 +8,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from benchmarks.verdict import FAULTS, called_right, right
-from benchmarks.verdict import found as verdict_on
+from benchmarks.verdict import FAULTS, called_right, right, verdict_on
 from scipy import stats
 
 import rigidities as rg
