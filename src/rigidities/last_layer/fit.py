@@ -314,7 +314,7 @@ class FitState:
         if header.get("report") is not None:
             report = CalibrationReport.from_state(header, snapshot.tensors)
         return cls(
-            binding=blank_binding.taken(snapshot),
+            binding=blank_binding.restored(snapshot),
             statistics=statistics,
             weighing=_weighing_from_header(header["loss"]),
             report=report,
@@ -497,7 +497,7 @@ class ReadoutFit:
         options: FitOptions,
     ) -> tuple[Binding, Statistics | None]:
         """The binding and statistics of an interrupted fit; without one, a blank binding."""
-        blank_binding = self.blank_binding.again(watching=options.novelty)
+        blank_binding = self.blank_binding.rebound(watching=options.novelty)
         if checkpoint.path is None:
             return blank_binding, None
 
@@ -566,7 +566,7 @@ class ReadoutFit:
         has_no_binding = statistics is None
         is_another = processes.rank != first.header["rank"] and "probes" in first.header
         if has_no_binding or is_another:
-            binding = self.blank_binding.taken(first)
+            binding = self.blank_binding.restored(first)
         binding.current()  # refuses a model that differs from the first process's
         return binding, statistics_of_all
 

@@ -176,7 +176,7 @@ def refitted(
         after=after,
         judged=None if new_rows is None else new_rows.gram.count,
     )
-    return binding.copied(copied_model), statistics, report
+    return binding.bound_to_copy(copied_model), statistics, report
 
 
 def _best_of_all(others: Job, tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:

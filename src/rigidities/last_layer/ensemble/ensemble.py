@@ -362,7 +362,7 @@ def _members_from(snapshot: Snapshot, device: torch.device) -> Members:
 def _binding_from(snapshot: Snapshot, binding: Binding) -> Binding:
     """The tie to the model of a binding, as a file or a state dict describes it."""
     with snapshot.opened():
-        return binding.taken(snapshot)
+        return binding.restored(snapshot)
 
 
 def _feed_from(snapshot: Snapshot, feed: Feed) -> Feed:
