@@ -343,8 +343,9 @@ class Binding:
             reason = f"{names} set since?"
         raise ValueError(
             "The model's weights are those of the fit, but its predictions are not: for "
-            f"inputs kept from the fit they differ by up to {deviation:.2g} ({reason}), so its error "
-            "bars no longer hold. Undo the change, or call fit(x, y) and calibrate(x, y) again."
+            f"inputs kept from the fit they differ by up to {deviation:.2g} ({reason}), so its "
+            "error bars no longer hold. Undo the change, or call fit(x, y) and calibrate(x, y) "
+            "again."
         )
 
     def _tap_of_file(self, header: dict[str, Any]) -> AnyTap:

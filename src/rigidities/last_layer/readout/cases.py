@@ -90,7 +90,8 @@ class Case(ABC):
         """Features (count, ..., width): each call's rows, summed over the rows of each owner.
 
         Args:
-            blocks: For each call, the columns of its head for each of its R rows, (R, ..., columns).
+            blocks: For each call, its head's columns of the features of its R rows,
+                (R, ..., columns).
             calls: The calls.
             owners: For each call, the output row that each of its rows belongs to, (R,).
             count: The number of output rows.
