@@ -133,10 +133,10 @@ class Probes:
             inputs = _placed(first.inputs, torch.device("cpu"))
             output = first.output.double().cpu()
             probes = cls(inputs, output, dtype, digits, first.renewed)
-            if batch_output is not None and not probes._deviation(
-                first.output, batch_output, digits
-            ):
-                return probes
+            if batch_output is not None:
+                deviation = probes._deviation(first.output, batch_output, digits)
+                if not deviation:
+                    return probes
             again = _outputs(shadow(model), source, inputs, dtype)
         except Exception:  # inputs that cannot be copied
             return None
