@@ -252,7 +252,7 @@ def test_one_sample_leaves_room_for_the_rounding_of_another_device():
         with torch.no_grad():  # ten digits in between, as TF32 has
             hidden = model[1](model[0](x))
             coarse = model[2](hidden.half().float())
-        assert probes._off(probes.output, coarse, probes.digits) == 0
+        assert probes._deviation(probes.output, coarse, probes.digits) == 0
 
 
 def test_a_random_pass_that_shows_late_is_no_changed_model():

@@ -1,11 +1,11 @@
-"""The way of a batch: through the model, into a block, into the statistics.
+"""The path of a batch: through the model, into a block, into the statistics.
 
-`accumulate` is the one loop for every source. Each batch passes the model once (`tap`), which gives
-its outputs and features (and once more where the loss had derivatives by the inputs). The batch and
-its pass become a `Block`, whose weights and target have been checked. Blocks go to `Waiting`, where
-small ones wait, in memory of our own, until they fill a larger one. Complete blocks go to every
-statistic of `Statistics` (the Gram and the products with the residuals, the hashes of rows, the
-sample of rows) and to the `FinitenessWatch`. No rows wait anywhere else.
+`accumulate` is the one loop for every source of data. Each batch passes through the model once
+(`tap`), which gives its outputs and features, and once more where the loss had derivatives by the
+inputs. The batch and its pass become a `Block`, whose weights and target have been checked. Blocks
+go to `Waiting`, where small ones wait, in memory of our own, until they fill a larger one. Complete
+blocks go to every statistic of `Statistics` (the Gram and the products with the residuals, the
+hashes of rows, the sample of rows) and to the `FinitenessWatch`. No rows wait anywhere else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Weighing:
     Attributes:
         loss: The training loss.
         sample_weight: callable(batch) -> weights, where the training loss was weighted.
-        gradients: The part of the training loss that derivatives by an input had.
+        gradients: The term of the training loss for derivatives by an input, if there was one.
     """
 
     loss: Loss
@@ -67,8 +67,8 @@ class Weighing:
             target: The target by rows, (M, K); None without.
 
         Returns:
-            The weight in the Gram, and the user's factor in it. Each is (M, 1) or (M, K), or None
-            where all are one.
+            The weights in the Gram, and the factor in them that the user's function gave. Each is
+            (M, 1) or (M, K), or None where all are one.
 
         Raises:
             ValueError: The loss needs a target, or has a curvature that is negative or not finite.
@@ -124,19 +124,19 @@ def accumulate(
 ) -> Statistics | None:
     """Add the rows of batches to statistics, in place.
 
-    An error leaves the statistics spoilt: give a copy of those that are still needed.
+    After an error the statistics are unusable: pass a copy if they are still needed.
 
     Args:
         statistics: The statistics to add to; None for new ones.
-        find: Gives the readout for the first batch.
+        find: Gives the tap, called with the first batch.
         batches: The data.
         weighing: The loss and weights.
         plan: What new statistics keep. Its kind of Gram must be that of existing statistics.
         counted: How many batches the statistics hold already. Batch numbers go on from there.
-        after_block: Called whenever a block was added.
+        after_block: Called whenever a block has been added.
         meanwhile: Called after the last batch, if any came, while an accelerator may still be
             computing.
-        read_first: Called with the pass of the first of these batches.
+        read_first: Called with the reading of the first of these batches.
 
     Returns:
         The statistics; None where no batch came, now or before.
@@ -173,7 +173,7 @@ def accumulate(
             raise ValueError(f"Batch {number}: {error}") from error
         if weighing.gradients is not None:
             derivatives = weighing.gradients.rows(tap, batch)
-            block = replace(block, derivatives=watch.passing(block.batches, derivatives))
+            block = replace(block, derivatives=watch.noted(block.batches, derivatives))
         if number == counted:
             read_first(block.reading)
         waiting.take(block)
@@ -298,15 +298,15 @@ def _rows_of_inputs(batch: Batch, samples: int) -> list[Tensor]:
 
 
 class FinitenessWatch:
-    """Refuses NaN and infinity in features, targets and predictions, by the number of the batch.
+    """Refuses NaN and infinity in features, targets and predictions, and names the batch.
 
-    On a CPU every block is checked at once. An accelerator is asked after some blocks, and at the
-    end, because every question waits for all of its computations.
+    On a CPU every block is checked at once. An accelerator is asked only after some blocks and at
+    the end, because the answer has to wait for all of its computations.
     """
 
     def __init__(self) -> None:
-        # Answers that an accelerator has not given yet: batches, and numbers as of
-        # `_first_wrong_samples`.
+        # Answers that have not been read from an accelerator yet: the batches of a block, and three
+        # numbers as `_first_wrong_samples` gives them.
         self._unread: list[tuple[BatchRange, Tensor]] = []
 
     def update(self, block: Block) -> None:
@@ -320,17 +320,17 @@ class FinitenessWatch:
         if len(self._unread) >= _LOOK_EVERY:
             self.look()
 
-    def passing(
+    def noted(
         self, batches: BatchRange, derivatives: Iterable[DerivativeRows]
     ) -> Iterator[DerivativeRows]:
-        """The same rows of derivatives, noted down to be checked later."""
+        """The same rows of derivatives, each noted on its way, to be checked in `look`."""
         for rows in derivatives:
             features, _, residuals = rows
             wrong = _first_wrong(features)
             if residuals is not None:
                 wrong = torch.maximum(wrong, _first_wrong(residuals))
-            none = torch.full_like(wrong, -1)
-            self._unread.append((batches, torch.stack([none, none, wrong])))
+            absent = torch.full_like(wrong, -1)  # features and outputs are checked elsewhere
+            self._unread.append((batches, torch.stack([absent, absent, wrong])))
             yield rows
 
     def look(self) -> None:
@@ -349,7 +349,7 @@ def _refuse_wrong(batches: BatchRange, samples: list[int], block: Block | None =
 
     Args:
         batches: The batches of the block.
-        samples: Three numbers, as `_first_wrong_samples` has them.
+        samples: Three numbers, as `_first_wrong_samples` gives them.
         block: The block, where it is still in memory: it tells which columns are to blame.
     """
     feature, residual, derivative = samples
@@ -374,7 +374,7 @@ def _refuse_wrong(batches: BatchRange, samples: list[int], block: Block | None =
 
 
 def _total(block: Block) -> float:
-    """A sum that any NaN or infinity spoils; numbers near the largest may spoil it too."""
+    """A sum that is not finite if any number is not; very large numbers may overflow it too."""
     return float(block.features.sum() + _judged_outputs(block).sum())
 
 
@@ -400,8 +400,8 @@ def _first_wrong_samples(block: Block) -> Tensor:
 
 def _first_wrong(rows: Tensor) -> Tensor:
     """The number of the first row (n, ...) that holds NaN or infinity; -1 without one."""
-    # A sum in float64 is finite if all numbers are (but for numbers beyond 1e300, whose squares
-    # are not), and it reads them once.
+    # A row's sum in float64 is finite only if all its numbers are, and reads them once. Numbers
+    # beyond 1e300 may overflow it, but so would their squares in the Gram.
     wrong = ~rows.flatten(1).sum(1, dtype=torch.float64).isfinite()
     first = wrong.to(torch.uint8).argmax()
     return torch.where(wrong[first], first, -1)

@@ -35,9 +35,9 @@ T = TypeVar("T")
 class Checkpoint:
     """The file of one unfinished fit.
 
-    A fit calls `resume` first, takes its batches from `passing`, calls `tick` after every block and
-    `done` at the end. Every batch that is not in the file is hashed, since any of them may be the
-    last of a block. Without a path nothing is done.
+    A fit calls `resume` first, takes its batches from `remaining`, calls `tick` after every block
+    and `done` at the end. Every batch that is not in the file is hashed, since any of them may be
+    the last of a block. Without a path nothing is done.
 
     Args:
         path: The path of the file; None for no checkpoint.
@@ -49,7 +49,7 @@ class Checkpoint:
         pack: Makes a snapshot of statistics, for the file; to be set before the first `tick`.
 
     Raises:
-        ValueError: `seconds` is negative, or makes no sense without a path.
+        ValueError: `seconds` is negative, or is given without a path.
     """
 
     pack: Callable[[Statistics], Snapshot]
@@ -113,18 +113,19 @@ class Checkpoint:
         self._file_digests = {"first": unfinished["first"], "last": unfinished["last"]}
         return restored
 
-    def passing(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def remaining(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches that are not in the file yet.
 
         Raises:
-            ValueError: The first or last batch of the file is another one in these data, or there
-                are fewer batches than in the file.
+            ValueError: The first or last batch in the file differs from the batch of the same
+                number here, or there are fewer batches than in the file.
         """
         if self.path is None:
             return batches
         return self._compared(batches)
 
     def _compared(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The remaining batches, after a comparison of the others with the file's digests."""
         number = 0
         is_same = True
         for number, batch in enumerate(batches, 1):

@@ -55,8 +55,9 @@ class Job:
 
     Attributes:
         rank: The number of this process among those that make the call.
-        size: How many these are.
-        job_rank: The number of this process in the whole job, of which a group may be a few.
+        size: How many processes make the call.
+        job_rank: The number of this process in the whole job, which may have more processes than
+            make the call.
         job_size: How many processes the whole job has.
     """
 
@@ -274,7 +275,7 @@ class Processes(Job):
             self._is_over = True
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others, unless all know it. They hear it when they have read their data."""
+        """Tell the others of an error, unless all know it. They hear it once their data are read."""
         if self._is_over or self._channel.closed:
             return
         self._is_over = True

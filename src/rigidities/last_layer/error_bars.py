@@ -1,10 +1,16 @@
 r"""From features to error bars: $\sigma^2 = \alpha^2 q + \text{noise} / c$.
 
+Here $q = f^\top (G + \varsigma^2 I)^{-1} f$ is the quadratic form of the features, $\alpha$ the
+calibrated scale, and c a row's weight in the loss, 1 by default.
+
 `ErrorBars` has all that predictions need once a calibration is known. A batch comes in as a
 `Reading`, what one pass of the model leaves. `ErrorBars.std` gives the standard deviations of one
 batch, for `uq(x)`. `ErrorBars.of_batch` gives its `BatchVariances`, for `uq.predict`: these are
 small, can be joined and sent between processes, and `ErrorBars.prediction` makes one `Prediction`
 of those of all batches.
+
+The *head* of a calibration (`prediction.head`) gives the noise and the shape of the distribution as
+functions of the features. It is not a readout head.
 
 Shapes: M rows, K targets, D features, J entries of a tilt (8 or 0).
 """
@@ -115,13 +121,16 @@ class BatchVariances:
         )
 
 
-def gathered(others: Job, batches: Sequence[BatchVariances]) -> list[BatchVariances]:
+def gathered(processes: Job, batches: Sequence[BatchVariances]) -> list[BatchVariances]:
     """The variances of all processes' batches, on every process, joined in the order of ranks.
 
-    Without other processes these are the batches themselves. The list is empty where no process
-    had a batch.
+    A process by itself gets its own batches back. The list is empty where no process had a batch.
+
+    Args:
+        processes: The processes of the call, this one among them.
+        batches: The variances of this process's batches.
     """
-    if others.size == 1:
+    if processes.size == 1:
         return list(batches)
     local = BatchVariances.join(batches) if batches else None
 
@@ -137,7 +146,7 @@ def gathered(others: Job, batches: Sequence[BatchVariances]) -> list[BatchVarian
             return Snapshot({}, {"empty": True})
         return BatchVariances.join(_with_one_order(by_rank)).snapshot()
 
-    whole = others.together(pack, join_all)
+    whole = processes.together(pack, join_all)
     if "empty" in whole.header:
         return []
     return [BatchVariances.from_snapshot(whole)]
@@ -166,7 +175,7 @@ class ErrorBars:
 
     Attributes:
         form: The quadratic form q in the model's precision.
-        calibration: Scale, noise, distribution and what else was calibrated.
+        calibration: Scale, noise, distribution and whatever else was calibrated.
         scale: $\alpha$ of each target, (K,), in the form's precision.
         scale2: $\alpha^2$ of each target, (K,), in the form's precision.
         head: The calibration's head in its folded form, in the model's precision and at least
@@ -346,6 +355,7 @@ class ErrorBars:
         if tilt is None or not tilt.shape[-1]:
             return distribution
         shaped = reading.unrows(tilt.movedim(-1, 0)).movedim(0, -1)
+        # `each` replaces what has an entry per prediction: the tilt.
         return distribution.each(lambda _: shaped)
 
     def _conformal(self, reading: Reading, labels: Tensor | None) -> BoundConformal | None:
@@ -370,7 +380,7 @@ def noise_variances(function: NoiseFunction, batch: Batch, reading: Reading) -> 
 
 
 def form_inputs(reading: Reading) -> Tensor:
-    """The features that a `HeadForm` takes. It ignores a last column of ones, if one is left."""
+    """The features that a `HeadForm` takes, which needs no last column of ones."""
     return reading.inputs if reading.ones else head_inputs(reading)
 
 
@@ -380,7 +390,7 @@ def result_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def head_inputs(rows: Reading | SampledRows) -> Tensor:
-    """Features, and counts where a readout that sums has no column for them."""
+    """The features, followed by the counts of a readout without a bias; see `Reading.counts`."""
     if rows.counts is None:
         return rows.features
     return torch.cat([rows.features, rows.counts.to(rows.features)], -1)

@@ -2,10 +2,10 @@
 
 `FitState` is what a fit knows at one moment: the tie to the model, the statistics of the training
 rows, the loss, and the calibration if there is one. It is frozen. `ReadoutFit` stands behind
-`LastLayerRigidity` and owns the current state. Each of its changes (`fit`, `partial_fit`, `forget`,
-`merge`, `calibrate`, and taking a state from a file) follows the same way: the processes of a job
-meet, the data pass the model batch by batch, a new state is computed beside the old one, all
-processes agree, and only then the new state takes the old one's place. So an error or an
+`LastLayerRigidity` and owns the current state. All changes of it (`fit`, `partial_fit`, `forget`,
+`merge`, `calibrate`, and restoring a state from a file) proceed in the same way: the processes of a
+job meet, the data pass through the model batch by batch, a new state is computed beside the old
+one, all processes agree, and only then does the new state replace the old one. So an error or an
 interruption leaves everything as it was.
 """
 
@@ -314,7 +314,7 @@ class FitState:
         if header.get("report") is not None:
             report = CalibrationReport.from_state(header, snapshot.tensors)
         return cls(
-            binding=blank_binding.taken(snapshot),
+            binding=blank_binding.restored(snapshot),
             statistics=statistics,
             weighing=_weighing_from_header(header["loss"]),
             report=report,
@@ -324,8 +324,8 @@ class FitState:
 class ReadoutFit:
     """The fit behind `LastLayerRigidity`: its current state, and all that changes it.
 
-    Changes run one after the other, whatever the threads. Meanwhile other threads read the state
-    before the change. An error or interruption leaves that state in place.
+    Changes run one after the other, also if several threads make them. During a change, other
+    threads read the state before it. An error or interruption leaves that state in place.
 
     Args:
         binding: A tie to the model that knows no readout yet.
@@ -333,6 +333,8 @@ class ReadoutFit:
 
     Attributes:
         blank_binding: The tie to the model, without a readout.
+        model: The user's model.
+        target: As given.
         state: What the fit knows; None before a fit.
     """
 
@@ -349,7 +351,7 @@ class ReadoutFit:
     # Reading the state.
 
     def require_state(self, whose: str = "") -> FitState:
-        """The state; `whose` is for the error where there is no fit."""
+        """The state. Where there is no fit, the error names `whose` fit is missing."""
         if self.state is None:
             raise NotFittedError(NO_FIT.format(f"fit(x, y){whose}"))
         return self.state
@@ -378,10 +380,11 @@ class ReadoutFit:
         state = self.state
         if weighing is None and state is not None:
             weighing = state.weighing
-        # The target of derivatives is a key of a batch that is no input of the model.
+        # The target of derivatives may be an entry of a batch, which is not an input of the model.
         derivative_key = None
         if weighing is not None and weighing.gradients is not None:
             derivative_key = weighing.gradients.apart
+        # A user's forward= takes the whole batch as its one input.
         is_whole = self.blank_binding.source.forward is not None
         batch_format = BatchFormat(is_whole, self.target, apart=derivative_key)
         if state is not None:
@@ -452,10 +455,10 @@ class ReadoutFit:
             open_job(passing.process_group, "fit", request, device) as processes,
         ):
             binding, statistics = self._begin(checkpoint, processes, weighing, options)
-            # The form of the batches is learnt anew, except for an interrupted fit's columns.
+            # New data may come in another form than those of an earlier fit, so that the form is
+            # learnt anew. Only an interrupted fit goes on with the columns that it had.
             columns = None if statistics is None else statistics.columns
             feed = self.feed(weighing)
-            # New data may come in another form than those of an earlier fit.
             batch_format = replace(feed.format, inputs=None, kind=None, columns=columns)
             feed = replace(feed, format=batch_format)
             batches = feed(
@@ -464,7 +467,7 @@ class ReadoutFit:
                 batch_size=passing.batch_size,
                 progress=passing.shows_progress(processes),
                 any_order=True,
-                passing=checkpoint.passing,
+                passing=checkpoint.remaining,
             )
             statistics = accumulate(
                 statistics,
@@ -497,7 +500,7 @@ class ReadoutFit:
         options: FitOptions,
     ) -> tuple[Binding, Statistics | None]:
         """The binding and statistics of an interrupted fit; without one, a blank binding."""
-        blank_binding = self.blank_binding.again(watching=options.novelty)
+        blank_binding = self.blank_binding.rebound(watching=options.novelty)
         if checkpoint.path is None:
             return blank_binding, None
 
@@ -532,7 +535,7 @@ class ReadoutFit:
         Args:
             processes: The processes of the job.
             binding: This process's tie to the model.
-            statistics: Of this process's rows; None where it had none.
+            statistics: The statistics of this process's rows; None where it had none.
             weighing: The loss and weights.
         """
 
@@ -563,10 +566,12 @@ class ReadoutFit:
 
         first = processes.together(describe, choose_first)
         statistics_of_all = processes.statistics(statistics, fold)
-        has_no_binding = statistics is None
-        is_another = processes.rank != first.header["rank"] and "probes" in first.header
-        if has_no_binding or is_another:
-            binding = self.blank_binding.taken(first)
+        # A process without data has found no readout. The others take over the first one's binding
+        # where it brings probes, so that all of them keep the same probes.
+        has_no_readout = statistics is None
+        is_other_rank = processes.rank != first.header["rank"]
+        if has_no_readout or (is_other_rank and "probes" in first.header):
+            binding = self.blank_binding.restored(first)
         binding.current()  # refuses a model that differs from the first process's
         return binding, statistics_of_all
 
@@ -640,6 +645,7 @@ class ReadoutFit:
         require_groups(groups, conformal, merge_groups)
         # Conformal rows are data of their own, or a share of the validation rows.
         conformal_data = None if isinstance(conformal, float) else conformal
+        # Processes must agree in the share, or in that all of them bring data.
         share = conformal if conformal_data is None else True
         options = as_text([wanted, share, groups, merge_groups, gradients, gradient_target])
         group = passing.process_group
@@ -702,7 +708,7 @@ class ReadoutFit:
     def _calibration_weighing(
         self, gradients: InputName, gradient_target: GradientTarget | None
     ) -> Weighing:
-        """The loss and weights of the fit, with what the calibration is told of derivatives."""
+        """The loss and weights of the fit, with the derivatives that `calibrate` was asked for."""
         weighing = self.require_state().require_weighing()
         if gradients is None and gradient_target is None:
             return weighing
@@ -733,7 +739,7 @@ class ReadoutFit:
                 weighing,
                 None if valid is None else valid_batches,
                 add=add,
-                others=processes,
+                processes=processes,
             )
         fit = ReadoutFit(binding, self.target)
         fit.state = FitState(binding, statistics, weighing)
@@ -742,7 +748,7 @@ class ReadoutFit:
     # Files, and the functions that files cannot hold.
 
     def restore(self, snapshot: Snapshot | None) -> None:
-        """Take the state of a snapshot up; None for no fit."""
+        """Replace the state by that of a snapshot; None for no fit."""
         with self._exclusive():
             if snapshot is None:
                 self._replace_state(None)
@@ -769,7 +775,7 @@ class ReadoutFit:
             report = replace(state.report, calibration=calibration)
             self._replace_state(replace(state, report=report))
 
-    # What all of these share.
+    # Helpers of all changes.
 
     def job(self, process_group: Any, call: str, options: Any) -> AbstractContextManager[Job]:
         """The processes that make a call on an existing fit together.
@@ -779,7 +785,7 @@ class ReadoutFit:
         Args:
             process_group: As in `Passing`.
             call: The name of the call.
-            options: Of the call, in which they must agree too.
+            options: The options of the call, in which they must agree too; True if it has none.
         """
 
         def must_agree() -> dict[str, Any]:
@@ -788,7 +794,7 @@ class ReadoutFit:
         return open_job(process_group, call, must_agree, placement(self.model)[0])
 
     def _identity(self, call: str) -> dict[str, Any]:
-        """What the fits of all processes must agree in for a call."""
+        """The properties in which the fits of all processes must agree for a call."""
         state = self.require_state()
         report = state.report
         snapshot = state.snapshot(probes=False, rows=state.statistics.sample is not None)
@@ -804,7 +810,7 @@ class ReadoutFit:
         return properties
 
     def _request(self, weighing: Weighing, options: FitOptions) -> dict[str, Any]:
-        """What a new fit is to be, which all its processes and its checkpoint must agree in."""
+        """The properties in which all processes of a new fit, and its checkpoint, must agree."""
         source = self.blank_binding.source
         readout = {
             "layer": self.blank_binding.layer,
@@ -866,7 +872,7 @@ def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], ch
     Args:
         paths: Files of fits.
         out: The file to write.
-        say: Is called with a line about each file.
+        say: Called with a line of text about each file.
         check: Whether fits that share a row are refused.
     """
     no_model = Binding(nn.Identity(), Source(), None)

@@ -1,4 +1,4 @@
-r"""A plain module that gives mean and error bar: nothing checked, nothing kept between calls.
+r"""A plain module that gives mean and error bar. It checks nothing and keeps nothing of a call.
 
 `freeze` puts a `Frozen` together from a copy of the model, which gives outputs and features
 (`CopiedReadout`), a module that gives $\sqrt q$ of the features (`FactorNorm`, or `TruncatedNorm`
@@ -85,7 +85,8 @@ class FactorNorm(Buffers):
         self.rounding = form.rounding
         self.error = 0.0
         self.dtype = form.dtype
-        # Blocks of one factor per target take the column of ones itself; others fold it.
+        # With one factor per target the column of ones is appended to the features. A common factor
+        # folds it into its blocks.
         self._append_ones = ones and form.factor.ndim == 3
         blocks = form.make_blocks(ones=ones and not self._append_ones, constant=constant)
         self._starts = [block.start for block in blocks]
@@ -175,7 +176,10 @@ class TruncatedNorm(Buffers):
 
 
 class FrozenBars(Buffers):
-    """What a calibration makes of q: variances, and the distribution's quantiles."""
+    """What a calibration makes of q: variances, and the distribution's quantiles.
+
+    Of the buffers, `level` is that of the noise and `levels` are those of the quantiles.
+    """
 
     def __init__(
         self,
@@ -201,7 +205,9 @@ class FrozenBars(Buffers):
         distribution = calibration.distribution
         form = calibration.form(wide)
         low, high = calibration.support or (None, None)
-        self._bounds = (-math.inf if low is None else low, math.inf if high is None else high)
+        lowest = -math.inf if low is None else low
+        highest = math.inf if high is None else high
+        self._bounds = (lowest, highest)
         self._noise_class = type(calibration.noise)
         self._has_head = form is not None
         self._tilted = form is not None and len(form.basis) > 0
@@ -235,7 +241,7 @@ class FrozenBars(Buffers):
         tilt = None
         if self._has_head:
             form = HeadForm(*(buffers[f"head_{name}"] for name in HeadForm._fields))
-            # As a method: a tuple that is called is beyond the compiler of torch 2.4.
+            # By the method's name: the compiler of torch 2.4 cannot call a named tuple.
             squared_scale, second, tilt = form.__call__(q, mean, form_inputs(reading))
             variance = torch.maximum(squared_scale * second, epistemic)
             noise_variance = variance - epistemic
@@ -270,7 +276,8 @@ class Frozen(nn.Module):
         error: Worst-case relative error of the variance $\alpha^2 q$ by truncation; 0 without.
         rounding: Bound on the relative rounding error of that variance; see
             `QuadraticForm.rounding`.
-        loses_members: Whether ONNX leaves out of the members what single ones do not share.
+        loses_members: Whether an ONNX graph leaves out of the members' outputs what each prediction
+            shares with no other.
     """
 
     def __init__(
@@ -317,7 +324,8 @@ class Frozen(nn.Module):
         """What `outputs` names, each shaped like the model's output."""
         if self._feed.format.whole:
             batch = self._feed.handed(inputs, keywords)
-            inputs, keywords = batch.args, batch.kwargs
+            inputs = batch.args
+            keywords = batch.kwargs
         if self.bars is None:
             return self._mean_and_std(inputs, keywords)
         reading: Reading = self.readout(inputs, keywords)
@@ -445,7 +453,8 @@ def _truncated(posterior: Posterior, rank: int | None, accuracy: float | None) -
         truncated = posterior
     else:
         truncated = posterior.truncate(rank, accuracy=accuracy)
-        # The full factor is triangular: half of a square product costs no more than that.
+        # The full factor is triangular and costs half of a square product. A rank above half of the
+        # width saves nothing.
         if accuracy is not None and 2 * truncated.rank > truncated.width:
             truncated = posterior
     # A posterior without a complement has all its eigenvectors.

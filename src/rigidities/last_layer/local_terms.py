@@ -37,8 +37,9 @@ class LocalTerms:
             it.
         std: Standard deviation of each term (the epistemic part), (R, K).
         rigidity: Local rigidity, unscaled, (R,).
-        share: What each term adds to its prediction's variance, (R, K): over an owner the shares
-            sum to `epistemic`. Negative where a term's error cancels others'.
+        share: What each term adds to its prediction's variance, (R, K): the shares of an owner's
+            terms sum to the prediction's `epistemic`. A share is negative where a term's error
+            cancels that of others.
     """
 
     features: Tensor

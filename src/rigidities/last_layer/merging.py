@@ -129,11 +129,11 @@ def require_apart(sketches: Mapping[str, RowSketch]) -> None:
 
 
 def combined(shares: Iterable[P | None]) -> P | None:
-    """The rows of all processes as one; None where none had data.
+    """The rows of all processes as one object; None where no process had data.
 
     Args:
-        shares: What each process has of them, in the order of ranks; None where it had no data.
-            The first share that is not None is written to.
+        shares: The rows of each process, in the order of ranks; None where it had no data. The
+            first share that is not None is written to.
 
     Raises:
         ValueError: Half of a process's rows, or more, stand in the data of others too.

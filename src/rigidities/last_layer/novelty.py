@@ -1,4 +1,4 @@
-r"""The alarm that sees every layer: how unfamiliar to each of them an input is.
+r"""The alarm that sees every layer: how unfamiliar an input is to each of them.
 
 For the rows $f$ that enter a layer (`readout.layers`), with mean $m$ and covariance $C$ over the
 training data (`statistics.layer_sums`),
@@ -15,8 +15,8 @@ rows stay below.
 by what is usual, which `references` takes from the calibration rows.
 
 Reference: K. Lee, K. Lee, H. Lee, J. Shin, "A simple unified framework for detecting
-out-of-distribution samples and adversarial attacks" (2018). Taken from it are the distances of all
-layers, for one class and without labels.
+out-of-distribution samples and adversarial attacks" (2018). The distances of all layers are taken
+from it, for one class and without labels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RIDGE = 1e-2
 LEVEL = 0.95
 """Share of the calibration rows whose novelty is at most 1, in each layer."""
 _ROUNDING = 1e-6
-"""Deviations below this share of the values are rounding."""
+"""Deviations below this share of the values count as rounding."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class LayerDistance:
 
     @classmethod
     def of(cls, layer: Layer, gram: Gram, dtype: torch.dtype) -> LayerDistance:
-        """From the products of a layer's rows with each other.
+        """The distance made from the sums of products of a layer's rows.
 
         Args:
             layer: The layer.
@@ -108,7 +108,7 @@ class Alarm:
 
     @classmethod
     def of(cls, layers: Sequence[Layer], sums: LayerSums, dtype: torch.dtype) -> Alarm:
-        """From what the fit has summed.
+        """The distances made from the sums of a fit.
 
         Args:
             layers: The layers.

@@ -50,9 +50,9 @@ class Refitted:
         rows: Number of rows that the readout was refitted on.
         before: Root mean square (weighted) error of the model as it was, one entry per target.
         after: Root mean square error of the model refitted to the training rows.
-        judged: Number of validation rows that both errors were taken on. None: the errors are those
-            of training rows, each left out of the readout by generalised cross-validation (Golub,
-            Heath, Wahba 1979).
+        judged: Number of validation rows that both errors were taken on. None where the errors are
+            those of training rows, each left out of the readout by generalised cross-validation
+            (Golub, Heath, Wahba 1979).
     """
 
     ridge: float
@@ -118,7 +118,7 @@ def refitted(
     valid: Callable[[], Iterable[Batch]] | None,
     *,
     add: bool,
-    others: Job,
+    processes: Job,
 ) -> tuple[Binding, Statistics, Refitted]:
     """Refit the readout in a copy of the model.
 
@@ -129,7 +129,7 @@ def refitted(
         weighing: The loss and sample weights of the fit.
         valid: Begins to read validation rows, by which to judge; None for none.
         add: Whether to refit on the validation rows too, after they have judged.
-        others: The processes that make this call together.
+        processes: The processes that make this call together, this one among them.
 
     Returns:
         The tie to the copy, the sums about its weights, and what has changed.
@@ -140,7 +140,7 @@ def refitted(
     """
     model = unwrapped(binding.model)
     tap = _settable_tap(model, binding.current(), weighing.loss)
-    best = _best_of_all(others, tap, statistics.gram, posterior)
+    best = _best_of_all(processes, tap, statistics.gram, posterior)
 
     # Training rows are judged as if each had been left out, by their mean leverage.
     judging_gram = statistics.gram
@@ -150,7 +150,9 @@ def refitted(
         plan = statistics.plan(statistics.gram.precision)
         rows_here = accumulate(None, lambda _: tap, valid(), weighing, plan)
         # The rows of all processes, where there are several.
-        new_rows = others.statistics(rows_here, lambda per_process: settled(combined(per_process)))
+        new_rows = processes.statistics(
+            rows_here, lambda per_process: settled(combined(per_process))
+        )
         judging_gram = new_rows.gram
         # Validation rows did not determine the readout: they have no leverage.
         degrees = torch.zeros_like(best.degrees)
@@ -161,7 +163,7 @@ def refitted(
     if new_rows is not None and add:
         statistics = statistics.clone().merge(new_rows)
         posterior = Posterior.from_gram(statistics.gram, posterior.ridge)
-        best = _best_of_all(others, tap, statistics.gram, posterior)
+        best = _best_of_all(processes, tap, statistics.gram, posterior)
 
     copied_model = independent(model)
     heads = [copied_model.get_submodule(name) for name in tap.heads]
@@ -176,17 +178,17 @@ def refitted(
         after=after,
         judged=None if new_rows is None else new_rows.gram.count,
     )
-    return binding.copied(copied_model), statistics, report
+    return binding.bound_to_copy(copied_model), statistics, report
 
 
-def _best_of_all(others: Job, tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
-    """What the first process finds best: others may round otherwise."""
+def _best_of_all(processes: Job, tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
+    """The best readout as the first process computes it: other processes may round differently."""
 
     def best_of_first() -> Snapshot:
         best = _best(tap, gram, posterior)
         return Snapshot({"change": best.change, "degrees": best.degrees}, {"ridge": best.ridge})
 
-    snapshot = others.shared(best_of_first)
+    snapshot = processes.shared(best_of_first)
     return _BestReadout(
         ridge=snapshot.header["ridge"],
         change=snapshot.tensors["change"],
@@ -209,14 +211,19 @@ def _best(tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
 
 
 def _rmse(gram: Gram, degrees: Tensor) -> Tensor:
-    """Root mean square (K,) of residuals over 1 - h, h the mean leverage of a fit's `degrees`."""
+    """Root mean square (K,) of residuals, divided by 1 - h for the mean leverage h.
+
+    Args:
+        gram: The sums of the rows.
+        degrees: How many weights these rows determined, (K,); h is that over the number of rows.
+    """
     assert gram.square is not None
     square = gram.square.diagonal() if gram.square.ndim == 2 else gram.square
     return (square / gram.informative).sqrt() / (1 - degrees / gram.informative)
 
 
 def _settable_tap(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
-    """The tap, if its readout has weights that can be changed alone to the least squares."""
+    """The tap, if its readout has weights that can be set to the least-squares solution alone."""
     if type(loss) is not MSE:
         raise ValueError(f"refit solves least squares, loss='mse', not {type(loss).__name__}.")
     if not isinstance(tap, Tap):

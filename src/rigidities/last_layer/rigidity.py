@@ -61,7 +61,7 @@ from .fit import FitOptions, FitState, Passing, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_derivatives import traced_derivatives
 from .gradients.feature_map import FeatureMap, stand_alone, traced
-from .gradients.gradient import Differentiator, Gradient, shared_out
+from .gradients.gradient import Differentiator, Gradient, with_directions
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
 from .gradients.uncertain_inputs import InputVariances
 from .local_terms import LocalTerms, local_terms
@@ -146,7 +146,7 @@ class LastLayerRigidity(ModelWrapper):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        # Another model has no fit yet.
+        # A model that is assigned has no fit yet.
         if name == "model" and "_fit" in vars(self):
             old = self._fit.blank_binding
             self._fit = ReadoutFit(Binding(value, old.source, old.layer), self._fit.target)
@@ -245,7 +245,7 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Self:
         """Add data, exactly as if they had been in the fit; marks the calibration stale.
 
-        Without a fit it is one, with the default options.
+        If there is no fit yet, this is a `fit` with the default options.
 
         Args:
             x: The inputs, as in `fit`.
@@ -275,11 +275,11 @@ class LastLayerRigidity(ModelWrapper):
         progress: bool | None = None,
         process_group: Any = None,
     ) -> Self:
-        """Remove data that were in the fit, as they were added; marks the calibration stale.
+        """Remove data that were in the fit, given as they were added; marks the calibration stale.
 
-        Rows are recognised by hashes: all rows of a fit of up to 32,768, and a share of more.
-        Where outputs have no input row of their own (atoms of a structure), the features are
-        hashed, and their rounding may hide a tenth of the rows.
+        Rows are recognised by hashes. A fit keeps the hashes of all its rows up to 32,768 of them,
+        and of a share of the rows beyond. Where outputs have no input row of their own (atoms of a
+        structure), the features are hashed, and their rounding may hide a tenth of the rows.
 
         Args:
             x: The inputs, as in `fit`.
@@ -308,14 +308,14 @@ class LastLayerRigidity(ModelWrapper):
 
         Args:
             others: The other fits, which are not changed.
-            check: Whether to refuse fits that share a row. Hashes know all rows of a fit of up to
-                32,768, and a share of more.
+            check: Whether to refuse fits that share a row, as far as the hashes tell that a fit
+                keeps: of all rows up to 32,768 of them, and of a share of the rows beyond.
 
         Returns:
             The object itself. An error leaves it as it was.
 
         Raises:
-            TypeError: Something else than a `LastLayerRigidity` is given, or nothing.
+            TypeError: An argument is not a `LastLayerRigidity`, or there is none.
             ValueError: The fits do not belong together, or share a row.
         """
         types = [type(other) for other in others]
@@ -363,15 +363,15 @@ class LastLayerRigidity(ModelWrapper):
         paper's form, `calibrate(x, y, criterion="nll")`, where that is clearly better.
 
         Args:
-            x: The inputs of validation data, or inputs and targets in one, as in `fit`.
-            y: The targets of validation data, as in `fit`.
+            x: The inputs of the validation data, or a data set of inputs and targets, as in `fit`.
+            y: The targets of the validation data, as in `fit`.
             train: The training data, for `criterion="loo"`, which needs no validation data, and
                 for "auto", instead of the rows that the fit kept.
             criterion: What is optimised: "auto" (default); "nll" or "bins", the paper's; "crps";
                 "absolute"; "evidence", which chooses the ridge from the training data and the scale
                 on validation data; or "loo", which uses leave-one-out residuals of the training
                 data and is optimistic for a network trained end to end.
-            ridge: A fixed $\varsigma^2$; by default, or by "search", it is chosen.
+            ridge: A fixed $\varsigma^2$. By default, or with "search", it is chosen.
             noise: The kind of noise. "features" (default of "auto") follows the features. "none"
                 is the paper's, and the default of other criteria. "constant" adds a noise floor to
                 the variance. "bayes" takes $\alpha^2$ as the noise, as in Bayesian linear
@@ -550,9 +550,12 @@ class LastLayerRigidity(ModelWrapper):
             if uncertain_inputs is not None:
                 uncertain_inputs.check_used_up()
             variances = gathered(processes, variances)
-        # Gathered rows are those of other processes too, whose inputs are not here.
+        # An error reads the inputs again to name the wrong rows. Gathered rows are those of other
+        # processes too, whose inputs are not here.
         readable = [] if gather else x
-        return state.bars.prediction(variances, self._again(readable, "predict", batch_size))
+        return state.bars.prediction(
+            variances, self._batches_again(readable, "predict", batch_size)
+        )
 
     @outside_inference_mode
     def novelty(
@@ -743,13 +746,13 @@ class LastLayerRigidity(ModelWrapper):
         batches = self._fit.batches(x, "gradient", batch_size, progress)
         maps = _feature_maps(tap, wrt, batches)
         differentiator = _differentiator(state, members, generator)
-        # Comprehensions, which hold on to no map, and so to no graph, after the last batch.
+        # Comprehensions, unlike loops, hold on to no map (and its graph) after the last batch.
         if along is None:
             gradients = [differentiator(feature_map) for feature_map in maps]
         else:
             gradients = [
                 differentiator.directional(feature_map, direction)
-                for direction, feature_map in shared_out(maps, along)
+                for direction, feature_map in with_directions(maps, along)
             ]
         return self._joined(gradients, members)
 
@@ -779,7 +782,7 @@ class LastLayerRigidity(ModelWrapper):
         tap, state = self._fit.ready()
         bars = state.bars
         differentiator = _differentiator(state, members, None)
-        spreads = []
+        variances = []
         gradients = []
         for batch in self._fit.batches(x, "gradient", None, progress):
             slot = Slot.find(batch, wrt, tap)
@@ -795,9 +798,9 @@ class LastLayerRigidity(ModelWrapper):
                     no_std = torch.full_like(mean, torch.nan)
                     summed = not stand_alone(point, reading)
                     gradient = Gradient(mean, no_std, summed=summed)
-                spreads.append(bars.of_batch(batch, reading.detached(), sample_weight))
+                variances.append(bars.of_batch(batch, reading.detached(), sample_weight))
             gradients.append(gradient)
-        prediction = bars.prediction(spreads, self._again(x, "gradient", None))
+        prediction = bars.prediction(variances, self._batches_again(x, "gradient", None))
         return prediction, self._joined(gradients, members)
 
     @outside_inference_mode
@@ -832,11 +835,11 @@ class LastLayerRigidity(ModelWrapper):
         differentiator = _differentiator(state, members, generator)
         gradients = [
             differentiator(feature_map.along(row_direction))
-            for row_direction, feature_map in shared_out(maps, direction)
+            for row_direction, feature_map in with_directions(maps, direction)
         ]
         return self._joined(gradients, members)
 
-    # --- Features, and what they tell of inputs ---
+    # --- Features, and what they say about inputs ---
 
     def features(
         self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
@@ -853,14 +856,14 @@ class LastLayerRigidity(ModelWrapper):
         """
         readings = self._readings(x, batch_size, progress)
         features = torch.cat([reading.features for reading in readings])
-        require_finite(features, features, self._again(x, "features", batch_size), "rows")
+        require_finite(features, features, self._batches_again(x, "features", batch_size), "rows")
         return features
 
     @outside_inference_mode
     def local(
         self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> LocalTerms:
-        """Error bars of the terms that sum to each prediction: atoms, pixels, time steps.
+        """The terms that sum to each prediction (atoms, pixels, time steps), with error bars.
 
         Args:
             x: The inputs, or anything that `fit` takes.
@@ -938,7 +941,7 @@ class LastLayerRigidity(ModelWrapper):
         features = sample.rows.features
         variances = posterior.variance(features.to(posterior.eigenvectors))
         quantiles = variances.reshape(len(features), -1).quantile(0.99, 0)
-        # Where targets share features and scale, one quantile is that of all.
+        # Where targets share features and scale, there is one quantile for all of them.
         return quantiles.expand(len(self.scale)).tolist()
 
     # --- Other models made of this one ---
@@ -956,9 +959,9 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Self:
         """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
 
-        The mean changes, often for the better: print `refitted` of the result. The sums of the fit
-        give the readout, so the training data are not passed again. The best use is
-        `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, of validation data.
+        The mean changes, often for the better: print `refitted` of the result. The readout comes
+        from the sums of the fit, so there is no other pass over the training data. The best use is
+        `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, with validation data.
 
         Args:
             x: Rows on which the readout refitted to the training rows is judged, as in `fit`.
@@ -1013,8 +1016,8 @@ class LastLayerRigidity(ModelWrapper):
             rank: How many eigenvectors of the Gram to keep. Below about half of the width this is
                 cheaper than all, and it never makes the bars too small: `error` of the module
                 bounds by how much it overstates the variance $\alpha^2 q$, relative to it.
-            accuracy: That bound, instead of the rank: the smallest rank that keeps it is taken, or
-                all eigenvectors.
+            accuracy: The largest bound to accept, instead of a rank: the smallest rank that keeps
+                to it is taken, or all eigenvectors.
             quantiles: The levels of "quantiles".
             members: The number of "members".
             generator: The random generator of their draws.
@@ -1076,8 +1079,8 @@ class LastLayerRigidity(ModelWrapper):
     def rounding(self) -> float:
         """Bound on the relative rounding error of the variances that `uq(x)` gives.
 
-        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent. Under
-        `torch.autocast`, whose features have few digits, it is larger: ask for it there.
+        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent. Inside
+        `torch.autocast` it is larger, since features have fewer digits: read it there.
         """
         _, state = self._fit.ready()
         device_type = placement(self.model)[0].type
@@ -1088,7 +1091,7 @@ class LastLayerRigidity(ModelWrapper):
         return rounding
 
     def summary(self) -> str:
-        """What the fit and the calibration have found, in ten lines or so, and what to do next."""
+        """The fit and the calibration in ten lines or so, and what to do next."""
         weights = sum(parameter.numel() for parameter in self.model.parameters())
         title = f"LastLayerRigidity of {type(self.model).__name__}, {weights:,} parameters"
         state = self._fit.state
@@ -1136,7 +1139,7 @@ class LastLayerRigidity(ModelWrapper):
         uq._fit.restore(snapshot)
         if noise is not None or groups is not None:
             uq._fit.set_functions(noise, groups)
-        uq._fit.require_state().binding.current()  # refuses a model with other weights
+        uq._fit.require_state().binding.current()  # refuses a model whose weights differ
         return uq
 
     def set_loss(
@@ -1164,7 +1167,7 @@ class LastLayerRigidity(ModelWrapper):
             The object itself.
 
         Raises:
-            ValueError: The loss of the fit is known.
+            ValueError: The loss of the fit is known already.
         """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         self._fit.set_weighing(Weighing(loss_for(loss), sample_weight, derivatives))
@@ -1190,7 +1193,7 @@ class LastLayerRigidity(ModelWrapper):
 
     @outside_inference_mode
     def _readings(self, data: Any, batch_size: int | None, progress: bool | None) -> list[Reading]:
-        """Outputs and features of every batch of data, of which there must be some."""
+        """The readings of all batches of data, of which there must be at least one."""
         tap, _ = self._fit.ready()
         readings = []
         with torch.enable_grad():
@@ -1214,8 +1217,10 @@ class LastLayerRigidity(ModelWrapper):
             )
         return features
 
-    def _again(self, data: Any, call: str, batch_size: int | None) -> Callable[[], Iterator[Batch]]:
-        """Reads the data once more, so that an error can say which inputs are to blame."""
+    def _batches_again(
+        self, data: Any, call: str, batch_size: int | None
+    ) -> Callable[[], Iterator[Batch]]:
+        """A function that reads the data once more, so that an error can name the wrong inputs."""
         return lambda: self._fit.batches(data, call, batch_size, progress=False)
 
     def _joined(self, gradients: list[Gradient], members: int | None) -> Gradient:
@@ -1265,7 +1270,7 @@ def _feature_maps(tap: AnyTap, wrt: InputName, batches: Iterable[Batch]) -> Iter
 
 
 def _joint(tap: AnyTap, state: FitState) -> JointPosterior:
-    """The joint posterior of several predictions."""
+    """The joint posterior of all targets' weights, behind several predictions."""
     common_scale = state.calibration.joint
     return JointPosterior.of(state.posterior, state.statistics.gram, tap.layout, common_scale)
 

@@ -2,9 +2,8 @@
 
 `Validation.gathered` passes batches through the model and gathers the residuals of their rows. What
 all processes have gathered comes together on the first of them (`Validation.together`), where
-`Validation.of_rows` chooses ridge, scale and noise by the rooms of `calibration`, adds what is a
-usual novelty and the scores of conformal rows, and makes the report. Every process gets the same
-report.
+`Validation.of_rows` chooses ridge, scale and noise with the package `calibration`, adds the usual
+novelty and the scores of conformal rows, and makes the report. Every process gets the same report.
 
 The other functions check and sort what a user passes to `LastLayerRigidity.calibrate`.
 """
@@ -78,7 +77,8 @@ class Validation:
         weighing: Gives the rows' weights in the loss.
         wanted: What the user asks of the calibration.
         groups: callable(batch) -> labels of rows for conformal scores, if any.
-        hashed: Whether rows keep their hashes, and the inputs of a head, to be set aside.
+        hashed: Whether rows keep their hashes, and the inputs of the calibration's head, so that
+            some of them can be set aside.
         alarm: Measures distances in the layers that the fit has watched, if any.
     """
 
@@ -143,36 +143,37 @@ class Validation:
 
     def together(
         self,
-        others: Job,
+        processes: Job,
         gatherings: tuple[Gathering | None, ...],
         conformal: Any,
         groups: Any,
         merge_groups: int | None,
-        digits: float,
+        feature_rounding: float,
     ) -> CalibrationReport:
-        """The report of the rows of all processes, the same on every one.
+        """The report of the rows of all processes, the same on every process.
 
         Args:
-            others: The processes.
+            processes: The processes of the call, this one among them.
             gatherings: Rows gathered here: those to fit, those for conformal scores and those of
                 the training data.
             conformal: As in `LastLayerRigidity.calibrate`.
             groups: As in `LastLayerRigidity.calibrate`.
             merge_groups: As in `LastLayerRigidity.calibrate`.
-            digits: Error of variances by products of mixed precision that features have anyway.
+            feature_rounding: The relative error of the features themselves. An error of the Gram
+                from mixed precision below this is not worth a warning.
         """
         choices = ConformalChoices(conformal, groups, merge_groups)
         rows, conformal_rows, train_rows = (
-            _gathered(others, gathering) for gathering in gatherings
+            _gathered(processes, gathering) for gathering in gatherings
         )
 
         def make() -> CalibrationReport:
-            return self.of_rows(rows, conformal_rows, train_rows, choices, digits)
+            return self.of_rows(rows, conformal_rows, train_rows, choices, feature_rounding)
 
-        if others.size == 1:
+        if processes.size == 1:
             return make()
         # Functions cannot be sent. Every process has its own, and puts it back.
-        state = others.shared(lambda: _snapshot(make()))
+        state = processes.shared(lambda: _snapshot(make()))
         report = CalibrationReport.from_state(state.header, state.tensors)
         if self.wanted.noise_function is None and self.groups is None:
             return report
@@ -185,7 +186,7 @@ class Validation:
         conformal_rows: Gathering | None,
         train_rows: Gathering | None,
         choices: ConformalChoices,
-        digits: float,
+        feature_rounding: float,
     ) -> CalibrationReport:
         """The report of gathered rows.
 
@@ -194,7 +195,7 @@ class Validation:
             conformal_rows: Rows for conformal scores.
             train_rows: Rows of the training data.
             choices: What is asked of conformal intervals.
-            digits: As in `together`.
+            feature_rounding: As in `together`.
         """
         fitted, scored = split_conformal(
             self.residuals(rows), self.residuals(conformal_rows), choices.conformal
@@ -202,7 +203,7 @@ class Validation:
         train = self.residuals(train_rows)
         report = self.report(fitted, train)
         final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
-        report = report.certified(final.doubt, digits)
+        report = report.certified(final.doubt, feature_rounding)
         if self.alarm is not None:
             report = self._with_novelty(report, train if fitted is None else fitted)
         if fitted is not None and self.wanted.criterion != "loo":
@@ -212,10 +213,10 @@ class Validation:
             report = replace(report, remarks=[*report.remarks, UNJUDGED])
         if scored is None:
             return report
-        return self.guaranteed(report, scored, choices)
+        return self.with_conformal(report, scored, choices)
 
     def residuals(self, gathering: Gathering | None) -> Residuals | None:
-        """The residuals of gathered rows, of which there must be one or two; None for no pass."""
+        """The residuals of gathered rows, at least one or two; None if there was no pass."""
         if gathering is None:
             return None
         # With training rows of the fit beside it, a single row will do.
@@ -263,7 +264,7 @@ class Validation:
             zero_curvature=zero_curvature,
         )
 
-    def guaranteed(
+    def with_conformal(
         self, report: CalibrationReport, rows: Residuals, choices: ConformalChoices
     ) -> CalibrationReport:
         """The report with conformal scores of rows that fitted nothing else."""
@@ -276,7 +277,8 @@ class Validation:
             if sample is None:
                 cuts = bar_cuts(None)
             else:
-                cuts = bar_cuts(rows_prediction(calibration, sample, eigenvalues, seen=True).std)
+                train_prediction = rows_prediction(calibration, sample, eigenvalues, seen=True)
+                cuts = bar_cuts(train_prediction.std)
         prediction = rows_prediction(calibration, rows, eigenvalues)
         conformal = Conformal.of(
             prediction,
@@ -287,9 +289,10 @@ class Validation:
             merge_below=choices.merge_groups,
         )
         all_remarks = [*report.remarks, *conformal.sentences]
-        stopping = self.wanted.early_stopping_remark
-        if stopping and stopping not in all_remarks:  # of a criterion that does not ask by itself
-            all_remarks.append(stopping)
+        # Criteria other than "auto" do not ask about early stopping by themselves.
+        early_stopping = self.wanted.early_stopping_remark
+        if early_stopping and early_stopping not in all_remarks:
+            all_remarks.append(early_stopping)
         return replace(
             report, calibration=replace(calibration, conformal=conformal), remarks=all_remarks
         )
@@ -297,11 +300,11 @@ class Validation:
     def _with_novelty(self, report: CalibrationReport, rows: Residuals | None) -> CalibrationReport:
         """The report with what is a usual distance in each layer, by rows of the calibration."""
         assert self.alarm is not None
-        if rows is None:  # the rows that the fit kept have passed the layers long ago
+        if rows is None:  # there are only rows that the fit kept, without what entered the layers
             return report
         distances = rows.extra["distances"].double()  # (n, L)
         usual = references(distances)
-        # In the precision in which predictions have it.
+        # In float32, as the novelty of predictions.
         largest = (distances / usual).to(torch.float32).amax(1)
         finite = largest[largest.isfinite()]
         novelty_remarks = []
@@ -379,7 +382,7 @@ class Validation:
         if self.full or self.hashed or self.groups is not None:
             columns["inputs"] = head_inputs(reading.detached())
         if self.hashed:
-            if hashes is None:  # no input row of their own: known by the bits of their features
+            if hashes is None:  # without input rows of their own, rows are known by their features
                 hashes = row_hashes([features, target], len(features))
             assert hashes is not None
             columns["hashes"] = hashes.repeat_interleave(len(mean) // len(hashes))
@@ -408,7 +411,7 @@ class Validation:
         return gathering.residuals(least=1)
 
 
-def _gathered(others: Job, gathering: Gathering | None) -> Gathering | None:
+def _gathered(processes: Job, gathering: Gathering | None) -> Gathering | None:
     """What all processes have gathered, on the first of them; None on the others."""
 
     def pack() -> Snapshot | None:
@@ -426,7 +429,7 @@ def _gathered(others: Job, gathering: Gathering | None) -> Gathering | None:
     def merge(snapshots: Iterator[Snapshot | None]) -> Gathering | None:
         return combined(chain([gathering], map(unpack, snapshots)))
 
-    return others.collected(pack, merge)
+    return processes.collected(pack, merge)
 
 
 def _snapshot(report: CalibrationReport) -> Snapshot:
@@ -459,7 +462,7 @@ def split_conformal(
 
     Args:
         rows: Validation rows.
-        conformal_rows: Rows of other data for conformal scores, if there are such.
+        conformal_rows: Rows of other data for conformal scores, if there are any.
         conformal: The share of the validation rows to set aside, if it is a float.
 
     Raises:
@@ -474,10 +477,10 @@ def split_conformal(
 
 
 def require_groups(groups: Any, conformal: Any, merge_groups: Any) -> None:
-    """Refuse groups that are none, or that nothing would use.
+    """Refuse groups that are not valid, or that nothing would use.
 
     Raises:
-        ValueError: They are; see `LastLayerRigidity.calibrate` for what may be passed.
+        ValueError: An option is not valid, or needs another one; see `LastLayerRigidity.calibrate`.
     """
     if groups is None:
         if merge_groups is not None:

@@ -84,7 +84,7 @@ class Ensemble(ModelWrapper):
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """Outputs of all members, in the model's precision.
 
-        A spread below the rounding of the outputs is lost in it: `propagate` keeps that.
+        A spread below the rounding of the outputs is lost. `propagate` keeps it.
         """
         batch = self._feed.handed(inputs, keywords)
         reading = self._pass(batch.args, batch.kwargs)
@@ -162,7 +162,7 @@ class Ensemble(ModelWrapper):
         """Read a file for the model it was made with.
 
         Args:
-            path: Written by `save`.
+            path: The path of a file that `save` wrote.
             model: The model with the same weights, on any device.
             layer: As in the fit; not needed, the file knows it.
             features: The function of the fit, which a file does not hold.
@@ -175,7 +175,8 @@ class Ensemble(ModelWrapper):
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: The file is damaged, foreign, or made with another model or other weights.
+            ValueError: The file is damaged, of another kind, or made with another model or other
+                weights.
         """
         snapshot = Snapshot.read(path, holds=cls._kind)
         if output is None:
@@ -362,7 +363,7 @@ def _members_from(snapshot: Snapshot, device: torch.device) -> Members:
 def _binding_from(snapshot: Snapshot, binding: Binding) -> Binding:
     """The tie to the model of a binding, as a file or a state dict describes it."""
     with snapshot.opened():
-        return binding.taken(snapshot)
+        return binding.restored(snapshot)
 
 
 def _feed_from(snapshot: Snapshot, feed: Feed) -> Feed:

@@ -65,7 +65,8 @@ class Members:
     r"""Weight deviations, and how they came about, which decides how moments are estimated.
 
     Attributes:
-        deviations: $\delta$, (n, K, D) in float64; of pairs, the first half mirrors the second.
+        deviations: $\delta$, (n, K, D) in float64. If members come in pairs, the second half
+            mirrors the first.
         drawing: The set, by its name in the module's table.
         missing: Share of the training predictions' variance that a symmetric set leaves out, in
             [0, 1); 0 at full rank alone.

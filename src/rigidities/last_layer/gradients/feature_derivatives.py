@@ -12,7 +12,7 @@ derivatives of the outputs and the quadratic form q of each derivative, for erro
 
 Results come in one layout: (L, I, K, d) for the L rows of the input, I rows of features per
 sample, K targets (1 where they share their features) and d numbers in a row of the input. Where
-the input has not one row per sample (atoms of several structures), the sum over samples is
+the input does not have one row per sample (atoms of several structures), the sum over samples is
 differentiated. This gives every atom the derivative of its own structure. In forward mode d then
 counts the numbers of all rows together.
 """
@@ -38,7 +38,7 @@ FORWARD_COST = 1.5
 """Work of a forward pass with a quadratic form after it, in units of a backward pass."""
 
 PREFERENCE = 2.0
-"""How much more work than reverse mode forward mode may take where it needs less memory."""
+"""How many times the work of reverse mode forward mode may take, where it needs less memory."""
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ def pass_counts(feature_map: FeatureMap, columns: int, targets: int) -> PassCoun
     """
     forward = feature_map.numbers_per_row if feature_map.aligned else feature_map.x.numel()
     reverse = feature_map.rows_per_sample * targets * columns
-    # This test comes first because the last one may take a forward pass.
+    # This is tested before `has_transformable_pass`, which may take a forward pass.
     hopeless = FORWARD_COST * forward > PREFERENCE * reverse
     if hopeless or feature_map.direction is not None or not feature_map.has_transformable_pass:
         return PassCounts(float("inf"), reverse)
@@ -194,7 +194,7 @@ def reverse_quadratic(feature_map: FeatureMap, project: Projection) -> tuple[Ten
 
 
 def forward_rows(feature_map: FeatureMap) -> Iterator[FeatureDerivatives]:
-    """All derivatives of the features, some directions after the others, by forward mode."""
+    """All derivatives of the features by forward mode, in chunks of directions."""
     places = _places(feature_map)  # (L, I, d)
     if feature_map.aligned:
         places_by_direction = places.permute(2, 0, 1).flatten(1)  # (d, L I)
@@ -208,7 +208,7 @@ def forward_rows(feature_map: FeatureMap) -> Iterator[FeatureDerivatives]:
 
 
 def reverse_rows(feature_map: FeatureMap) -> Iterator[FeatureDerivatives]:
-    """All derivatives of the features, some input rows after the others, by reverse mode."""
+    """All derivatives of the features by reverse mode, in chunks of input rows."""
     places = _places(feature_map)  # (L, I, d)
     input_rows = len(places)
     shared = feature_map.reading.features.ndim == 2
@@ -236,7 +236,7 @@ def output_derivatives(feature_map: FeatureMap) -> Tensor:
 def traced_derivatives(x: Tensor, output: Tensor) -> Tensor:
     """Derivatives of an output along the graph that leads to it from x.
 
-    They are shaped as `FeatureMap.shaped` does.
+    Their shape is that of `FeatureMap.shaped`.
     """
     sums = output.reshape(len(output), -1).sum(0)
     derivatives = _gradients(sums, x, must_depend=True).movedim(0, 1)
@@ -274,7 +274,7 @@ def _places(feature_map: FeatureMap) -> Tensor:
 
 
 def _tangents(feature_map: FeatureMap) -> Iterator[OutputAndFeatures]:
-    """Derivatives of output and features along some input numbers after the others.
+    """Derivatives of output and features along the input numbers, in chunks of directions.
 
     Yields:
         (c, N, O) and (c, M, D) or (c, M, K, D) for c directions. Where samples are summed there is
@@ -336,8 +336,10 @@ def _gradients(
     Args:
         values: (C,), with the graph that leads back to x.
         x: The input.
-        direction: Where given, it is the values' derivatives along it that are differentiated.
-        must_depend: Whether to refuse values that do not depend on x; else they have zeros.
+        direction: Where given, the values' derivatives along it are differentiated, instead of the
+            values.
+        must_depend: Whether to refuse values that do not depend on x. Otherwise their derivatives
+            are zeros.
     """
     shape = (len(values), len(x), x[0].numel())
     unconnected = UNCONNECTED if must_depend else None
@@ -355,7 +357,7 @@ def _gradients(
 def _gradient_chunks(
     values: Tensor, x: Tensor, direction: Tensor | None = None, *, unconnected: str | None = None
 ) -> Iterator[Tensor]:
-    """Gradients (c, *x.shape) of some values after the others; arguments as in `_gradients`.
+    """Gradients (c, *x.shape) of the values, chunk by chunk; arguments as in `_gradients`.
 
     `unconnected` is the error message for values that do not depend on x, None for zeros.
     """

@@ -66,7 +66,7 @@ class FeatureMap:
             Otherwise the sum over all samples is differentiated.
         traced: The pass that gave `reading`, with its graph. All backward passes use it.
         tap: The readout's tap, which runs the model.
-        batch: The batch, with all inputs of the model.
+        batch: The batch, with all of the model's inputs.
         slot: The place of `x` in the batch.
         direction: None, or the direction of the directional derivatives in `reading`.
     """
@@ -268,7 +268,7 @@ def row_owners(feature_map: FeatureMap) -> Tensor | None:
 
 
 def stand_alone(x: Tensor, reading: Reading) -> bool:
-    """Whether row n of the input acts on sample n alone; both have a graph between them."""
+    """Whether row n of the input acts on sample n alone; the graph leads from x to the reading."""
     if x.ndim == 0 or len(x) != len(reading.output):
         return False
     if len(x) == 1:

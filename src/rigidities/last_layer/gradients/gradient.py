@@ -12,7 +12,7 @@ targets of their own. Then $\alpha_g$ applies to first and second derivatives he
 members or `propagate`, which know of values alone.
 
 A `Differentiator` holds the posterior; it takes the `FeatureMap` of one batch after the other and
-gives a `Gradient` for each. `Gradient.join` makes one of them.
+gives a `Gradient` for each. `Gradient.join` makes a single `Gradient` of them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Gradient:
             per sample, else (N, *output, *input) with the shapes of one sample's output and input.
         std: Their standard deviations; NaN where they were not asked for.
         sampling_error: Relative standard error of `std` where members were drawn; 0 if exact.
-        summed: Whether the sum of all outputs was differentiated, because the input has not one
-            row per sample, or because its rows act on other samples too.
+        summed: Whether the sum of all outputs was differentiated, because the input does not have
+            one row per sample, or because its rows act on other samples too.
     """
 
     mean: Tensor
@@ -103,8 +103,8 @@ class Differentiator:
         posterior: The posterior of the readout's weights.
         form: The posterior's quadratic form in the model's precision.
         scale: The scale of derivatives, one entry per target.
-        members: How many members to draw instead of being exact. None is exact up to
-            `EXACT_PASSES` passes, 0 is exact always.
+        members: How many members to draw instead of being exact. 0 is always exact, None up to
+            `EXACT_PASSES` passes.
         generator: Draws the members.
     """
 
@@ -193,17 +193,17 @@ def _projection_by(factor: Tensor) -> Projection:
     return project
 
 
-def shared_out(
+def with_directions(
     feature_maps: Iterable[FeatureMap], direction: Tensor
 ) -> Iterator[tuple[Tensor, FeatureMap]]:
-    """Each batch with its rows of a direction.
+    """Each batch's map, preceded by its rows of a direction.
 
     Args:
         feature_maps: The maps of consecutive batches.
         direction: One row per row of all inputs together, or one direction for all.
 
     Raises:
-        ValueError: The direction has not as many rows as the inputs.
+        ValueError: The direction does not have as many rows as the inputs.
     """
     share: RowShare | None = None
     direction = torch.as_tensor(direction, dtype=torch.float64)

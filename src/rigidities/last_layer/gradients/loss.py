@@ -54,7 +54,7 @@ class GradientRows(NamedTuple):
 # A file holds the fields of this class by name.
 @dataclass(frozen=True)
 class GradientLoss:
-    r"""Half the squared error of derivatives, in the training loss beside that of the values.
+    r"""Half the squared error of derivatives, which the training loss had beside that of values.
 
     Attributes:
         wrt: The input to differentiate by.
@@ -62,8 +62,9 @@ class GradientLoss:
             sample weights of the values do not apply here.
         target: The target of the derivatives $\partial y / \partial x$ (forces with their sign
             changed): key or attribute of the batch, or callable(batch). None where it is not
-            known. A key is taken out of a batch that is passed to the model as keywords. What a
-            callable reads stays in, so that the model's forward (or `forward=`) must take it.
+            known. If a batch is a mapping that is passed to the model as keywords, a key is taken
+            out of it. What a callable reads stays in, so that the model's forward (or `forward=`)
+            must take it.
     """
 
     wrt: InputName
@@ -76,7 +77,7 @@ class GradientLoss:
         try:
             weight = float(self.weight)
         except (TypeError, ValueError):
-            weight = math.nan  # which the next lines refuse
+            weight = math.nan  # refused below
         if not 0 < weight < math.inf:
             raise ValueError(
                 f"gradient_weight must be a positive number or callable(batch), got {self.weight}."
@@ -85,7 +86,7 @@ class GradientLoss:
 
     @property
     def apart(self) -> str | None:
-        """The key of a batch that has the derivatives' target and is no input of the model."""
+        """The key of a batch's entry with the derivatives' target, not an input of the model."""
         return self.target if isinstance(self.target, str) else None
 
     def feature_map(self, tap: AnyTap, batch: Batch) -> FeatureMap:

@@ -28,7 +28,7 @@ from .feature_map import FeatureMap, row_owners
 NAME = "input_covariance"
 
 _TOLERANCE = 1e-6
-"""By how much a covariance matrix may miss symmetry and a positive sign, relative to its size."""
+"""How far a covariance matrix may be from symmetric and positive, relative to its size."""
 
 
 class InputVariances:
@@ -40,7 +40,7 @@ class InputVariances:
             input row may stand in place of d.
         wrt: The uncertain input; None for the only one.
         samples: How many inputs to draw; 0 for first order.
-        generator: Draws the inputs.
+        generator: The random generator of these draws.
 
     Raises:
         ValueError: `samples` is negative, one, or not a whole number.
@@ -149,7 +149,8 @@ def _checked_covariance(covariance: Any, x: Tensor) -> RowShare:
         (), (d,), (L, d), (1, d, d) or (L, d, d) in float64, split by rows where it has L of them.
 
     Raises:
-        ValueError: It is no tensor of finite numbers, does not fit the input, or is no covariance.
+        ValueError: It is not a tensor of finite numbers, does not fit the input, or is not a
+            covariance.
     """
     values = _finite_numbers(covariance, x)
     row_shape = tuple(x.shape[1:])
@@ -178,7 +179,7 @@ def _checked_covariance(covariance: Any, x: Tensor) -> RowShare:
 
 
 def _finite_numbers(covariance: Any, x: Tensor) -> Tensor:
-    """The covariance as a float64 tensor on the input's device, without a first row of one."""
+    """The covariance as a float64 tensor on the input's device, without a first dimension of 1."""
     try:
         values = torch.as_tensor(covariance, dtype=torch.float64).detach().to(x.device)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -119,7 +119,7 @@ class Differential:
             return self._recorded(point.detach().clone())
 
     def _recorded(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for a copy in the precision that it has."""
+        """The point itself, as a leaf of a graph, and the function's value there."""
         point.requires_grad_(True)
         with torch.enable_grad():
             try:

@@ -30,7 +30,7 @@ from ..readout.tap import AnyTap
 MEMORY_BYTES = 1 << 30
 """Bytes of features to keep in memory.
 
-Features beyond are computed again where the data can be read again.
+Features beyond this are computed again where the data can be read again.
 """
 
 Batches = Callable[[], Iterator[Batch]]

@@ -53,8 +53,8 @@ def propagated(
 ) -> Derived:
     """Mean and covariance of a differentiable function of all predictions together.
 
-    Memory grows with the number of predictions, never with its square. It warns where derivatives
-    are exactly zero, as after rounding. See `LastLayerRigidity.propagate`.
+    Memory grows with the number of predictions, never with its square. A warning says where
+    derivatives are exactly zero, as after rounding. See `LastLayerRigidity.propagate`.
 
     Args:
         fn: The function of the joined outputs.
@@ -210,10 +210,10 @@ def _output_tangents(
     Yields:
         The numbers of n coordinates, and the changes (n, *output) of the outputs by a unit of each.
     """
-    number = outputs.coordinates
-    for start in range(0, number, differential.chunk):
-        chunk = slice(start, min(start + differential.chunk, number))
-        shape = (chunk.stop - start, number)
+    coordinates = outputs.coordinates
+    for start in range(0, coordinates, differential.chunk):
+        chunk = slice(start, min(start + differential.chunk, coordinates))
+        shape = (chunk.stop - start, coordinates)
         unit = torch.zeros(shape, dtype=torch.float64, device=outputs.output.device)
         unit[:, chunk].fill_diagonal_(1.0)
         yield chunk, outputs.push(unit)

@@ -1,8 +1,9 @@
 """The tie between a fit and the model it was made with: the tap, and whether it still holds.
 
-At a fit, `Binding.find` finds the readout on the first batch, `read_first` hears of that batch's
-own pass, and `seal` takes down what the model was. Afterwards every call asks `Binding.current` for
-the tap, which is refused if the model is no longer that of the fit. Three alarms work together:
+During a fit, `Binding.find` finds the readout on the first batch, `read_first` receives that
+batch's own pass, and `seal` records what the model was. Afterwards every call asks
+`Binding.current` for the tap, which is refused if the model is no longer that of the fit. Three
+alarms work together:
 
 * `Watch` sees that something *may* have changed: weights that were written, moved or replaced,
   modules that were exchanged, hooks, attributes that were set. It compares identities and counters,
@@ -19,7 +20,7 @@ So a call looks at `Watch` alone. Where that has moved, the fingerprint says whe
 predictions do (an attribute that was set to the same value is no change). `load`, `calibrate`,
 `partial_fit`, `forget` and `save` ask both even if `Watch` has not moved (`thorough`). None of the
 three could stand for another: the first has no verdict, the second no view beyond the weights, the
-third neither the digits nor, without kept inputs, any view at all.
+third neither the digits nor, where no inputs were kept, any view at all.
 """
 
 from __future__ import annotations
@@ -74,11 +75,12 @@ class _Tie(NamedTuple):
 class Binding:
     """A tap on a model, rebuilt when the model moves, refused when the model changes.
 
-    Any number of threads may ask for the tap. The tap of a header is built when it is first needed:
-    a `state_dict` brings the fit before the weights that it must be checked against.
+    Any number of threads may ask for the tap. The tap that a header describes is built when it is
+    first needed, because loading a `state_dict` restores the fit before the weights that it must be
+    checked against.
 
     Args:
-        model: The user's.
+        model: The user's model.
         source: How to call it.
         layer: Names of the readout's modules; None to search for them.
         header: What a file or a state dict kept of a readout; None if none is known yet.
@@ -90,7 +92,7 @@ class Binding:
         source: As given.
         layer: As given.
         probes: As given; those of the fit once it is sealed.
-        fingerprint: Of the weights that the tap was found with; None before.
+        fingerprint: The fingerprint of the weights that the tap was found with; None before.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Binding:
 
     # --- other ties ------------------------------------------------------------------------------
 
-    def again(
+    def rebound(
         self,
         header: dict[str, Any] | None = None,
         probes: Probes | None = None,
@@ -135,9 +137,9 @@ class Binding:
 
     def copy(self) -> Binding:
         """Another tie that knows the same readout."""
-        return self.again(self.header(), self.probes)
+        return self.rebound(self.header(), self.probes)
 
-    def copied(self, model: nn.Module) -> Binding:
+    def bound_to_copy(self, model: nn.Module) -> Binding:
         """A tie to a copy of the model, with other weights, that knows the same readout."""
         header = {**self.header(), "fingerprint": model_fingerprint(model)}
         probes = None
@@ -146,12 +148,12 @@ class Binding:
             probes = Probes.of(model, self.source, first_pass, batch_output=None)
         return Binding(model, self.source, self.layer, header, probes)
 
-    def taken(self, snapshot: Snapshot) -> Binding:
+    def restored(self, snapshot: Snapshot) -> Binding:
         """Another tie that knows the readout of a snapshot."""
         probes = None
         if "probes" in snapshot.header:
             probes = snapshot.part("probes", Probes.from_state)
-        return self.again(snapshot.header["readout"], probes)
+        return self.rebound(snapshot.header["readout"], probes)
 
     def snapshot(self, *, probes: bool = True) -> Snapshot:
         """What a file or a state dict keeps.
@@ -192,7 +194,7 @@ class Binding:
         return tap
 
     def read_first(self, reading: Reading) -> None:
-        """Hear of the first batch's own pass, by which the readout that was found is confirmed."""
+        """Take the first batch's own pass, which confirms the readout that was found."""
         if self._tie is None or not self._unsealed:
             return
         tap = self._tie.tap
@@ -204,7 +206,7 @@ class Binding:
             self._batch_output = reading.output[: len(first_pass.output)].detach().clone()
 
     def seal(self) -> None:
-        """Take down what the model was and gave when the readout was found, if not done yet.
+        """Record the model's weights and outputs as of the fit, unless this was done before.
 
         Raises:
             ValueError: Weights were written to since the fit began.
@@ -218,24 +220,25 @@ class Binding:
             return
         self._unsealed = False
         self.fingerprint = model_fingerprint(self.model)
-        first_pass, batch_output = self._first_pass, self._batch_output
+        first_pass = self._first_pass
+        batch_output = self._batch_output
         self._first_pass = None
         self._batch_output = None
         if first_pass is not None:
             self.probes = Probes.of(self.model, self.source, first_pass, batch_output)
 
     def close(self) -> None:
-        """Seal at the end of a fit, after which weights may be written to and put back."""
+        """Seal at the end of a fit. From then on weights may be written to, and put back."""
         self.seal()
         self._versions_at_start = None
 
     def _tap_by_few_rows(self, inputs: Inputs) -> AnyTap | None:
-        """The tap by the first rows of a batch; None where these cannot be had or do not tell."""
+        """The tap found with the first rows of a batch; None if they cannot be cut out or fail."""
         few_rows = first_rows(inputs)
         if few_rows is None:
             return None
         tap = None
-        # Whatever goes wrong, or the model warns of, comes again with the whole batch.
+        # Any error or warning of the model will come again with the whole batch.
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tap = Tap.find_quietly(self.model, self.source, self.layer, few_rows)
@@ -244,11 +247,11 @@ class Binding:
         rows = len(tree_leaves(few_rows)[0])
         outputs = len(tap.first_pass.output)
         if not outputs or outputs % rows:
-            return None  # rows that are no samples (atoms) were cut in the middle of one
+            return None  # the rows were not samples (but atoms), and a sample was cut in two
         return tap
 
     def _tap_by_whole_batch(self, inputs: Inputs) -> AnyTap:
-        """The tap by all of a batch."""
+        """The tap found with all of a batch."""
         try:
             return Tap.find_quietly(self.model, self.source, self.layer, inputs)
         except (ValueError, RuntimeError) as error:
@@ -263,8 +266,8 @@ class Binding:
         """The tap, if the model is still that of the fit.
 
         Args:
-            thorough: Look at weights and outputs even if nothing seems to have happened (writes
-                through `.data` leave no trace).
+            thorough: Whether to look at weights and outputs even if nothing seems to have changed
+                (writes through `.data` leave no trace).
 
         Raises:
             NotFittedError: There is no fit.
@@ -331,8 +334,8 @@ class Binding:
         """
         if self.probes is None:
             return
-        off = self.probes.difference(self.model, self.source)
-        if not off:
+        deviation = self.probes.difference(self.model, self.source)
+        if not deviation:
             return
         reason = "another activation, factor or statistic?"
         if renewed:
@@ -340,8 +343,9 @@ class Binding:
             reason = f"{names} set since?"
         raise ValueError(
             "The model's weights are those of the fit, but its predictions are not: for "
-            f"inputs kept from the fit they differ by up to {off:.2g} ({reason}), so its error "
-            "bars no longer hold. Undo the change, or call fit(x, y) and calibrate(x, y) again."
+            f"inputs kept from the fit they differ by up to {deviation:.2g} ({reason}), so its "
+            "error bars no longer hold. Undo the change, or call fit(x, y) and calibrate(x, y) "
+            "again."
         )
 
     def _tap_of_file(self, header: dict[str, Any]) -> AnyTap:
@@ -397,7 +401,7 @@ class Binding:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Of every parameter and buffer: the same on every device, and after a lossless cast."""
+    """A digest of all parameters and buffers: the same on any device, or after a lossless cast."""
     model = unwrapped(model)
     return fingerprint([*model.named_parameters(), *model.named_buffers()])
 
@@ -405,7 +409,7 @@ def model_fingerprint(model: nn.Module) -> str:
 def _weight_versions(model: nn.Module) -> list[tuple[int, int]]:
     """Identity of every parameter, and how often it was written to.
 
-    Buffers are left out, which a pass of the model may write itself.
+    Buffers are left out, because a pass of the model may write to them.
     """
     parameters = unwrapped(model).parameters()
     return [(id(p), 0 if p.is_inference() else p._version) for p in parameters]
@@ -438,13 +442,13 @@ def _check_function(name: str, is_passed: bool, is_needed: bool) -> None:
 
 
 def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: str) -> str:
-    """What keeps a search from the readout, where it is in how the model computes; else empty.
+    """What in the model's computation kept a search from finding a readout; empty if unknown.
 
     Args:
-        model: The user's.
+        model: The user's model.
         source: How to call it.
-        inputs: Of the batch.
-        error: The message of the search.
+        inputs: The inputs of the batch.
+        error: The error message of the search.
     """
     if "functorch transform" in error:
         return _DERIVATIVE

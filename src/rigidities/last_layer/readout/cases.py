@@ -49,8 +49,8 @@ class Case(ABC):
         heads: The modules that are recorded, of one thread's shadow of the model.
 
     Attributes:
-        name: By which taps and files know the case.
-        layout: Of the features; see the module.
+        name: The name by which taps and files know the case.
+        layout: The layout of the features; see the module.
         probes: Whether the case differentiates what follows the heads; see `Probed`.
         recorder: What stands in for a head.
         columns: Which columns of the features belong to which head.
@@ -70,8 +70,8 @@ class Case(ABC):
         """Features of one pass.
 
         Args:
-            output: Of the model.
-            calls: Of the heads in that pass.
+            output: The model's output.
+            calls: The calls of the heads in that pass.
             graph: Whether output and features are to be differentiable by the model's inputs.
 
         Returns:
@@ -87,7 +87,15 @@ class Case(ABC):
     def _summed_by_owner(
         self, blocks: list[Tensor], calls: list[Call], owners: list[Tensor], count: int
     ) -> Tensor:
-        """Features (count, ..., width): blocks of each call's rows, summed into their owners."""
+        """Features (count, ..., width): each call's rows, summed over the rows of each owner.
+
+        Args:
+            blocks: For each call, its head's columns of the features of its R rows,
+                (R, ..., columns).
+            calls: The calls.
+            owners: For each call, the output row that each of its rows belongs to, (R,).
+            count: The number of output rows.
+        """
         sums_by_head: dict[int, Tensor] = {}
         for block, call, owner in zip(blocks, calls, owners, strict=True):
             i = self.columns.heads.index(call.head)
@@ -104,7 +112,7 @@ class Plain(Case):
 
     def __init__(self, heads: list[nn.Module]) -> None:
         super().__init__(heads)
-        # Of a single head, for which each batch is to cost nothing but the pass itself.
+        # Looked up once: with a single head, a batch should cost nothing but the pass itself.
         self._axis = channel_axis(heads[0])
         self._has_bias = has_bias(heads[0])
 
@@ -114,7 +122,7 @@ class Plain(Case):
         Each head must have been called once, in order, and what it returned must not have been
         written to since.
         """
-        # All in one function without calls of Python's: it runs in every batch.
+        # All in one function, without further Python calls: it runs for every batch.
         heads = self.columns.heads
         if len(calls) != len(heads) or not self.columns.disjoint:
             return None
@@ -140,7 +148,10 @@ class Plain(Case):
     def reading(
         self, output: Tensor, calls: list[Call], gains_by_call: Sequence[RowGains] = ()
     ) -> Reading:
-        """The heads' inputs, without a look at any value, which `torch.func` does not allow."""
+        """The heads' inputs, without a look at any value, which `torch.func` does not allow.
+
+        `gains_by_call` is there for `Separate.reading`; a plain case has no gains.
+        """
         return side_by_side(output, calls, [call.inputs for call in calls])
 
 
@@ -166,7 +177,8 @@ class Separate(Probed):
 
     name = "separate"
     layout = "separate"
-    _order: Tensor | None = None  # of an earlier batch: a mask may hide it in this one
+    # The order of targets in an earlier batch, since a mask may hide it in this one.
+    _order: Tensor | None = None
 
     def row_gains(
         self, output: Tensor, calls: list[Call], *, graph: bool = False
@@ -176,6 +188,7 @@ class Separate(Probed):
         In the layout `shared` the gains have a single column.
         """
         for view in self._views(output, calls):
+            # A reading only for its `rows`, which needs no features: the output stands in for them.
             viewed = Reading(output, output, view.inner, view.axis, view.order)
             rows = viewed.rows(output)  # (M, K)
             gains_by_call = row_gains(rows, pullback(rows, calls, graph=graph), view)
@@ -265,7 +278,7 @@ class Shared(Separate):
     layout = "shared"
 
     def terms(self, output: Tensor, calls: list[Call]) -> Terms | None:
-        """The summands of the features, or None where the tail has not this form."""
+        """The summands of the features, or None where the tail does not have this form."""
         gains_by_call = self.row_gains(output, calls)
         if gains_by_call is None:
             return None
@@ -367,14 +380,15 @@ class Parameters(Jacobian):
 CASES: dict[str, type[Case]] = {
     case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense, Parameters)
 }
-"""By name, in the order in which they are tried; the last for heads that are no linear maps."""
+"""All cases by name, in the order in which they are tried. The last is for heads that are not
+linear maps."""
 
 
 def side_by_side(output: Tensor, calls: list[Call], rows: list[Tensor]) -> Reading:
     """The reading of an output that is the mean of the heads' outputs.
 
     Args:
-        output: Of the model.
+        output: The model's output.
         calls: One for each head.
         rows: The inputs (M, D) of each head.
     """

@@ -112,12 +112,12 @@ class Columns:
 
         Args:
             head: The head.
-            columns_by_parameter: By the id of the parameter; new ones are added.
+            columns_by_parameter: The columns by the id of their parameter; new ones are added.
         """
         columns = []
         for name, size in self._sizes(head).items():
             parameter = dict(head._parameters.items()).get(name)
-            # What is no parameter (a normalised weight) is shared with no other head.
+            # A weight that is not a parameter (but normalised) is shared with no other head.
             key = (id(head), name) if parameter is None else id(parameter)
             if key not in columns_by_parameter:
                 new_columns = torch.arange(self.width, self.width + size)
@@ -130,7 +130,7 @@ class Columns:
 
 
 class ParameterColumns(Columns):
-    """A column for every number in the parameters that the heads, any modules, own themselves."""
+    """A column for every number in the heads' own parameters; heads may be any modules."""
 
     def change_of_head(self, change: Tensor, i: int) -> Tensor:
         """What a change (width, 1) of all parameters means for head i: (P, 1)."""

@@ -9,9 +9,9 @@ A `CopiedReadout` gives the readings of a shadow or copy of the model:
   what the output becomes for weights that are the unit vectors, all at once under `torch.vmap`,
   which runs what comes before the heads once.
 
-`uq.freeze()` takes one with weights of its own (`copied_readout`). An ensemble has none: its
-`ReadoutPass` checks the model by a tap in every call, and where it is compiled or exported goes by
-a `TracedReadout`, a plain copy that computes with the model's own tensors.
+`uq.freeze()` takes one with weights of its own (`copied_readout`). An ensemble has no copy: its
+`ReadoutPass` calls a tap, which checks the model each time. Where it is compiled or exported, it
+uses a `TracedReadout` instead, a plain copy that computes with the model's own tensors.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 
 class ReadoutPass:
-    """Inputs -> `Reading`: by the tap, which checks the model; in a graph without a look.
+    """Inputs -> `Reading`: by the tap, which checks the model; unchecked inside a graph.
 
     Args:
         binding: The tie to the model.
@@ -96,7 +96,7 @@ class ReadoutPass:
         return tap
 
     def forget(self) -> None:
-        """The tap is built again when it is next needed."""
+        """Drop the tap, which is fetched again when it is next needed."""
         self._tap = None
         self._traced = None
 
@@ -119,14 +119,14 @@ def _export_refusal(tap: AnyTap | None) -> str:
 
 
 class TracedReadout:
-    """Inputs -> `Reading` for a plain readout, by weights that are the model's own.
+    """Inputs -> `Reading` for a plain readout, inside a graph, with the model's own weights.
 
     Compiled code runs a shadow, whose parameters are frozen aliases. An exporter names the weights
     of a graph by their identity, so that it gets a copy which holds the model's own tensors.
 
     Args:
-        model: The user's.
-        tap: Of a plain readout.
+        model: The user's model.
+        tap: The tap of a plain readout.
     """
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
@@ -203,11 +203,11 @@ class CopiedReadout(nn.Module):
 
 
 class PlainCopy(CopiedReadout):
-    """Of a plain readout: the features are the heads' inputs.
+    """The copy for a plain readout, whose features are the heads' inputs.
 
     Args:
         model: The shadow or copy.
-        tap: Of the model.
+        tap: The tap of the model.
 
     Attributes:
         single: Whether there is one head.
@@ -235,7 +235,7 @@ class PlainCopy(CopiedReadout):
         Args:
             args: Positional inputs.
             kwargs: Keyword inputs.
-            tensors: To compute with in place of those of `run`, by their names there.
+            tensors: Tensors to compute with in place of those of `run`, by their names there.
         """
         recorders: list[GraphRecorder] = self._recorders
         for recorder in recorders:
@@ -253,7 +253,7 @@ class PlainCopy(CopiedReadout):
         return side_by_side(output, calls, rows)
 
     def rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Of one head: the output and the features alone, with little of Python."""
+        """The output and the features for a single head, in as little Python as possible."""
         running = self._running()
         recorder = running._recorders[0]
         recorder.pairs.clear()
@@ -265,12 +265,12 @@ class PlainCopy(CopiedReadout):
 
 
 class FeatureCopy(CopiedReadout):
-    """Of a user's function.
+    """The copy for features that a user's function gives.
 
     Args:
         model: The shadow or copy.
-        tap: Of the model.
-        targets: How many the fit has.
+        tap: The tap of the model.
+        targets: The number of targets in the fit.
     """
 
     def __init__(self, model: nn.Module, tap: AnyTap, targets: int) -> None:
@@ -286,25 +286,25 @@ class FeatureCopy(CopiedReadout):
 
 
 class LinearCopy(CopiedReadout):
-    """Of any other readout whose output is linear in the heads' weights.
+    """The copy for any other readout whose output is linear in the heads' weights.
 
     Args:
         model: The shadow or copy.
-        tap: Of the model.
-        like: A reading of the tap, whose layout is that of all.
-        batched: Whether the model writes into tensors that it makes; see `_UnderVmap`.
+        tap: The tap of the model.
+        like: A reading of the tap. All readings have its layout.
+        writes_in_place: Whether the model writes into tensors that it makes; see `_UnderVmap`.
     """
 
     order: Tensor | None
 
-    def __init__(self, model: nn.Module, tap: Tap, like: Reading, *, batched: bool) -> None:
+    def __init__(self, model: nn.Module, tap: Tap, like: Reading, *, writes_in_place: bool) -> None:
         super().__init__(model, tap.source)
         refuse_calls(self.run.model, _uncompiled_names(tap.silent))
         heads = _uncompiled_names(tap.heads)
         self.run.model, self._heads = put_recorders(self.run.model, heads, SwappableHead)
         names = {module: name for name, module in self.run.named_modules()}
         self._weight_names = [f"{names[head]}.weights" for head in self._heads]
-        self._batched = batched
+        self._writes_in_place = writes_in_place
         self._shared = tap.layout == "shared"
         for i, units in enumerate(_unit_weights(self._heads, joint=tap.layout == "joint")):
             self.register_buffer(f"units{i}", units, persistent=False)
@@ -317,24 +317,26 @@ class LinearCopy(CopiedReadout):
         self.register_buffer("order", like.order, persistent=False)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
-        """One pass: the output, that for no weights, and those for the unit vectors."""
+        """One pass for all of these weights: the model's own, zeros, and the unit vectors."""
 
         def output_for(weights: dict[str, Tensor]) -> Tensor:
+            # A zero that depends on the weights has the hidden dimension of `vmap`.
             zero = weights[self._weight_names[0]][0, 0] * 0
-            with _UnderVmap(zero) if self._batched or exporting() else nullcontext():
+            with _UnderVmap(zero) if self._writes_in_place or exporting() else nullcontext():
                 output: Tensor = functional_call(self.run, weights, (args, kwargs))
                 return output
 
         current = [head.current_weights() for head in self._heads]
-        # Large, so that a constant beside them costs no digits; float16 has no room for that.
+        # Unit vectors are made large, so that a constant beside them costs no digits in the
+        # difference below. The range of float16 has no room for that.
         size = 1.0 if current[0].dtype == torch.float16 else 2.0**20
         weights = {}
         for i, (name, values) in enumerate(zip(self._weight_names, current, strict=True)):
             units = size * self.get_buffer(f"units{i}").to(values)
             weights[name] = torch.cat([values[None], units])  # (1 + U, D + 1, K)
         outputs = torch.vmap(output_for)(weights)
-        output_for_none = outputs[1]
-        return self._reading(outputs[0], (outputs[2:] - output_for_none) / size)
+        output_for_zeros = outputs[1]
+        return self._reading(outputs[0], (outputs[2:] - output_for_zeros) / size)
 
     def _reading(self, output: Tensor, responses: Tensor) -> Reading:
         """The reading for the output's responses (D + H, *output) to unit weights."""
@@ -345,7 +347,7 @@ class LinearCopy(CopiedReadout):
         if self.order is not None:
             responses = responses.flatten(2)[..., self.order]
         columns = responses.reshape(len(responses), *inner).movedim(self._axis, -1)
-        # (D + H, M, K), also of a single input without a dimension of rows
+        # (D + H, M, K), also for a single input without a dimension of rows
         columns = columns.unsqueeze(1) if columns.ndim == 2 else columns.flatten(1, -2)
         columns = columns[..., 0].mT if self._shared else columns.permute(1, 2, 0)
         features = columns[..., : self._width]
@@ -371,13 +373,14 @@ class _Run(nn.Module):
 
 
 class _UnderVmap(TorchFunctionMode):
-    """Where a model runs under `vmap`, also one that writes into tensors that it makes.
+    """A mode in which a model that writes into tensors that it makes can run under `vmap`.
 
-    These get the hidden dimension of `vmap` by adding a zero that has it. Layers of rows in more
-    than two dimensions are flattened: in an export torch would fix their sizes.
+    These tensors get the hidden dimension of `vmap` by adding a zero that has it. Inputs of linear
+    layers with more than two dimensions are flattened to rows: in an export torch would otherwise
+    fix their sizes.
 
     Args:
-        zero: The zero.
+        zero: A zero with the hidden dimension.
     """
 
     functions = (torch.zeros, torch.full, torch.empty, torch.zeros_like, torch.empty_like)
@@ -405,10 +408,10 @@ def copied_readout(
     """The copy for a tap, with weights of its own.
 
     Args:
-        model: The user's.
-        tap: Of the model.
-        targets: How many the fit has.
-        probe: Inputs that the copy is tried with; None if there are none.
+        model: The user's model.
+        tap: The tap of the model.
+        targets: The number of targets in the fit.
+        probe: Inputs to try the copy with; None if there are none.
 
     Raises:
         ValueError: No graph gives the features of this readout.
@@ -431,8 +434,9 @@ def copied_readout(
     args, kwargs = probe
     expected = tap(*args, **kwargs).detached()
     reason = ""
-    for batched in (False, True):  # the latter may run all of the model for each unit vector
-        copied = LinearCopy(independent(twin), tap, expected, batched=batched)
+    # True is tried second, since it may run the whole model once for each unit vector.
+    for writes_in_place in (False, True):
+        copied = LinearCopy(independent(twin), tap, expected, writes_in_place=writes_in_place)
         try:
             if _agrees(copied(args, kwargs), expected, list(copied.parameters())):
                 return copied
@@ -464,15 +468,15 @@ def _agrees(reading: Reading, expected: Reading, parameters: list[nn.Parameter])
 
 
 def _unit_weights(heads: list[SwappableHead], *, joint: bool) -> list[Tensor]:
-    """For each head the weights (U, D + 1, K) of U passes: none, and one unit vector each.
+    """For each head the weights (U, D + 1, K) of U passes: zeros, then one unit vector each.
 
     The unit vectors are those of all columns of the features, then, unless the layout is joint, one
     for each head that lacks a bias: what the column of that bias would be; see `Reading.counts`.
     """
     columns = Columns([head.head for head in heads], joint=joint)
     like = heads[0].current_weights()
-    none = like.new_zeros(1, columns.width)
-    changes = torch.cat([none, torch.eye(columns.width).to(like)])  # (1 + D, D)
+    zeros = like.new_zeros(1, columns.width)
+    changes = torch.cat([zeros, torch.eye(columns.width).to(like)])  # (1 + D, D)
     heads_without_bias = [i for i, head in enumerate(heads) if not has_bias(head.head)]
     extra_passes = 0 if joint else len(heads_without_bias)
     weights_by_head = []
@@ -491,12 +495,12 @@ def _unit_weights(heads: list[SwappableHead], *, joint: bool) -> list[Tensor]:
 
 
 def _uncompiled_names(names: list[str]) -> list[str]:
-    """Names of modules as they are where nothing is compiled."""
+    """Names of modules as they would be if nothing were compiled."""
     return [name.replace("._orig_mod", "").replace("_orig_mod.", "") for name in names]
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    """The model with what `torch.compile` made of its modules taken off."""
+    """The model, changed in place, with the original modules instead of compiled ones."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             setattr(module, name, unwrapped(child) if "_orig_mod" in child._modules else child)

@@ -87,7 +87,7 @@ class Recorder(nn.Module):
         probing: Whether to add a zero that requires a gradient to each output, so that the
             derivative of the model's output by the head's output can be taken.
         change: (D or D+1, K), added to the output as if to the head's weights (and bias), for
-            checks of linearity. It is used only where the weights are no plain parameters, which
+            checks of linearity. It is used only where the weights are not plain parameters, which
             could be exchanged.
         original_parameters: The head's parameters by name, while changed ones stand in their place.
     """
@@ -122,7 +122,7 @@ class Recorder(nn.Module):
 
         Args:
             probing: Whether the next calls add a zero to differentiate by.
-            change: Of the head's weights (D or D+1, K) in the next calls.
+            change: What to add to the head's weights in the next calls, (D or D+1, K).
         """
         if self.original_parameters:
             self.head._parameters.update(self.original_parameters)
@@ -165,7 +165,7 @@ class Recorder(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("__"):  # how to be copied is no matter of the head's
+            if name.startswith("__"):  # Python asks for these to copy or pickle the recorder itself
                 raise
             return getattr(super().__getattr__("head"), name)
 
@@ -336,7 +336,7 @@ def is_linear_map(module: nn.Module) -> bool:
 def is_linear_by_class(head: nn.Module) -> bool:
     """Whether a linear map is one by its class alone: torch's own forward, and no hooks.
 
-    Of any other (a subclass, a hooked or a reparametrised layer) only its values can tell.
+    For any other (a subclass, a hooked or a reparametrised layer) only its outputs can tell.
     """
     hooked = head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)
     return type(head) in _LINEAR_BY_CLASS and not hooked
@@ -361,6 +361,7 @@ def has_free_weight(head: nn.Module) -> bool:
                 return False
         return True
     if "weight" in head._parameters:
+        # A layer without a bias has the entry None. Without an entry, the bias is computed.
         return "bias" in head._parameters
     return any(type(hook).__name__ in _NORMS for hook in head._forward_pre_hooks.values())
 
@@ -377,7 +378,7 @@ def return_linear_maps(calls: list[Call]) -> bool:
         actual = as_rows(head, call.output.detach().to(torch.float64))
         if expected.shape != actual.shape:
             return False
-        # Rounding is a share of the terms of each sum, which may cancel in the sum itself.
+        # Rounding is relative to the terms of each sum, not to the sum, in which they may cancel.
         terms = rows.abs() @ weights.abs()
         rounding = max(torch.finfo(tensor.dtype).eps for tensor in (call.input, call.output))
         if not bool(((actual - expected).abs() <= 8 * rounding * terms).all()):
@@ -460,8 +461,8 @@ def put_recorders(
 
     Args:
         model: A shadow, which is changed.
-        names: Of the heads. Two names of one module get one recorder.
-        kind: Which recorder to take.
+        names: Names of the heads. Two names of one module get one recorder.
+        kind: The class of the recorders.
 
     Returns:
         The shadow (a recorder, where the model itself is a head), and the recorders.
@@ -471,7 +472,7 @@ def put_recorders(
     for name in names:
         _bypass_compiled_parents(model, name)
     if issubclass(kind, ParameterRecorder):
-        return model, list(recorders.values())  # they stand beside the modules
+        return model, list(recorders.values())  # these take no module's place
     visited_containers: set[int] = set()  # which two modules may share
     for parent in list(model.modules()):
         for child_name, child in list(parent._modules.items()):
@@ -507,7 +508,7 @@ def _with_recorders(value: Any, recorders: dict[int, Recorder], visited: set[int
 
     Args:
         value: A container, or an entry of one.
-        recorders: By the ids of their heads.
+        recorders: The recorders by the ids of their heads.
         visited: Ids of lists and dictionaries that need no second visit; new ones are added.
     """
     if type(value) is tuple:

@@ -1,8 +1,8 @@
 """What enters the layers of a model, recorded during a pass: a row of numbers for each sample.
 
-`novelty` asks of every layer whether the training data ever gave it the like. `find_layers` and
-`layers_of_samples` choose the layers to watch on the first batch; `watched` records what enters
-them, by hooks, during any later pass. Watched are
+`novelty` asks for every layer whether anything like this entered it in the training data.
+`find_layers` and `layers_of_samples` choose the layers to watch on the first batch; `watched`
+records what enters them, by hooks, during any later pass. These are watched:
 
 | where | what of it | a row of |
 | --- | --- | --- |
@@ -12,12 +12,13 @@ them, by hooks, during any later pass. Watched are
 | recurrent networks, attention | what enters, (R, T, d) or (T, R, d) | d: the mean over T |
 | embeddings | what comes out, (R, ..., d) | d: the mean over what stands between |
 
-with R the N samples of the batch, or the rows (atoms) that its outputs are sums of, in the order in
-which the readout gets them. Norms are among them because they hide the size of what enters from all
-that follows, embeddings because what enters is no number. What enters several layers is watched
-once. Of a layer that is called several times the first call is watched. Not watched is what has
-rows of another kind (edges of a graph) or in another order than the samples, and what a compiled
-module or a nested tensor hides. A mean over tokens counts those that pad.
+R counts the N samples of the batch, or the rows (atoms) that its outputs are sums of, in the order
+in which the readout gets them. Norms are watched because they hide the size of their input from all
+that follows, and embeddings by what comes out because indices enter them. A tensor that enters
+several layers is watched once. If a layer is called several times, the first call is watched.
+Tensors whose rows are of another kind (edges of a graph) or in another order than the samples are
+not watched, nor is what a compiled module or a nested tensor hides. A mean over tokens includes the
+padding.
 
 Rows wider than `WIDEST` are projected: columns are dealt out at random to as many sums, each with a
 random sign. The same seed gives the same projection on every machine and device.
@@ -40,9 +41,9 @@ from ...data.sketch import row_hashes
 from ...models.shadow import input_names
 
 WIDEST = 256
-"""Numbers in a row at most."""
+"""The most numbers in a row."""
 SEED = 20241
-"""Of the projection of wider rows; a file keeps the one that it was made with."""
+"""The seed of the projection of wider rows. A file keeps the seed that it was made with."""
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 _POSITIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm)
@@ -60,11 +61,12 @@ class Layer:
         module: The module whose input (or, of an embedding, output) it is; "" for the model.
         place: Where `module` is "", which of the model's inputs it is, by the name of the
             parameter of `forward`.
-        width: Of a row before it is projected.
-        of_samples: Whether a row is a sample's; else it is one (an atom's) that outputs sum over.
-        seed: Of the projection.
-        is_input: Whether the network's own inputs are watched there, whose columns have units of
-            their own.
+        width: The number of columns of a row before it is projected.
+        of_samples: Whether each row is a sample. Otherwise it is a row (an atom) that outputs are
+            sums over.
+        seed: The seed of the projection.
+        is_input: Whether it is an input of the network itself, whose columns have units of their
+            own.
     """
 
     name: str
@@ -77,17 +79,17 @@ class Layer:
 
 
 Key = tuple[str, str]
-"""A module's name, "" for the model, and of the model the input's name."""
+"""The name of a module and "", or "" and the name of one of the model's inputs."""
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What one call gave.
+    """What was recorded of one call.
 
     Attributes:
-        tensor: The tensor that the rows are of, as long as it lives.
+        tensor: A weak reference to the tensor that was recorded.
         version: How often it had been written to.
-        rows: (R, d), None where the tensor has no rows.
+        rows: The rows made of it, (R, d); None where it has no rows.
         earlier_key: The key of an earlier call with the same tensor, if any.
     """
 
@@ -101,12 +103,12 @@ class _Recording(dict[Key, _Recorded]):
     """What the layers got in a pass, by key."""
 
     def add(self, key: Key, tensor: Any, rows: Callable[[Tensor], Tensor | None]) -> None:
-        """Record a tensor, unless there was a call of that name before.
+        """Record a tensor, unless there was a call of that key before.
 
         Args:
-            key: Of the layer.
-            tensor: What entered it, perhaps no tensor at all.
-            rows: Makes rows (R, d) of the tensor; None where it has none.
+            key: The key of the layer.
+            tensor: What entered it, perhaps not a tensor at all.
+            rows: Makes rows (R, d) of a tensor, or None where it has none.
         """
         if key in self or not _has_rows(tensor):
             return
@@ -128,9 +130,9 @@ def find_layers(
     """The layers to watch, by what a first batch calls.
 
     Args:
-        pattern: The model as it is, whose modules tell what they are.
-        model: The one that is run, perhaps with other modules in place of some.
-        read: Runs it on the batch, and tells how many samples that has.
+        pattern: The model as it is, whose modules show by their classes what they are.
+        model: The model that is run, perhaps with recorders in place of some modules.
+        read: Runs it on the batch, and returns the number of samples.
         row_owners: Gives the sample of each row (atom) that the outputs are sums of; None if they
             are not.
     """
@@ -153,7 +155,7 @@ def find_layers(
             continue
         module_name, place = key
         if not module_name and len(rows) != samples:
-            continue  # atoms, say: of their positions the model may know distances alone
+            continue  # positions of atoms, say, of which the model may use only the distances
         first_key = key if recorded.earlier_key is None else recorded.earlier_key
         if first_key in layers:
             continue  # the same tensor is watched already
@@ -179,11 +181,12 @@ def layers_of_samples(
     whole: Callable[[], Tensor],
     few: Callable[[], Tensor],
 ) -> list[Layer]:
-    """Those of the layers found that get the first samples' rows first.
+    """The layers whose first rows belong to the first samples.
 
-    A layer of places gets other rows, and there may be as many places as samples (the tokens of a
-    sequence); so does a layer of samples that the model has sorted. They show when the first
-    samples are run alone. Layers whose rows are atoms' are kept without this check.
+    There may be as many rows as samples by chance, though the rows are something else (the tokens
+    of a sequence), or the model may have sorted the samples. This shows when the first samples are
+    run alone: such layers then get other rows, and are dropped. Layers whose rows are atoms are
+    kept without this check.
 
     Args:
         pattern: As in `find_layers`.
@@ -198,7 +201,7 @@ def layers_of_samples(
         with _rows_by_layer(pattern, model, layers) as rows_of_few:
             first_outputs = few()
     except (ValueError, RuntimeError):
-        return list(layers)  # rows of the inputs are no samples
+        return list(layers)  # rows of the inputs are not samples
     count = len(first_outputs)
     if count == len(outputs) or first_outputs.shape[1:] != outputs.shape[1:]:
         return list(layers)
@@ -293,7 +296,7 @@ def _recorded(
     Args:
         pattern: As in `find_layers`.
         model: As in `find_layers`.
-        modules: Of the pattern, by name.
+        modules: The modules of the pattern to record, by name.
         inputs: Whether to record the inputs of the model itself too.
     """
     recording = _Recording()
@@ -321,11 +324,11 @@ def _recorded(
             hook = model.register_forward_pre_hook(model_called, with_kwargs=True, prepend=True)
             hooks.append(hook)
         for name, module in modules.items():
-            place = model.get_submodule(name)
+            running_module = model.get_submodule(name)  # perhaps a recorder
             if isinstance(module, _EMBEDDINGS):
-                hook = place.register_forward_hook(partial(returned, name, module))
+                hook = running_module.register_forward_hook(partial(returned, name, module))
             else:
-                hook = place.register_forward_pre_hook(
+                hook = running_module.register_forward_pre_hook(
                     partial(called, name, module), with_kwargs=True
                 )
             hooks.append(hook)
@@ -338,7 +341,7 @@ def _recorded(
 def _has_rows(value: Any) -> bool:
     """Whether a value is a plain floating-point tensor that can have rows.
 
-    What a transformation of `torch.func` sees has no values outside the transformation.
+    Tensors inside a transformation of `torch.func` do not count: they have no values outside it.
     """
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim == 0:
         return False
@@ -399,7 +402,7 @@ def _over_positions(tensor: Tensor) -> Tensor:
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor in single precision at least: sums in half would lose their digits."""
+    """The tensor in single precision or better: sums in half precision would lose digits."""
     if tensor.dtype in (torch.float32, torch.float64):
         return tensor
     return tensor.to(torch.float32)
@@ -418,7 +421,7 @@ def _projected(rows: Tensor, layer: Layer) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _deal(width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """An order of columns and their signs, by hashes: whole numbers, the same everywhere.
+    """An order of columns and their signs, from hashes, which are the same on every machine.
 
     Returns:
         The order (width,), and the signs (width,) of the columns in that order.

@@ -1,11 +1,12 @@
-"""A few inputs of the fit and the model's outputs for them, by which a changed model is told.
+"""A few inputs of the fit and the model's outputs for them, which show if the model has changed.
 
 At a fit the first rows of the first batch are kept (`first_rows`) with what the model gave for them
 (`FirstPass`, then `Probes`). Later `Probes.difference` runs the model on them again. This sees what
 a fingerprint of weights and buffers does not: a factor in an attribute, another activation,
 statistics in a plain tensor. It does not see weights that change the outputs by less than rounding
 on another device may (one per cent of their spread in float32), and it costs a pass of the model.
-See `binding` for how this alarm works together with the others.
+See `binding` for how this alarm works together with the others. These probes have nothing to do
+with the zeros of a probed pass (`heads.Call.probe`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from ...notices import notify
 ROWS = 8
 """How many samples are kept."""
 LARGEST = 1 << 20
-"""Bytes of inputs to keep at most in a file."""
+"""The most bytes of inputs to keep in a file."""
 LARGEST_HELD = 1 << 26
-"""Bytes of inputs to keep at most in memory."""
+"""The most bytes of inputs to keep in memory."""
 RANDOM = (
     "Two passes of the model over the same inputs differ: is a dropout always on, or does the "
     "forward pass draw random numbers or keep a state? Its mean and error bars are those of one "
@@ -38,7 +39,7 @@ RANDOM = (
 )
 
 _CONSTANTS = (bool, float, str, type(None))
-"""Inputs beside tensors that are the same for any number of rows; an int may count them."""
+"""Types of inputs other than tensors that do not depend on the number of rows. An int may."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class FirstPass:
 
     Attributes:
         inputs: Positional and keyword inputs, in memory of their own.
-        output: Of the model in eval mode, where it was computed.
+        output: The model's output in eval mode, on the device where it was computed.
         renewed: Attributes that the pass set; see `Watch`.
     """
 
@@ -93,8 +94,8 @@ class Probes:
 
     Attributes:
         inputs: Positional and keyword inputs, for `ROWS` samples where they can be cut.
-        output: Of the model in eval mode, float64 on the CPU.
-        dtype: Of the model. Inputs of this dtype follow the model to another.
+        output: The model's output in eval mode, float64 on the CPU.
+        dtype: The model's dtype in the fit. Inputs of this dtype are cast to that of a later model.
         digits: The coarsest relative precision on the way to the output.
         renewed: Attributes that a pass of the model sets itself; see `Watch`.
     """
@@ -111,17 +112,17 @@ class Probes:
     ) -> Probes | None:
         """Probes made of a first pass.
 
-        A model is random where two passes over the same inputs differ. The first pass is one of
-        them. The other is that of the batch which the inputs were cut from, up to rounding. Where
-        these two differ, the samples of a batch may belong together, and only a third pass can
-        tell.
+        A model is random if two passes over the same inputs differ. One of the two is the first
+        pass. The other is that of the whole batch which the inputs were cut from. Where these two
+        differ by more than rounding, the samples of a batch may influence one another, and only a
+        third pass can tell.
 
         Args:
-            model: The user's.
+            model: The user's model.
             source: How to call it.
             first: The pass that the readout was found with.
-            batch_output: Of the batch's own pass, for the samples of the first pass; None if
-                unknown.
+            batch_output: The output of the whole batch's pass for the samples of the first pass;
+                None if unknown.
 
         Returns:
             None where the inputs cannot be copied, and, with a warning, where the model is random.
@@ -132,12 +133,14 @@ class Probes:
             inputs = _placed(first.inputs, torch.device("cpu"))
             output = first.output.double().cpu()
             probes = cls(inputs, output, dtype, digits, first.renewed)
-            if batch_output is not None and not probes._off(first.output, batch_output, digits):
-                return probes
+            if batch_output is not None:
+                deviation = probes._deviation(first.output, batch_output, digits)
+                if not deviation:
+                    return probes
             again = _outputs(shadow(model), source, inputs, dtype)
         except Exception:  # inputs that cannot be copied
             return None
-        if probes._off(first.output, again, digits):
+        if probes._deviation(first.output, again, digits):
             notify(RANDOM)
             return None
         return probes
@@ -150,31 +153,31 @@ class Probes:
     def difference(self, model: nn.Module, source: Source) -> float:
         """How far the model's outputs are from those kept; zero within what rounding explains.
 
-        A model that is random, which shows in two passes that differ, is told by a warning, and
-        not taken for a changed one.
+        A random model, for which two passes differ, gives a warning and is not taken for a changed
+        one.
         """
         try:
             output = _outputs(shadow(model), source, self.inputs, self.dtype)
             digits = max(self.digits, _coarsest_precision(model, output))
-            off = self._off(self.output, output, digits)
-            if not off:
+            deviation = self._deviation(self.output, output, digits)
+            if not deviation:
                 return 0.0
             again = _outputs(shadow(model), source, self.inputs, self.dtype)
         except Exception:  # kept inputs that this device or precision does not take
             return 0.0
-        if self._off(output, again, digits):
+        if self._deviation(output, again, digits):
             notify(RANDOM)
             return 0.0
-        return off
+        return deviation
 
-    def _off(self, expected: Tensor, output: Tensor, digits: float) -> float:
-        """The largest deviation of two outputs, or 0 if rounding (TF32 included) may bring it."""
+    def _deviation(self, expected: Tensor, output: Tensor, digits: float) -> float:
+        """The largest deviation of two outputs; 0 if rounding (TF32 included) explains it."""
         if expected.shape != output.shape:
             return math.inf
         expected = expected.double().cpu().reshape(len(expected), -1)
         output = output.double().cpu().reshape(len(output), -1)
         size = expected.abs().amax(0)
-        # Relative to the spread between samples: an offset tells nothing of the digits lost.
+        # Relative to the spread between samples: a common offset says nothing of the digits lost.
         spread = expected.std(0, correction=0) if len(expected) > 3 else size
         allowed = spread * min(0.1, 30 * digits**0.5) + size * min(0.05, 1000 * digits)
         both_nan = expected.isnan() & output.isnan()
@@ -234,8 +237,8 @@ def _placed(
 
     Args:
         inputs: Positional and keyword inputs.
-        device: To move everything to that has a method `to`.
-        dtype: To cast tensors to; None for none.
+        device: The device, to which everything that has a method `to` is moved.
+        dtype: The dtype to cast tensors to; None for no cast.
         only: The dtype of the tensors that are cast. All others keep theirs.
     """
 
@@ -245,14 +248,14 @@ def _placed(
         if dtype is not None and isinstance(value, Tensor) and value.dtype == only:
             return value.to(device, dtype)
         moved = value.to(device)
-        return value if moved is None else moved  # an object of the user's may move in place
+        return value if moved is None else moved  # a user's object may move in place
 
     return cast("Inputs", tree_map(placed, copy.deepcopy(inputs)))
 
 
 @differentiating
 def _outputs(twin: nn.Module, source: Source, inputs: Inputs, dtype: torch.dtype) -> Tensor:
-    """What a shadow gives for inputs, those of `dtype` cast to the shadow's."""
+    """The output of a shadow for inputs, of which those of `dtype` are cast to the shadow's."""
     device, dtype_of_twin = placement(twin)
     args, kwargs = _placed(inputs, device, dtype_of_twin, only=dtype)
     return source.run(twin, args, kwargs).detach()

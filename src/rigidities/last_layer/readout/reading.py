@@ -36,9 +36,9 @@ class Reading:
         axis: The dimension of the targets in `inner`, counted from the end.
         order: Where given, the outputs of a sample are put in this order before they are viewed,
             so that the targets of each row stand in the order of the head's columns.
-        counts: (M, H) or (M, K, H) beside the features, where H heads have no bias: what the
-            columns of their biases would be (ones; under sums over atoms, how many of each
-            species). None where all heads have a bias, and beside (M, K, P).
+        counts: Where H heads have no bias, what the columns of their biases would be, (M, H) or
+            (M, K, H): ones, or under sums over atoms the number of atoms of each species. None
+            where all heads have a bias, and for features (M, K, P).
         ones: Whether the features end with a column of ones that `inputs` leaves out.
     """
 
@@ -138,7 +138,11 @@ class Reading:
         return values.reshape(-1, *[1] * (self.output.ndim - 1)).expand(self.output.shape)
 
     def check_targets(self, fitted: int) -> None:
-        """Refuse a model that does not give as many targets as in the fit."""
+        """Refuse a model that does not give as many targets as in the fit.
+
+        Args:
+            fitted: The number of targets in the fit.
+        """
         targets = self.inner[self.axis]
         if targets != fitted:
             raise ValueError(
@@ -160,14 +164,14 @@ class Reading:
         return self.rows(target.reshape(self.output.shape))
 
     def sample_weights(
-        self, function: SampleWeight | None, batch: Batch, what: str = "sample_weight"
+        self, function: SampleWeight | None, batch: Batch, name: str = "sample_weight"
     ) -> Tensor | None:
         """The numbers that a user's function gives for the samples of a batch.
 
         Args:
-            function: The user's, of a batch as it came; None for none.
+            function: The user's function, which takes a batch as it came; None for none.
             batch: The batch of this reading.
-            what: What messages call the numbers.
+            name: What messages call the numbers.
 
         Returns:
             (M, 1) or (M, K), or None without a function.
@@ -181,11 +185,11 @@ class Reading:
         output = self.output
         returned = function(batch.raw)
         if returned is None:
-            raise ValueError(f"{what} returned None: expected one per sample.")
+            raise ValueError(f"{name} returned None: expected one per sample.")
         weights = torch.as_tensor(returned, device=output.device).detach().to(torch.float64)
         if not bool(((weights >= 0) & (weights < torch.inf)).all()):
             raise ValueError(
-                f"{what.replace('_', ' ')}s must be finite and not negative, got "
+                f"{name.replace('_', ' ')}s must be finite and not negative, got "
                 f"{float(weights.min())} to {float(weights.max())}. A row that should not count "
                 "has weight 0."
             )
@@ -193,7 +197,7 @@ class Reading:
             return self.rows(weights.reshape(output.shape))
         if weights.ndim > 1 or weights.numel() != len(output):
             raise ValueError(
-                f"{what} returned {tuple(weights.shape)} for an output of "
+                f"{name} returned {tuple(weights.shape)} for an output of "
                 f"{tuple(output.shape)}: expected one per sample or per output."
             )
         return self.rows(self.spread_out(weights))
@@ -201,7 +205,7 @@ class Reading:
     def hashes(self, batch: Batch) -> Tensor | None:
         """One hash per sample, of its inputs and target, (N,).
 
-        None where inputs have not one row per output, as atoms of several structures.
+        None where the inputs do not have one row per output, as with atoms of several structures.
         """
         values = tree_leaves(batch.inputs)
         if batch.target is not None:
@@ -209,11 +213,12 @@ class Reading:
         return row_hashes(values, len(self.output))
 
     def identities(self, batch: Batch) -> Tensor:
-        """A hash (M,) by which a row of outputs is known again, in any batch and order.
+        """A hash (M,) by which a row of outputs is recognised in any batch and order.
 
-        It is taken of all tensors of a row's input, plus the row's place among the outputs of that
-        input. Where inputs have not one row per output, it is taken of half of the features'
-        digits. These may round otherwise in another batch, for about one row of a hundred.
+        It is made of all tensors of a row's input and the row's place among the outputs of that
+        input. Where the inputs do not have one row per output, it is made of the first half of the
+        features' digits. In another batch these may round differently, for about one row of a
+        hundred.
         """
         shape = self.output.shape  # len would fix it in a graph
         hashes = row_hashes(tree_leaves([batch.args, batch.kwargs]), shape[0])
@@ -261,7 +266,7 @@ def joined(tensors: Sequence[Tensor], remedy: str, dim: int = 0) -> Tensor:
 
     Args:
         tensors: One per batch.
-        remedy: How the refusal of different shapes ends.
+        remedy: The end of the error message for different shapes.
         dim: The dimension of the samples.
     """
     shapes = {tuple(tensor.shape[dim + 1 :]) for tensor in tensors}

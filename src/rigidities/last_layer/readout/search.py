@@ -40,7 +40,7 @@ Run = Callable[[nn.Module], Tensor]
 """Calls a model on the batch and returns the output tensor."""
 
 LARGEST_UNASKED = 1 << 28
-"""Bytes of a first batch's derivatives, or of their Gram matrix, up to which modules that are no
+"""Bytes of a first batch's derivatives, or of their Gram matrix, up to which modules that are not
 linear maps join the readout without being named."""
 
 _BENDING = frozenset(
@@ -51,14 +51,14 @@ _BENDING = frozenset(
         *("Exp", "Log", "Sin", "Cos", "Sqrt", "Pow", "Abs", "Erf", "Clamp"),
     )
 )
-"""Nodes of the graph of one input, in which no output is linear."""
+"""Names of graph nodes that apply a nonlinear function to their one input."""
 
 _ORDERLY = frozenset(
     f"{name}Backward{number}"
     for name in ("View", "UnsafeView", "ReshapeAlias", "Alias", "Squeeze", "Unsqueeze", "Select")
     for number in range(3)
 ) | {"SliceBackward0"}
-"""Nodes of the graph that leave the order of numbers as it is, where they leave none out."""
+"""Names of graph nodes that keep the order of numbers, unless they drop some."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class MarkedPass:
     """What one pass of a model showed in which every call of some modules was marked.
 
     Attributes:
-        output: Of the model, without a graph.
+        output: The model's output, without a graph.
         renewed: Attributes that the pass set; see `Watch`.
-        returned: The module of which the output is what its only call returned, perhaps reshaped;
+        returned: The name of the module whose only call returned the output, perhaps reshaped;
             None if there is no such module.
     """
 
@@ -85,9 +85,10 @@ class FoundReadout:
         heads: Names of the modules.
         later: Parameters that act between the heads and the output, nearest to the output first.
         silent: Linear maps that the batch did not call, of which nothing is known.
-        marked_pass: The pass that they were found with.
-        case: The case to begin with: `parameters` where the heads are any modules.
-        left_out: Modules in which the output is linear too and which are no heads, with the reason.
+        marked_pass: The pass that the heads were found with.
+        case: The case to begin with. It is `parameters` where heads may be any modules.
+        left_out: Modules that are not heads although the output is linear in them, each with the
+            reason.
     """
 
     heads: list[str]
@@ -112,7 +113,7 @@ def find_heads(model: nn.Module, run: Run) -> FoundReadout:
     that are met on the way may belong to the readout too: see `_completed`.
 
     Args:
-        model: The user's.
+        model: The user's model.
         run: Calls a model on the first batch.
 
     Raises:
@@ -152,13 +153,13 @@ def find_heads(model: nn.Module, run: Run) -> FoundReadout:
 def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
     """The heads that a user means by the names of some modules.
 
-    Linear maps are taken as they are. Of other modules all parameters inside are taken, if the
-    output is linear in them together; else those of the last modules inside on the way to the
-    output, as in a search.
+    Linear maps are taken as they are. Other modules are taken with all parameters inside them if
+    the output is linear in all of these together. Otherwise the last modules inside on the way to
+    the output are taken, as in a search.
 
     Args:
-        model: The user's.
-        names: Of modules that own parameters, or hold such modules.
+        model: The user's model.
+        names: Names of modules that own parameters, or hold such modules.
         run: Calls a model on the first batch.
     """
     inner_model = unwrapped(model)
@@ -196,9 +197,9 @@ class _Marked(NamedTuple):
     """A pass of a shadow with a mark at every call of some modules.
 
     Attributes:
-        markers: Of the modules, in the order of their names.
+        markers: The markers of the modules, in the order of their names.
         module_of_mark: The number of the module by the id of each mark's leaf.
-        output: With its graph.
+        output: The model's output, with its graph.
         summary: What is kept of the pass.
     """
 
@@ -214,7 +215,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
     Args:
         run: Calls a model on the first batch.
         twin: The shadow, whose modules are exchanged for markers.
-        names: Of the modules.
+        names: Names of the modules.
     """
     twin, markers = put_recorders(twin, names, Marker)
     before = Watch(twin, ignored=Marker)
@@ -241,11 +242,11 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
 
 
 def _returned(output: Tensor, markers: list[Marker]) -> int | None:
-    """The number of the module of which the output is what its only call returned.
+    """The number of the module whose only call returned the output; None if there is none.
 
-    The graph tells: from the output back to what was returned there are only nodes that reshape. So
-    it is for any weights, as long as the model takes the same way; every later pass is compared to
-    the bit.
+    The graph shows it: from the output back to what was returned there are only nodes that reshape.
+    This holds for any weights, as long as the model takes the same path. Every later pass is
+    compared bit by bit.
     """
     module_of_node: dict[Any, int] = {}
     for number, marker in enumerate(markers):
@@ -258,7 +259,7 @@ def _returned(output: Tensor, markers: list[Marker]) -> int | None:
         return None
     number = module_of_node[node]
     mark = markers[number].marks[0]
-    # A view shares the count of writes: a write without a graph shows in it.
+    # A view shares the count of writes with its base, so a write without a graph shows there.
     if mark.numel != output.numel() or mark.version != output._version:
         return None
     return number
@@ -289,7 +290,7 @@ def _walk_back(
         start: The nodes to begin with.
         module_of_mark: The number of a module by the id of its mark's leaf.
         through: Whether to go on behind marks.
-        bending: Names of nodes behind which not to look.
+        bending: Names of nonlinear nodes, at which the walk stops.
     """
     nodes_before: dict[int, list[Any]] = {}
     leaves: dict[int, Tensor] = {}
@@ -316,12 +317,16 @@ def _walk_back(
 
 
 def _last(nodes_before: dict[int, list[Any]], module_of_mark: dict[int, int]) -> list[int]:
-    """Those of the modules met that feed no other of them."""
+    """The numbers of the modules met that feed no other of them.
+
+    All of them, if each feeds another (through calls in turn).
+    """
     feeding: set[int] = set()
     for module, nodes in nodes_before.items():
         fed_by = _walk_back(nodes, module_of_mark, through=True).nodes_before
         feeding |= set(fed_by) - {module}
-    return sorted(set(nodes_before) - feeding or nodes_before)
+    last = set(nodes_before) - feeding
+    return sorted(last or nodes_before)
 
 
 def _parameters_beside(
@@ -329,13 +334,14 @@ def _parameters_beside(
 ) -> list[str]:
     """Names of parameters that reach the output past the heads, through no known nonlinearity.
 
-    What feeds a head is no readout for reaching the output past it as well. A head's own parameters
-    feed it, and count where they are used beside its call.
+    A parameter that feeds a head does not belong to the readout, even if it reaches the output past
+    the head as well (a skip connection). A head's own parameters feed it too; they count where the
+    model uses them outside the head's call.
 
     Args:
         marked: The pass of the search.
-        walk: From its output to the first marks.
-        parameter_names: By id.
+        walk: The walk from its output to the first marks.
+        parameter_names: The names of the parameters by id.
         heads: The names of the heads.
     """
     straight = _walk_back([marked.output.grad_fn], marked.module_of_mark, bending=_BENDING)
@@ -366,7 +372,7 @@ class Trials:
     """Outputs of a model for large random changes of some heads and of other parameters.
 
     Args:
-        model: The user's.
+        model: The user's model.
         run: Calls a model on the first batch.
         heads: Linear maps, each changed as a whole, so that reparametrised ones can be.
         modules: Other modules, of which each parameter can be changed by itself.
@@ -374,7 +380,11 @@ class Trials:
 
     def __init__(self, model: nn.Module, run: Run, heads: list[str], modules: list[str]) -> None:
         self._run = run
+        # Outputs by what was changed, the number of steps and the seed; see `_output`.
         self._outputs: dict[tuple[frozenset[str], int, int], Tensor] = {}
+        # The relative rounding of the outputs and the tolerance for it, set by `_output`.
+        self._rounding = 0.0
+        self._tolerance = 0.0
         twin, parameter_recorders = put_recorders(shadow(model), modules, ParameterRecorder)
         by_module = {id(recorder.head): recorder for recorder in parameter_recorders}
         self._parameter_recorders: dict[str, ParameterRecorder] = {
@@ -399,10 +409,10 @@ class Trials:
         return sum(parameter.numel() for parameter in parameters)
 
     def nonlinear_parts(self, module: str, beside: list[str]) -> dict[str, str]:
-        """Of a module in which the output is not linear: what is left out for that, and why.
+        """What is left out of a module in which the output is not linear, by name, and why.
 
         Args:
-            module: Its name.
+            module: The name of the module.
             beside: Parameters that reach the output past the heads.
         """
         place, reparametrised, tensor = module.partition(".parametrizations.")
@@ -420,7 +430,7 @@ class Trials:
         """Why heads and modules cannot be taken by their parameters unasked; empty if they can.
 
         Args:
-            names: Of heads and modules; the message speaks of the last.
+            names: Names of heads and modules; the answer is about the last one.
             outputs: How many numbers the model gives for the batch.
         """
         heads = [self._recorders[name].head for name in names if name in self._recorders]
@@ -440,12 +450,12 @@ class Trials:
             curvature = _largest(double - 2 * single + none)
             size = max(_largest(double - none), _largest(single - none))
             rounding = self._rounding_of(none, single, double)
-            if not curvature <= self._tolerance * size + rounding:  # also of NaN
+            if not curvature <= self._tolerance * size + rounding:  # true of NaN too
                 return False
         return True
 
     def act_apart(self, names: Sequence[str], other_names: Sequence[str]) -> bool:
-        """Whether two changes act on the output without a product of both: they add up."""
+        """Whether the effects of two changes on the output add up, without a product of both."""
         for seed in (1, 2):
             none = self._output((), 0, seed)
             first = self._output(names, 1, seed)
@@ -454,15 +464,15 @@ class Trials:
             product = _largest(both - first - second + none)
             size = min(_largest(first - none), _largest(second - none))
             rounding = self._rounding_of(none, first, second, both)
-            if not product <= self._tolerance * size + rounding:  # also of NaN
+            if not product <= self._tolerance * size + rounding:  # true of NaN too
                 return False
         return True
 
     def mixes(self, module: str) -> bool:
         """Whether a module weighs several outputs of a head against one another, as a readout does.
 
-        Not so if it scales or shifts: then an output depends on one of the module's numbers, or on
-        one of the outputs that a head gives for a row.
+        It does not if it only scales or shifts: then an output depends on a single number of the
+        module, or on a single one of the outputs that a head gives for a row.
         """
         parameter_recorder = self._parameter_recorders[module]
         for recorder in self._recorders.values():
@@ -475,7 +485,8 @@ class Trials:
         probes = [call.probe for call in calls if call.probe is not None]
         several_numbers = False  # of the module act on one output
         several_outputs = False  # of one row of a head act on one output
-        for value in values[:: max(1, len(values) // 8)][:8]:
+        some_values = values[:: max(1, len(values) // 8)][:8]  # eight, evenly spaced
+        for value in some_values:
             gradients = torch.autograd.grad(
                 value, [*leaves, *probes], retain_graph=True, materialize_grads=True
             )
@@ -490,11 +501,11 @@ class Trials:
         """The output, in float64, some steps along a random change of heads and parameters.
 
         Args:
-            names: Of the heads and parameters that are changed.
+            names: Names of the heads and parameters that are changed.
             steps: How often the change is added.
-            seed: Of the change.
+            seed: The seed of the change.
         """
-        key = (frozenset[str](), 0, 0)
+        key = (frozenset[str](), 0, 0)  # the output without a change, whatever the names and seed
         if names and steps:
             key = (frozenset(names), steps, seed)
         if key not in self._outputs:
@@ -508,7 +519,7 @@ class Trials:
 
     def _change_heads(self, names: Sequence[str], steps: int, seed: int) -> None:
         for i, (name, recorder) in enumerate(self._recorders.items()):
-            recorder.reset()  # to its own weights, by which changes are measured
+            recorder.reset()  # to its own weights, whose size sets that of the change
             change = None
             if name in names:
                 change = large_change(head_weights(recorder.head), 1000 * seed + i) * steps
@@ -533,22 +544,22 @@ def _largest(values: Tensor) -> float:
 
 
 def large_change(weights: Tensor, seed: int) -> Tensor:
-    """Random, large enough to carry the output through whatever nonlinearity may follow."""
+    """A random change of weights, ten times their size: large enough to reveal a nonlinearity."""
     size = float(weights.square().mean().sqrt())
-    if size < 1e-6:  # zeros, but for rounding: a change as small would drown in it
+    if size < 1e-6:  # zeros up to rounding: a change of that size would be lost in rounding
         size = 1.0
     return normal_like(weights.to(torch.float64), seed) * 10 * size
 
 
 def tolerance(rounding: float) -> float:
-    """The deviation from a linear change of the output, relative to it, that counts as none."""
+    """The largest relative deviation from a linear change of the output that counts as rounding."""
     return min(0.1, 100 * math.pow(rounding, 0.75))
 
 
 def _completed(
     model: nn.Module, run: Run, readout: FoundReadout, beside: list[str], outputs: int
 ) -> FoundReadout:
-    """The readout with modules that are no linear maps and that the output is linear in too.
+    """The readout with modules that are not linear maps but in which the output is linear too.
 
     A module that adds to what the heads give (an embedding, a wide convolution, a graph
     convolution beside a linear skip) joins them. One that weighs the outputs of a head against one
@@ -556,9 +567,9 @@ def _completed(
     only scales or shifts them, or is too large, is left out, and `left_out` says so.
 
     Args:
-        model: The user's.
+        model: The user's model.
         run: Calls it on the first batch.
-        readout: The heads.
+        readout: The heads that the search has found.
         beside: Parameters that reach the output past the heads, through no known nonlinearity.
         outputs: How many numbers the model gives for the batch.
     """
@@ -578,7 +589,8 @@ def _completed(
         return replace(readout, later=_not_of(readout.later, used_elsewhere), case="parameters")
 
     sorted_modules = _sorted_modules(trials, modules, heads, beside, outputs)
-    joining, after = sorted_modules.joining, sorted_modules.after
+    joining = sorted_modules.joining
+    after = sorted_modules.after
     for head in set(readout.heads) - set(heads):
         others = [*joining, *after]
         if all(trials.act_apart([head], trials.parameters_of(module)) for module in others):
@@ -620,7 +632,7 @@ class _SortedModules(NamedTuple):
 def _sorted_modules(
     trials: Trials, modules: list[str], heads: list[str], beside: list[str], outputs: int
 ) -> _SortedModules:
-    """Sort modules that are no linear maps by trials; the arguments are those of `_completed`."""
+    """Sort modules that are not linear maps by trials; the arguments are those of `_completed`."""
     joining: list[str] = []
     after: list[str] = []
     left_out: dict[str, str] = {}
@@ -672,7 +684,7 @@ def _nothing_found(model: str, maps: list[str], advice: str) -> str:
 
 
 def left_out_notice(readout: FoundReadout) -> str:
-    """What was left out of the readout though the output is linear in it, and what that means."""
+    """The warning about modules that were left out of the readout."""
     heads = ", ".join(_shown(name) for name in readout.heads)
     modules = ", ".join(f"{_shown(name)} ({reason})" for name, reason in readout.left_out.items())
     return (
@@ -686,9 +698,10 @@ def nearest_parameters(model: nn.Module, parameters: list[str], heads: Sequence[
     """The line of code that takes the derivative by the parameters nearest to the output.
 
     Args:
-        model: The user's.
-        parameters: Names of those that act on the output, nearest first.
-        heads: Linear maps before them, to fall back upon where the parameters are a few numbers.
+        model: The user's model.
+        parameters: Names of the parameters that act on the output, nearest first.
+        heads: Linear maps before them, to name instead where the parameters are a few numbers that
+            scale or shift.
     """
     if not parameters:
         return ""

@@ -2,7 +2,7 @@ r"""What follows the heads, seen from the output: which output each head row act
 
 The *tail* is whatever the model does between the heads' outputs $o_r$ and its own output: scaling,
 gathering, sums over atoms or time steps, mixing. A backward pass through the tail alone,
-$v \mapsto J^\top v$ (`pullback`), tells one of two things:
+$v \mapsto J^\top v$ (`pullback`), shows one of two things:
 
 * `row_gains`: each head row acts on one output row and each target on itself,
   $y_{mk} = \sum_{r \in m} g_{rk}\, o_{rk} + \ldots$. Then
@@ -65,7 +65,7 @@ def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull
     """The backward pass through the tail as a function.
 
     Args:
-        outputs: Of the model, with the graph of a probed pass.
+        outputs: The model's outputs, in any shape, with the graph of a probed pass.
         calls: The recorded calls of that pass.
         graph: Whether the result is to be differentiable by the model's inputs.
     """
@@ -83,9 +83,9 @@ def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull
 
 
 class GraphsKept(TorchFunctionMode):
-    """Where a model that differentiates inside its forward pass does not free its graph.
+    """A mode in which a model that differentiates inside its forward pass keeps its graph.
 
-    Other threads are not concerned, and nothing of torch is replaced.
+    It does not affect other threads, and replaces nothing in torch.
 
     Attributes:
         differentiated: Whether a model has differentiated inside this context.
@@ -121,9 +121,9 @@ def row_gains(outputs: Tensor, pull: Pull, view: OutputView) -> list[RowGains] |
 
 
 def target_order(outputs: Tensor, pull: Pull, size: int) -> Tensor | None:
-    """The order of a sample's outputs in which each head row's targets stand as in the head.
+    """The order of a sample's outputs in which the targets of each head row stand as in the head.
 
-    Only `row_gains` tells afterwards whether the tail has that form.
+    It is a guess: `row_gains` has to confirm afterwards that the tail has that form.
 
     Args:
         outputs: Flattened, (N * size,).
@@ -131,7 +131,7 @@ def target_order(outputs: Tensor, pull: Pull, size: int) -> Tensor | None:
         size: The number of outputs of each sample.
 
     Returns:
-        The order (size,), or None where the place of some output does not show.
+        The order (size,), or None where the place of some output cannot be seen.
     """
     (gains,) = pull(torch.ones_like(outputs))  # (R, K)
     flat_gains = [gains.reshape(-1, 1)]
@@ -164,12 +164,12 @@ def _owners(
         mixture: (M, K), the weight of each output in a sum.
         base: The derivatives of that sum, (R, K_head) for each call.
         probe: (M, K or 1), random factors of the weights.
-        by_target: Whether derivatives are compared target by target. Beside a target in large
-            units a mixing of the others would not show.
+        by_target: Whether derivatives are compared target by target. In a common comparison, a
+            target in large units would hide a mixing of the others.
 
     Returns:
-        (R,) for each call, or None where the derivatives with the factors are not those of the
-        owners: some row acts on several outputs.
+        The owners (R,) for each call; None where the derivatives with the factors do not agree with
+        them, because some row acts on several outputs.
     """
     owners_by_call = owners_by_digits(lambda code: pull(mixture * code[:, None]), mixture, base)
     probed = pull(probe * mixture)
@@ -190,14 +190,14 @@ def owners_by_digits(
 ) -> list[Tensor]:
     """The number of the output that each row acts on, where it acts on one.
 
-    Outputs are numbered, and each is weighed by its number: a row's derivative of the weighed sum
-    over its derivative of the plain sum is the number of its output. The numbers are split into
-    digits small enough to survive the coarsest dtype on the way.
+    Outputs are numbered, and each is weighted by its number. A row's derivative of the weighted
+    sum, divided by its derivative of the plain sum, is then the number of its output. The numbers
+    are split into digits that are small enough to survive the coarsest dtype on the way.
 
     Args:
         pull: Gives the derivatives (R, C) of a sum of the N outputs with given weights (N,), for
             one table of rows after the other.
-        outputs: Of which the number, dtype and device count.
+        outputs: The outputs, of which only the number, dtype and device matter.
         base: The derivatives for weights of one.
 
     Returns:

@@ -11,23 +11,23 @@ Every thread has a shadow with recorders of its own, so that any number of them 
 a model may keep what it likes in its attributes during a pass.
 
 A tap is found with a few rows of the first batch where these can be cut out (`Tap.find`): `search`
-names the heads, and `_settle` decides which case it is, and checks the features by changing the
-heads' weights. How often the model is called for that, all told:
+names the heads, and `_settle` decides which case it is and checks the features by changing the
+heads' weights. In all, the model is called this often:
 
 | the output is | calls |
 | --- | --- |
 | what a layer of torch's own returned, perhaps reshaped | 1: the graph of the search shows it |
-| anything else, by linear layers | 4: the search, a probed pass, two with other weights |
-| likewise, but not linearly | 6 at most: two more for the slope |
-| the layer's for its own weights alone (a clamp that does nothing yet) | 9 at most |
-| no function of what the layers return alone, so by their parameters | 9 at most |
-| with `features=` | 1 |
+| linear in the weights of linear layers | 4: the search, a probed pass, two with other weights |
+| computed from linear layers, but not linear in their weights | 6 at most: two more for the slope |
+| the layer's for its present weights only (behind a clamp that does nothing yet) | 9 at most |
+| not a function of the layers' outputs alone, so their parameters are taken | 9 at most |
+| read with `features=` | 1 |
 
 A model that differentiates inside its forward pass may be called once more in the search and in its
-first probed pass; `layer=` with modules that are no linear maps, and parameters that reach the
-output past the heads, take trials of their own. A coarser model than one in float64 is checked in a
-copy, with as many calls. If the first batch's own pass shows that the few rows did not tell all,
-the readout is searched again in the whole of it.
+first probed pass. `layer=` with modules that are not linear maps, and parameters that reach the
+output past the heads, take trials of their own. A model that is not in float64 is checked in a
+float64 copy, with as many calls. If the first batch's own pass shows that the few rows did not tell
+everything, the readout is searched for again in the whole batch.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class _Twin:
 
     Attributes:
         model: A shadow of the model with recorders in place of the heads.
-        recorders: In the order of the heads.
-        heads: The modules that they stand in for.
-        cases: Made of these heads, by name.
+        recorders: The recorders, in the order of the heads.
+        heads: The modules that the recorders stand in for.
+        cases: The cases for these heads, by name.
     """
 
     model: nn.Module
@@ -175,7 +175,7 @@ class Tap(WatchingTap):
     Use `Tap.find` to make one; then `output, features = tap(*inputs)`.
 
     Args:
-        model: The user's.
+        model: The user's model.
         source: How to call it.
         heads: Names of the readout heads.
         case: How the features follow from the heads, by name; see `cases`.
@@ -276,7 +276,7 @@ class Tap(WatchingTap):
             model: The trained model.
             source: How to call it.
             layer: Names of the readout's modules; None to search for them.
-            inputs: Of one batch.
+            inputs: The inputs of one batch.
         """
         if source.features is not None:
             return FeatureTap.with_first_pass(model, source, inputs)
@@ -302,7 +302,7 @@ class Tap(WatchingTap):
         tap.working_call = source.call(unwrapped(model), args, kwargs)
         marked_pass = readout.marked_pass
         tap.first_pass = FirstPass(inputs, marked_pass.output, marked_pass.renewed)
-        # Of torch's own layers the class says what they compute; all else is tried.
+        # The class of torch's own layers says what they compute. Anything else is tried out.
         if not (readout.is_returned and tap._heads_are_linear_by_class):
             with torch.enable_grad():
                 tap._settle(inputs)
@@ -355,7 +355,8 @@ class Tap(WatchingTap):
         except (ValueError, RuntimeError):
             if self.search_whole_batch is None:
                 raise
-        # More layers are called than by the few rows, or what follows the heads does more.
+        # The whole batch calls more layers than its first rows did, or what follows the heads does
+        # more with it.
         search = self.search_whole_batch
         self.search_whole_batch = None
         tap = search((args, kwargs))
@@ -401,11 +402,11 @@ class Tap(WatchingTap):
         """The terms that sum to the outputs: atoms of structures, pixels, time steps.
 
         Raises:
-            ValueError: The output is no sum over rows of the heads.
+            ValueError: The output is not a sum over rows of the heads.
         """
         if not CASES[self.case].probes:
             features = self._reading((args, kwargs)).features.detach()
-            # The reading may have shown that this batch is no plain one, and changed the case.
+            # The reading may have shown that this batch is not plain, and changed the case.
             if not CASES[self.case].probes:
                 rows = torch.arange(len(features), device=features.device)
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
@@ -459,7 +460,7 @@ class Tap(WatchingTap):
         """The reading of a pass by the tap's case.
 
         Raises:
-            ValueError: The output is not finite, or the tail has not the form found before.
+            ValueError: The output is not finite, or the tail no longer has the form found before.
         """
         twin = self._twin()
         case = twin.cases[self.case]  # which another thread may change meanwhile
@@ -487,7 +488,11 @@ class Tap(WatchingTap):
         )
 
     def _unprobed(self, twin: _Twin, inputs: Inputs, graph: bool) -> tuple[Tensor, list[Call]]:
-        """A pass without gradients, unless the model, or somebody by an input, wants them."""
+        """A pass for a case that takes no derivative, with its recorded calls.
+
+        It records no gradients, unless the caller asks for a graph, an input requires a gradient,
+        or the model cannot run without them.
+        """
         if (
             graph
             or self._runs_without_gradients is False
@@ -509,14 +514,18 @@ class Tap(WatchingTap):
         return self._pass(twin, inputs)
 
     def _probed(self, inputs: Inputs, read: Callable[[Tensor, list[Call]], T]) -> T:
-        """What `read` gets from a probed pass, also of a model that frees its graph in forward."""
+        """What `read` makes of a probed pass.
+
+        A model that differentiates inside forward may free its graph there. That shows as an error
+        of torch, once; from then on the graph is kept.
+        """
         try:
             output, calls = self._run(inputs, probing=True)
             return read(output, calls)
         except RuntimeError as error:
             if self._frees_graph or "backward through the graph a second time" not in str(error):
                 raise
-        self._frees_graph = True  # from now on its graph is kept
+        self._frees_graph = True
         output, calls = self._run(inputs, probing=True)
         return read(output, calls)
 
@@ -526,9 +535,9 @@ class Tap(WatchingTap):
         """A forward pass with its recorded calls.
 
         Args:
-            inputs: Of the batch.
-            probing: Whether the heads' outputs are to be differentiated by.
-            change: Of the heads' weights in this pass, (width, K or 1).
+            inputs: The inputs of the batch.
+            probing: Whether to add a zero to each output of the heads, to differentiate by.
+            change: What to add to the heads' weights in this pass, (width, K or 1).
         """
         twin = self._twin()
         for i, recorder in enumerate(twin.recorders):
@@ -571,9 +580,9 @@ class Tap(WatchingTap):
     def _settle(self, inputs: Inputs) -> None:
         """Decide which parameters the features belong to, which case it is, and if it is linear.
 
-        It is decided in float64, in a copy where the model is coarser: a tolerance that grows with
-        the type would swallow a mixing of targets. Where there can be no copy, half precision takes
-        the general cases alone.
+        This is decided in float64, in a copy if the model has another precision: the tolerance that
+        a coarser type needs would hide a mixing of targets. Where there can be no copy, a model in
+        half precision takes the general cases alone.
         """
         all_but_plain = list(CASES)[1:]
         if is_double(self._pattern):
@@ -591,7 +600,7 @@ class Tap(WatchingTap):
             self._choose_case(inputs, ["jacobian", "dense"])
 
     def _settled_in_double(self, inputs: Inputs) -> Tap | None:
-        """A tap on a copy of the model in float64 that has decided; None where none can run."""
+        """A tap on a float64 copy of the model, with its case chosen; None if no copy can run."""
         try:
             model = double_copy(self._pattern)
             if model is None:
@@ -605,7 +614,7 @@ class Tap(WatchingTap):
         return judge
 
     def _adopt(self, other: Tap) -> None:
-        """Read as another tap on the same model, or on a copy of it, does."""
+        """Take over the heads and case of another tap on the same model, or on a copy of it."""
         self.heads = other.heads
         self.silent = other.silent
         self.case = other.case
@@ -617,7 +626,7 @@ class Tap(WatchingTap):
         """Set heads, case and `linear` by what a few passes over some inputs show.
 
         Args:
-            inputs: Of the first batch, or of its first rows.
+            inputs: The inputs of the first batch, or of its first rows.
             cases: The names of the cases to try after `plain`.
         """
         heads = self._twin().heads
@@ -630,7 +639,7 @@ class Tap(WatchingTap):
             reading = self._probed(inputs, partial(self._first_reading, []))
         self.linear = self._is_linear(reading, inputs)
         if not self.linear and self.case == "plain":
-            # The output is the heads' for these weights alone, as behind a clamp.
+            # The output equals the heads' for these weights only, as behind a clamp.
             reading = self._probed(inputs, partial(self._first_reading, cases))
             self.linear = self._is_linear(reading, inputs)
         if self.linear or self.case == "parameters" or self._is_derivative(reading, inputs):
@@ -669,11 +678,12 @@ class Tap(WatchingTap):
         """The reading of a probed pass by the first case that fits, which becomes the tap's.
 
         Args:
-            cases: Names of those to try; they are not asked where the case is `parameters` already.
-            output: Of the pass.
-            calls: Of the heads in it.
+            cases: Names of the cases to try. They are ignored if the case is `parameters` already.
+            output: The model's output in the pass.
+            calls: The calls of the heads in the pass.
         """
-        for name in ["parameters"] if self.case == "parameters" else cases:
+        names = ["parameters"] if self.case == "parameters" else cases
+        for name in names:
             if name != "plain" and not output.requires_grad:
                 raise ValueError(
                     f"The output does not depend on {self._head_names} through differentiable "
@@ -689,7 +699,7 @@ class Tap(WatchingTap):
     def _is_linear(self, reading: Reading, inputs: Inputs) -> bool:
         """Whether y(w + d) - y(w) = f . d for large random changes d of the heads' weights.
 
-        A plain output must be the heads' own with the other weights too, to the bit.
+        In the case `plain`, the output must equal the heads' for changed weights too, bit by bit.
         """
         case = self._case
         plain = self.case == "plain"
@@ -716,7 +726,8 @@ class Tap(WatchingTap):
     def _is_derivative(self, reading: Reading, inputs: Inputs) -> bool:
         """Whether f is the slope of the output along a random direction d of the heads' weights.
 
-        By central differences, in float64; a coarser type leaves no digits to tell.
+        The slope is taken by central differences in float64. A coarser type leaves too few digits,
+        and counts as True.
         """
         if reading.output.dtype != torch.float64:
             return True
@@ -757,10 +768,10 @@ class FeatureTap(WatchingTap):
     """A tap whose features the user computes: callable(model, *inputs) -> (N, D) or (N, K, P).
 
     Args:
-        model: The user's.
-        source: How to call it, with the function.
-        layout: `shared` or `joint`, as the features have two or three dimensions; "" before the
-            first batch.
+        model: The user's model.
+        source: How to call it, and the user's function.
+        layout: `shared` for features with two dimensions, `joint` for three; "" before the first
+            batch.
     """
 
     case = "features"
@@ -777,7 +788,7 @@ class FeatureTap(WatchingTap):
         self.layers = []
         self.first_pass: FirstPass | None = None
         self.notice = ""
-        # As in `Tap`, though nothing is found with few rows here.
+        # As in `Tap`. It is never called here: there is nothing to search for.
         self.search_whole_batch: Callable[[Inputs], AnyTap] | None = None
         self._pattern = shadow(model)
         self._model = OfThread(partial(shadow, self._pattern))
@@ -786,7 +797,7 @@ class FeatureTap(WatchingTap):
     def with_first_pass(cls, model: nn.Module, source: Source, inputs: Inputs) -> FeatureTap:
         """A tap with a first pass, if the model can make one of these inputs."""
         tap = cls(model, source)
-        with suppress(Exception):  # which the first reading will say
+        with suppress(Exception):  # the first reading will raise it again
             tap.first_pass = FirstPass.of(model, source, inputs)
         return tap
 
@@ -819,7 +830,7 @@ class FeatureTap(WatchingTap):
         first_batch = not self.layout
         if first_batch:  # on which a model that writes into its inputs is refused
             args, kwargs = copied((args, kwargs))
-        working_call = None if first_batch else ""
+        working_call = None if first_batch else ""  # see `Source.run`
         output = self.source.run(self._model(), args, kwargs, working_call)
         features = self.source.features(self._model(), *args, **kwargs)
         if not (isinstance(features, Tensor) and features.ndim in (2, 3)):
@@ -871,8 +882,9 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
     """The names that a user gave by `layer=`, as the model's modules have them.
 
     Raises:
-        TypeError: One is no string.
-        ValueError: One is no module's name, or the module has no parameters to differentiate by.
+        TypeError: A name is not a string.
+        ValueError: A name is not that of a module, or the module has no parameters to differentiate
+            by.
     """
     for name in names:
         if not isinstance(name, str):
@@ -881,7 +893,7 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
                 f"got {type(name).__name__}."
             )
     modules = dict(unwrapped(model).named_modules())
-    # A compiled module holds the one that it was made of by another name.
+    # A compiled module holds the original one under this name.
     names = [f"{name}._orig_mod" if f"{name}._orig_mod" in modules else name for name in names]
     for name in names:
         if name not in modules:

@@ -138,7 +138,7 @@ def _tensors_inside(value: Any, place: str, depth: int) -> Iterator[NamedTensor]
     """Parameters and trainable tensors inside an attribute, with what a message calls them.
 
     Args:
-        value: Of the attribute, or of an entry of it.
+        value: The value of the attribute, or an entry of it.
         place: What a message calls it.
         depth: How many containers within one another to look into.
     """

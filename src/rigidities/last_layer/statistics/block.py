@@ -25,13 +25,13 @@ WIDE_INPUT = 4096
 """Bytes of one sample's inputs beyond which they are hashed at once and not kept: images, say."""
 
 _CPU_BYTES = 1 << 20
-"""Bytes of the arrays on a CPU, unless the statistics prefer more rows: what a cache holds."""
+"""Bytes of the arrays on a CPU, about what a cache holds. The statistics may prefer more rows."""
 _MOST_BATCHES = 64
-"""Batches that may wait at most. A slow model should not lose more at an interruption."""
+"""The most batches that may wait. An interrupted fit of a slow model should not lose more."""
 _DEVICE_ROWS = 1 << 16
-"""Rows of the arrays on an accelerator at most."""
+"""The most rows of the arrays on an accelerator."""
 _DEVICE_BYTES = 1 << 28
-"""Bytes of the arrays on an accelerator at most."""
+"""The most bytes of the arrays on an accelerator."""
 
 DerivativeRows = tuple[Tensor, Tensor, Tensor | None]
 """Rows of derivatives in the loss: their features, weights, and residuals (None without)."""
@@ -78,7 +78,7 @@ class Block:
 
     Attributes:
         samples: The number of samples N.
-        rows: The number of output rows M. It is a multiple of N, but for blocks that never wait.
+        rows: The number of output rows M. It is a multiple of N, except in blocks that never wait.
         reading: Outputs and features, as one pass over all the batches would give them.
         target: The target, shaped like the output; None without.
         weights: Weights of the rows in the Gram, (M, 1) or (M, K); None for ones.
@@ -89,10 +89,10 @@ class Block:
         sample_hashes: Hashes of the samples (N,), where they have been hashed already.
         derivatives: Rows of derivatives by the inputs, which count in the Gram alone. They are
             computed while the Gram takes them, a few at a time, once.
-        layout: Of the features: "shared" by the targets, "separate" for each (a Gram each), or
-            "joint", where each target of a row is a row of the Gram.
-        expected: How many samples will come in all, where that is known.
-        columns: Names of the columns of data frames, where the inputs were any.
+        layout: The layout of the features: "shared" by the targets, "separate" for each (a Gram
+            each), or "joint", where each target of a row is a row of the Gram.
+        expected: How many samples there will be in all, where that is known.
+        columns: Names of the columns, where the inputs were data frames.
         layers: The inputs of the layers that are watched: for each batch, for each layer, a table
             (R, columns) in memory of its own. Empty where none are watched.
     """

@@ -1,8 +1,8 @@
 r"""The Gram of the features and the products with the residuals, block by block.
 
 For features $f$ with weights $w$ and residuals $r$ these are $\sum w f f^\top$, $\sum w f r$ and
-$\sum w r^2$. How the products are computed is the affair of `posterior.gram`; this module brings
-the rows of a block into the form that a Gram takes.
+$\sum w r^2$. `posterior.gram` computes the products; this module brings the rows of a block into
+the form that a Gram takes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from .block import Block
 from .statistic import SAMPLE, Plan, Statistic
 
 LARGEST = 1 << 25
-"""Numbers in the features of settled rows at most. Of wider rows, fewer are kept."""
+"""The most numbers in the features of settled rows. If rows are wider, fewer are kept."""
 
 
 class SampledRows(NamedTuple):
@@ -54,6 +54,7 @@ class RowSample(RowSketch, Statistic):
         lost: Whether the sample is lost.
     """
 
+    # New rows wait until there are this many times `size` of them; see `RowSketch`.
     room: ClassVar[int] = 2
 
     def __init__(self, size: int = SAMPLE, limit: int = NO_LIMIT) -> None:
@@ -185,7 +186,7 @@ class RowSample(RowSketch, Statistic):
         return super().without(removed)
 
     def after(self, change: Tensor) -> RowSample:
-        """A copy for weights that have changed by (D, K or 1): r becomes r - F change."""
+        """A copy after a change (D, K or 1) of the weights: residuals r become r - F change."""
         copy = self.clone()
         if not copy.columns:  # the sample is empty
             return copy

@@ -83,7 +83,7 @@ class Statistic(ABC):
         return None
 
     def after(self, change: Tensor) -> Any:
-        """The statistic after the readout's weights have changed by (D, K or 1).
+        """The statistic of the same rows after a change (D, K or 1) of the readout's weights.
 
         By default it is the same object: most statistics do not depend on the weights.
         """

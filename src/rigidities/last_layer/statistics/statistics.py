@@ -1,7 +1,7 @@
 """All statistics that a fit keeps of its rows, as one object.
 
 `Statistics` begins with the first block, hands every block of rows to each of its statistics, and
-merges, subtracts, saves and loads them together. Which statistics there are says `REGISTRY`.
+merges, subtracts, saves and loads them together. `REGISTRY` lists the statistics.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Statistics:
     """Everything that a fit keeps of the rows of a data set.
 
     Attributes:
-        by_name: The statistics by name. One that is not wanted, or has become useless, is missing.
+        by_name: The statistics by name, without those that are not wanted or have become useless.
         targets: The number of targets K.
         inputs: The number of positional inputs of the model, or of a tuple that `forward=` takes.
         kind: The form of the batches, where known; see `data.batches.kind_of`.
@@ -127,7 +127,7 @@ class Statistics:
             statistic.update(block)
 
     def merge(self, other: Statistics) -> Statistics:
-        """Add another's rows to these, and return these; the other stays as it was."""
+        """Add the rows of `other`, which stays as it was, to these statistics, and return these."""
         self.columns = agreed_columns(other.columns, self.columns)
         if other.gram.device != self.gram.device:
             other = other.to(self.gram.device)
@@ -163,7 +163,7 @@ class Statistics:
         return replace(self, by_name=by_name)
 
     def after(self, change: Tensor) -> Statistics:
-        """The statistics of the same rows, for weights that have changed by (D, K or 1)."""
+        """The statistics of the same rows after a change (D, K or 1) of the readout's weights."""
         by_name = {name: statistic.after(change) for name, statistic in self.by_name.items()}
         return replace(self, by_name=by_name)
 
