@@ -68,16 +68,16 @@ def test_every_form_equals_the_dense_reference(name, form):
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
-@pytest.mark.parametrize("kind", ["Tangents", "Recomputed", "Transformed", "dense", "dual"])
+@pytest.mark.parametrize("kind", ["Tangents", "RecomputedRows", "AutodiffRows", "dense", "dual"])
 def test_every_kind_of_rows_carries_weights_and_coupled_outputs(kind, weighted):
     ridge, weight = 5.0, torch.linspace(0.1, 2.0, len(X2), dtype=F64) if weighted else None
     model, x, y, new = wide()
     f, params = model, None
-    if kind == "Transformed":  # a plain function has no linear layers to take factors from
+    if kind == "AutodiffRows":  # a plain function has no linear layers to take factors from
         params = {name: p.detach() for name, p in model.named_parameters()}
         f = lambda p, x: torch.func.functional_call(model, p, x)  # noqa: E731
     form = kind if kind in {"dense", "dual"} else "matrix-free"
-    memory = 100 * 354 if kind in {"Recomputed", "Transformed"} else None
+    memory = 100 * 354 if kind in {"RecomputedRows", "AutodiffRows"} else None
     options = {"form": form, "memory": memory, "tolerance": 1e-6}
     pr = rg.PredictionRigidity(f, params, coupled, ridge=ridge, **options)
     pr.fit(x, y, sample_weight=weight, batch_size=7)

@@ -1,6 +1,6 @@
-"""What a fit of any regressor leaves, and how it is stored in files.
+"""The result of a fit of any regressor, and how it is stored in files.
 
-`PredictionRigidity.fit` ends in one frozen `Fit`: the regressor, the solved curvature, and the
+`PredictionRigidity.fit` makes one frozen `Fit`: the regressor, the solved curvature, and the
 calibration. Predictions differentiate new inputs with it. `snapshot` turns a fit into the header
 and the tensors of a file; `restored_fit` reads them back for a regressor with the same parameters,
 which a fingerprint confirms. The parameters themselves are not in the file.
@@ -50,10 +50,11 @@ class Fit:
         gradient_norm: Norm of the loss's gradient at the parameters.
         rows: Number of training predictions with a curvature.
         dispersion: Sum of their squared residuals, in units of the loss; NaN where not known.
+            See `Totals`.
         calibration: Ridge, scale, noise and distribution.
         report: Report of the last calibration.
-        differentiation: How to differentiate the regressor; None after loading, until there are
-            inputs to learn it from.
+        differentiation: How to differentiate the regressor; None after loading, until `ready`
+            finds out on the first inputs.
         columns: Names of the columns of each data frame among the inputs, if any.
     """
 
@@ -71,7 +72,7 @@ class Fit:
 
     @property
     def effective_rank(self) -> float:
-        """Number of directions that the data determine; refused where the form does not know."""
+        """Number of directions that the data determine; an error where the form does not know."""
         rank = self.form.effective_rank
         if math.isnan(rank):
             raise ValueError(
@@ -81,7 +82,7 @@ class Fit:
         return rank
 
     def ready(self, samples: Samples) -> Fit:
-        """The same fit, able to differentiate: it learns how on the first of the inputs."""
+        """The same fit, able to differentiate: a loaded one tries out how on the first batch."""
         if self.differentiation is not None:
             return self
         first_batch = next(iter(samples))
@@ -105,7 +106,7 @@ class Fit:
         assert self.differentiation is not None
         numbers_per_sample = self.differentiation.numbers_per_sample
         if self.form.name == "dense":
-            # The rows (K, P) of a sample are written out, and projected into a second copy.
+            # The dense form writes out the rows (K, P) of a sample, and projects them into a copy.
             numbers_per_sample = 2 * self.differentiation.outputs * len(self.regressor)
         yield from samples.pieces(max(1, PIECE // (8 * numbers_per_sample)))
 
@@ -126,7 +127,7 @@ class Fit:
         return rows.reshape(len(rows), *self.shape)
 
     def samples(self, x: Any, y: Any = None) -> Samples:
-        """The user's new data, read as those of the fit were and in their own order."""
+        """New data, read like those of the fit, in their own order."""
         return Samples.of(
             x,
             y,
@@ -138,7 +139,7 @@ class Fit:
 
 
 def snapshot(fit: Fit) -> Snapshot:
-    """Everything but f and its parameters; the matrix-free form is refused."""
+    """Everything but f and its parameters; raises ValueError for the matrix-free form."""
     form_header, tensors = _form_state(fit.form)
     header: dict[str, Any] = {
         "kind": KIND,
@@ -196,7 +197,11 @@ def restored_fit(stored: Snapshot, regressor: Regressor) -> Fit:
 
 
 def _stored_regressor(regressor: Regressor, state: dict[str, Any]) -> Regressor:
-    """The regressor with the parameters that the file names; refuses other values of them."""
+    """The regressor restricted to the parameters that the file names.
+
+    Raises:
+        ValueError: The regressor lacks one of them, or their values are not those of the fit.
+    """
     stored_names = set(state["names"])
     names = set(regressor.parameters.names)
     missing = [name for name in state["names"] if name not in names]
@@ -217,7 +222,7 @@ def _stored_regressor(regressor: Regressor, state: dict[str, Any]) -> Regressor:
 
 
 def _fingerprint(regressor: Regressor) -> str:
-    """Of all that predictions depend on: parameters that vary, fixed ones, and buffers."""
+    """A hash of all that predictions depend on: selected and fixed parameters, and buffers."""
     tensors = list(regressor.parameters.leaves)
     if regressor.module is not None:
         tensors.extend(regressor.module.named_buffers())
@@ -237,6 +242,7 @@ def _form_state(form: Form) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _dense_state(form: DenseForm) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of the dense form: its Hessian, which is factorised again on loading."""
     hessian = form.hessian
     header = {
         "ridge": form.ridge,
@@ -253,6 +259,7 @@ def _dense_state(form: DenseForm) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _dual_state(form: DualForm) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of the dual form: its training rows, block by block."""
     blocks = form.rows.blocks
     header = {"ridge": form.ridge, "blocks": [type(block).__name__ for block in blocks]}
     tensors: dict[str, Tensor] = {}

@@ -11,11 +11,11 @@ $$ R_\star = \bigl( g_\star^\top (H + \varsigma^2 I)^{-1} g_\star \bigr)^{-1}, \
 H is exact, or in the Gauss-Newton form $\sum_i \ell''_i\, g_i g_i^\top$ (Sec. 3.4), which needs no
 second derivative of the model. Restricted to the last layer this is `LastLayerRigidity`.
 
-The way of the data: `fit` turns the training inputs into per-sample derivatives (`derivatives`),
-weighs them by the curvature of the loss and solves the Hessian in one of three forms (`curvature`).
+How data flow: `fit` turns the training inputs into per-sample derivatives (`derivatives`), weights
+them with the curvature of the loss, and solves the Hessian in one of three forms (`curvature`).
 `calibrate` chooses $\varsigma^2$, $\alpha$ and the noise on new data (`validation`). `predict`
-differentiates at new inputs and asks the solved form for the variances. What a fit leaves, and its
-file, is `fit.Fit`.
+differentiates at new inputs and asks the solved form for the variances. The result of a fit, and
+its file, are in `fit`.
 
 Reference: F. Bigi, S. Chong, M. Ceriotti, F. Grasselli, "A prediction rigidity formalism for
 low-cost uncertainties in trained neural networks" (2024), Sec. 3.2 to 3.4.
@@ -56,7 +56,7 @@ from .validation import calibration_report
 __all__ = ["PredictionRigidity"]
 
 MEMORY_SHARE = 0.7
-"""Share of the free memory that a fit may plan with."""
+"""Share of the free memory that a fit may use by default."""
 
 HessianName = Literal["gauss-newton", "exact"]
 
@@ -64,22 +64,22 @@ HessianName = Literal["gauss-newton", "exact"]
 class PredictionRigidity:
     r"""Error bars of a fitted regressor f(params, x) or `nn.Module`, from all of its parameters.
 
-    Make the object with the fitted regressor, `fit` it on the training data, `calibrate` it on
+    Create the object from the fitted regressor, `fit` it on the training data, `calibrate` it on
     other data, then `predict`:
 
         pr = PredictionRigidity(model, ridge=1e-3).fit(x_train, y_train)
         pr.calibrate(x_valid, y_valid)
         prediction = pr.predict(x)
 
-    Parameters and buffers are copied when the object is made: later changes of a module have no
-    effect. All parameters count, frozen ones (`requires_grad=False`) too: name those that were
-    trained by `subset`.
+    Parameters and buffers are copied when the object is created: later changes of a module have no
+    effect. All parameters vary, even frozen ones (`requires_grad=False`): use `subset` to name
+    those that were trained.
 
     Args:
         f: A batched function f(params, *inputs) -> (N,) or (N, K) in torch, or a trained
             `nn.Module`.
         params: The fitted parameters: a tensor, or nested mappings, lists and tuples of tensors.
-            Leave them out for a module, which brings its own.
+            Leave them out for a module, which has its own.
         loss: The loss that was minimised, summed over samples; as in `LastLayerRigidity.fit`.
         hessian: "gauss-newton" (the paper's) or "exact".
         ridge: $\varsigma^2$, which is added to the diagonal of the Hessian.
@@ -88,7 +88,7 @@ class PredictionRigidity:
             other parameters are held fixed.
         output: Key, index or attribute of the output, where f returns several.
         form: "dense", "dual" or "matrix-free"; "auto" takes the cheapest that fits into memory.
-        tolerance: Relative error of the variances that is allowed to the matrix-free form.
+        tolerance: Relative error of the variances that the matrix-free form may have.
         memory: Bytes that may be used; by default 70 % of what is free.
 
     Raises:
@@ -181,8 +181,8 @@ class PredictionRigidity:
     ) -> PredictionRigidity:
         """Sum the Hessian over the training data and factorise it.
 
-        A warning tells where the parameters are far from a minimum of the loss, around which
-        rigidities are defined. An error leaves the object as it was.
+        Rigidities are defined at a minimum of the loss; a warning says when the parameters are far
+        from one. An error leaves the object unchanged.
 
         Args:
             x: Inputs: a tensor, an array, a data frame, or a tuple of several. Without y, a data
@@ -218,7 +218,7 @@ class PredictionRigidity:
         name = form_name(problem, self._form_option)
         form = solved_form(training, problem, name, penalty, self._tolerance)
 
-        # The pass has summed the gradient too: is this a minimum?
+        # The pass has summed the gradient too, which tells whether this is a minimum.
         penalty_gradient = None if penalty is None else penalty.local.gradient
         totals = training.totals
         gradient_norm = totals.checked_gradient_norm(
@@ -289,10 +289,10 @@ class PredictionRigidity:
             x: Inputs that were not used in the fit, in any form that `fit` takes.
             y: Their targets.
             criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
-            ridge: A number fixes $\varsigma^2$. By default the dense form searches it; the dual
-                and the matrix-free form, which have it in their factorisation, keep that of the
-                fit. They refuse any other number, and "search".
-            noise: As in `LastLayerRigidity.calibrate`; one level serves all outputs.
+            ridge: A number fixes $\varsigma^2$. By default the dense form searches for it, while
+                the dual and the matrix-free form keep that of the fit, which is part of their
+                factorisation. These two refuse any other number, and "search".
+            noise: As in `LastLayerRigidity.calibrate`; all outputs share one level.
             distribution: As in `LastLayerRigidity.calibrate`.
 
         Returns:
@@ -346,10 +346,10 @@ class PredictionRigidity:
     def propagate(self, fn: Callable[[Any], Any], x: Any = None) -> Derived:
         """Mean and standard deviation of a function of the predictions, or of the parameters.
 
-        Correlations between the predictions count. The propagation is of first order, by
+        Correlations between the predictions are included. The propagation is of first order, by
         differences of an eighth of a standard deviation, so that fn may search or integrate
-        numerically; a warning tells where fn is not straight within its error bar. As for errors
-        of parameters, call `set_scale(residual_scale)` after `fit`: a calibrated scale may include
+        numerically; a warning says when fn is not linear within its error bar. As for errors of
+        parameters, call `set_scale(residual_scale)` after `fit`: a calibrated scale may include
         the noise.
 
         Args:
@@ -404,7 +404,7 @@ class PredictionRigidity:
 
         Args:
             n: How many draws.
-            generator: Where the random numbers come from; torch's own by default.
+            generator: The source of random numbers; torch's default generator if None.
 
         Returns:
             The container of the parameters, every leaf with a leading dimension n, as
@@ -422,9 +422,10 @@ class PredictionRigidity:
     def residual_scale(self) -> float:
         r"""$\alpha$ from the training residuals, $\alpha^2 = \sum (\ell'^2 / \ell'') / (n - p)$.
 
-        For a squared loss this is the textbook's s. n counts the predictions and p the directions
-        that the data determine (the number of parameters, without a ridge). For a model with more
-        parameters than data it comes out far too small: calibrate such a model on new data.
+        For a squared loss this is the residual standard error s of textbooks. n is the number of
+        predictions and p the number of directions that the data determine (the number of
+        parameters, without a ridge). For a model with more parameters than data it is far too
+        small: calibrate such a model on new data.
 
         Raises:
             ValueError: There are no training residuals, or no degrees of freedom are left.
@@ -504,7 +505,7 @@ class PredictionRigidity:
     def load(
         cls, path: str | os.PathLike[str], f: Function | torch.nn.Module, *args: Any, **options: Any
     ) -> PredictionRigidity:
-        """Read a file for the regressor it was made with.
+        """Read a file and attach it to the regressor it was made with.
 
         Args:
             path: The file that `save` wrote.
@@ -551,7 +552,7 @@ class PredictionRigidity:
         return self._fitted().gradient_norm
 
     def _problem(self, differentiation: Differentiation, samples: int) -> Problem:
-        """The sizes and options that decide between the forms."""
+        """The sizes and options that `form_name` needs to choose the form."""
         flat = differentiation.regressor.flat
         if self._memory is None:
             memory = MEMORY_SHARE * available_memory(flat.device)
@@ -570,7 +571,7 @@ class PredictionRigidity:
         )
 
     def _fitted(self) -> Fit:
-        """The fit; refuses where there is none."""
+        """The fit; raises `NotFittedError` where there is none."""
         if self._fit is None:
             raise NotFittedError(NO_FIT.format("fit(x, y)"))
         return self._fit
@@ -591,8 +592,8 @@ class PredictionRigidity:
     def _fit_and_samples(self, x: Any, y: Any = None) -> tuple[Fit, Samples]:
         """The fit, ready to differentiate, and the user's data as samples.
 
-        A fit that was loaded from a file learns here, from the first inputs, how to differentiate
-        f, and is stored so that it learns it once.
+        A fit that was loaded from a file finds out here, on the first inputs, how to differentiate
+        f. It is stored in the object, so that this happens once.
         """
         samples = self._fitted().samples(x, y)
         self._fit = self._fitted().ready(samples)

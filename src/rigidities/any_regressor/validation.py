@@ -2,11 +2,12 @@ r"""Calibration of a rigidity: one pass over new data, and the report.
 
 Every prediction gives its error and the powers $p_j$ of its tangent along the eigenvectors of the
 Hessian, so that $q = \sum_j p_j / (\lambda_j + s)$ for every ridge s. The `calibration` room then
-chooses ridge, scale and noise from these sums.
+chooses ridge, scale and noise from these errors and powers.
 
-The dense form has an eigenbasis, and every ridge can be tried. The other forms have one ridge, and
-so has a form whose ridge the user fixed. Such a form is written as one effective eigenvalue
-$\lambda = s$ with $q = p / (\lambda + s)$ and $p = 2 s q$.
+The dense form has an eigenbasis, and every ridge can be tried. The other forms have a fixed ridge,
+and so has a dense form whose ridge the user gave. Then one eigenvalue $\lambda$ and one power p are
+made up so that $q = p / (\lambda + s)$: $p = 2 s q$ with $\lambda = s$, or $p = q$ with
+$\lambda = 1$ where s is zero.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .curvature.forms import Form
 from .derivatives.differentiation import Differentiation
 
 UNLIKE = 3.0
-"""Ratio of best scales beyond which outputs should not share one."""
+"""Ratio between the outputs' best scales beyond which they should not share one."""
 
 _REMEDY = "Give f a noise that differs between rows (losses.GaussianNLL), or mend f there."
 
@@ -40,11 +41,11 @@ def calibration_report(
     batches: Iterable[SampleBatch],
     wanted: CalibrationOptions,
 ) -> CalibrationReport:
-    """Choose scale and noise, and a ridge that is not fixed; see `PredictionRigidity.calibrate`.
+    """Choose scale and noise, and the ridge unless it is fixed; see `PredictionRigidity.calibrate`.
 
     Args:
         differentiation: How to differentiate the regressor.
-        form: The solved curvature, at the ridge that was fixed if one was.
+        form: The solved curvature, at the fixed ridge if there is one.
         batches: Data that were not used in the fit, with targets.
         wanted: The options of the calibration.
 
@@ -52,14 +53,15 @@ def calibration_report(
         The choice, with remarks on how well it fits the data.
 
     Raises:
-        ValueError: There are no targets, the criterion is one of the last layer, or `Gathering`
-            refuses the errors.
+        ValueError: There are no targets, the criterion exists for the last layer only, or
+            `Gathering` refuses the errors.
     """
     if wanted.criterion in {"evidence", "loo"}:
         raise ValueError(f"criterion={wanted.criterion!r} is for LastLayerRigidity.")
     ridge_is_searched = wanted.ridge is None
     basis = form.eigenbasis if ridge_is_searched else None
-    fixed_eigenvalue = form.ridge or 0.5  # any positive number serves where there is no ridge
+    # lambda + s of the made-up eigenvalue; any positive number will do where the ridge s is 0.
+    shifted_eigenvalue = 2 * (form.ridge or 0.5)
 
     gathered = Gathering()
     standardised: list[Tensor] = []
@@ -74,7 +76,7 @@ def calibration_report(
         if noise_shape is not None:
             noise_shape = noise_shape.expand(mean.shape).reshape(-1, 1)
         if basis is None:
-            powers = 2 * fixed_eigenvalue * form.quadratic(tangents).reshape(-1, 1)  # (N K, 1)
+            powers = shifted_eigenvalue * form.quadratic(tangents).reshape(-1, 1)  # (N K, 1)
         else:
             powers = basis.projections(tangents.matrix().flatten(0, 1)).square()  # (N K, P)
         gathered.add(error.reshape(-1, 1), powers, shape=noise_shape, mean=mean.reshape(-1, 1))
@@ -84,8 +86,7 @@ def calibration_report(
 
     residuals = gathered.residuals()
     if basis is None:
-        # q must come out as p / (lambda + s) with the form's own s, which may be 0.
-        eigenvalues = residuals.error.new_tensor([2 * fixed_eigenvalue - form.ridge])
+        eigenvalues = residuals.error.new_tensor([shifted_eigenvalue - form.ridge])
     else:
         eigenvalues = basis.eigenvalues
     least_ridge = form.least_ridge if ridge_is_searched else -math.inf
@@ -99,10 +100,11 @@ def calibration_report(
 
 
 def _warn_of_unlike_outputs(standardised: Tensor) -> None:
-    """Warn where the best scales of the outputs are so unlike that one cannot serve all.
+    """Warn where the best scales of the outputs are too different for a common scale.
 
-    The errors (N, K) are in units of their unscaled error bars, so that their root mean square is
-    the best scale of an output.
+    Args:
+        standardised: Errors in units of their unscaled error bars, (N, K). The root mean square of
+            a column is the best scale of that output.
     """
     scales = standardised.square().mean(0).sqrt()
     tiny = torch.finfo(scales.dtype).tiny

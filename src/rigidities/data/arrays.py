@@ -1,9 +1,9 @@
 """Arrays, data frames, series and lists of numbers, and inputs x with targets y as one data set.
 
-The library reads arrays of every package that gives NumPy arrays of its own, without importing any
-of them: what has `__array__` and a shape is an array, and what has names of columns besides is a
-data frame. Frames become float64 arrays, and the names of their columns are remembered, so that a
-later frame with other columns is refused.
+The library reads the arrays of every package that can convert them to NumPy's, without importing
+any of these packages: an object with `__array__` and a shape is an array, and one that also has
+names of columns is a data frame. Frames become float64 arrays, and the names of their columns are
+remembered, so that a later frame with other columns is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Columns = list[list[str]] | None
 """Names of the columns of each data frame in a batch; None without frames."""
 
 TARGET_KEYS = ("labels", "y", "target", "label")
-"""Keys under which a mapping may hold the target; the first that is there counts."""
+"""Keys under which a mapping may hold the target; the first one present is used."""
 
 
 def members_of(data: Any) -> list[Any]:
@@ -33,7 +33,7 @@ def members_of(data: Any) -> list[Any]:
 
 
 def each_member(data: Any, change: Callable[[Any], Any]) -> Any:
-    """The same mapping, tuple or list with each member changed; anything else is changed itself."""
+    """A mapping, tuple or list with a function applied to each member, or to any other value."""
     if isinstance(data, Mapping):
         return {key: change(value) for key, value in data.items()}
     if isinstance(data, tuple):
@@ -47,12 +47,12 @@ def each_member(data: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array, a series or a frame of any library, and no tensor."""
+    """Whether a value is an array, a series or a frame of any library, and not a tensor."""
     return hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, Tensor)
 
 
 def as_array(value: Any) -> Any:
-    """Frames, series and lists of numbers as float64 arrays; anything else as it is."""
+    """A frame, a series or a list of numbers as a float64 array; anything else unchanged."""
     labels = _column_labels(value)
     if labels is not None:
         # An empty column first, so that a frame without columns is (N, 0).
@@ -67,15 +67,15 @@ def as_array(value: Any) -> Any:
 
 
 def list_as_array(value: Any) -> Any:
-    """A list of numbers, or of equally long such lists, as a float64 array; else as it is.
+    """A list of numbers, or of equally long such lists, as a float64 array; others unchanged.
 
-    Whole numbers become real ones: those meant for an embedding come as an array or a tensor.
+    Integers become floats too: indices of an embedding must be passed as an array or a tensor.
     """
     first = value
     while isinstance(first, list) and first:
         first = first[0]
     if isinstance(value, list) and isinstance(first, Real):
-        # Lists of different lengths, or with entries that are no numbers, stay lists.
+        # Lists of different lengths, or with entries that are not numbers, stay lists.
         with suppress(ValueError, TypeError):
             return torch.tensor(value, dtype=torch.float64).numpy()
     return value
@@ -97,7 +97,7 @@ def frame_columns(data: Any) -> list[list[str]]:
 
 
 def agreed_columns(columns: Columns, fitted: Columns) -> Columns:
-    """The columns of the fit's frames; those given where the fit had none.
+    """The columns of the fit's frames, or those here where the fit had none.
 
     Args:
         columns: Names of the columns of each frame here.
@@ -106,7 +106,7 @@ def agreed_columns(columns: Columns, fitted: Columns) -> Columns:
     Raises:
         ValueError: A frame has other columns than the fit's, or the same in another order.
     """
-    # Frames beyond as many as the fit had stand where it had none, and may be targets.
+    # Frames in excess of the fit's stand where the fit had no frame, and may be targets.
     comparable = (columns or [])[: len(fitted or [])]
     for names in comparable:
         if fitted and names not in fitted:
@@ -123,7 +123,7 @@ def with_target(x: Any, y: Any) -> Any:
     """Inputs x and targets y as one data set; without y, x is the data set.
 
     Raises:
-        ValueError: x holds targets too, or x and y have different lengths.
+        ValueError: x already holds targets, or x and y have different lengths.
         TypeError: x or y has no rows.
     """
     if y is None:
@@ -151,7 +151,7 @@ def with_target(x: Any, y: Any) -> Any:
 
 
 def _place_of_target(x: Any, y: Any) -> str | None:
-    """Where inputs hold a target already, for the message; None where they hold none."""
+    """Where the inputs already hold a target, for the message; None where they do not."""
     if isinstance(x, Mapping):
         return next((repr(key) for key in TARGET_KEYS if key in x), None)
     if isinstance(x, tuple) and len(x) > 1 and x[-1] is y:
@@ -160,7 +160,7 @@ def _place_of_target(x: Any, y: Any) -> str | None:
 
 
 def _numeric_column(series: Any, name: Any) -> Tensor:
-    """A column as (N, 1) in float64; it may hold NaN, which some models know how to treat."""
+    """A column as (N, 1) in float64; it may hold NaN, which some models can handle."""
     values = series.to_numpy()
     if values.ndim != 1 or values.dtype.kind not in "fiub":
         kind = getattr(series, "dtype", values.dtype) if values.ndim == 1 else "several columns"
@@ -172,9 +172,9 @@ def _numeric_column(series: Any, name: Any) -> Tensor:
 
 
 def _column_labels(value: Any) -> list[Any] | None:
-    """The labels of a frame's columns; None of anything else."""
+    """The labels of a frame's columns; None for anything else."""
     if not is_array(value):
         return None
-    # Arrow's tables have `column_names`, and other columns than pandas' labels in `columns`.
+    # Arrow's tables have labels in `column_names`; their `columns` holds the columns themselves.
     labels = getattr(value, "column_names", getattr(value, "columns", None))
     return None if labels is None else list(labels)

@@ -1,11 +1,11 @@
 """What users hand in, as batches of (inputs, target).
 
-| given | read as |
+| the user passes | it is read as |
 | --- | --- |
 | a tensor, an array or a data frame | one data set of inputs |
-| a list of numbers, or of equally long such lists | likewise, where the model takes tensors |
-| a tuple of those | one data set, the last entry the target |
-| a mapping of tensors | one data set of keyword inputs, one of `TARGET_KEYS` the target |
+| a list of numbers, or of equally long such lists | the same, where the model takes tensors |
+| a tuple of those | one data set; the last entry is the target |
+| a mapping of tensors | one data set of keyword inputs; one of `TARGET_KEYS` is the target |
 | `TensorDataset`, or a plain `DataLoader` over one | its tensors, sliced |
 | any other `Dataset` | through a `DataLoader` |
 | a list or any other iterable | batches, each a tensor, a tuple, a mapping or an object |
@@ -13,9 +13,9 @@
 `raw_batches` goes from the left column to raw batches: it slices tensors, and never collates them
 row by row. A `Reader` takes a raw batch apart into a `Batch`, on the model's device.
 
-A user's `forward` takes a batch whole, and always one of the kind that the fit had: (x,) where a
-tensor comes after a fit to (x, y). With a `forward`, and where the fit had lists for inputs, such
-as tokens, lists of numbers are batches as other lists are.
+A user's `forward` takes the whole batch, always of the kind that the fit had: after a fit to
+(x, y), a tensor x becomes (x,). With a `forward`, or where the fit's inputs were lists (of tokens,
+say), a list of numbers is a list of batches like any other list.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class Batch:
     columns: Columns = None
 
     def check(self, outputs: int) -> None:
-        """Refuse another number of outputs than there are samples.
+        """Refuse a number of outputs that is not the number of samples.
 
-        A single sample may have lost its dimension to a squeeze.
+        One sample may have any number of outputs: a squeeze may have removed its dimension.
         """
         if self.rows not in (None, 1, outputs):
             raise ValueError(
@@ -122,12 +122,12 @@ class BatchFormat:
     """What the batches of a data set consist of.
 
     Attributes:
-        whole: Whether the batch is the model's one input, which a user's `forward` takes apart.
+        whole: Whether the batch is the model's only input, which a user's `forward` takes apart.
         target: callable(batch) -> target, where the target is not in one of the usual places.
         inputs: Number of positional inputs where known, to tell (x1, x2) from (x, y).
         apart: Key of a mapping's entry that is neither input nor target.
-        kind: What the fit's batches were, where known; see `kind_of`.
-        columns: Columns of the fit's data frames, which must be the same in every frame.
+        kind: The kind of the fit's batches, where known; one of `KINDS`.
+        columns: Columns of the fit's data frames; later frames must have the same ones.
     """
 
     whole: bool = False
@@ -153,9 +153,9 @@ class Reader:
     format: BatchFormat = field(default_factory=BatchFormat)
 
     def knowing(self, data: Any) -> Reader:
-        """The same reader for a data set, which may be a data frame or contain some.
+        """The same reader, which knows the columns of the data frames in a data set.
 
-        Frames in a list of batches are looked at when their turn comes.
+        A list of batches is not searched: its frames are looked at when their turn comes.
         """
         names = [] if isinstance(data, list) else frame_columns(data)
         return self._with_columns(agreed_columns(names, self.format.columns))
@@ -188,7 +188,7 @@ class Reader:
         """
         names = self.format.columns
         placed = self._placed_tensors(raw)
-        if placed is None:
+        if placed is None:  # not just tensors: it may hold frames, arrays and objects
             names = agreed_columns(frame_columns(raw), names)
             placed = self.placed(raw)
         args, kwargs, target = self._inputs_and_target(placed)
@@ -264,7 +264,7 @@ class Reader:
         )
 
     def _as_target(self, target: Any) -> Tensor | None:
-        """The target as a tensor; of several entries, such as (y, None), the only tensor."""
+        """The target as a tensor; from several entries, such as (y, None), the only tensor."""
         if isinstance(target, (tuple, list)):
             tensors = [entry for entry in target if isinstance(entry, Tensor) and entry.ndim]
             if len(tensors) > 1:
@@ -287,7 +287,7 @@ class Reader:
 
 
 def kind_of(raw: Any) -> str:
-    """What a batch is to a function that takes it whole: one of `KINDS`."""
+    """The kind of a batch, for a function that takes it whole: one of `KINDS`."""
     if isinstance(raw, (tuple, list)):
         if not raw:
             return "tuple"
@@ -303,7 +303,7 @@ def kind_of(raw: Any) -> str:
 def as_fitted_kind(
     raw: Any, fitted_kind: str | None, inputs: tuple[Any, ...]
 ) -> tuple[Any, int | None]:
-    """A batch as one of the kind that the fit had, with or without its target.
+    """A batch converted to the kind that the fit had, with or without its target.
 
     Args:
         raw: The batch.
@@ -311,7 +311,7 @@ def as_fitted_kind(
         inputs: The positional inputs in the batch.
 
     Returns:
-        The batch, and its number of samples where a tensor was wrapped in a tuple, else None.
+        The batch, and its number of samples where a tensor was wrapped in a tuple; None otherwise.
 
     Raises:
         ValueError: A batch of this kind cannot stand for one of the fit's kind.
@@ -320,7 +320,7 @@ def as_fitted_kind(
     if fitted_kind is None or kind == fitted_kind:
         return raw, None
     both_tuples = kind.startswith("tuple") and fitted_kind.startswith("tuple")
-    # The first input of a "tuple(object)" may be None, and tells nothing of the kind then.
+    # The first input of a "tuple(object)" may be None, which says nothing about the kind.
     if both_tuples and "tuple(object)" in (kind, fitted_kind):
         return raw, None
     if fitted_kind == "tuple(tensor)" and kind == "tensor":
@@ -353,13 +353,13 @@ def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = F
 
     Args:
         data: What the user handed in; see the module's table.
-        batch_size: Rows per batch where the data are not batches already; by default a loader's
-            own, else 1024.
+        batch_size: Rows per batch where the data are not batches already. By default that of a
+            loader, or 1024.
         any_order: Whether a shuffled loader may be read in the order of its data set.
 
     Raises:
         ValueError: The batch size is not positive, or tensors have different lengths.
-        TypeError: The data are nothing that the table knows.
+        TypeError: The data are of no type in the table.
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
@@ -381,7 +381,8 @@ def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = F
 def sample_total(data: Any) -> int | None:
     """How many samples all batches of a data set have, where that is known without reading it.
 
-    Of a list of batches it is the rows of their first tensors, which may be no samples (atoms).
+    For a list of batches it is the rows of their first tensors, which may not be samples (but
+    atoms, say).
     """
     if isinstance(data, DataLoader):
         if data.batch_size is None or isinstance(data.dataset, IterableDataset):
@@ -402,7 +403,7 @@ def sample_total(data: Any) -> int | None:
 
 
 def _rows_of_first_tensors(raws: list[Any]) -> int | None:
-    """Rows of the first tensors of all batches together; None where a batch begins with none."""
+    """Total rows of the batches' first entries; None where one of those is not a tensor."""
     total = 0
     for raw in raws:
         first = raw[0] if isinstance(raw, (tuple, list)) and raw else raw
@@ -413,7 +414,7 @@ def _rows_of_first_tensors(raws: list[Any]) -> int | None:
 
 
 def _first_length(data: Any) -> int | None:
-    """Rows of the first tensor or array of a batch or data set; None where it has none."""
+    """Rows of the first tensor or array of a data set; None where the first entry has no rows."""
     if isinstance(data, Mapping):
         data = tuple(data.values())
     if isinstance(data, (tuple, list)):
@@ -428,7 +429,7 @@ def _sliceable(data: Any, *, any_order: bool) -> Any:
         if not _is_plain_loader(data, any_order):
             return None
         sampler = data.sampler
-        if isinstance(sampler, (ShardSampler, list)):  # this process reads some rows only
+        if isinstance(sampler, (ShardSampler, list)):  # this process reads only some rows
             return _tensors_of(Subset(data.dataset, sampler))  # type: ignore[arg-type]
         return _tensors_of(data.dataset)
     if isinstance(data, Dataset):
@@ -449,7 +450,7 @@ def _sliceable(data: Any, *, any_order: bool) -> Any:
 
 
 def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
-    """The tensors of a `TensorDataset`, or of a `Subset` of one; None for any other."""
+    """The tensors of a `TensorDataset`, or of a `Subset` of one; None for other data sets."""
     if type(dataset) is TensorDataset:
         return dataset.tensors
     if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
@@ -459,7 +460,12 @@ def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
 
 
 def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
-    """Whether reading the data set in slices gives the loader's rows (in its order, or any)."""
+    """Whether slices of the data set give the loader's rows.
+
+    Args:
+        loader: The loader.
+        any_order: Whether they may come in another order than the loader's.
+    """
     ordered = type(loader.sampler) in (SequentialSampler, ShardSampler, list)
     shuffled = type(loader.sampler) is RandomSampler and is_shuffle(loader.sampler)
     return (

@@ -1,7 +1,7 @@
-"""From what users hand in to batches on the model's device: one way for every call.
+"""From what users hand in to batches on the model's device: one path for every call.
 
 Data sets go through `Feed.__call__`: loaders are read without repeated or dropped rows where that
-is asked for, the data are cut into raw batches (`batches.raw_batches`), a progress bar goes along,
+is asked for, the data are cut into raw batches (`batches.raw_batches`), a progress bar is shown,
 and a `batches.Reader` takes each raw batch apart into inputs and target on the model's device.
 The inputs of a single call, `uq(x)`, become one batch in `Feed.handed`.
 """
@@ -39,13 +39,13 @@ class Feed:
     format: BatchFormat = field(default_factory=BatchFormat)
 
     def unlabelled(self) -> Feed:
-        """The same for data whose targets are of no interest, and may be missing."""
+        """The same feed for data whose targets are not needed and may be missing."""
         if self.format.target is None:
             return self
         return replace(self, format=replace(self.format, target=_no_target))
 
     def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
-        """The batch that the inputs of one call make.
+        """The inputs of one call as a batch.
 
         A user's `forward` gets them as one batch of the fit's kind.
 
@@ -88,13 +88,13 @@ class Feed:
 
         Args:
             data: What the user handed in; see the table in `batches`.
-            purpose: What the batches are for, such as "fit"; the progress bar and messages say it.
+            purpose: What the batches are for, such as "fit", for the progress bar and messages.
             batch_size: Rows per batch where the data are not batches already.
             progress: Whether to show a progress bar; None shows it on a terminal only.
-            any_order: Whether the order of the rows is free. Then every row comes once too.
-            once: Whether every row comes once, whatever a loader repeats or drops.
-            passing: Gets the iterator of raw batches and gives one of those to read; it may skip
-                some.
+            any_order: Whether the rows may come in any order. This implies `once`.
+            once: Whether every row must come once, whatever a loader repeats or drops.
+            passing: A function from the iterator of raw batches to an iterator of those to read;
+                it may skip some.
         """
         reader = self._reader(self.format, data)
         if any_order or once:
@@ -111,18 +111,18 @@ class Feed:
     def _takes_tensors(self) -> bool:
         """Whether the model's first input is a tensor, so that a list of numbers may stand for it.
 
-        It is taken to be one as long as no fit has shown the kind of batches.
+        It is assumed to be one until a fit has shown the kind of batches.
         """
         return not self.format.whole and self.format.kind in (None, "tensor", "tuple(tensor)")
 
     def _reader(self, batch_format: BatchFormat, data: Any) -> Reader:
-        """A reader of batches for the model's device, which knows the columns of frames in data."""
+        """A reader for the model's device, which knows the columns of the frames in `data`."""
         device, dtype = placement(self.model)
         return Reader(device, dtype, batch_format).knowing(data)
 
 
 def _no_target(batch: Any) -> None:
-    """Give no target; a named function, so that it can be pickled."""
+    """Return no target. It is a named function so that it can be pickled."""
 
 
 def _arrays_placed(value: Any, reader: Reader) -> Any:
@@ -158,14 +158,14 @@ def _with_progress_bar(
     """The same items, with a bar on standard error.
 
     Args:
-        items: What to go through.
+        items: The items.
         total: How many items there are, where that is known.
-        description: What the bar says.
+        description: The text of the bar.
         show: Whether there is a bar; None shows it only on a terminal.
     """
     if show is None:
         show = sys.stderr.isatty()
     if not show:
         return iter(items)
-    # tqdm may begin an iterable twice, which would move a shuffled loader on: give an iterator.
+    # tqdm may start an iterable twice, which would advance a shuffled loader: pass an iterator.
     return iter(tqdm(iter(items), total=total, desc=description, unit="batch", leave=False))

@@ -1,7 +1,7 @@
 """Refusal of predictions that are not finite, with the rows and the cause.
 
-`require_finite` looks at the predictions with one sum. Only where that is not finite does it look
-for the rows, and then read the inputs once more to say whether they are to blame.
+`require_finite` checks the predictions with one sum. Only where that is not finite does it look for
+the rows, and read the inputs once more to say whether they are to blame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Again = Callable[[], Iterable[Batch]]
 """Reads the inputs once more."""
 
 _LISTED_ROWS = 5
-"""Rows that a message lists at most."""
+"""A message lists at most this many rows."""
 
 
 def require_finite(
@@ -28,13 +28,14 @@ def require_finite(
 ) -> None:
     """Refuse a mean that is NaN or infinite, or an error bar that is NaN.
 
-    An infinite bar around a finite mean says that nothing is known, and is allowed.
+    An infinite error bar around a finite mean says that nothing is known, and is allowed.
 
     Args:
         mean: The predictions, (N, ...).
         spread: Their error bars, shaped like the mean.
-        again: Reads the inputs once more, for the message; of an iterator it gives none.
-        rows: What the message calls the rows.
+        again: Reads the inputs once more, for the message; it returns no batches where the inputs
+            were an iterator.
+        rows: The message's word for the rows.
 
     Raises:
         ValueError: Some rows have no finite prediction.
@@ -44,7 +45,7 @@ def require_finite(
         return
     bad = (~mean.isfinite() | spread.isnan()).reshape(len(mean), -1).any(1)
     bad_rows = bad.nonzero().flatten().tolist()
-    if not bad_rows:  # the sum alone is beyond the precision
+    if not bad_rows:  # only the sum has overflowed
         return
     listed = ", ".join(map(str, bad_rows[:_LISTED_ROWS]))
     if len(bad_rows) > _LISTED_ROWS:
@@ -56,10 +57,10 @@ def require_finite(
 
 
 def _cause(batches: Iterable[Batch], bad: Tensor) -> str:
-    """What spoils the predictions of the bad rows, and what to do about it.
+    """What spoils the predictions of the bad rows, and what to do about it, as a sentence.
 
-    A column that holds NaN in rows with a finite prediction too is not the cause: the model knows
-    what to do with it.
+    A column that also holds NaN in rows with a finite prediction is not the cause: the model can
+    handle it.
 
     Args:
         batches: The inputs.
@@ -91,11 +92,12 @@ def _cause(batches: Iterable[Batch], bad: Tensor) -> str:
 
 
 def spoilt(batch: Batch, rows: Tensor) -> set[str]:
-    """Names of the inputs' columns that hold NaN or infinity in some rows.
+    """Names of the inputs' columns that hold NaN or infinity in certain rows.
 
     Args:
         batch: The inputs.
-        rows: Which rows to look at, (N,), of inputs that have as many; of others all.
+        rows: A mask of the rows to look at, (N,). Inputs with another number of rows are searched
+            whole.
 
     Returns:
         The names in quotation marks, as data frames have them; "" for a column without a name.
@@ -115,6 +117,6 @@ def spoilt(batch: Batch, rows: Tensor) -> set[str]:
 
 
 def _column_names(batch: Batch, tensor: Tensor) -> tuple[str, ...] | None:
-    """Names of a tensor's columns, where just one of the data frames' sets of names fits it."""
+    """Names of a tensor's columns; None unless those of exactly one data frame fit it."""
     fitting = {tuple(names) for names in batch.columns or () if tensor.shape[1:] == (len(names),)}
     return fitting.pop() if len(fitting) == 1 else None

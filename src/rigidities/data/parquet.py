@@ -1,8 +1,8 @@
 """Batches from Parquet files that do not fit into memory.
 
-A Parquet file consists of row groups. `ParquetBatches` looks at the files' metadata once, deals the
-row groups out to the processes of a job, and reads its own ones batch by batch whenever it is
-iterated over.
+A Parquet file consists of row groups. `ParquetBatches` reads the files' metadata once, divides the
+row groups among the processes of a job, and reads those of its own process batch by batch whenever
+it is iterated over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _RowGroup(NamedTuple):
 
 
 class ParquetBatches:
-    """Batches (x, y) from Parquet files, a row group at a time, as often as they are asked for.
+    """Batches (x, y) from Parquet files, one row group at a time; can be iterated over repeatedly.
 
     Args:
         paths: A file, a folder (all `*.parquet` below it), a glob pattern, or a list of those.
@@ -148,13 +148,13 @@ def _matching_files(path: Path) -> Iterable[Path]:
 
 
 def _is_hidden(file: Path, folder: Path) -> bool:
-    """Whether a name on the way from a folder to a file is one of an unfinished write."""
+    """Whether a name on the path from a folder to a file marks an unfinished write."""
     return any(name[0] in "._" for name in file.relative_to(folder).parts)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A Parquet file, closed at the end; errors inside name it and what to do."""
+    """A Parquet file, closed at the end; errors inside are raised with its name and a remedy."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
@@ -162,6 +162,6 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with ParquetFile(path, buffer_size=1 << 20) as file:
             yield file
-    except (ValueError, OSError, NotImplementedError) as error:  # those of pyarrow are such
+    except (ValueError, OSError, NotImplementedError) as error:  # bases of pyarrow's errors
         remedy = "Name other columns, encode text, fill or drop nulls, or write the file again."
         raise ValueError(f"{path}: {error} {remedy}") from error

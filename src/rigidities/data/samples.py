@@ -1,4 +1,4 @@
-"""Training data as batches that can be gone through more than once.
+"""Training data as batches that can be read more than once.
 
 `Samples.of` reads what the user handed in (inputs, targets, weights). Iterating over the result
 gives `SampleBatch`es with the weights of their rows, as often as needed; `pieces` cuts batches that
@@ -37,11 +37,11 @@ class SampleBatch(Batch):
         return sample_count(*self.args, **self.kwargs) or 0
 
     def target_rows(self, outputs: Tensor, shape: torch.Size) -> Tensor | None:
-        """The target as rows like the predictions; None where there is no target.
+        """The target in float64, shaped like the predictions; None where there is no target.
 
         Args:
             outputs: The predictions, (N, K).
-            shape: The shape of one sample's prediction; dimensions of length one do not count.
+            shape: The shape of one sample's prediction; dimensions of length one are ignored.
 
         Raises:
             ValueError: The target is not shaped like the predictions.
@@ -88,14 +88,15 @@ class SampleBatch(Batch):
 
 @dataclass(frozen=True)
 class Samples:
-    """Data that can be gone through again, batch by batch; only the source is kept in memory.
+    """Data that can be read batch by batch, as often as needed; only the source is in memory.
 
     Attributes:
         data: What `batches.raw_batches` reads.
         reader: Takes raw batches apart.
-        weight: Of each sample, (N,), or callable(batch) -> (N,); None for equal weights.
+        weight: The weight of each sample, (N,), or callable(batch) -> (N,); None for equal weights.
         batch_size: Rows per batch where the data are not batches already.
-        ordered: Whether a shuffled loader is to be read in its own order.
+        ordered: Whether a shuffled loader must be read in its own order, rather than by slices of
+            its data set.
     """
 
     data: Any
@@ -121,16 +122,17 @@ class Samples:
 
         Args:
             inputs: x, or a data set with targets. An iterator is read into a list.
-            targets: y; None where `inputs` brings them.
+            targets: y; None where `inputs` contains them.
             weight: The weights of samples, as in the class.
-            like: A parameter of the model, which gives device and precision.
+            like: A parameter of the model, whose device and precision the samples get.
             batch_size: Rows per batch where the data are not batches already.
             count: Number of positional inputs in the fit, where known.
-            ordered: Whether a shuffled loader is to be read in its own order.
+            ordered: As in the class.
             names: Columns of the data frames of the fit, where known.
 
         Raises:
-            ValueError: The inputs are not batched, there are none, or weights do not fit them.
+            ValueError: The inputs are not batched, there are none, or the weights do not match
+                them.
         """
         if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
             raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")
@@ -163,7 +165,7 @@ class Samples:
 
     @cached_property
     def count(self) -> int:
-        """Number of samples; of a loader, of its data set."""
+        """Number of samples; for a loader, the number of its data set."""
         if isinstance(self.data, (Tensor, tuple, Mapping)) or is_array(self.data):
             return len(members_of(self.data)[0])
         source = self.data.dataset if isinstance(self.data, DataLoader) else self.data
@@ -177,7 +179,7 @@ class Samples:
             yield from batch.pieces(rows)
 
     def _check(self) -> None:
-        """Refuse data without samples, and another number of weights than of samples."""
+        """Refuse data without samples, and a number of weights that is not that of the samples."""
         first = next(iter(self), None)
         if first is None or len(first) == 0:
             raise ValueError("There are no data: expected at least one sample.")
@@ -197,7 +199,7 @@ def doubled(value: Any) -> Any:
 
 
 def sample_count(*inputs: Any, **kwargs: Any) -> int | None:
-    """Rows of the first tensor among the inputs; None where there is none."""
+    """Number of samples: the rows of the first tensor among the inputs; None without a tensor."""
     for value in (*inputs, *kwargs.values()):
         if isinstance(value, Tensor) and value.ndim:
             return len(value)
@@ -208,8 +210,8 @@ def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> Samp
     """A batch with the weights of its samples.
 
     Args:
-        batch: The batch; inference tensors in it are copied, since those have no derivatives.
-        weight: Of all samples, (N,), or callable(batch) -> (n,), or None.
+        batch: The batch. Its inference tensors are copied, since torch cannot differentiate them.
+        weight: The weights of all samples, (N,), or callable(batch) -> (n,), or None.
         offset: Number of samples in the batches before this one.
     """
     rows = sample_count(*batch.args, **batch.kwargs) or 0

@@ -1,23 +1,24 @@
 """What files and state dicts hold: one table of names, dtypes, shapes and header entries.
 
-A file or a state dict is of one kind ("fit", "ensemble", ...), which its header names. A kind has
-parts, such as the Gram or the calibration. The tensors of a part carry its name as a prefix, and
-where the header says something of a part, it does so in an object of that name.
+A file or a state dict is of one kind ("fit", "ensemble", ...), which its header names. A kind
+consists of parts, such as the Gram or the calibration. The tensors of a part carry the part's name
+as a prefix. Where the header describes a part, it does so in an object of that name.
 
-A name that ends in "?" may be missing, "matrix|root" is either of two, and a star stands for
-anything. Shapes are words, one for each dimension:
+A name that ends in "?" may be missing, "matrix|root" is exactly one of the two, and a star matches
+anything. A shape is a string of words, one for each dimension:
 
 | word | length |
 | --- | --- |
 | K | number of targets |
 | D | number of features |
-| T, U, S | K, or the dimension is missing: the same wherever the word stands in one file |
-| other letters | any, the same wherever the word stands in one file |
-| 5, F+3, G-1 | that number, or that much more or less than a letter |
+| T, U, S | K, or the dimension is missing; the same choice for all tensors with that word |
+| other letters | any, but the same for all tensors with that letter |
+| 5, F+3, G-1 | that number, or the letter's length plus or minus a number |
 | _ | any |
 | ... | as an entry's only word: any shape |
 
-A statistic that joins a fit says here, or by `declare` in its own module, what it writes to files.
+A statistic that joins a fit declares what it writes to files: here, or in its own module with
+`declare`.
 `check` compares a file's tensors and header with the table before anything reads them.
 """
 
@@ -37,7 +38,7 @@ PER_TARGET = ("T", "U", "S")
 
 
 class Finite(float):
-    """The type of a header entry that is a number, and neither NaN nor infinite."""
+    """The type of a header entry that is a finite number, neither NaN nor infinite."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,17 @@ class Array:
     """The table's entry for a tensor.
 
     Attributes:
-        dtype: Such as "float64"; "floating" for any floating-point one, "any" for all.
-        shape: In words, as the module's table says.
-        finite: Whether a sound tensor holds neither NaN nor infinity.
+        dtype: A name such as "float64"; "floating" for any floating-point dtype, "any" for all.
+        shape: The shape in words, as the module's table defines them.
+        finite: Whether the tensor must hold neither NaN nor infinity.
     """
 
     dtype: str
     shape: str
     finite: bool = True
 
-    def allows(self, tensor: Tensor) -> bool:
-        """Whether the tensor's dtype is as the table says."""
+    def allows_dtype(self, tensor: Tensor) -> bool:
+        """Whether the tensor has the dtype of this entry."""
         if self.dtype == "any":
             return True
         if self.dtype == "floating":
@@ -69,7 +70,8 @@ class Part:
 
     Attributes:
         tensors: The tensors' entries by name, without the part's prefix.
-        header: Types of what the header says of the part, by name; None if it says nothing.
+        header: Types of the entries in the part's header object, by name; None if the part has
+            no header object.
         needed: Whether every file of this kind has the part.
     """
 
@@ -84,10 +86,10 @@ class Kind:
 
     Attributes:
         header: Types of header entries that belong to no part, by name.
-        parts: The parts by the prefix of their tensors' names; names under the empty prefix have
-            none.
-        targets: The number of targets K, or the header entry that says it; None where the shapes
-            of tensors say it.
+        parts: The parts by name, which is the prefix of their tensors' names. Tensors of the part
+            named "" have no prefix.
+        targets: The number of targets K, or the name of the header entry that holds it; None where
+            K follows from the shapes of the tensors.
     """
 
     header: Mapping[str, Any]
@@ -140,7 +142,7 @@ _CALIBRATION = {
     ),
     "calibration.head": Part(
         tensors={
-            # Scales of inputs that are constant are infinite.
+            # The scale of a constant input is infinite.
             "rigidity": Array("float64", "K 2", finite=False),
             "output": Array("float64", "K 5", finite=False),
             "centre": Array("float64", "S F"),
@@ -154,9 +156,9 @@ _CALIBRATION = {
     "calibration.guard": Part(
         tensors={
             "reference": Array("float64", "K"),
-            # Of bars that grow with q alone.
+            # For bars that grow with q alone.
             "scale2?": Array("float64", "K"),
-            # Of bars that grow to those of an ignorant forecaster.
+            # For bars that grow until they equal those of an ignorant forecaster.
             "variance?": Array("float64", "K"),
             "factor?": Array("float64", "K"),
             "centre?": Array("float64", "K"),
@@ -224,7 +226,7 @@ _FIT = Kind(
                 "matrix|root": Array("float64", "T D D"),
                 "count": Array("int64", ""),
                 "zeros": Array("int64", "T"),
-                # Of K residuals, or of one where each target is a row of the Gram.
+                # One column per residual: K, or 1 where each target is a row of the Gram.
                 "cross?": Array("float64", "D _"),
                 "square?": Array("float64", "..."),
                 "spots?": Array("float64", "5"),
@@ -256,7 +258,7 @@ _FIT = Kind(
                 "counts?": Array("any", "N U _"),
             },
         ),
-        # Layers that are watched are numbered: products of what enters, with a column of ones.
+        # One Gram for each watched layer, numbered: of its inputs and a column of ones.
         "layers": Part(
             tensors={
                 "*.matrix": Array("float64", "_ _"),
@@ -306,7 +308,7 @@ _REGRESSOR = Kind(
                 "dispersion": list,
             },
         ),
-        # The form is one of two.
+        # A file has one of these two parts: the dense or the dual form.
         "dense": Part(
             header={
                 "ridge": Finite,
@@ -347,7 +349,7 @@ _TABLE_MODEL = Kind(
             },
         ),
         "model": Part(needed=True, tensors={"*": Array("any", "...", finite=False)}),
-        # A fit's state, which is checked as such when it is taken up.
+        # The state of a fit, which is checked against the table of "fit" when it is loaded.
         "fit": Part(needed=True, header={"*": object}, tensors={"*": Array("any", "...")}),
     },
 )
@@ -389,8 +391,8 @@ def check(tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, finite: b
         finite: Whether to look for NaN and infinity too.
 
     Raises:
-        ValueError: An entry is unknown, missing, or not what the table says. The message names it
-            and says what was expected and what came.
+        ValueError: An entry is unknown, missing, or not what the table says. The message names the
+            entry, what was expected, and what was found.
     """
     if not isinstance(header.get("kind"), str) or header["kind"] not in KINDS:
         raise ValueError(f"its kind must be one of {', '.join(KINDS)}, got {header.get('kind')!r}.")
@@ -411,13 +413,13 @@ def check(tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, finite: b
 
 
 def written_by(header: Mapping[str, Any]) -> str:
-    """Which version of the library to install for a file."""
+    """A sentence that says which version of the library wrote a file, and how to install it."""
     library = header.get("library", "?")
     return f"It was written by rigidities {library}: pip install 'rigidities>={library}'."
 
 
 def _check_header(kind: Kind, header: Mapping[str, Any]) -> None:
-    """Compare the header with the table: its own entries, then the object of each part."""
+    """Compare the header with the table: its top-level entries, then the object of each part."""
     types: dict[str, Any] = {**_COMMON, **kind.header}
     for prefix, part in kind.parts.items():
         if part.header is None:
@@ -464,7 +466,7 @@ def _check_section(
 
 
 def _is_of_type(value: Any, expected: Any) -> bool:
-    """Whether a JSON value is of a type; true and false are no numbers, and 1 is a float too."""
+    """Whether a JSON value is of a type; booleans are not numbers, and an int is a float too."""
     if isinstance(value, bool):
         return expected in (bool, object)
     if expected in (float, Finite) and isinstance(value, int | float):
@@ -473,7 +475,7 @@ def _is_of_type(value: Any, expected: Any) -> bool:
 
 
 def _type_name(expected: Any) -> str:
-    """Such as "int", "str | None", "a finite number"."""
+    """The name of a type for messages, such as "int", "str | None" or "a finite number"."""
     if expected is Finite:
         return "a finite number"
     return getattr(expected, "__name__", str(expected))
@@ -493,7 +495,7 @@ def _check_part(
         part: The part's table.
         tensors: All tensors of the file.
         header: The file's header.
-        sizes: Lengths of dimensions that other tensors have told; new ones are added.
+        sizes: Lengths of dimensions, learnt from the tensors so far; new ones are added.
 
     Returns:
         The names of the part's tensors.
@@ -503,10 +505,10 @@ def _check_part(
     for entry, array in part.tensors.items():
         names = _names_of_entry(prefix, entry, tensors)
         for name in names:
-            if not array.allows(tensors[name]):
+            if not array.allows_dtype(tensors[name]):
                 dtype = _dtype_name(tensors[name])
                 raise ValueError(f"the tensor {name!r} must be {array.dtype}, got {dtype}.")
-            sizes.agree(name, array.shape, tuple(tensors[name].shape))
+            sizes.check(name, array.shape, tuple(tensors[name].shape))
         if "|" in entry and len(names) > 1:
             raise ValueError(f"it must hold one of {entry!r} in {prefix!r}, got {names}.")
         optional = entry.endswith("?") or "*" in entry
@@ -546,21 +548,21 @@ def _check_finite(kind: Kind, tensors: Mapping[str, Tensor]) -> None:
 
 
 class _Sizes:
-    """Lengths of the words in shapes, as the tensors of one file tell them one after the other.
+    """Lengths of the words in shapes, learnt from the tensors of one file as they are checked.
 
     Args:
-        targets: The length of K; None where the first tensor with a K tells it.
+        targets: The length of K; None to take it from the first tensor with a K.
     """
 
     def __init__(self, targets: int | None) -> None:
         self._lengths: dict[str, int] = {}
         if targets is not None:
             self._lengths["K"] = targets
-        # Whether the dimensions with a word of PER_TARGET are there.
+        # For each word of PER_TARGET: whether its dimension is there, or missing in every tensor.
         self._per_target: dict[str, bool] = {}
 
-    def agree(self, name: str, words: str, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor of another shape than its words say; learn the lengths of new words.
+    def check(self, name: str, words: str, shape: tuple[int, ...]) -> None:
+        """Refuse a tensor whose shape contradicts its words; learn the lengths of new words.
 
         Args:
             name: The tensor's name, for the message.
@@ -570,7 +572,7 @@ class _Sizes:
         if words == "...":
             return
         all_words = words.split()
-        expected = []
+        expected = []  # the words without missing dimensions, K in place of T, U and S
         for word in all_words:
             if word not in PER_TARGET:
                 expected.append(word)
@@ -585,14 +587,14 @@ class _Sizes:
             )
 
     def _fits(self, word: str, length: int) -> bool:
-        """Whether a dimension has the length that its word says, as far as that is known."""
+        """Whether a dimension has the length of its word; a new letter takes its length here."""
         letter, offset = _letter_and_offset(word)
         if letter not in ("", "_"):
             self._lengths.setdefault(letter, length - offset)
         return word == "_" or self._length(word, None) == length
 
     def _length(self, word: str, unknown: Any) -> Any:
-        """The length of a word; `unknown` where no tensor has told it yet."""
+        """The length of a word; the value of `unknown` where no tensor has fixed it yet."""
         letter, offset = _letter_and_offset(word)
         if not letter:
             return offset
@@ -602,16 +604,16 @@ class _Sizes:
 
 
 def _letter_and_offset(word: str) -> tuple[str, int]:
-    """A word's letter and what is added to it: "F+3" is ("F", 3), and "5" is ("", 5)."""
+    """A word's letter and the number added to it: "F+3" is ("F", 3), and "5" is ("", 5)."""
     letter, offset = re.fullmatch(r"([A-Z_]?)([+-]?\d*)", word).groups()  # type: ignore[union-attr]
     return letter, int(offset or 0)
 
 
 def _in_brackets(words: list[str]) -> str:
-    """Words like a shape: "(D, K)"."""
+    """Words written like a shape, such as "(D, K)"."""
     return f"({', '.join(words)})"
 
 
 def _dtype_name(tensor: Tensor) -> str:
-    """Such as "float64"."""
+    """The name of a tensor's dtype, such as "float64"."""
     return str(tensor.dtype).removeprefix("torch.")

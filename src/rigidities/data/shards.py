@@ -1,8 +1,8 @@
-"""The rows that each process of a job reads: every row once.
+"""The rows that each process of a job reads, so that every row is read once.
 
-Loaders for training give all processes equally many rows: they repeat some, which a Gram would
-count twice, or leave some out. `unpadded` and `in_order` take such a loader and give a copy that
-does neither; `ShardSampler` and `shard` give each process its share of a data set from the start.
+Loaders for training give every process the same number of rows. To do so they repeat some rows,
+which a Gram would count twice, or leave some out. `unpadded` and `in_order` copy such a loader so
+that it does neither; `ShardSampler` and `shard` give each process its share of a data set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ShardSampler(loading.DistributedSampler[Any]):
             else 0.
         ranks: How many processes there are; by default as many as torch.distributed has where it
             runs, else 1.
-        shuffle: Whether to deal out the rows in random order, another one after each `set_epoch`.
+        shuffle: Whether to deal out the rows in random order, a new one after each `set_epoch`.
         seed: The seed of that order, the same for all processes.
     """
 
@@ -84,9 +84,10 @@ def shard(data: Any, rank: int | None = None, ranks: int | None = None) -> Any:
 
 
 def unpadded(data: Any) -> Any:
-    """A copy of a job's loader that neither repeats nor drops rows; other data as they are.
+    """A copy of a job's loader that neither repeats nor drops rows; other data unchanged.
 
-    What Accelerate and Fabric put around a loader may wait for other processes, and is left out.
+    The wrappers that Accelerate and Fabric put around a loader may wait for other processes; they
+    are taken off.
 
     Raises:
         TypeError: Accelerate hands out the rows from one process, or repeats some.
@@ -111,13 +112,13 @@ def unpadded(data: Any) -> Any:
 
 
 def in_order(data: Any) -> Any:
-    """A copy of a loader that reads its data set in order, every row once, in a job its share.
+    """A copy of a loader that reads its data set in order, every row once; in a job, its share.
 
-    A loader whose sampler does not go through the whole data set is read as by `unpadded`.
+    A loader whose sampler does not cover the whole data set is treated as by `unpadded`.
     """
     loader = _inner_loader(data)
     batch_sampler = getattr(loader, "batch_sampler", None)
-    # In a job, Accelerate has put its own batch sampler around the loader's.
+    # In a job, Accelerate puts its own batch sampler around the loader's.
     batch_sampler = getattr(batch_sampler, "batch_sampler", batch_sampler)
     sampler = getattr(batch_sampler, "sampler", None)
     if type(batch_sampler) is loading.BatchSampler and _reads_whole(sampler, loader):
@@ -140,7 +141,7 @@ def in_order(data: Any) -> Any:
 
 
 def _reads_whole(sampler: Any, loader: Any) -> bool:
-    """Whether a sampler is one of torch's that go through the loader's whole data set."""
+    """Whether a sampler is one of torch's own, and covers the loader's whole data set."""
     standard = type(sampler) in (loading.SequentialSampler, loading.DistributedSampler)
     if not standard and not isinstance(sampler, loading.RandomSampler):
         return False
@@ -149,15 +150,15 @@ def _reads_whole(sampler: Any, loader: Any) -> bool:
 
 
 def _inner_loader(data: Any) -> Any:
-    """The loader that Accelerate or Fabric has wrapped; other data as they are."""
+    """The loader inside a wrapper of Accelerate or Fabric; other data unchanged."""
     inner = getattr(data, "base_dataloader", getattr(data, "_dataloader", None))
     return inner if isinstance(inner, loading.DataLoader) else data
 
 
 def _exact(sampler: Any) -> Any:
-    """A sampler that neither repeats nor drops rows.
+    """A version of a sampler that neither repeats nor drops rows.
 
-    It is the given one where that does neither, or is not understood.
+    The sampler itself is returned where it does neither already, or where it is of an unknown kind.
     """
     if isinstance(sampler, ShardSampler):
         return sampler
@@ -174,26 +175,26 @@ def _exact(sampler: Any) -> Any:
 
 
 def _exact_for_accelerate(sampler: Any) -> Any:
-    """Accelerate's sampler of batches, without equal numbers of batches for all processes."""
+    """Accelerate's batch sampler, no longer forced to give all processes equally many batches."""
     order = _exact(getattr(sampler.batch_sampler, "sampler", None))
     if is_shuffle(order):
-        # Each process would shuffle anew, without an exchange: rows would be lost and repeated.
+        # Each process would shuffle by itself, and some rows would be lost and others repeated.
         order = range(len(order.data_source))
     batches = _altered(sampler.batch_sampler, sampler=order, drop_last=False)
     return _altered(sampler, batch_sampler=batches, even_batches=False, drop_last=False)
 
 
 def _every_row(sampler: Any) -> list[int]:
-    """The rows of a `DistributedSampler` without those it repeats, and with those it drops."""
+    """The rows of a `DistributedSampler`, without those it repeats and with those it drops."""
     size = len(sampler.dataset)
-    own_rows = list(sampler)
+    padded_rows = list(sampler)
     alone = _altered(
         sampler, rank=0, num_replicas=1, num_samples=size, total_size=size, drop_last=False
     )
     rows = list(alone)[sampler.rank :: sampler.num_replicas]
-    # A subclass may deal them out in another way: then its own rows stay.
-    common = min(len(rows), len(own_rows))
-    return rows if rows[:common] == own_rows[:common] else own_rows
+    # A subclass may deal out its rows in another way: then they are left as they are.
+    common = min(len(rows), len(padded_rows))
+    return rows if rows[:common] == padded_rows[:common] else padded_rows
 
 
 def is_shuffle(sampler: Any) -> bool:
@@ -204,7 +205,7 @@ def is_shuffle(sampler: Any) -> bool:
 
 
 def _altered(original: Any, **attributes: Any) -> Any:
-    """A shallow copy with other attributes, written past a DataLoader's refusal to be set."""
+    """A shallow copy with other attributes, set directly because a DataLoader refuses setattr."""
     twin = copy.copy(original)
     vars(twin).update(attributes)
     return twin

@@ -1,11 +1,12 @@
-"""Which rows stand in both of two data sets, in constant memory.
+"""Which rows two data sets have in common, in constant memory.
 
 Every row is hashed to 63 bits; a `RowSketch` keeps the smallest hashes (bottom-k sampling). Two
-data sets share a row only if they share its hash, so the hashes below both thresholds decide it:
-exactly while the first set has at most `SIZE` rows, by sampling beyond. What a sketch keeps below
-its threshold does not depend on order or batching, and two sketches merge.
+data sets share a row only if they share its hash, so it is enough to compare the hashes below both
+sketches' limits. The answer is exact while the first set has at most `SIZE` rows, and an estimate
+from a sample beyond that. What a sketch keeps below its limit does not depend on order or batching,
+and two sketches can be merged.
 
-The hashes themselves are made below the class: `row_hashes` of exact values, `near_hashes` of
+The functions below the class compute the hashes: `row_hashes` of exact values, `near_hashes` of
 values known up to rounding, `tensor_hashes` and `fingerprint` of whole tensors.
 """
 
@@ -31,13 +32,13 @@ NO_LIMIT = (1 << 63) - 1
 """The largest hash: every hash is below it, or equal."""
 
 _CHUNK = 4096
-"""Words of a row that are multiplied at once."""
+"""At most this many words of a row are multiplied at once."""
 
 _PIECE = 1 << 22
-"""Numbers of tensors that are hashed at once, about."""
+"""About this many numbers of tensors are hashed at once."""
 
 _PIECE_WIDTH = 64
-"""Words of a row into which tensors are cut to be hashed."""
+"""Tensors are cut into rows of this many words to be hashed."""
 
 # Factors of a mixing function whose products spread the bits of a word (splitmix64).
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
@@ -48,10 +49,10 @@ S = TypeVar("S", bound="RowSketch")
 
 
 class RowSketch:
-    """The rows of smallest hash of a data set: their hashes, and columns of numbers with them.
+    """The rows of a data set with the smallest hashes: the hashes, and columns that go with them.
 
-    Rows that came since the last `settle` stand in arrays, in the order in which they came; these
-    grow to `room` times `size` rows, then `settle` sorts them in.
+    Rows added since the last `settle` wait in arrays, in the order in which they came. These arrays
+    grow to `room` times `size` rows; then `settle` sorts them in.
 
     Args:
         size: How many hashes to keep at most; by default `SIZE`.
@@ -60,9 +61,10 @@ class RowSketch:
     Attributes:
         hashes: Sorted distinct int64, of the settled rows.
         counts: How many rows have each hash.
-        limit: Every hash of the data set below it is in `hashes`. A limit of 0 says that some rows
-            had no hash, so that no row can be judged.
-        columns: What goes with each hash, by name, (n, ...); of equal rows the first one's.
+        limit: Every hash of the data set below it is in `hashes`, so only rows below it can be
+            judged (said to be in the data set or not). It is 0 where some rows had no hash, and
+            no row can be judged.
+        columns: What goes with each hash, by name, (n, ...); for equal rows, that of the first.
         size: How many hashes to keep at most.
     """
 
@@ -78,7 +80,7 @@ class RowSketch:
         self._recent: _Recent | None = None
         # A limit that is still on an accelerator; read when rows are settled.
         self._bound: Tensor | None = None
-        # Whether the number of rows is known and they differ; None before the first rows.
+        # Whether more than `size` distinct rows are expected; None before the first rows.
         self._expects: bool | None = None
 
     @property
@@ -89,8 +91,8 @@ class RowSketch:
     def expect(self, rows: int | None, first: Tensor) -> None:
         """Lower the limit for data of a known size, so that few more than `size` rows are stored.
 
-        Where the first rows repeat one another, nobody knows how many distinct ones will come, and
-        the limit stays.
+        Where the first rows contain repeats, the number of distinct rows cannot be foreseen, and
+        the limit stays as it is.
 
         Args:
             rows: How many rows the data set has; None where that is not known.
@@ -100,7 +102,8 @@ class RowSketch:
             more_than_kept = rows is not None and rows > self.size
             self._expects = more_than_kept and len(torch.unique(first)) == len(first)
         if self._expects and rows is not None:
-            # Hashes are uniform: `size` and eight standard deviations are expected below the limit.
+            # Hashes are uniform. Below this limit, `size` plus eight standard deviations of their
+            # number are expected, so that fewer than `size` are practically impossible.
             share = (self.size + 8 * self.size**0.5) / rows
             if share < 1:
                 self.limit = min(self.limit, int(share * NO_LIMIT))
@@ -112,7 +115,7 @@ class RowSketch:
             hashes: Their hashes, (n,).
             columns: What goes with them, (n, ...), under the same names in every call.
         """
-        # Where most rows are below the limit, looking for them costs more than taking all.
+        # Where most rows are below the limit, selecting them costs more than taking all.
         if hashes.device.type == "cpu" and self.limit < NO_LIMIT // 2:
             below = (hashes < self.limit).nonzero()[:, 0]
             self._append(below, hashes, columns)
@@ -120,7 +123,7 @@ class RowSketch:
             self._append(None, hashes, columns)
 
     def _append(self, index: Tensor | None, hashes: Tensor, columns: dict[str, Tensor]) -> None:
-        """Put rows into the arrays of unsettled ones; full arrays are settled first.
+        """Put rows into the arrays of unsettled rows; full arrays are settled first.
 
         Args:
             index: Which rows to take; None for all.
@@ -131,16 +134,16 @@ class RowSketch:
         if rows == 0:
             return
         most = self.room * self.size
-        if self._recent is not None and not self._recent.takes(rows, hashes, columns, most):
+        if self._recent is not None and not self._recent.make_room(rows, hashes, columns, most):
             self.settle()
         if self._recent is None:
-            # As much room as will be needed where that is known; else little, which grows.
+            # All the room that will be needed where that is known; else a little, which grows.
             room = max(rows, most if self._expects else min(256, most))
             self._recent = _Recent(room, hashes, columns)
         self._recent.append(index, rows, hashes, columns)
 
     def void(self) -> None:
-        """Forget all rows, and judge none from now on: some had no hash."""
+        """Forget all rows and judge none from now on, because some rows had no hash."""
         self.limit = 0
         self.settle()
 
@@ -152,31 +155,31 @@ class RowSketch:
         self._join([RowTable.of(self), RowTable.of(other)])
 
     def without(self: S, other: RowSketch) -> S:
-        """A sketch without another's rows; those of them that are not here are ignored."""
-        left, _ = self._difference(other)
-        return left
+        """A copy without the rows of another sketch; rows that are not here are ignored."""
+        remaining, _ = self._difference(other)
+        return remaining
 
     def lacking(self, other: RowSketch) -> tuple[int, int]:
-        """How many of another's rows are not here, and how many of them could be judged."""
-        left, lacking = self._difference(other)
-        judged = int(other.counts[other.hashes < left.limit].sum())
+        """How many of another sketch's rows are not here, and how many could be judged."""
+        remaining, lacking = self._difference(other)
+        judged = int(other.counts[other.hashes < remaining.limit].sum())
         return lacking, judged
 
     def _difference(self: S, other: RowSketch) -> tuple[S, int]:
-        """A sketch without another's rows, and how many of those were not here."""
-        left = self.clone()
+        """A copy without another sketch's rows, and how many of those rows were not here."""
+        remaining = self.clone()
         removed = RowTable.of(other.clone())
         removed.counts = -removed.counts
-        left.limit = min(self.limit, other.limit)
-        lacking = left._join([RowTable.of(left), removed])
-        return left, lacking
+        remaining.limit = min(self.limit, other.limit)
+        lacking = remaining._join([RowTable.of(remaining), removed])
+        return remaining, lacking
 
     def overlap(self, other: RowSketch) -> tuple[int, int, int]:
-        """How many of another's rows stand here too.
+        """How many of another sketch's rows are here too.
 
         Returns:
-            The number of such rows, how many of them come once in the other, and how many of the
-            other's rows could be judged.
+            The number of such rows, how many of them occur only once in the other sketch, and how
+            many of the other sketch's rows could be judged.
         """
         self.settle()
         other.settle()
@@ -188,7 +191,11 @@ class RowSketch:
         return int(counts[shared].sum()), once, int(counts[judged].sum())
 
     def shared(self, hashes: Tensor) -> float:
-        """How many rows with these hashes the data set has (an estimate beyond `size` rows)."""
+        """How many of these hashes belong to rows of the data set.
+
+        Hashes at or above the limit cannot be looked up: the share of those below it that are here
+        is taken to hold for all.
+        """
         self.settle()
         hashes = hashes.to(self.hashes.device)
         judged = hashes[hashes < self.limit]
@@ -197,14 +204,14 @@ class RowSketch:
         return float(torch.isin(judged, self.hashes).sum()) * len(hashes) / len(judged)
 
     def trimmed(self: S, limit: int) -> S:
-        """A copy with the hashes below a limit only."""
+        """A copy with only the hashes below a limit."""
         other = self.clone()
         other.limit = min(self.limit, limit)
         other._join([RowTable.of(other)])
         return other
 
     def clone(self: S) -> S:
-        """An independent copy; it shares the settled tensors, which nobody writes to."""
+        """An independent copy; it shares the settled tensors, which are never written to."""
         self.settle()
         return copy.copy(self)
 
@@ -217,20 +224,20 @@ class RowSketch:
         return other
 
     def state(self) -> dict[str, Tensor]:
-        """The sketch as tensors, for files."""
+        """Hashes, counts and limit as tensors, for files; without the columns."""
         self.settle()
         return {"hashes": self.hashes, "counts": self.counts, "limit": torch.tensor([self.limit])}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSketch:
-        """The sketch that `state` came from."""
+        """The sketch from what `state` returned."""
         sketch = cls(limit=int(state["limit"]))
         sketch.hashes = state["hashes"]
         sketch.counts = state["counts"]
         return sketch
 
     def settle(self) -> None:
-        """Sort in the latest rows; to be called before threads share the sketch."""
+        """Sort in the latest rows; must be called before threads share the sketch."""
         if self._bound is not None:
             self.limit = min(self.limit, int(self._bound))
             self._bound = None
@@ -242,17 +249,17 @@ class RowSketch:
             self._join([RowTable.of(self)])
 
     def _completed(self, recent: RowTable) -> RowTable:
-        """The latest rows with all their columns; a subclass may add some that were left out."""
+        """The latest rows with all their columns; a subclass may add columns left out so far."""
         return recent
 
     def _join(self, tables: list[RowTable]) -> int:
-        """Keep the `size` smallest hashes of some tables, in place of those that are here.
+        """Replace this sketch's rows by those of some tables with the `size` smallest hashes.
 
         Args:
-            tables: The rows; those to remove have negative counts.
+            tables: The rows. Those to remove have negative counts.
 
         Returns:
-            How many rows to remove were not there.
+            How many of the rows to remove were not there.
         """
         tables = [table for table in tables if len(table.hashes)]
         if not tables:
@@ -260,7 +267,7 @@ class RowSketch:
         device = tables[-1].hashes.device
         hashes = torch.cat([table.hashes.to(device) for table in tables])
         counts = torch.cat([table.counts.to(device) for table in tables])
-        # A stable sort, so that of equal rows the first stays the first.
+        # A stable sort, so that the first of equal rows stays the first.
         hashes, order = torch.sort(hashes, stable=True)
         counts = counts[order]
         below = int(torch.searchsorted(hashes, self.limit))
@@ -310,9 +317,9 @@ class _Recent:
     """Arrays of hashes and columns that are filled from the front.
 
     Args:
-        rows: For how many rows there is room at first.
-        hashes: Hashes like those to come, for dtype and device.
-        columns: Columns like those to come.
+        rows: Number of rows for which there is room at first.
+        hashes: Hashes with the dtype and device of those to come.
+        columns: Columns with the names, dtypes and shapes of those to come.
     """
 
     def __init__(self, rows: int, hashes: Tensor, columns: dict[str, Tensor]) -> None:
@@ -322,14 +329,17 @@ class _Recent:
         }
         self._filled = 0
 
-    def takes(self, rows: int, hashes: Tensor, columns: dict[str, Tensor], most: int) -> bool:
-        """Whether there is room for more rows of the same kind; grows if that is needed.
+    def make_room(self, rows: int, hashes: Tensor, columns: dict[str, Tensor], most: int) -> bool:
+        """Make room for more rows.
 
         Args:
             rows: How many rows are to come.
             hashes: Their hashes.
             columns: Their columns.
-            most: Rows in all up to which the arrays may grow.
+            most: The total number of rows up to which the arrays may grow.
+
+        Returns:
+            Whether there is room now; False where the rows do not fit, or are of another kind.
         """
         needed = self._filled + rows
         if needed > max(most, self._hashes.shape[0]) or hashes.device != self._hashes.device:
@@ -345,7 +355,7 @@ class _Recent:
         return True
 
     def _grow(self, rows: int) -> None:
-        """Make room for so many rows in all."""
+        """Enlarge the arrays to this total number of rows."""
         hashes = self._hashes.new_empty(rows)
         hashes[: self._filled] = self._hashes[: self._filled]
         self._hashes = hashes
@@ -357,11 +367,11 @@ class _Recent:
     def append(
         self, index: Tensor | None, rows: int, hashes: Tensor, columns: dict[str, Tensor]
     ) -> None:
-        """Copy rows behind those that are here.
+        """Copy rows to the end of those that are here.
 
         Args:
             index: Which rows to copy; None for all.
-            rows: How many those are.
+            rows: How many rows that is.
             hashes: Hashes of all rows.
             columns: Columns of all rows.
         """
@@ -384,11 +394,11 @@ class _Recent:
 
 
 def _columns_at(tables: list[dict[str, Tensor]], index: Tensor) -> dict[str, Tensor]:
-    """The columns of some rows of several tables.
+    """The columns of selected rows of several tables.
 
     Args:
         tables: The columns of each table, by name.
-        index: Numbers of rows, counted through all tables, one after the other.
+        index: Numbers of the rows to select, as if all tables were one, in their order.
     """
     names = tables[0].keys()
     if any(columns.keys() != names for columns in tables):
@@ -405,7 +415,7 @@ def _columns_at(tables: list[dict[str, Tensor]], index: Tensor) -> dict[str, Ten
 
 
 def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
-    """One hash per row over all tensors, (rows,); None if a value does not have so many rows."""
+    """One hash per row over all tensors, (rows,); None if a value is no tensor of that length."""
     total: Tensor | None = None
     for position, value in enumerate(values):
         plain = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
@@ -417,16 +427,18 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
 
 
 def output_hashes(hashes: Tensor, rows: int, importance: Tensor | None) -> Tensor:
-    """Hashes of output rows, from those of inputs that have equally many output rows each.
+    """Hashes of output rows, where every input has the same number of output rows.
 
     Args:
-        hashes: Of the inputs, (n,).
+        hashes: Hashes of the inputs, (n,).
         rows: Number of output rows, a multiple of n.
-        importance: The user's sample weight of each output row. It goes into the low bits only:
-            where rows are looked up in a sketch, those of the sample must all be in it.
+        importance: The user's sample weight of each output row. It changes the low bits only, so
+            that it hardly moves a row across a sketch's limit: rows of the row sample must all be
+            in the sketch they are looked up in.
 
     Returns:
-        One hash per output row, (rows,), of the input's hash and the place among its rows.
+        One hash per output row, (rows,), made of the input's hash and the row's place within the
+        input.
     """
     rows_per_input = rows // len(hashes)
     if rows_per_input > 1:
@@ -440,7 +452,7 @@ def output_hashes(hashes: Tensor, rows: int, importance: Tensor | None) -> Tenso
 
 
 def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
-    """A number from N(0, 1) for each pair of a row's hash and a key, always the same.
+    """A number from N(0, 1) for each pair of a row's hash and a key; a pair's never changes.
 
     Args:
         hashes: int64.
@@ -454,8 +466,9 @@ def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
 def near_hashes(features: Tensor, width: float) -> Tensor:
     """One hash per row of features that are known up to rounding, (N,).
 
-    It is a hash of the features' size and of four projections on fixed directions, in cells that
-    are wider than the rounding. Another pass may find a row near a boundary in the next cell.
+    It is a hash of the features' length and of four projections on fixed directions, rounded to
+    cells that are wider than the rounding of the features. A row near the boundary of a cell may
+    fall into the next one in another pass.
 
     Args:
         features: (N, ...).
@@ -491,7 +504,7 @@ class _Piece(NamedTuple):
 
     Attributes:
         owner: The number of the tensor.
-        factor: An odd number for the part of the tensor, where it consists of several.
+        factor: An odd number for each plain tensor that the tensor consists of.
         values: The numbers, flat.
     """
 
@@ -501,15 +514,16 @@ class _Piece(NamedTuple):
 
 
 def tensor_hashes(tensors: Sequence[Tensor]) -> list[int]:
-    """One hash of all of each tensor's values; the same on every device and for lossless casts."""
-    # Pieces of the same number, on one device, are hashed together, about `_PIECE` numbers at once.
+    """One hash per tensor, of all its values; the same on every device and for lossless casts."""
+    # Pieces with the same number within their tensors, on one device, are hashed together, about
+    # `_PIECE` numbers at once.
     groups: dict[tuple[torch.device, int, int], list[_Piece]] = defaultdict(list)
-    sizes = [0] * len(tensors)
+    sizes = [0] * len(tensors)  # they enter the hash: zeros alone would not show their number
     numbers_before = 0
     for owner, tensor in enumerate(tensors):
-        for part_number, part in enumerate(plain_parts(tensor)):
-            factor = 2 * part_number + 1
-            flat = part.detach().resolve_conj()
+        for plain_number, plain in enumerate(plain_parts(tensor)):
+            factor = 2 * plain_number + 1
+            flat = plain.detach().resolve_conj()
             if flat.is_complex():
                 flat = torch.view_as_real(flat)
             flat = flat.reshape(-1)
@@ -558,17 +572,17 @@ def _piece_hashes(pieces: list[_Piece], piece_number: int) -> tuple[Tensor, Tens
 def _products(tensor: Tensor, position: int) -> Tensor:
     """Dot product of each row's words with random odd 64-bit integers, modulo 2^64.
 
-    Integer sums depend neither on the order nor on the batch or device.
+    Sums of integers do not depend on the order, the batch or the device.
 
     Args:
         tensor: (n, ...).
-        position: Which random integers to take.
+        position: Which random integers to take, so that tensors of one row are told apart.
     """
     if not tensor.numel():  # rows of no numbers
         return torch.zeros(tensor.shape[0], dtype=torch.int64, device=tensor.device)
     words = _words(tensor.reshape(tensor.shape[0], -1))
     compiling = torch.compiler.is_compiling()
-    # A graph cannot look into the cache.
+    # A compiled graph cannot look into the cache.
     multipliers_of = _multipliers.__wrapped__ if compiling else _multipliers
     sums = []
     for start in range(0, words.shape[1], _CHUNK):
@@ -589,10 +603,10 @@ def _multipliers(position: int, start: int, count: int, device: torch.device) ->
 
 
 def _words(values: Tensor) -> Tensor:
-    """The bits of each row as int64, two 32-bit words in one where they come in pairs.
+    """The bits of each row as int64 words, two 32-bit numbers in one where their count is even.
 
-    A product modulo 2^64 keeps little of a word that ends in many zeros, as those of small whole
-    numbers do, so the high half is mixed into the low one.
+    A product modulo 2^64 keeps little of a word that ends in many zeros, as the floats of small
+    whole numbers do, so the high half is mixed into the low one.
     """
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj()).flatten(1)
@@ -603,7 +617,7 @@ def _words(values: Tensor) -> Tensor:
     values = values.contiguous()
     if values.element_size() * values.shape[1] % 8:
         return values.view(torch.int32).to(torch.int64)
-    # A view of wider words must begin at a multiple of their size; in a compiled graph it does.
+    # A view as wider words must begin at a multiple of their size; in a compiled graph it does.
     compiling = torch.compiler.is_compiling()
     if not compiling and values.storage_offset() * values.element_size() % 8:
         values = values.clone()

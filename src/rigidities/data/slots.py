@@ -2,7 +2,7 @@
 
 A `Slot` names one tensor of a batch: by position or keyword of the model's inputs, or, where a
 user's `forward` takes the batch whole, by position, key or attribute of the batch. `get` reads that
-tensor, and `put` gives the model's inputs with another one there. `RowShare` hands out a tensor
+tensor, and `put` returns the model's inputs with another one there. `RowShare` hands out a tensor
 that goes with the rows of an input, batch by batch.
 """
 
@@ -24,25 +24,25 @@ Members = dict[str | int | None, Any]
 
 
 class Caller(Protocol):
-    """What calls a model, such as a tap."""
+    """An object that calls a model, such as a `Tap`."""
 
     @property
     def source(self) -> Source:
-        """How the model is called: the user's own functions."""
+        """How the model is called: the user's `forward`, `features` and `output`."""
 
     @property
     def input_names(self) -> Sequence[str]:
-        """What the model calls its positional inputs."""
+        """The model's names for its positional inputs."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where an input tensor stands in a batch.
+    """The place of an input tensor in a batch.
 
     Attributes:
         key: Position or keyword of the model's inputs; with `whole`, position, key or attribute
             of the batch that a user's `forward` takes (None: the batch itself).
-        whole: Whether the model's one input is the batch as a whole.
+        whole: Whether the model's only input is the whole batch.
     """
 
     key: str | int | None
@@ -55,7 +55,7 @@ class Slot:
         Args:
             batch: A batch of the data.
             wrt: The input's position or name; None for the only floating-point input.
-            tap: What calls the model.
+            tap: The object that calls the model.
 
         Raises:
             ValueError: There is no such input, it is not a floating-point tensor, or there are
@@ -153,9 +153,10 @@ class RowShare:
     """A tensor with one row per row of an input, handed out batch by batch.
 
     Args:
-        values: One row per row of all inputs together, or what every batch uses as it is.
-        split: Whether it has one row per input row.
-        name: What messages call it.
+        values: One row for each row of the input in all batches together, or a tensor that every
+            batch uses as it is.
+        split: Whether it is the first of these, to be split among the batches.
+        name: The name of the tensor in messages.
     """
 
     def __init__(self, values: Tensor, *, split: bool, name: str) -> None:
@@ -165,7 +166,7 @@ class RowShare:
         self._used = 0
 
     def next(self, rows: int) -> Tensor:
-        """The share of the next batch, which has so many rows."""
+        """The rows of the tensor for the next batch, which has `rows` rows."""
         if not self.split:
             return self.values
         share = self.values[self._used : self._used + rows]
@@ -178,7 +179,7 @@ class RowShare:
         return share
 
     def check_used_up(self) -> None:
-        """Refuse rows that are left over after the last batch."""
+        """Refuse a tensor with rows left over after the last batch."""
         rows = len(self.values) if self.split else 0
         if self._used < rows:
             raise ValueError(f"{self.name} has {rows} rows for {self._used} rows of the input.")

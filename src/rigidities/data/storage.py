@@ -1,9 +1,9 @@
-"""Files: safetensors with a JSON header and a checksum, written atomically, read without code.
+"""Files: safetensors with a JSON header and a checksum, written atomically; reading runs no code.
 
-A `Snapshot` is what goes into a file or a state dict: tensors by name, and a header of what JSON
-can hold. Writing checks it against the table in `schema`, adds the versions of format and library
-and a checksum over everything, writes a temporary file, and lets that take the target's place.
-Reading goes the same way back, and refuses what is damaged, foreign or newer.
+A `Snapshot` is what goes into a file or a state dict: tensors by name, and a header that JSON can
+hold. Writing checks it against the table in `schema`, adds the versions of the format and the
+library and a checksum over everything, writes a temporary file, and moves that to the target's
+place. Reading reverses these steps, and refuses a file that is damaged, foreign or newer.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ FORMAT = 1
 """Version of the layout below; a file with a larger one is refused."""
 
 UNFINISHED = "checkpoint"
-"""The header's entry of a fit that was interrupted, and what such a file is said to hold."""
+"""The header entry that marks an interrupted fit; `Snapshot.read` takes it for a kind of file."""
 
 _HEADER_KEY = "rigidities"
 _CHECKSUM_KEY = "checksum"
 
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
-"""This machine: on a shared file system nobody can ask whether another machine's processes live."""
+"""This machine, in the names of temporary files. On a shared file system, one cannot ask whether a
+process of another machine is alive."""
 
 _STALE_AFTER = 3600.0
-"""Seconds after which a temporary file counts as left behind, whoever wrote it."""
+"""Seconds after which a temporary file counts as left behind, whichever process wrote it."""
 
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError)
-"""What bytes that are no file or no header may raise (RecursionError is a RuntimeError)."""
+"""Errors from bytes that are not a safetensors file or a header (RecursionError is a RuntimeError).
+"""
 
 _AGAIN = "Save it again from the fitted object."
 
@@ -61,7 +63,7 @@ class Snapshot:
     Attributes:
         tensors: The tensors by name. A file holds them on the CPU, in their own dtype.
         header: Anything that JSON can hold. Its "kind" says which table of `schema` applies.
-        source: What errors call the snapshot.
+        source: What error messages call the snapshot.
     """
 
     tensors: dict[str, Tensor]
@@ -71,14 +73,15 @@ class Snapshot:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a file, so that a crash leaves either the old one or the new one.
 
-        The file keeps its permissions, and a link its place: what it points to is replaced.
+        The file keeps its permissions. A symbolic link stays, and the file it points to is
+        replaced.
 
         Raises:
-            ValueError: The contents are not what `schema` says, so that nobody could read them.
+            ValueError: The contents do not follow `schema`, so that they could not be read back.
         """
         text = self._header_text()
         try:
-            # The header as it would be read, after JSON.
+            # The header as a reader would get it, after JSON.
             schema.check(self.tensors, json.loads(text), finite=False)
         except ValueError as error:
             raise ValueError(f"{path} is not written, for nobody could read it: {error}") from error
@@ -109,12 +112,12 @@ class Snapshot:
 
     @classmethod
     def from_state(cls, state: Any, holds: str) -> Snapshot:
-        """The snapshot that a `state` came from.
+        """The snapshot from what `state` returned.
 
-        A state dict has no checksum, so its numbers are checked too.
+        A state dict has no checksum, so its tensors are also checked for NaN and infinity.
 
         Args:
-            state: What `state` gave.
+            state: What `state` returned.
             holds: The kind that it must be of.
 
         Raises:
@@ -136,9 +139,9 @@ class Snapshot:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """A context in which errors with the contents name the source.
+        """A context in which a ValueError is raised again with the name of the source.
 
-        No code of the user's may run inside: its errors would be taken for those of the contents.
+        No user code may run inside: its errors would be blamed on the contents of the file.
         """
         try:
             yield
@@ -151,14 +154,14 @@ class Snapshot:
 
         Args:
             name: The part's name in the header, and the prefix of its tensors.
-            make: Gets the header's entry and the part's tensors.
+            make: A function of the part's header entry and the part's tensors.
         """
         if self.header.get(name) is None:
             return None
         return make(self.header[name], unprefixed(name, self.tensors))
 
     def to(self, device: torch.device) -> Snapshot:
-        """The same with its tensors on another device."""
+        """The same snapshot with its tensors on another device."""
         tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return replace(self, tensors=tensors)
 
@@ -170,7 +173,7 @@ class Snapshot:
         """This snapshot, after a check of its kind and contents.
 
         Args:
-            holds: The kind that it must be of, or `UNFINISHED`.
+            holds: The kind that it must be, or `UNFINISHED`.
             finite: Whether to look for NaN and infinity too.
         """
         unfinished = self.header.get(UNFINISHED) is not None
@@ -256,9 +259,12 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
 def _with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
     """Header and tensors of a safetensors file, with the metadata sorted by name.
 
-    The package writes metadata in another order each time, and files of one object shall be equal
-    byte for byte. A file begins with the length of its header, eight bytes, little endian; the
-    header is JSON, filled up with spaces to a multiple of eight bytes.
+    The safetensors package writes metadata in a different order each time, and files of the same
+    object should be equal byte for byte. A file begins with the length of its header in eight
+    bytes, little endian. The header is JSON, padded with spaces to a multiple of eight bytes.
+
+    Args:
+        content: The whole file, as `safetensors` makes it.
     """
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
@@ -269,20 +275,21 @@ def _with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
 
 
 def write_over(target: Path, *content: bytes | memoryview) -> None:
-    """Write a temporary file beside the target, then let it take the target's place.
+    """Write a temporary file beside the target, then move it to the target's place.
 
     The target keeps its permissions; a new file gets those that the umask leaves.
 
     Args:
         target: The file to write.
-        content: What to write, one piece after the other.
+        content: What to write, in consecutive pieces.
     """
     _remove_left_over(target)
     permissions = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
     unique = f"{_HOST}-{os.getpid()}-{secrets.token_hex(4)}"
     temporary = target.with_name(f"{_temporary_prefix(target)}{unique}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    # A new file: 0666 less the umask. Over an old one: private until it has the old permissions.
+    # A new file gets 0666 less the umask. The replacement of an old file is private until it has
+    # the old file's permissions.
     handle = os.open(temporary, flags, 0o666 if permissions is None else 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -299,15 +306,15 @@ def write_over(target: Path, *content: bytes | memoryview) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file that nobody writes any more, and what killed writers left behind."""
+    """Remove a file that is no longer being written, and what killed writers left behind."""
     target = Path(os.path.realpath(path))
-    # A process that lives may have got the number of the one that was killed.
+    # A living process may have been given the number of one that was killed.
     _remove_left_over(target, spare_living=False)
     target.unlink(missing_ok=True)
 
 
 def _temporary_prefix(target: Path) -> str:
-    """How the names of a file's temporaries begin; a hash, since the file's name may be long."""
+    """The start of the names of a file's temporaries: a hash, since the file's name may be long."""
     digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()
     return f".{digest[:16]}."
 
@@ -317,7 +324,7 @@ def _remove_left_over(target: Path, *, spare_living: bool = True) -> None:
 
     Args:
         target: The file.
-        spare_living: Whether temporaries of this machine's living processes stay.
+        spare_living: Whether to leave the temporaries of this machine's living processes.
     """
     pattern = re.escape(_temporary_prefix(target)) + r"([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.tmp"
     with contextlib.suppress(OSError):  # not worth a failed save
@@ -333,23 +340,23 @@ def _remove_left_over(target: Path, *, spare_living: bool = True) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process of this machine lives; taken to be so where nobody can tell."""
+    """Whether a process of this machine is alive; True where that cannot be found out."""
     try:
         if os.name == "posix":  # on other systems the same call ends the process
             os.kill(process, 0)
     except OSError as error:
-        # Any other error, such as a lack of permission, comes from a process that lives.
+        # Any other error, such as a lack of permission, means that the process is alive.
         return not isinstance(error, ProcessLookupError)
     return True
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors with a prefix before their names, as `unprefixed` undoes."""
+    """The same tensors with a prefix before their names; `unprefixed` undoes it."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def unprefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose name starts with the prefix, without it."""
+    """The tensors whose names start with the prefix, under their names without it."""
     start = f"{prefix}."
     return {
         name.removeprefix(start): tensor

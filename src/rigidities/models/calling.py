@@ -1,8 +1,8 @@
 """How to call a model, and which tensor of its result is the prediction.
 
 A `Source` holds what the user chose: `forward`, `features` and `output`. `Source.run` calls a model
-for one batch, checks that the model leaves its inputs alone, and picks the predicted tensor out of
-the result. An error of the model is raised again with the call that led to it and a remedy.
+for one batch, checks that the model does not write into its inputs, and picks the predicted tensor
+from the result. An error of the model is raised again with the call that caused it and a remedy.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ORDINARY_ERRORS = (
     IndexError,
     AssertionError,
 )
-"""Errors of a model that are raised again with more words; subclasses pass as they are."""
+"""Errors of a model that are raised again with a longer message; subclasses pass unchanged."""
 
 _SEARCH_LIMIT = 256
-"""Entries of inputs that are searched for tensors, at most, in every pass."""
+"""At most this many entries of the inputs are searched for tensors in every pass."""
 
 _KEYWORDS_REMEDY = (
     "A mapping's entries are keyword inputs, but for the target. For a model of the mapping itself "
@@ -48,7 +48,7 @@ _KEYWORDS_REMEDY = (
 )
 
 _version = attrgetter("_version")
-"""How often a tensor was written to."""
+"""Torch's count of how often a tensor was written to."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Source:
 
     Attributes:
         forward: The user's (model, batch) -> output; None to call the model with the inputs.
-        features: The user's (model, *inputs) -> features, where the readout is not looked for.
+        features: The user's (model, *inputs) -> features; None to find the readout in the model.
         output: Key, index or attribute of the prediction in what the model returns.
     """
 
@@ -85,11 +85,11 @@ class Source:
             ValueError: The model writes into its inputs, or its result holds no prediction.
             Exception: What the model raises, with a description of the call.
         """
-        # This runs once a batch, where every Python call counts: no helper for these few lines.
+        # This runs once per batch, where every Python call counts: hence no helper function.
         call = model if self.forward is None else partial(self.forward, model)
         tensors = [*args, *kwargs.values()]
         for value in tensors:
-            if type(value) is not Tensor or value.is_inference():
+            if type(value) is not Tensor or value.is_inference():  # it may contain tensors
                 tensors = [inner for inner in _inner_tensors(tensors) if not inner.is_inference()]
                 break
         versions = list(map(_version, tensors))
@@ -97,7 +97,7 @@ class Source:
             result = call(*args, **kwargs)
         except ORDINARY_ERRORS as error:
             if type(error) not in ORDINARY_ERRORS or is_own(error):
-                raise  # out of memory, a class of the user's, a refusal by this library
+                raise  # out of memory, a class of the user's, an error of this library
             symptom = f"{type(error).__name__}: {error}".rstrip(".")
             remedy = self._remedy(error, model, args, kwargs, fitted_call)
             raise type(error)(
@@ -112,12 +112,12 @@ class Source:
         return pick(result, self.output)
 
     def traced(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The model's output inside a tracer, which sees no values and raises its own errors."""
+        """The model's output for a tracer, without the checks of `run`, which look at values."""
         call = model if self.forward is None else partial(self.forward, model)
         return pick(call(*args, **kwargs), self.output)
 
     def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """A call of the model in words, for messages."""
+        """The text of a call, such as "Net(float32 (8, 3))", for messages."""
         inputs = [described(value) for value in args]
         inputs += [f"{key}={described(value)}" for key, value in kwargs.items()]
         name = type(model).__name__
@@ -133,7 +133,7 @@ class Source:
         kwargs: dict[str, Any],
         fitted_call: str | None,
     ) -> str:
-        """What to do about an error of the model, with a space before it; "" if nothing is known.
+        """What to do about an error of the model, after a space; "" if there is no advice.
 
         The arguments are those of `run`.
         """
@@ -154,10 +154,10 @@ class Source:
 
 
 def copied(inputs: Inputs) -> Inputs:
-    """Inputs in memory of their own, as far as they can be copied."""
+    """Inputs with their own memory; the same inputs where they cannot be copied."""
     memo: dict[int, Any] = {}
     for leaf in tree_leaves(inputs):
-        # Also a tensor that a graph computes, which deepcopy refuses.
+        # This includes a tensor with a graph, which deepcopy refuses.
         if isinstance(leaf, Tensor):
             memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
     try:
@@ -189,10 +189,10 @@ def _input_dtypes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.dt
 
 
 def _tuple_remedy(model: nn.Module, inputs: int) -> str:
-    """How to call the model for a batch that is a tuple.
+    """How to call the model for a batch that is a tuple, as a sentence.
 
     Args:
-        model: Its `forward` says how many places there are.
+        model: The model, whose `forward` says how many inputs it takes.
         inputs: How many inputs it was called with.
     """
     parameters: list[inspect.Parameter] = []
@@ -211,7 +211,7 @@ def _tuple_remedy(model: nn.Module, inputs: int) -> str:
 
 
 def described(value: Any) -> str:
-    """Kind and size of a value, for messages."""
+    """Type and size of a value, for messages."""
     if value is None:
         return "None"
     if isinstance(value, Tensor):
@@ -233,8 +233,8 @@ def pick(result: Any, output: str | int | None) -> Tensor:
             a field named `logits` is chosen without it.
 
     Raises:
-        ValueError: There are several tensors to choose from, or none by that name, or the tensor
-            is not one of real predictions.
+        ValueError: There are several tensors to choose from, there is none of that name, or the
+            tensor does not hold real predictions.
     """
     chosen = result
     if output is not None:
@@ -267,7 +267,7 @@ def pick(result: Any, output: str | int | None) -> Tensor:
 
 
 def _only_entry(result: Any) -> Any:
-    """The prediction where nobody has named it: `logits`, or the only entry there is."""
+    """The prediction where `output` is not given: `logits`, or the only entry there is."""
     if getattr(result, "logits", None) is not None:
         return result.logits
     if isinstance(result, Mapping):

@@ -5,16 +5,17 @@ and `pulled` give J^T u (reverse mode), for many vectors at once where torch can
 `Differentiated` gives products with the Hessian, `curvatures_along` the second derivatives of many
 values along directions.
 
-One policy for the whole library; measured with torch 2.13 in float64 against differences:
+The whole library follows one policy, measured with torch 2.13 in float64 against finite
+differences:
 
-- first derivatives: reverse mode, and forward mode where it needs fewer passes. Both are right;
-  what has no forward mode is differentiated twice in reverse;
-- second derivatives: reverse mode over reverse mode. It knows every operation that forward mode
-  over reverse mode knows and more, is no slower, and is right but for the fused `weight_norm`,
-  which is spelled out here. A Hessian that is not symmetric all the same is refused;
-- nothing over forward mode, which takes saved results for constants: it is wrong for layer_norm,
-  instance_norm, batch_norm in training, linalg.solve and slogdet. Forward mode twice is so cheap
-  for functions with many values that `curvatures_along` tries it, and checks it.
+- First derivatives: reverse mode, or forward mode where it needs fewer passes. Both are right. An
+  operation without forward mode is differentiated twice in reverse.
+- Second derivatives: reverse mode over reverse mode. It supports every operation that forward mode
+  over reverse mode supports and more, is no slower, and is right except for the fused
+  `weight_norm`, which is spelled out here. A Hessian that is still not symmetric is refused.
+- Nothing over forward mode, which treats saved results as constants: it is wrong for layer_norm,
+  instance_norm, batch_norm in training, linalg.solve and slogdet. But forward mode twice is so
+  cheap for functions with many values that `curvatures_along` tries it, and checks the result.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ T = TypeVar("T")
 VectorFunction = Callable[[Tensor], Tensor]
 
 BATCHED_BYTES = 1 << 16
-"""Average bytes of a gradient within the graph up to which batched pulls are faster on a CPU."""
+"""Batched pulls are faster on a CPU up to this average size of a gradient within the graph."""
 
 CPU_BYTES = 1 << 28
-"""Bytes, at most, of all gradients within the graph that are pulled at once on a CPU."""
+"""Most bytes that all gradients within the graph may take in one batched pull on a CPU."""
 
 DEVICE_BYTES = 1 << 30
 """The same on other devices."""
@@ -60,13 +61,13 @@ ONCE = (
 
 
 def normal_like(like: Tensor, seed: int = 0) -> Tensor:
-    """Standard normal numbers shaped like a tensor, always the same ones."""
+    """Standard normal numbers shaped like a tensor; the same ones in every call."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
 
 
 def units(like: Tensor, start: int, count: int) -> Tensor:
-    """Unit vectors as long as a vector, from number `start` on, at most `count`."""
+    """At most `count` unit vectors as long as a vector, from number `start` on, (count, P)."""
     numbers = torch.arange(start, min(start + count, len(like)), device=like.device)
     return torch.nn.functional.one_hot(numbers, len(like)).to(like.dtype)
 
@@ -87,7 +88,7 @@ def values_at(function: VectorFunction, points: Tensor) -> Tensor:
 
 
 def push(function: Callable[[Tensor], Any], point: Tensor, direction: Tensor) -> Any:
-    """J v by forward mode, shaped like the function's value; one thread at a time."""
+    """J v by forward mode, shaped like the function's value. Threads take turns."""
     with forward_mode:
         value_and_tangent = torch.func.jvp(function, (point,), (direction,))
     return value_and_tangent[1]
@@ -96,7 +97,7 @@ def push(function: Callable[[Tensor], Any], point: Tensor, direction: Tensor) ->
 def pushes(function: VectorFunction, point: Tensor, directions: Tensor) -> Tensor:
     """J v for several directions: (m, *point) -> (m, ...), in float64.
 
-    By forward mode; a function with operations that lack one is differentiated twice in reverse.
+    By forward mode; a function with an operation that lacks it is differentiated twice in reverse.
     """
     directions = directions.to(point)
     try:
@@ -112,7 +113,7 @@ def pushes_by_reverse(function: VectorFunction, point: Tensor, directions: Tenso
     with torch.enable_grad():
         u = torch.zeros_like(values, requires_grad=True)
         (transposed,) = pulled(values, x, u[None], graph=True)
-    # Without a graph the function is constant, and zeros are right.
+    # Without a graph the function does not depend on the point, and J v is zero.
     unconnected = ONCE if transposed.requires_grad else None
     tangents = pulled(transposed, u, directions.to(point), unconnected=unconnected)
     return tangents.to(torch.float64)
@@ -147,8 +148,9 @@ def pulled(
         values: What was recorded.
         x: What the values depend on.
         cotangents: The vectors u.
-        graph: Whether the result can be differentiated in its turn.
-        unconnected: The message of the error where values do not depend on x; None for zeros.
+        graph: Whether the result should have a graph, to be differentiated again.
+        unconnected: Message of the error to raise where the values do not depend on x; None to
+            return zeros there.
     """
     return next(pulled_in_turn(values, x, [cotangents], graph=graph, unconnected=unconnected))
 
@@ -161,10 +163,10 @@ def pulled_in_turn(
     graph: bool = False,
     unconnected: str | None = None,
 ) -> Iterator[Tensor]:
-    """J^T u as by `pulled`, for one chunk of cotangents after the other.
+    """J^T u as in `pulled`, for one chunk of cotangents (m, *values) after the other.
 
-    Where an operation's backward pass cannot be batched, that chunk and all after it are pulled one
-    by one: the batched pass is tried once.
+    Where an operation's backward pass cannot be batched, the vectors of that chunk and of all later
+    ones are pulled one by one: the batched pass is not tried again.
     """
 
     def pull(u: Tensor, batched: bool) -> Tensor:
@@ -201,12 +203,12 @@ def pulled_in_turn(
 def at_once(values: Tensor) -> int:
     """How many cotangents to pull through the graph of some values at once, at most 64.
 
-    A batched pass starts each operation once, but its gradients within the graph leave the cache
-    sooner. On a CPU it takes down to a third of the time where they are small on average (a crystal
-    of 8 atoms: half), and up to twice the time where they are large (64 atoms): there it is 1. On
-    other devices memory alone counts.
+    A batched pass starts each operation once, but its gradients within the graph fall out of the
+    cache sooner. Where they are small on average, it takes as little as a third of the time on a
+    CPU (half for a crystal of 8 atoms). Where they are large (64 atoms), it takes up to twice the
+    time, and the answer is 1. On other devices only memory matters.
     """
-    if not hasattr(values.grad_fn, "_input_metadata"):  # the oldest releases of torch do not tell
+    if not hasattr(values.grad_fn, "_input_metadata"):  # missing in the oldest releases of torch
         return 4
     nodes, graph_bytes = _graph_size(values)
     if values.device.type != "cpu":
@@ -219,7 +221,7 @@ def at_once(values: Tensor) -> int:
 
 
 def _graph_size(values: Tensor) -> tuple[int, int]:
-    """The operations that a backward pass goes through, and the bytes of all gradients there."""
+    """Number of operations in a backward pass, and the bytes of all gradients within it."""
     visited = set()
     total_bytes = 0
     waiting = [values.grad_fn]
@@ -244,7 +246,7 @@ class Differentiated:
 
     Attributes:
         value: The function's value.
-        point: The point, which the slope's graph begins at.
+        point: The point, where the slope's graph begins.
         slope: The gradient with its graph.
 
     Examples:
@@ -266,7 +268,7 @@ class Differentiated:
 
     @classmethod
     def at(cls, value: Tensor, point: Tensor) -> Differentiated:
-        """A value with its graph, differentiated by the point that it depends on."""
+        """A value with its graph, differentiated with respect to the point it depends on."""
         with torch.enable_grad():
             (slope,) = pulled(value, point, torch.ones_like(value)[None], graph=True)
         return cls(value.detach(), point, slope)
@@ -277,7 +279,7 @@ class Differentiated:
         return self.slope.detach()
 
     def hessian(self, columns: int = 64) -> Tensor:
-        """The Hessian (P, P) in float64, symmetric; so many columns at once."""
+        """The Hessian (P, P) in float64, symmetric; `columns` of them are computed at once."""
         products = []
         for start in range(0, len(self.point), columns):
             products.append(self.products(units(self.point, start, columns)))
@@ -318,8 +320,8 @@ def curvatures_along(
 ) -> Tensor:
     """Second derivatives of many values along directions: (m, *x) -> (m, Q), in float64.
 
-    By forward mode twice over, all values at once, where a random mixture of them confirms one
-    direction; else by reverse mode, value by value.
+    By forward mode twice, for all values at once. The result is checked for the first direction
+    and a random mixture of the values; where it fails, reverse mode is used, value by value.
 
     Args:
         function: The function of x.
@@ -335,7 +337,7 @@ def curvatures_along(
     def twice_forward(v: Tensor) -> Tensor:
         return torch.flatten(push(lambda y: push(function, y, v), point, v))
 
-    # It may have no forward mode.
+    # The function may have no forward mode.
     with suppress(RuntimeError, ValueError), torch.enable_grad():
         curvatures = values_at(twice_forward, directions).detach()
         terms = mixture * curvatures[0]
@@ -352,7 +354,7 @@ def curvatures_along(
 class _WeightNormSpelledOut(TorchFunctionMode):
     """A mode in which weight_norm is computed by its formula.
 
-    Torch differentiates its own twice as if the norms were constant.
+    The second derivative of torch's fused operation takes the norms for constants.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

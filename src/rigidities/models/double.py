@@ -1,8 +1,8 @@
-"""A copy of a model in float64, to decide what a coarser type would blur.
+"""A copy of a model in float64, for questions that a lower precision cannot answer.
 
-Whether an output has a certain form (each target scaled by itself, say) shows only where the form
-is larger than rounding. In bfloat16 a mixing of targets by a per cent is not. So such questions are
-asked of a copy whose weights are float64 tensors of its own, and nothing of the user's is cast.
+Whether an output has a certain structure (each target scaled by itself, say) can be seen only where
+deviations from it are larger than rounding. In bfloat16 a mixing of targets by one per cent is not.
+So such questions are put to a copy with float64 weights, and the user's own tensors are never cast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from .shadow import shadow, with_attributes
 
 LARGEST_COPY = 2 << 30
-"""Bytes that the weights of a copy may take at most."""
+"""Most bytes that the weights of a copy may take."""
 
 _WIDER = {
     torch.float16: torch.float64,
@@ -36,15 +36,15 @@ def is_double(model: nn.Module) -> bool:
 
 
 def double_copy(model: nn.Module) -> nn.Module | None:
-    """A shadow with weights and buffers of its own in float64; None where it would be too large.
+    """A shadow with its own weights and buffers in float64; None where it would be too large.
 
-    Call it `with InDouble()`: a forward pass may bring other tensors, or cast to a type by name.
+    Call it within `InDouble()`: a forward pass may use other tensors, or cast to a named dtype.
     """
     weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     if 8 * sum(tensor.numel() for tensor in weights.values()) > LARGEST_COPY:
         return None
     twin = shadow(model)
-    copies: dict[int, Any] = {}  # a weight that two modules share stays one
+    copies: dict[int, Any] = {}  # by id, so that a weight shared by two modules stays shared
     for module in twin.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and _is_narrow(parameter):

@@ -1,8 +1,8 @@
 """A Keras model on the torch backend, in modules that torch knows.
 
 Keras keeps its layers where torch does not look, and copies a model by saving it, so that a copy
-shares no weights. Here each layer that has weights becomes a module that shares their memory, a
-Dense layer an `nn.Linear`. The Keras model itself is run, untouched, in a `StatelessScope` that
+shares no weights. Here each layer with weights becomes a module that shares their memory; a Dense
+layer becomes an `nn.Linear`. The Keras model itself is run, untouched, in a `StatelessScope` that
 gives its variables the values of these modules.
 """
 
@@ -25,8 +25,8 @@ def is_keras(model: nn.Module) -> bool:
 class KerasModel(nn.Module):
     """The modules of a Keras model's layers, named by the layers' paths, and a call of the model.
 
-    Use `of`, which makes one for each Keras model: a change of the weights is noticed by the
-    identity of its tensors.
+    Use `of`, which makes one object per Keras model: a `Watch` compares the identities of its
+    tensors to notice changes.
 
     Raises:
         ValueError: The Keras model has no weights yet.
@@ -97,7 +97,7 @@ class KerasModel(nn.Module):
 
     def _shares_memory(self) -> bool:
         """Whether the Keras variables still have the memory of these modules' tensors."""
-        # Variables, and the path of the module and the name of the tensor that share their memory.
+        # Each variable, with the module's path and the name of the tensor that share its memory.
         places = [(dense.kernel, dense.module, "weight") for dense in self._keras.dense]
         places += [(weight.variable, weight.module, weight.name) for weight in self._keras.others]
         for variable, path, name in places:
@@ -141,12 +141,12 @@ class _Dense(NamedTuple):
 
 @dataclass(frozen=True)
 class _KerasVariables:
-    """The Keras model and its variables; a copy of this refers to the same ones.
+    """The Keras model and its variables; a copy of this object refers to the same ones.
 
-    The one that `KerasModel.of` makes must not keep the Keras model alive, but its copies do.
+    The object inside `KerasModel.of` must not keep the Keras model alive; its copies do.
 
     Attributes:
-        reference: Gives the Keras model, or None if it is gone.
+        reference: Returns the Keras model, or None if it no longer exists.
         name: The model's name, for messages.
         dense: The Dense layers.
         others: The variables of other layers.
@@ -178,16 +178,16 @@ class _Call(NamedTuple):
 
 
 class _DenseCalls(TorchFunctionMode):
-    """A mode in which a Dense layer's product and the sum that follows are a call of its module.
+    """A mode that replaces a Dense layer's product and the following sum by a call of its module.
 
-    It applies to modules that something else stands in for, or whose forward pass was replaced.
-    Another use of the layer's kernel or bias is left as it is.
+    It applies to modules that were replaced, or whose forward pass was. Other uses of the layer's
+    kernel or bias are left as they are.
     """
 
     def __init__(self, calls: list[_Call]) -> None:
         super().__init__()
         self._calls = {id(call.kernel): call for call in calls if _is_replaced(call.module)}
-        # Call, input and product of the latest product whose sum has not come yet.
+        # Call, input and result of the latest product that awaits the addition of its bias.
         self._latest: tuple[_Call, Tensor, Tensor] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -207,12 +207,12 @@ class _DenseCalls(TorchFunctionMode):
 
 
 def _is_replaced(module: nn.Module) -> bool:
-    """Whether something stands in for a Dense layer's `nn.Linear`, or for its forward pass."""
+    """Whether a Dense layer's `nn.Linear`, or its forward pass, was replaced."""
     return type(module) is not nn.Linear or "forward" in vars(module)
 
 
 def _is_dense(layer: Any) -> bool:
-    """Whether a layer computes x W + b by variables of its own: no LoRA, nothing quantised."""
+    """Whether a layer computes x W + b with its own variables: no LoRA, not quantised."""
     import keras
 
     if type(layer) is not keras.layers.Dense or not layer.built:
@@ -221,12 +221,12 @@ def _is_dense(layer: Any) -> bool:
 
 
 def _path(variable: Any) -> list[str]:
-    """The names on the path of a variable, without dots, which torch allows in no name."""
+    """The names on the path of a variable, without dots, which torch does not allow in names."""
     return [name.replace(".", "_") for name in variable.path.split("/")]
 
 
 def _linear(layer: Any) -> nn.Linear:
-    """An `nn.Linear` in the memory of a Dense layer's variables; torch's weight is W^T."""
+    """An `nn.Linear` that shares the memory of a Dense layer's variables; its weight is W^T."""
     inputs, outputs = layer.kernel.shape
     linear = nn.Linear(inputs, outputs, bias=layer.bias is not None, device="meta")
     linear.weight = nn.Parameter(layer.kernel.value.detach().mT, requires_grad=False)
@@ -236,9 +236,9 @@ def _linear(layer: Any) -> nn.Linear:
 
 
 def _register(module: nn.Module, name: str, variable: Any) -> None:
-    """Give a module a tensor in the memory of a variable.
+    """Give a module a tensor that shares the memory of a variable.
 
-    Trained weights become parameters, running statistics buffers.
+    Trained weights become parameters, and running statistics become buffers.
     """
     value = variable.value.detach()
     if variable.trainable and value.is_floating_point():

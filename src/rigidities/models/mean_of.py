@@ -16,11 +16,12 @@ __all__ = ["MeanOf"]
 class MeanOf(nn.Module):
     """The mean of the outputs of several trained models, to be wrapped like any other model.
 
-    It is linear in all their readout weights together: one readout, with the features side by side.
+    It is linear in the readout weights of all models together: one readout, whose features are
+    those of all models side by side.
 
     Args:
         models: One or more models of any architecture, which take the same inputs and give outputs
-            of one shape. They are referred to, not copied.
+            of one shape. They are not copied.
         output: Key, index or attribute of the prediction, where the models return several.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Torch's modes in which a model can be differentiated, whatever the caller's.
+"""The modes of torch in which a model can be differentiated, whatever mode the caller is in.
 
 Decorators and contexts: outside compiled graphs, outside inference mode, with gradients, without
-fused attention, without autocast. And refusals of what a mode or an older PyTorch does not allow.
+fused attention, without autocast. And errors for what a mode or an older PyTorch does not allow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from .threads import Common, Lock
 
-try:  # what torch uses within itself, and needs no import of its compiler
+try:  # torch's internal decorator, which does not import its compiler
     from torch._compile import _disable_dynamo
 except ImportError:
     _disable_dynamo = torch.compiler.disable
@@ -32,10 +32,10 @@ _TOO_OLD = "{} needs PyTorch {} or newer; this is {}."
 
 
 def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that is never compiled, as by `torch.compiler.disable`.
+    """A function that is never compiled, as with `torch.compiler.disable`.
 
-    Torch's compiler takes seconds to import: where nobody has imported it, nothing can be compiled,
-    and the function is called as it is.
+    Torch's compiler takes seconds to import. As long as it has not been imported, nothing can be
+    compiled, and the function is called directly.
     """
     disabled = _disable_dynamo(function)
 
@@ -45,7 +45,7 @@ def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)
 
-    # Torch looks for these attributes, and shows the message where a whole graph is wanted.
+    # Torch looks for these attributes, and shows the message where fullgraph=True was asked for.
     for wrapper in (disabled, run):
         attributes = vars(wrapper)
         attributes["_torchdynamo_disable"] = True
@@ -68,7 +68,7 @@ def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def differentiating(method: Callable[P, R]) -> Callable[P, R]:
-    """A method that runs with gradients, also under `torch.no_grad` and `torch.inference_mode`."""
+    """A method that runs with gradients, even under `torch.no_grad` or `torch.inference_mode`."""
 
     @wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -79,7 +79,7 @@ def differentiating(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def ordinary(values: R) -> R:
-    """The same values with copies of inference tensors, which can be differentiated."""
+    """The same values with inference tensors replaced by copies, which can be differentiated."""
 
     def ordinary_tensor(tensor: Tensor) -> Tensor:
         return tensor.clone() if tensor.is_inference() else tensor
@@ -95,7 +95,7 @@ def _transformable() -> Iterator[None]:
     try:
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-            # Forward mode compiles torch's own decompositions with it on first use.
+            # On first use, forward mode compiles torch's own decompositions with torch.jit.script.
             warnings.filterwarnings("ignore", ".torch.jit.script")
             yield
     finally:
@@ -106,16 +106,16 @@ transformable = Common(_transformable)
 """A context in which torch's function transforms run quietly.
 
 Attention is computed by its formula, since the fused kernels have no batching rule or second
-derivative. Operations without a batching rule are looped over, which is slower and right.
+derivative. Operations without a batching rule are looped over, which is slower but right.
 """
 
 
 forward_mode = Lock()
-"""Torch counts the levels of forward mode for the process, not for a thread: one at a time."""
+"""Only one thread at a time: torch counts the levels of forward mode per process."""
 
 
 def unmixed(tensor: Tensor) -> AbstractContextManager[object]:
-    """A context in which products keep their precision, also under `torch.autocast`.
+    """A context in which products keep their precision, even under `torch.autocast`.
 
     Args:
         tensor: One of the factors, for its device.
@@ -130,7 +130,7 @@ def exporting() -> bool:
     """Whether `torch.export` traces this call.
 
     Raises:
-        RuntimeError: It does, in a PyTorch that is too old for it.
+        RuntimeError: It does, and this PyTorch is too old for it.
     """
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
@@ -143,7 +143,7 @@ def require_torch(release: str, feature: str) -> None:
     """Refuse what an older PyTorch lacks.
 
     Args:
-        release: The oldest release that will do, such as "2.7".
+        release: The oldest release that suffices, such as "2.7".
         feature: What needs it; the beginning of the message.
     """
     required = [int(number) for number in release.split(".")]

@@ -5,8 +5,8 @@ without touching the user's model, its flags or its hooks. Its parameters and bu
 model's own memory, so that it costs nothing and follows in-place changes of the weights. The
 parameters are frozen aliases: a forward pass through the copy records no graph by itself.
 
-A `Watch` notices what an alias does not follow: weights that are moved or replaced, attributes that
-are set anew.
+A `Watch` notices what an alias does not follow: weights that are moved or replaced, and attributes
+that are assigned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .keras_model import KerasModel, is_keras
 from .mean_of import MeanOf
 
 _PLAIN_TENSORS = (nn.Parameter, Tensor)
-"""Classes of tensors that are torch's own; others may consist of several."""
+"""Torch's own classes of tensors. A tensor of another class may consist of several tensors."""
 
 _CONSTANTS = (bool, int, float, str, type(None))
 """Types of attributes that cannot change inside, and need no copy."""
@@ -44,13 +44,13 @@ _COPYING_METHODS = {
     "__new__",
     "__slots__",
 }
-"""With one of these a class says how it wants to be copied."""
+"""A class with one of these defines how it is copied."""
 
 _COPIED_PLAINLY = {object, nn.Module, nn.MultiheadAttention, nn.TransformerEncoderLayer}
-"""Classes of torch whose own ways to be copied are for old files only."""
+"""Classes of torch that define copying methods only to read old files."""
 
 _SHORT = 64
-"""Entries up to which a `Watch` looks into a container."""
+"""A `Watch` looks into containers of at most this many entries."""
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
@@ -74,9 +74,9 @@ def shadow(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor):
                 memo[id(value)] = _alias(value)
             elif isinstance(value, torch.jit.ScriptFunction):
-                memo[id(value)] = value  # it has no state to copy, and refuses
+                memo[id(value)] = value  # it has no state, and refuses to be copied
             elif type(value) is OrderedDict and not value:
-                # A module has ten empty dictionaries of hooks, which are slow to deep-copy.
+                # A module has ten empty dictionaries for hooks, which are slow to deep-copy.
                 memo[id(value)] = OrderedDict()
     twin = _deep_copy(model, memo)
     for copied_module, module in zip(twin.modules(), model.modules(), strict=True):
@@ -88,10 +88,10 @@ def shadow(model: nn.Module) -> nn.Module:
 
 
 def independent(model: nn.Module) -> nn.Module:
-    """A copy of the model with memory of its own, in which nothing is compiled.
+    """A copy of the model with its own memory, in which nothing is compiled.
 
-    In contrast to `copy.deepcopy`, its parameters keep the attributes that somebody gave them, and
-    tensors that were computed from others are copied too.
+    In contrast to `copy.deepcopy`, its parameters keep the attributes that users or libraries gave
+    them, and tensors that were computed from others are copied too.
     """
     memo: dict[int, object] = {}
     for parameter in model.parameters():
@@ -102,7 +102,7 @@ def independent(model: nn.Module) -> nn.Module:
 
 
 def with_attributes(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor with the attributes of another, as libraries such as mup hang on parameters."""
+    """The tensor with the Python attributes of another; libraries such as mup set some."""
     vars(tensor).update(vars(like))
     return tensor
 
@@ -133,7 +133,7 @@ def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def input_names(model: nn.Module) -> list[str]:
-    """What the model's `forward` calls its inputs; none where it cannot tell (a traced model)."""
+    """Names of the inputs of a model's `forward`; empty where it has no signature (traced)."""
     model = unwrapped(model)
     if isinstance(model, MeanOf):  # it passes its inputs on
         model = model.models[0]
@@ -145,7 +145,7 @@ def input_names(model: nn.Module) -> list[str]:
 
 
 def plain_parts(tensor: Tensor) -> list[Tensor]:
-    """The tensor itself, or those that one of another class consists of, as a quantised one."""
+    """The tensor itself, or the tensors that one of another class (a quantised one) consists of."""
     if type(tensor) in _PLAIN_TENSORS or not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -173,7 +173,7 @@ def _deep_copy(model: nn.Module, memo: dict[int, object]) -> nn.Module:
 
     Args:
         model: What to copy.
-        memo: What stands in the copy in place of some objects, by the objects' identities.
+        memo: Replacements in the copy for some objects, by the `id` of the object.
 
     Raises:
         TypeError: Something in the model refuses to be copied.
@@ -195,10 +195,10 @@ def _deep_copy(model: nn.Module, memo: dict[int, object]) -> nn.Module:
 
 
 def _copy_plain_modules(modules: list[nn.Module], memo: dict[int, object]) -> None:
-    """Put copies of modules into `memo`, which is faster than to deep-copy them.
+    """Put copies of modules into `memo`, which is faster than deep-copying them.
 
-    If a single one says how it wants to be copied, none is: it might look into a copy of another
-    that is not complete yet.
+    If one of them defines how it is copied, nothing is done here: its method might look into the
+    copy of another module before that is complete.
     """
     if not all(_is_copied_plainly(type(module)) for module in modules):
         return
@@ -222,10 +222,10 @@ def _is_copied_plainly(kind: type[nn.Module]) -> bool:
 
 
 def _uncompile(copied: nn.Module, module: nn.Module, memo: dict[int, object]) -> None:
-    """Let a copy run its own code, where `torch.compile` made something of the original's.
+    """Make a copy run its own code where `torch.compile` was applied to the original.
 
-    What `module.compile()` and `torch.compile(module.method)` leave in an attribute is a function
-    that a copy has too, and that still calls the original.
+    `module.compile()` and `torch.compile(module.method)` leave a function in an attribute. The copy
+    has this function too, and it would still call the original.
     """
     vars(copied).pop("_compiled_call_impl", None)
     for name, value in list(vars(module).items()):
@@ -234,7 +234,7 @@ def _uncompile(copied: nn.Module, module: nn.Module, memo: dict[int, object]) ->
             attributes = vars(plain)
             plain = attributes.get("_torchdynamo_orig_callable") or attributes["__wrapped__"]
         if plain is not value and name in vars(copied):
-            # By the memo, a method of the original becomes one of the copy.
+            # With the memo, a method of the original becomes a method of the copy.
             vars(copied)[name] = copy.deepcopy(plain, memo)
 
 
@@ -247,9 +247,9 @@ def _is_compiled(function: FunctionType) -> bool:
 
 
 class _ComputedTensorsCopied(TorchFunctionMode):
-    """A mode in which `copy.deepcopy` copies tensors with a graph too, by their values.
+    """A mode in which `copy.deepcopy` also copies tensors with a graph, by their values.
 
-    Without it, deepcopy refuses them.
+    Without the mode, deepcopy refuses them.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -266,7 +266,7 @@ def _refusing_attribute(model: nn.Module, memo: dict[int, object]) -> str:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers", "_modules"):
-                continue  # modules have attributes of their own
+                continue  # submodules are visited by themselves
             entries = {"": value}
             if isinstance(value, dict):
                 entries = {f"[{key!r}]": entry for key, entry in value.items()}
@@ -289,7 +289,7 @@ def _can_be_copied(value: object, memo: dict[int, object]) -> bool:
 
 
 def _check_weights(model: nn.Module) -> None:
-    """Refuse weights without values: of lazy layers, or on the meta device."""
+    """Refuse weights without values: those of lazy layers, or on the meta device."""
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
             raise ValueError(
@@ -304,7 +304,7 @@ def _state(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _containers(module: nn.Module) -> tuple[dict[Any, Any], ...]:
-    """The dictionaries in which a module has its weights, its children and its hooks."""
+    """The dictionaries in which a module keeps its weights, its children and its hooks."""
     return (
         module._parameters,
         module._buffers,
@@ -318,24 +318,24 @@ def _containers(module: nn.Module) -> tuple[dict[Any, Any], ...]:
 
 
 class Watch:
-    """Notices that weights are written, moved or replaced, and that attributes are set anew.
+    """Notices when weights are written, moved or replaced, and when attributes are assigned.
 
     It is cheap: it compares identities and versions, without arithmetic. Hooks and the entries of
-    short containers count. Writes through `.data` or NumPy, and changes inside other objects, leave
-    no trace.
+    short containers are watched too. Writes through `.data` or NumPy, and changes inside other
+    objects, go unnoticed.
 
     Args:
-        model: Whose modules are watched, and numbered as they come.
-        ignored: A class of modules that stand around others of the model for a while: the model is
-            numbered as it is without them.
+        model: The model whose modules are watched. They are numbered in the order of `modules()`.
+        ignored: A class of modules that temporarily wrap others in the model: they are neither
+            watched nor numbered.
 
     Attributes:
-        placement: Device and dtype of the model, valid as long as the watch is `same`.
+        placement: Device and dtype of the model, valid as long as `same` returns True.
     """
 
     def __init__(self, model: nn.Module, ignored: type[nn.Module] | tuple[()] = ()) -> None:
         self.placement = placement(model)
-        # Everything is kept by reference: an identity may be given again once its object is gone.
+        # Everything is kept by reference: an `id` may be reused once its object is gone.
         self._modules = tuple(
             module for module in unwrapped(model).modules() if not isinstance(module, ignored)
         )
@@ -363,7 +363,8 @@ class Watch:
         # The dictionary and the name of each attribute, side by side for `_look`.
         self._owners: list[dict[str, Any]] = []
         self._names: list[str] = []
-        # The values, as "number of the module.name", later "number of the module.name[key]".
+        # The values by path: "0.name" for an attribute of module 0, "0.name[key]" for an entry of
+        # a short container there.
         self._values: dict[str, Any] = {}
         for number, attributes in enumerate(self._dictionaries):
             for name, value in attributes.items():
@@ -372,7 +373,7 @@ class Watch:
                     self._names.append(name)
                     self._values[f"{number}.{name}"] = value
         for path, value in list(self._values.items()):
-            # Empty containers too: they may be filled.
+            # Empty containers too, since they may be filled later.
             if isinstance(value, (dict, list, tuple)) and len(value) <= _SHORT:
                 self._live.append(value.values() if isinstance(value, dict) else value)
                 entries = value.items() if isinstance(value, dict) else enumerate(value)
@@ -383,7 +384,7 @@ class Watch:
         """Remember the versions of weights, and of tensors that are plain attributes."""
         attributes = {path: v for path, v in self._values.items() if isinstance(v, Tensor)}
         tensors = [*self._weights, *attributes.values()]
-        # Inference tensors have no version, and those of other classes consist of several.
+        # Inference tensors have no version, and tensors of other classes consist of several.
         self._plain: list[Tensor] = []
         self._others: list[Tensor] = []
         for tensor in tensors:
@@ -395,22 +396,22 @@ class Watch:
         self._attribute_versions = {path: _version(t) for path, t in attributes.items()}
 
     def same(self) -> bool:
-        """Whether nothing has happened since the watch began."""
+        """Whether nothing has changed since the watch began."""
         return not any(self._empty) and self._first_look == self._look()
 
     def written(self, later: Watch) -> bool:
-        """Whether a later watch sees other weights, modules or hooks."""
+        """Whether weights, modules or hooks differ from those of a later watch."""
         if self._weight_versions != later._weight_versions:
             return True
         return list(map(id, self._members)) != list(map(id, later._members))
 
     def renewed(self, later: Watch) -> set[str]:
-        """Attributes that a later watch finds set or written to.
+        """Attributes that were assigned or written to between this watch and a later one.
 
         Returns:
-            Their names, as "number of the module.name".
+            Their names with the number of the module, such as "0.name".
         """
-        absent = self  # which is no attribute of a module
+        absent = self  # a watch is never an attribute of a module
         names = set()
         for name in self._values.keys() | later._values.keys():
             before = self._values.get(name, absent)
@@ -425,7 +426,7 @@ class Watch:
     def _look(self) -> tuple[list[object], ...]:
         """Flat lists that differ after any change.
 
-        They are made for every call of the model, and so without a loop in Python.
+        They are made for every call of the model, and therefore without a loop in Python.
         """
         attributes = map(dict.get, self._owners, self._names, repeat(self))
         return (

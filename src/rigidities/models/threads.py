@@ -1,4 +1,4 @@
-"""What threads share, and what each has of its own."""
+"""What threads share, and what each thread has for itself."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class OfThread(Generic[T]):
 class Common:
     """A setting of the whole process for as long as any thread wants it.
 
-    If each thread restored what it found, it would undo what another has set. So the first thread
-    that comes enters the context, and the last one that goes leaves it.
+    If each thread restored the setting that it met, it would undo what another thread has set. So
+    the first thread to arrive enters the context, and the last one to leave exits it.
 
     Args:
-        make: Makes the context.
+        make: Makes the context manager.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:

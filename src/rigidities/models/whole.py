@@ -16,13 +16,13 @@ __all__ = ["whole"]
 
 @torch.no_grad()
 def whole(model: nn.Module) -> nn.Module:
-    """A plain copy of a job's model, the same on all processes, which must all call it.
+    """A plain copy of a job's model, the same on all processes, which must all call this function.
 
-    Weights spread by `fully_shard` (FSDP2) are gathered. Buffers are the first process's, since
-    every process has its own running statistics of batch norms (in DDP too).
+    Weights sharded by `fully_shard` (FSDP2) are gathered. Buffers are those of the first process,
+    since every process has its own running statistics of batch norms (in DDP too).
 
     Raises:
-        TypeError: The weights are spread in another way.
+        TypeError: The weights are sharded in another way.
     """
     inner = unwrapped(model)
     if any(_is_sharded(module) for module in inner.modules()):
@@ -30,7 +30,7 @@ def whole(model: nn.Module) -> nn.Module:
     else:
         require_whole(inner)
         plain = independent(inner)
-    # A list of one entry, which broadcasting replaces by the first process's.
+    # A list of one entry, which broadcasting replaces by that of the first process.
     buffers = [[buffer.cpu() for buffer in plain.buffers()]]
     if distributed.is_available() and distributed.is_initialized():
         distributed.broadcast_object_list(buffers)
@@ -52,21 +52,22 @@ def require_whole(model: nn.Module) -> None:
 
 
 def _gathered(modules: list[nn.Module]) -> nn.Module:
-    """A copy of a model that FSDP has spread, with whole weights and without FSDP's classes.
+    """A copy of a model that FSDP has sharded, with whole weights and without FSDP's classes.
 
     Args:
         modules: The model, then all modules inside it.
     """
     for module in modules:
         if _is_sharded(module):
-            # A forward pass leaves gathered weights, cast to another precision.
+            # After a forward pass the weights may be gathered, and cast to another precision.
             module.reshard()  # type: ignore[operator]
     memo: dict[int, Any] = {}
     for weight in modules[0].parameters():
         full = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
         memo[id(weight)] = nn.Parameter(full.clone(), weight.requires_grad)
     for module in modules:
-        # FSDP derives a class from its own and the module's: the third in the order.
+        # FSDP makes a class that derives from FSDPModule and the module's own class, which is the
+        # third in the method resolution order.
         kind: Any = type(module).__mro__[2] if _is_sharded(module) else type(module)
         memo[id(module)] = kind.__new__(kind)
     for module in modules:
@@ -81,7 +82,7 @@ def _is_sharded(module: nn.Module) -> bool:
 
 
 def _state_without_fsdp(module: Any) -> dict[str, Any]:
-    """The attributes of a module, without what FSDP has put there."""
+    """The attributes of a module, without those and the hooks that FSDP has added."""
     fsdp_names = ("__composable_api_state", "_is_fsdp_managed")
     attributes = module.__reduce_ex__(4)[2]
     state = {name: v for name, v in attributes.items() if not name.startswith(fsdp_names)}

@@ -1,9 +1,9 @@
 r"""The dense form of a rigidity: the whole Hessian in its eigenbasis.
 
 At ridge 0 a rigidity does not depend on the units of the parameters, and neither should its
-rounding: the Hessian is factorised as $D^{-1/2} H D^{-1/2}$ with $D$ its diagonal, and rows are
-divided by $D^{1/2}$. With a ridge, whose identity matrix fixes the units, it is factorised as it
-is. All linear algebra after the factorisation is that of `posterior.Posterior`.
+rounding: with D the diagonal of the Hessian, $D^{-1/2} H D^{-1/2}$ is factorised, and rows are
+divided by $D^{1/2}$. With a ridge, whose identity matrix fixes the units, the Hessian is factorised
+as it is. `posterior.Posterior` does all linear algebra after the factorisation.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Hessian:
 
     Attributes:
         matrix: (P, P), symmetric, regulariser included.
-        names: Parameters and their sizes, to say which of them the data leave free.
+        names: Names and sizes of the parameters, to say which of them the data do not determine.
         rows: Number of predictions in the training data.
-        flat_rows: How many of them lie where the loss has no curvature.
+        flat_rows: How many of these predictions lie where the loss has no curvature.
         data: The Hessian without the regulariser; None where there is no regulariser.
         exact: Whether it is the exact Hessian.
         epsilon: Machine epsilon of the numbers it was summed from.
@@ -49,8 +49,9 @@ class DenseForm(Form):
 
     Attributes:
         hessian: The Hessian as it was summed.
-        posterior: Eigenbasis and ridge at scale 1; of the scaled Hessian where there are units.
-        units: (P,) by which rows are divided; None where they are not.
+        posterior: Eigenbasis and ridge at scale 1; of the Hessian in these units, if there are any.
+        units: The roots of the Hessian's diagonal, by which rows are divided, (P,); None with a
+            ridge.
     """
 
     hessian: Hessian
@@ -80,7 +81,7 @@ class DenseForm(Form):
     def _positive_definite(
         cls, hessian: Hessian, posterior: Posterior, units: Tensor | None
     ) -> DenseForm:
-        """The form, unless its Hessian is singular or indefinite."""
+        """The form; raises ValueError where its Hessian is singular or indefinite."""
         lowest = float(posterior.eigenvalues[0])
         rounding = _rounding(hessian, posterior.eigenvalues)
         if lowest + posterior.ridge < -rounding:
@@ -111,7 +112,10 @@ class DenseForm(Form):
 
     @cached_property
     def effective_rank(self) -> float:
-        r"""Number of directions that the data determine, $\mathrm{tr}\, G (G + R + s I)^{-1}$."""
+        r"""Number of directions that the data determine, $\mathrm{tr}\, G (G + R + s I)^{-1}$.
+
+        G is the Hessian of the data alone, R that of the regulariser.
+        """
         if self.hessian.data is None:
             return self.posterior.effective_rank
         # tr G A^-1 = tr (G C) C^T with A^-1 = C C^T
@@ -120,14 +124,14 @@ class DenseForm(Form):
 
     @cached_property
     def eigenbasis(self) -> Posterior:
-        """The Hessian's eigenbasis in its own units, at ridge 0: every ridge can be tried."""
+        """The eigenbasis of the unscaled Hessian, at ridge 0: every ridge can be tried."""
         if self.units is None:
             return replace(self.posterior, ridge=0.0)
         return _eigenbasis(self.hessian.matrix)
 
     @property
     def least_ridge(self) -> float:
-        """Ridges up to here leave the Hessian singular or indefinite."""
+        """At ridges up to this one the Hessian is singular or indefinite."""
         eigenvalues = self.eigenbasis.eigenvalues
         return _rounding(self.hessian, eigenvalues) - float(eigenvalues[0])
 
@@ -154,7 +158,7 @@ class DenseForm(Form):
         return self.posterior.covariance(left_rows, self._rows(right))
 
     def root(self, tangents: Tangents | None = None) -> Tensor:
-        """A matrix C with C C^T the unscaled covariance, (N K, R); (P, R) of the parameters."""
+        """C such that C C^T is the unscaled covariance, (N K, R); (P, R) for the parameters."""
         if tangents is not None:
             return self.posterior.whitened(self._rows(tangents))
         identity = torch.eye(self.width).to(self.hessian.matrix)
@@ -174,13 +178,13 @@ class DenseForm(Form):
 
 
 def _eigenbasis(matrix: Tensor) -> Posterior:
-    """A posterior with ridge 0 and scale 1."""
+    """The eigendecomposition of a matrix, as a posterior with ridge 0 and scale 1."""
     values, vectors = torch.linalg.eigh(matrix)
     return Posterior(values, vectors, 0.0, values.new_ones(()))
 
 
 def _rounding(hessian: Hessian, eigenvalues: Tensor) -> float:
-    """What rounding may have added to an eigenvalue."""
+    """A bound on the rounding error of an eigenvalue."""
     return len(eigenvalues) * hessian.epsilon * float(eigenvalues.abs().max())
 
 
@@ -222,7 +226,7 @@ def _singular_message(hessian: Hessian, ridge: float) -> str:
 
 
 def _idle_parameters(hessian: Hessian) -> list[str]:
-    """Parameters, or entries of them, that have no influence on any training prediction."""
+    """Names of the parameters, or entries of them, that no training prediction depends on."""
     matrix = hessian.matrix if hessian.data is None else hessian.data
     diagonals = matrix.diagonal().split_with_sizes([size for _, size in hessian.names])
     idle = []
@@ -236,7 +240,7 @@ def _idle_parameters(hessian: Hessian) -> list[str]:
 
 
 def _listed(items: Sequence[object]) -> str:
-    """The first five, joined by commas."""
+    """The first five items, joined by commas."""
     text = ", ".join(str(item) for item in items[:5])
     if len(items) > 5:
         text += ", ..."

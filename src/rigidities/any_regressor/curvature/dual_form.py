@@ -5,7 +5,7 @@ With $K = J J^\top$ over the (weighted) training rows and $k = J g$ (Woodbury)
 $$ q = g^\top (J^\top J + s I)^{-1} g
      = \frac{1}{s} \bigl[ g^\top g - k^\top (K + s I)^{-1} k \bigr], $$
 
-which needs inner products of tangents alone. One Cholesky factorisation of $K + s I$ serves all
+which needs only inner products of tangents. One Cholesky factorisation of $K + s I$ serves all
 predictions. Relative rounding errors are about machine epsilon times $\mathrm{tr} K / s$.
 """
 
@@ -130,7 +130,7 @@ def assembled_kernel(rows: Tangents) -> Tensor:
 
 
 def _pieces(rows: Tangents) -> list[tuple[int, Tangents]]:
-    """Samples in pieces, each with its start, small enough to be cast to float64."""
+    """The samples in pieces small enough to be cast to float64, each with its first sample."""
     samples, outputs, _ = rows.shape
     numbers_per_sample = max(1, rows.numbers // max(1, samples))
     samples_in_memory = PIECE // (8 * numbers_per_sample)

@@ -1,11 +1,11 @@
-r"""The exact Hessian of the loss by the parameters, summed over batches.
+r"""The exact Hessian of the loss with respect to the parameters, summed over batches.
 
 $$ H = \frac{\partial^2}{\partial w\, \partial w^\top}
    \Bigl[ \sum_i c_i\, \ell(\tilde y(x_i, w), y_i) + r(w) \Bigr] $$
 
 `exact_hessian` differentiates the weighted loss of one batch after the other, a few columns at a
-time, so that what autograd saves stays within `SAVED` bytes. The regulariser r has no batches: it
-is a `Penalty`, whose derivatives the Gauss-Newton forms need too.
+time, so that what autograd saves stays within `SAVED` bytes. The regulariser r does not depend on
+the data: it is a `Penalty`, whose derivatives the Gauss-Newton forms need too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS = 64
 """Columns of the Hessian that are computed at once, at most."""
 
 SAVED = 1 << 28
-"""Bytes that may be saved for the backward passes of all of them."""
+"""Bytes that autograd may save for the backward passes of these samples and columns."""
 
 Regulariser = Callable[[Any], Tensor]
 
@@ -81,9 +81,9 @@ def _runs_in_double(regressor: Regressor, first: SampleBatch) -> bool:
 
 
 def _rows_and_columns(regressor: Regressor, first: SampleBatch) -> tuple[int, int]:
-    """Samples and columns at once, so that what a pass saves stays within `SAVED`.
+    """How many samples and columns to compute at once, so that a pass saves at most `SAVED` bytes.
 
-    One sample tells how many bytes its pass saves for the backward one.
+    A forward pass of one sample shows how many bytes are saved for its backward pass.
     """
     saved = 0
 
@@ -112,7 +112,7 @@ def _batch_loss(
         if target is None:
             raise ValueError("hessian='exact' needs targets: fit(x, y).")
         if batch.weight is not None:
-            # A NaN that weighs nothing must not spread.
+            # A NaN with weight zero must not spread into the sum.
             target = torch.where(batch.weight > 0, target, 0.0)
         values = loss.value(prediction, target.to(prediction), batch.raw)
         values = values.reshape(len(prediction), -1)
@@ -156,4 +156,5 @@ class Penalty:
         return self.local.products(vectors)
 
     def _value(self, flat: Tensor) -> Any:
+        """What the regulariser returns at some parameters, (P,)."""
         return self._regulariser(self._regressor.parameters.restore(flat))

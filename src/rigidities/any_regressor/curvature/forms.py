@@ -8,9 +8,9 @@ r"""Which form of $q = g^\top (H + s I)^{-1} g$ to use, decided before anything 
 
 The dense and the dual form are exact up to rounding; the matrix-free one to its tolerance.
 
-`Form` is what every solved curvature can do. `Problem` describes a fit before it is made, and
-`form_name` decides from it: of the forms that fit into memory it takes the one with the least
-arithmetic, and the dense one where parameters are few.
+`Form` is the interface of every solved curvature. `Problem` describes a fit in advance, and
+`form_name` chooses from it: the dense form where parameters are few, otherwise the form with the
+least arithmetic among those that fit into memory.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ EIGEN_COST = 25
 """Multiplications of an eigendecomposition, in units of P^3."""
 
 FEW = 500
-"""Up to so many parameters the dense form, which rounds least, takes well under a second."""
+"""Up to this many parameters the dense form, which rounds least, takes well under a second."""
 
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-"""Files with the limit and the use of a container's memory, of cgroups 2 and 1."""
+"""Files with the limit and the use of a container's memory, for cgroups 2 and 1."""
 
 
 class Form(ABC):
-    """A solved curvature, which answers with quadratic forms of tangents."""
+    """A solved curvature, which gives variances and covariances for tangents."""
 
     name: ClassVar[str]
 
-    # Fields of some forms and properties of others. Abstract properties would forbid the fields.
+    # These are fields in some forms and properties in others. Abstract properties would forbid
+    # the fields, so they are declared for the type checker only.
     if TYPE_CHECKING:
 
         @property
@@ -81,11 +82,11 @@ class Form(ABC):
         """Deviations of the parameters with covariance (H + s I)^-1, (n, P)."""
 
     def root(self, tangents: Tangents | None = None) -> Tensor:
-        """A matrix C with C C^T the unscaled covariance.
+        """A matrix C such that C C^T is the unscaled covariance.
 
         Args:
-            tangents: Those of N K predictions; None for the parameters themselves, which the dense
-                form alone can tell.
+            tangents: Tangents of N K predictions; None for the parameters themselves, which only
+                the dense form supports.
 
         Returns:
             (N K, R) for predictions, (P, R) for the parameters.
@@ -96,7 +97,7 @@ class Form(ABC):
                 "with fewer of them (subset=) if need be, or draw some: sample(1000)."
             )
         values, vectors = torch.linalg.eigh(self.covariance(tangents, tangents))
-        # Negative eigenvalues tell how large rounding is: none smaller than it is kept.
+        # A negative lowest eigenvalue shows the size of rounding: only larger ones are kept.
         above_rounding = int((values > -2 * values[0]).sum())
         rank = max(1, min(above_rounding, self.width))
         largest = slice(-rank, None)
@@ -104,7 +105,7 @@ class Form(ABC):
 
     @property
     def condition(self) -> float:
-        """Condition number, or what the tolerance says of it."""
+        """Condition number, or an estimate of it from the tolerance."""
         return self.tolerance / torch.finfo(torch.float64).eps
 
     @property
@@ -114,7 +115,7 @@ class Form(ABC):
 
     @property
     def least_ridge(self) -> float:
-        """Ridges up to here leave the curvature singular or indefinite."""
+        """At ridges up to this one the curvature is singular or indefinite."""
         return self.ridge
 
     def with_ridge(self, ridge: float) -> Form:
@@ -125,6 +126,7 @@ class Form(ABC):
 
     @property
     def _fixed_ridge_message(self) -> str:
+        """The message of a form that is asked for another ridge than its own."""
         return (
             f"The ridge of the {self.name} form is fixed by its factorisation. Calibrate with the "
             "ridge given to PredictionRigidity, or use form='dense'."
@@ -133,7 +135,7 @@ class Form(ABC):
 
 @dataclass(frozen=True)
 class Problem:
-    """The sizes and options of a fit that decide between the forms.
+    """The sizes and options of a fit from which the form is chosen.
 
     Attributes:
         parameters: Number of parameters P.
@@ -171,8 +173,8 @@ class Problem:
         """Estimated peak of a form's memory.
 
         The dense form stores the Hessian, its eigenvectors and LAPACK's workspace (six matrices in
-        all), the dual one the kernel and its factor. Pieces of the rows, some hundreds of MiB, come
-        on top.
+        all), the dual form the kernel and its factor. A few hundred MiB for pieces of the rows are
+        not included.
         """
         if form == "dense":
             return 6 * 8 * self.parameters**2
@@ -190,7 +192,7 @@ class Problem:
 
 
 def form_name(problem: Problem, option: FormName) -> str:
-    """The form that the user named, or the cheapest that fits.
+    """The name of the form to use: that of the user's option, or for "auto" the cheapest that fits.
 
     Raises:
         MemoryError: It does not fit into memory.
@@ -209,7 +211,7 @@ def form_name(problem: Problem, option: FormName) -> str:
     if fitting:
         return min(fitting, key=problem.multiplications)
     if problem.exact or problem.ridge == 0:
-        # The matrix-free form is no way out: say what the dense one would need.
+        # The matrix-free form is not possible either: raise with what the dense form needs.
         _check_fits(problem, "dense")
     return "matrix-free"
 
@@ -230,7 +232,7 @@ def _check_possible(problem: Problem, form: str) -> None:
 
 
 def _check_fits(problem: Problem, form: str) -> None:
-    """Refuse a form that needs more memory than may be used, and name the ways out."""
+    """Refuse a form that needs more memory than may be used, and name the alternatives."""
     needed = problem.peak_bytes(form)
     if needed <= problem.memory:
         return
@@ -247,19 +249,19 @@ def _check_fits(problem: Problem, form: str) -> None:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated: of the GPU, or of the machine or its container."""
+    """Bytes that can still be allocated on the GPU, or on the machine or in its container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = _machine_memory()
     for limit_path, used_path in _CGROUPS:
         left = _number_in(limit_path) - _number_in(used_path)
-        if 0 < left < float("inf"):  # inf or NaN where there is no limit
+        if 0 < left < float("inf"):  # it is inf or NaN where there is no limit
             available = min(available, int(left))
     return available
 
 
 def readable_size(size: float) -> str:
-    """Bytes in the unit that people would use.
+    """A number of bytes in a readable unit.
 
     Examples:
         >>> readable_size(3 * 2**30), readable_size(5e5)
@@ -273,7 +275,7 @@ def readable_size(size: float) -> str:
 
 
 def _machine_memory() -> int:
-    """Free bytes of the machine; half of its memory, or a guess, where it does not tell."""
+    """Free bytes of the machine; where unknown, half of its memory, or a guess."""
     free = free_memory(torch.device("cpu"))
     if free is not None:
         return free

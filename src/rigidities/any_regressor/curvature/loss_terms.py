@@ -1,7 +1,7 @@
-r"""First and second derivatives of the loss by the predictions of a batch.
+r"""First and second derivatives of the loss with respect to the predictions of a batch.
 
 The paper's pseudo-Hessian (Sec. 3.4) is $\sum_i J_i^\top \Lambda_i J_i$ with
-$\Lambda_i = \partial^2 \ell_i / \partial \tilde y_i^2$, for several outputs a K x K matrix. A root
+$\Lambda_i = \partial^2 \ell_i / \partial \tilde y_i^2$, a K x K matrix for several outputs. A root
 $\Lambda = L L^\top$ turns it into a plain sum over the rows of $L^\top J$.
 
 `loss_terms` takes predictions, targets and weights of a batch and returns its `LossTerms`.
@@ -60,7 +60,7 @@ class LossTerms:
 
     @property
     def diagonal(self) -> Tensor:
-        """Curvature by each output alone, (N, K)."""
+        """Second derivative with respect to each output alone, (N, K)."""
         if self.curvature.ndim == 2:
             return self.curvature
         return self.curvature.diagonal(dim1=-2, dim2=-1)
@@ -72,7 +72,7 @@ class LossTerms:
 
     @cached_property
     def dispersion(self) -> float:
-        r"""$\sum \ell'^\top \Lambda^{-1} \ell'$: weighted squared residuals, for a squared loss.
+        r"""$\sum \ell'^\top \Lambda^{-1} \ell'$: for a squared loss, weighted squared residuals.
 
         NaN where the slope is not known.
         """
@@ -94,7 +94,7 @@ def loss_terms(
         loss: The loss of one sample.
         prediction: (N, K).
         target: (N, K), or None for a loss that needs none.
-        weight: Of the samples, (N, 1); for a loss of each output alone also (N, K).
+        weight: Weights of the samples, (N, 1); also (N, K) where the loss is a sum over outputs.
         batch: The batch as the user gave it, which some losses read.
 
     Raises:
@@ -113,7 +113,7 @@ def loss_terms(
     if curvature is None:
         curvature = torch.ones_like(prediction)
     if weight is not None:
-        # What weighs nothing need not have a derivative: a product would spread its NaN.
+        # A sample of weight zero need not have a derivative: a product would keep its NaN.
         curvature_weight = weight if curvature.ndim == 2 else weight[..., None]
         curvature = torch.where(curvature_weight > 0, curvature * curvature_weight, 0.0)
         if slope is not None:
@@ -130,7 +130,7 @@ def loss_terms(
 
 
 def _total_weight(sample_weight: Tensor | None, loss_weight: Tensor | None) -> Tensor | None:
-    """The product of the user's weights and the loss's own, as far as there are any."""
+    """The product of the user's weights and those of the loss; None where there are neither."""
     if loss_weight is None:
         return sample_weight
     if sample_weight is None:
@@ -153,7 +153,10 @@ def _curvature(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any
 def _slope(
     loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any
 ) -> tuple[Tensor | None, bool]:
-    """First derivatives (N, K), and whether the loss has a value for each output."""
+    """First derivatives (N, K), and whether the loss has one value per output.
+
+    Where the loss has no values, or there are no targets, these are None and True.
+    """
     if target is None or not isinstance(loss, ValuedLoss):
         return None, True
     with torch.enable_grad():

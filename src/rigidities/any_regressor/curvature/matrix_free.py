@@ -6,15 +6,15 @@ gradients, and A is never formed. For any v with residual $r = g - A v$ and erro
 $$ g^\top A^{-1} g = v^\top (g + r) + e^\top A e, \qquad
    0 \le e^\top A e = r^\top A^{-1} r \le |r|^2 / s \quad \text{where } A \succeq s I, $$
 
-so that $v^\top (g + r)$ is a lower bound on q whose gap is known, whatever rounding did to the
-iteration; its relative gap is below the stated tolerance.
+so that $v^\top (g + r)$ is a lower bound on q with a known gap, however rounding has affected the
+iteration. The relative gap is below the stated tolerance.
 
-The preconditioner is the same matrix for an evenly spaced sample of m of the N rows, weighted by
-N/m and inverted by Woodbury's identity: it removes the large eigenvalues that hold up the
-iteration.
+The preconditioner is the inverse of the same matrix (without R) for m evenly spaced rows of the N,
+weighted by N/m, by Woodbury's identity. It removes the large eigenvalues that slow the iteration
+down.
 
-Products with J come from stored tangents, or from batches that are differentiated anew each time
-(`Recomputed`, `Transformed`).
+Products with J come from stored tangents, or from batches that are differentiated again for every
+product (`RecomputedRows`, `AutodiffRows`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ MAX_ITERATIONS = 500
 """Iterations of conjugate gradients, at most."""
 
 SMALLEST_TOLERANCE = 1e-12
-"""Relative gap that rounding allows."""
+"""The smallest relative gap that can be reached in spite of rounding."""
 
 Product = Callable[[Tensor], Tensor]
-"""A matrix by its products with several vectors, (m, P) -> (m, P)."""
+"""A matrix, given by its products with several vectors, (m, P) -> (m, P)."""
 
 
 @dataclass(frozen=True)
-class Recomputed:
-    """The weighted rows of a batch that are not stored: every product computes their factors anew.
+class RecomputedRows:
+    """The weighted rows of a batch, not stored: every product computes their tangents again.
 
     Attributes:
         differentiation: How to differentiate the regressor.
@@ -68,15 +68,17 @@ class Recomputed:
         return self._tangents().backward(rows)
 
     def _tangents(self) -> Tangents:
+        """The weighted tangents of the batch."""
         _, tangents = self.differentiation(*self.batch.args, **self.batch.kwargs)
         return tangents if self.root is None else tangents.mixed(self.root)
 
 
 @dataclass(frozen=True)
-class Transformed(Recomputed):
-    """The same by automatic differentiation along vectors, in the precision of the parameters.
+class AutodiffRows(RecomputedRows):
+    """The same products by automatic differentiation, without tangents.
 
-    For models that are not made of linear layers, whose tangents would be written out.
+    For models that are not made of linear layers, whose tangents would be full matrices. Products
+    have the precision of the parameters.
     """
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -98,8 +100,8 @@ class Transformed(Recomputed):
         return torch.einsum("nkj,nk->nj", self.root, outputs.to(self.root))
 
 
-RowProducts = Tangents | Recomputed
-"""The weighted rows of a batch, of which conjugate gradients need the products alone."""
+RowProducts = Tangents | RecomputedRows
+"""The weighted rows of a batch; conjugate gradients need only `forward` and `backward`."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +120,15 @@ class Preconditioner:
 
     @classmethod
     def of(cls, rows: Tangents, share: float, ridge: float) -> Preconditioner:
-        """Factorise for the rows that are this share m/N of all."""
+        """Factorise for some rows, which are the share m/N of all."""
         kernel = assembled_kernel(rows)
-        # The kernel's rounding must not spoil it; any positive shift gives a valid preconditioner.
+        # The shift must exceed the kernel's rounding; a larger one is still a preconditioner.
         shift = max(ridge * share, 1e-13 * float(kernel.diagonal().sum()))
         kernel.diagonal().add_(shift)
         return cls(rows, torch.linalg.cholesky(kernel), ridge)
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """(m, P) -> (m, P)."""
+        """The product with several vectors, (m, P) -> (m, P)."""
         data = self.rows.forward(vectors)
         weights = torch.cholesky_solve(data.flatten(1).mT, self.factor).mT
         return (vectors - self.rows.backward(weights.reshape(data.shape))) / self.ridge
@@ -134,7 +136,7 @@ class Preconditioner:
 
 @dataclass(frozen=True)
 class MatrixFreeForm(Form):
-    """Products with the training rows, and the systems they define.
+    """The training rows by their products, and the linear systems A v = g with them.
 
     Attributes:
         rows: The weighted training rows, one entry per batch.
@@ -180,12 +182,12 @@ class MatrixFreeForm(Form):
         return torch.cat(solutions)
 
     def quadratic(self, tangents: Tangents) -> Tensor:
-        """q of each prediction, (N, K), at most `tolerance` too small."""
+        """q of each prediction, (N, K), too small by a share of at most `tolerance`."""
         quadratics = [self._quadratic(g) for g in self._vectors(tangents)]
         return torch.cat(quadratics).reshape(tangents.shape[:2])
 
     def _vectors(self, tangents: Tangents) -> Iterator[Tensor]:
-        """The rows as vectors (m, P), as many as are solved at once."""
+        """The rows of the tangents as vectors (m, P), as many at once as are solved together."""
         samples, outputs, _ = tangents.shape
         step = max(1, self.together // outputs)
         for start in range(0, samples, step):
@@ -193,7 +195,7 @@ class MatrixFreeForm(Form):
             yield piece.matrix().to(torch.float64).flatten(0, 1)
 
     def _quadratic(self, g: Tensor) -> Tensor:
-        """q of each row from the true residual; what rounding left open is solved once more."""
+        """q of each row of g, from the true residual, with one refinement where it is too large."""
         v = self.solve(g, self.tolerance)
         r = g - self.product(v)
         if self._largest_gap(v, g, r) > self.tolerance:
@@ -220,7 +222,7 @@ class MatrixFreeForm(Form):
 
         Their error is at most `tolerance` times $\sqrt{q q'}$.
         """
-        # The systems of the smaller side are solved, and multiplied by the rows of the other.
+        # The systems of the smaller side are solved, and multiplied with the rows of the other.
         right_is_solved = right.shape[0] <= left.shape[0]
         if right_is_solved:
             solved_side = right
@@ -228,7 +230,8 @@ class MatrixFreeForm(Form):
         else:
             solved_side = left
             other_side = right
-        # One side is solved, and e^T A v' is bounded by the root of the gap alone.
+        # With only one side solved, the error is of the order of the root of the gap: hence the
+        # square of the tolerance.
         tolerance = max(self.tolerance**2, SMALLEST_TOLERANCE)
         pieces = []
         for g in self._vectors(solved_side):
@@ -238,7 +241,10 @@ class MatrixFreeForm(Form):
         return covariance.mT if right_is_solved else covariance
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        r"""Deviations with covariance $A^{-1}$, (n, P): $A w = J^\top \epsilon + \sqrt s\, u$."""
+        r"""Deviations w with covariance $A^{-1}$, (n, P): $A w = J^\top \epsilon + \sqrt s\, u$.
+
+        $\epsilon$ and u are standard normal.
+        """
         if self.penalty is not None:
             raise ValueError(
                 "Samples under a regulariser need the dense form: pass form='dense', or express "
@@ -254,7 +260,7 @@ class MatrixFreeForm(Form):
 
 
 def lower_bounds(solutions: Tensor, vectors: Tensor, residuals: Tensor) -> Tensor:
-    """v^T (g + r) of each system, (m, P) three times -> (m,)."""
+    """v^T (g + r) of each system, from v, g and r, each (m, P), to (m,)."""
     return (solutions * (vectors + residuals)).sum(-1)
 
 
@@ -268,8 +274,8 @@ def conjugate_gradients(
 ) -> Tensor:
     """Solve A v = g for each row of g, (m, P) -> (m, P).
 
-    Systems that have converged drop out. A warning tells of those that have not after
-    `MAX_ITERATIONS`.
+    Systems that have converged are taken out of the iteration. A warning is given where some have
+    not after `MAX_ITERATIONS`.
 
     Args:
         product: v -> A v for several v, (m, P) -> (m, P).
@@ -290,7 +296,7 @@ def conjugate_gradients(
     if preconditioner is None:
         preconditioner = _identity
     solutions = torch.zeros_like(vectors)
-    active = torch.arange(len(vectors), device=vectors.device)  # numbers of the open systems
+    active = torch.arange(len(vectors), device=vectors.device)  # systems that have not converged
     g = vectors
     v = torch.zeros_like(vectors)
     r = vectors.clone()  # r = g - A v
@@ -335,4 +341,5 @@ def conjugate_gradients(
 
 
 def _identity(vectors: Tensor) -> Tensor:
+    """The preconditioner that does nothing."""
     return vectors

@@ -1,18 +1,18 @@
-r"""One pass over the training data: weighted rows of the pseudo-Hessian, and sums beside them.
+r"""One pass over the training data: weighted rows of the pseudo-Hessian, and running sums.
 
 $$ H = \sum_i J_i^\top \Lambda_i J_i = \sum_i (L_i^\top J_i)^\top (L_i^\top J_i) $$
 
-(the paper's Sec. 3.4; $\Lambda = L L^\top$ is the curvature of the loss by the predictions).
-`TrainingRows` yields $L_i^\top J_i$ batch by batch. On the way `Totals` sums the gradient of the
-loss and the dispersion of the residuals: they tell whether the parameters are a minimum, around
-which rigidities are defined. For each parameter the gradient is compared with what the gradients of
-the samples would add up to if they all agreed,
+(the paper's Sec. 3.4; $\Lambda = L L^\top$ is the second derivative of the loss with respect to the
+predictions). `TrainingRows` yields $L_i^\top J_i$ batch by batch. In the same pass `Totals` sums
+the gradient of the loss and the dispersion of the residuals, which show whether the parameters are
+a minimum, where rigidities are defined. For each parameter, the gradient is compared with what the
+gradients of the samples would add up to if they all had the same sign,
 
 $$ \frac{\bigl| \sum_i \partial_p \ell_i + \partial_p r \bigr|}
-        {\sum_i |\partial_p \ell_i| + |\partial_p r|}, $$
+        {\sum_i |\partial_p \ell_i| + |\partial_p r|}. $$
 
-which is 0 at a minimum, about $N^{-1/2}$ where samples pull at random, and 1 where they all pull
-one way, in whatever units the parameter is. The mean over the parameters decides.
+This share is 0 at a minimum, about $N^{-1/2}$ where the samples pull at random, and 1 where they
+all pull the same way, whatever the units of the parameter. The mean over the parameters decides.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from ..derivatives.tangents import Tangents
 from .loss_terms import LossTerms, loss_terms
 
 PIECE = 1 << 27
-"""Bytes that the tangents of the samples in work may take."""
+"""Bytes that the tangents of the samples processed at once may take."""
 
 FAR = 0.2
-"""Mean share of the samples' gradients beyond which the point is not taken for a minimum."""
+"""Mean share (see above) beyond which the parameters are said not to be a minimum."""
 
 NEGLIGIBLE = 1e-6
-"""Residuals this small beside the predictions are rounding: the model passes through its data."""
+"""Residuals below this share of the predictions are rounding: the model interpolates its data."""
 
 
 class Totals:
     r"""Running sums over the training data.
 
     Args:
-        flat: The parameters, which give size and device.
+        flat: The parameters, whose size and device the sums get.
 
     Attributes:
         gradient: Gradient of the loss, (P,).
@@ -62,11 +62,11 @@ class Totals:
         self.flat_rows = 0
         self.dispersion = 0.0
         self._magnitude = torch.zeros_like(self.gradient)  # sums of |gradient of a sample|
-        self._residuals = 0.0  # the dispersion where slopes are known
+        self._residuals = 0.0  # the dispersion of batches with a slope, so never NaN
         self._predictions = 0.0  # squared predictions in the same units
 
     def add(self, terms: LossTerms, tangents: Tangents, prediction: Tensor) -> None:
-        """Add the samples of a batch: unweighted tangents, predictions (N, K)."""
+        """Add the samples of a batch, with their unweighted tangents and predictions (N, K)."""
         self.rows += terms.rows
         self.flat_rows += prediction.numel() - terms.rows
         self.dispersion += terms.dispersion
@@ -80,10 +80,10 @@ class Totals:
     def checked_gradient_norm(
         self, penalty_gradient: Tensor | None, ridge: float, flat: Tensor
     ) -> float:
-        """The norm of the gradient of loss and regulariser; warns where it is far from zero.
+        """The norm of the gradient of loss plus regulariser; warns if it is far from zero.
 
-        The ridge's own penalty, with the gradient s w, may have been part of the loss or not:
-        whichever of the two is nearer to a minimum counts.
+        The penalty of the ridge, with gradient s w, may or may not have been part of the loss that
+        was minimised: the case that is nearer to a minimum is taken.
 
         Args:
             penalty_gradient: Gradient of the regulariser, (P,), or None.
@@ -100,9 +100,9 @@ class Totals:
         else:
             norm = float((self.gradient + with_decay).norm())
             share = share_with_decay
-        # Where the model passes through its data all gradients are rounding, and the shares too.
-        through_the_data = self._residuals <= NEGLIGIBLE**2 * self._predictions
-        if share > FAR and not through_the_data:
+        # Where the model interpolates its data, all gradients are rounding, and so are the shares.
+        interpolates = self._residuals <= NEGLIGIBLE**2 * self._predictions
+        if share > FAR and not interpolates:
             notify(
                 f"The parameters are not a minimum of the loss: its gradient has norm {norm:.3g}, "
                 f"and by each parameter it is {share:.0%} of what the samples' own would add up to "
@@ -113,7 +113,7 @@ class Totals:
         return norm
 
     def _share(self, penalty_gradient: Tensor) -> float:
-        """Mean over the parameters that matter of |gradient| / sum of |gradients|."""
+        """|gradient| / sum of |gradients|, averaged over the parameters where the sum is not 0."""
         extent = self._magnitude + penalty_gradient.abs()
         share = (self.gradient + penalty_gradient).abs() / extent
         matters = extent > 0
@@ -130,7 +130,7 @@ class TrainingRows:
         differentiation: How to differentiate the regressor.
         samples: The training data.
         loss: The loss of one sample.
-        curved: Whether the curvature of the loss weighs the rows; without it they are plain.
+        curved: Whether the rows are weighted with the curvature of the loss.
     """
 
     differentiation: Differentiation
@@ -140,17 +140,17 @@ class TrainingRows:
 
     @cached_property
     def totals(self) -> Totals:
-        """What a pass over the data has summed so far."""
+        """The sums of a pass over the data so far."""
         return Totals(self.differentiation.regressor.flat)
 
     def pieces(
         self, numbers_per_sample: int
     ) -> Iterator[tuple[SampleBatch, Tensor | None, Tangents]]:
-        """Go once through the data, and add them to the totals.
+        """Go through the data once, and add them to the totals.
 
         Args:
-            numbers_per_sample: How many float64 numbers a sample takes in work; pieces are cut so
-                that they stay within `PIECE` bytes.
+            numbers_per_sample: How many float64 numbers the work on a sample needs; pieces are cut
+                so that they stay within `PIECE` bytes.
 
         Yields:
             A piece of the data, the root L of its weights (None for ones), and its weighted

@@ -18,11 +18,17 @@ from .dense_form import DenseForm, Hessian
 from .dual_form import DualForm
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
-from .matrix_free import MatrixFreeForm, Preconditioner, Recomputed, RowProducts, Transformed
+from .matrix_free import (
+    AutodiffRows,
+    MatrixFreeForm,
+    Preconditioner,
+    RecomputedRows,
+    RowProducts,
+)
 from .pseudo_hessian import TrainingRows
 
 PRECONDITIONING_ROWS = 2000
-"""Rows of the preconditioner: its factorisation takes about a second."""
+"""Most rows of the preconditioner, whose factorisation then takes about a second."""
 
 
 def solved_form(
@@ -31,11 +37,11 @@ def solved_form(
     """Go through the training data and solve.
 
     Args:
-        training: The training data; its totals are filled on the way.
+        training: The training data; its totals are filled during the pass.
         problem: The sizes and options of the fit.
         name: "dense", "dual" or "matrix-free"; see `forms` for what each needs.
         penalty: The regulariser, if any.
-        tolerance: Relative error allowed to the matrix-free form.
+        tolerance: Relative error that the matrix-free form may have.
     """
     if name == "dense":
         return _dense(training, problem, penalty)
@@ -92,7 +98,7 @@ def _exact_data_hessian(training: TrainingRows) -> tuple[Tensor, float]:
 
 
 def _dense_numbers_per_sample(training: TrainingRows) -> int:
-    """Numbers in work per sample: about four copies of its written-out rows (K, P)."""
+    """Numbers that the work on a sample needs: about four copies of its full rows (K, P)."""
     differentiation = training.differentiation
     return 4 * differentiation.outputs * len(differentiation.regressor)
 
@@ -108,16 +114,17 @@ def _dual(training: TrainingRows, problem: Problem) -> DualForm:
 def _matrix_free(
     training: TrainingRows, problem: Problem, penalty: Penalty | None, tolerance: float
 ) -> MatrixFreeForm:
-    """The training rows, stored or to be computed again, with a preconditioner.
+    """The training rows, stored or recomputed for each product, with a preconditioner.
 
-    Half of the memory is for the rows, a quarter for the preconditioner, a quarter for the vectors
-    of conjugate gradients.
+    Half of the memory is for the rows, a quarter for the preconditioner, and a quarter for the
+    vectors of conjugate gradients.
     """
     width = problem.parameters
     differentiation = training.differentiation
     stored = problem.tangent_bytes <= problem.memory / 2
     factors_are_small = problem.numbers_per_sample < width * problem.outputs / 2
-    recomputed = Recomputed if factors_are_small else Transformed
+    recomputed = RecomputedRows if factors_are_small else AutodiffRows
+    # Systems that are solved at once: each needs about eight float64 vectors of length P.
     together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
 
     # Evenly spaced rows for the preconditioner, as many as fit into its share of the memory.

@@ -1,15 +1,15 @@
-r"""Per-sample derivatives of any regressor: a batch of inputs to its predictions and `Tangents`.
+r"""Per-sample derivatives of any regressor: from a batch of inputs to predictions and `Tangents`.
 
-There are three ways, and `Differentiation.of` chooses on the first batch:
+There are three ways to compute them, and `Differentiation.of` chooses one on the first batch:
 
 - linear layers of a module: the factors of their outer products (`linear_layers`);
 - few parameters: forward mode, one pass per parameter over the whole batch;
 - everything else: `torch.func.vmap` of reverse mode over the samples; for functions that it cannot
   transform, a loop of backward passes, with a warning.
 
-Each way is checked on the first batch against a backward pass, and given up where it differs: a
-layer's weight is also used elsewhere, its rows are not samples, or torch batches an operation
-wrongly.
+Each way is compared on the first batch with a backward pass, and abandoned where the two differ:
+where a layer's weight is also used elsewhere, its rows are not samples, or torch batches an
+operation wrongly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .regressor import Regressor
 from .tangents import Block, Explicit, Tangents
 
 FEW_PARAMETERS = 16
-"""Up to here forward mode costs fewer passes than the transposed products it saves."""
+"""Up to this many parameters forward mode, with one pass per parameter, is the cheapest way."""
 
 JacobianFunction = Callable[..., Tensor]
 """jacobian(regressor, *inputs, **kwargs) -> (N, K, P)."""
@@ -43,9 +43,10 @@ class Differentiation:
     """How to differentiate one regressor.
 
     Attributes:
-        regressor: The regressor, by whose parameters to differentiate.
-        layers: Linear layers that give their blocks as factors; None where there are none.
-        unfactored: The regressor of all other parameters; None where there are none.
+        regressor: The regressor with the parameters to differentiate with respect to.
+        layers: Linear layers whose blocks are stored as factors; None where there are none.
+        unfactored: The regressor with only the other parameters selected; None where there are
+            none.
         shape: Shape of one sample's output, K numbers.
         jacobian: How the Jacobian (N, K, p) of `unfactored` is computed.
         numbers_per_sample: How many numbers the tangents of one sample hold.
@@ -101,7 +102,7 @@ class Differentiation:
         jacobian = _jacobian_function(unfactored, *args, **keywords)
         factored = cls(regressor, layers, unfactored, shape, jacobian)
         with suppress(NotFactored):
-            # A call of `factored` would hide what the layers refuse.
+            # Calling `factored` would catch a `NotFactored` of the layers: call them directly.
             layers.blocks(regressor, *args, **keywords)
             _, tangents = factored(*args, **keywords)
             if _confirmed(regressor, tangents, *args, **keywords):
@@ -168,7 +169,7 @@ def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
             mapped_places.append(place)
 
     def outputs_of_one(flat: Tensor, *sample: Tensor) -> Tensor:
-        """Outputs (K,) of one sample, given without its batch dimension."""
+        """Outputs (K,) of one sample, whose inputs come without their batch dimension."""
         full = list(values)
         for place, value in zip(mapped_places, sample, strict=True):
             full[place] = value[None]
@@ -202,7 +203,7 @@ def _jacobian_function(
 ) -> JacobianFunction:
     """The cheapest way to a Jacobian that works on a first batch and is confirmed there."""
     if regressor is None:
-        return reverse_rows  # nobody will call it
+        return reverse_rows  # it will not be called
     candidates: list[JacobianFunction] = [reverse_rows]
     if len(regressor) <= FEW_PARAMETERS:
         candidates.insert(0, forward_rows)
@@ -225,12 +226,12 @@ def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs:
     """Whether $J^T u$ equals a backward pass, parameter by parameter, for a random u."""
     flat = regressor.flat
     sizes = regressor.parameters.sizes
-    # Positive weights of the outputs, away from zero, so that no output goes unchecked.
+    # Weights of the outputs are positive and away from zero, so that no output goes unchecked.
     u = normal_like(flat.new_empty(tangents.shape[:2])).abs().add(0.5).double()[None]
     expected = pulls(lambda p: regressor.outputs(p, *inputs, **kwargs), flat, u)[0]
     differences = (tangents.backward(u)[0] - expected).split_with_sizes(sizes)
     tolerance = max(1e-3, torch.finfo(flat.dtype).eps ** 0.5)
-    floor = 1e-3 * float(expected.norm())  # a parameter of little influence may round
+    floor = 1e-3 * float(expected.norm())  # gradients far below the others may be rounding
     for difference, gradient in zip(differences, expected.split_with_sizes(sizes), strict=True):
         if float(difference.norm()) > tolerance * (float(gradient.norm()) + floor):
             return False
@@ -246,7 +247,7 @@ def _check_samples_are_independent(regressor: Regressor, *inputs: Any, **kwargs:
         first = next(SampleBatch(inputs, kwargs, None, None).pieces(1))
         alone = regressor.outputs(regressor.flat, *first.args, **first.kwargs)
     if not bool(together.isfinite().all()):
-        return  # a fit refuses these, and names the rows
+        return  # left to the fit, whose error names the rows
     rounding = 1e-5 * float(together.abs().max())
     same_shape = alone.shape == together.shape
     if same_shape and torch.allclose(alone, together, rtol=1e-3, atol=rounding):

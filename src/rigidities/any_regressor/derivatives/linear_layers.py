@@ -1,8 +1,8 @@
-r"""Inputs and slopes of a module's linear layers: all that its Jacobian by their weights needs.
+r"""Inputs and slopes of a module's linear layers: the factors of its Jacobian by their weights.
 
-One forward pass records what enters each `nn.Linear`, one backward pass per output gives
-$s = \partial \tilde y / \partial z$ at what leaves it, for all samples of the batch at once. The
-block of a weight is then the outer product of the two (`tangents.Outer`), that of a bias is s.
+One forward pass records the input a of each `nn.Linear`. One backward pass per output gives the
+slope $s = \partial \tilde y / \partial z$ at the layer's output z, for all samples of the batch at
+once. The block of a weight is the outer product of s and a (`tangents.Outer`), that of a bias is s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .tangents import Block, Explicit, Outer
 
 
 class NotFactored(Exception):
-    """Row n of a layer's input does not belong to sample n."""
+    """Raised where row n of a layer's input does not belong to sample n."""
 
 
 class _Call(NamedTuple):
@@ -35,7 +35,7 @@ class _Call(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearLayers:
-    """The linear layers whose weights and biases enter a regressor through their call alone.
+    """The linear layers whose weights and biases are used only in calls of the layer.
 
     Attributes:
         layers: The names of the layers within the module.
@@ -45,7 +45,7 @@ class LinearLayers:
 
     @classmethod
     def of(cls, regressor: Regressor) -> LinearLayers | None:
-        """The layers of which a parameter is selected; None where there are none."""
+        """The layers with a selected parameter that they share with no other; None without any."""
         if regressor.module is None:
             return None
         uses = _uses_of_parameters(regressor.module)
@@ -100,7 +100,7 @@ class LinearLayers:
             weight_name, bias_name = _parameter_names(name)
             if a.shape[1] == 1:
                 blocks[weight_name] = Outer(a[:, 0], s[:, :, 0])
-            else:  # a sum over positions is no outer product any more
+            else:  # a sum over positions is no longer one outer product
                 blocks[weight_name] = Explicit(torch.einsum("nti,nkto->nkoi", a, s).flatten(-2))
             blocks[bias_name] = Explicit(s.sum(2))
         return rows.detach(), blocks
@@ -115,7 +115,8 @@ class LinearLayers:
         for number, call in enumerate(all_calls):
             gradients = [by_call[number] for by_call in gradients_by_output]
             slopes[id(call)] = torch.stack(gradients, dim=1)
-        # Row n of a layer must belong to sample n: weights of the samples must come back there.
+        # Row n of a layer must belong to sample n. Then weighting the samples' outputs weights the
+        # rows of the gradient in the same way.
         weights = normal_like(rows[:, :1]).abs().add(0.5)
         weighted_gradients = _gradients((weights * rows).sum(), all_calls)
         for call, gradient in zip(all_calls, weighted_gradients, strict=True):
@@ -130,6 +131,7 @@ class LinearLayers:
         calls: dict[str, list[_Call]] = {name: [] for name in self.layers}
 
         def record(name: str, layer: nn.Module, args: Any, keywords: Any, output: Tensor) -> Tensor:
+            """A forward hook, which notes the call and returns the output to go on with."""
             entering: Tensor = args[0] if args else keywords["input"]
             leaving = output if output.requires_grad else output.detach().requires_grad_()
             calls[name].append(_Call(entering.detach(), leaving))
@@ -155,14 +157,14 @@ def _uses_of_parameters(module: nn.Module) -> Counter[int]:
 
 
 def _gradients(total: Tensor, calls: list[_Call]) -> list[Tensor]:
-    """Gradients of a number by what left each call, (N, T, O)."""
+    """Gradients of a number with respect to the output of each call, (N, T, O)."""
     outputs = [call.output for call in calls]
     gradients = torch.autograd.grad(total, outputs, retain_graph=True, materialize_grads=True)
     return [_positions(gradient) for gradient in gradients]
 
 
 def _positions(tensor: Tensor) -> Tensor:
-    """(N, ..., D) -> (N, T, D)."""
+    """A tensor with its inner dimensions as one of positions, (N, ..., D) -> (N, T, D)."""
     return tensor.reshape(tensor.shape[0], -1, tensor.shape[-1])
 
 

@@ -1,8 +1,8 @@
 """Parameters of any shape as one flat vector, and back.
 
-A leaf is a floating-point tensor inside nested mappings, lists and tuples; it is named by the path
-that leads to it, joined by dots (`"layers.0.weight"`). A tensor that stands in two places is one
-leaf. Everything else in the containers is left as it is.
+A leaf is a floating-point tensor inside nested mappings, lists and tuples. Its name is the path
+that leads to it, joined by dots (`"layers.0.weight"`). A tensor that occurs in two places is one
+leaf. Everything else in the containers is left unchanged.
 
 `Parameters.of` walks through a container and concatenates the selected leaves; `restore` puts other
 values in their places.
@@ -93,7 +93,7 @@ class Parameters:
         if not bool(torch.isfinite(flat).all()):
             raise ValueError("The parameters hold NaN or infinity: the fit they come from failed.")
         shapes = tuple(leaf.shape for leaf in selected.values())
-        # The tree becomes a copy: its selected leaves are views of the flat vector.
+        # The tree becomes a copy: fixed leaves are cloned, selected ones are views of `flat`.
         fixed_copied = _mapped(tree, lambda name, leaf: leaf if name in slots else leaf.clone())
         parameters = cls(fixed_copied, tuple(selected), shapes, flat, slots)
         return replace(parameters, tree=parameters.restore(flat))
@@ -105,7 +105,7 @@ class Parameters:
 
     @property
     def leaves(self) -> list[tuple[str, Tensor]]:
-        """All leaves by name, the selected and the others."""
+        """All leaves by name, selected or not."""
         return list(_leaves(self.tree))
 
     def __len__(self) -> int:
@@ -114,15 +114,16 @@ class Parameters:
     def restore(self, flat: Tensor) -> Any:
         """The container with the selected leaves read from a flat vector.
 
-        From several vectors, (n, P), every tensor gains a leading n.
+        With several vectors, (n, P), every tensor gains a leading dimension n.
         """
         return self.filled(flat.split_with_sizes(self.sizes, dim=-1))
 
     def filled(self, pieces: Sequence[Tensor]) -> Any:
-        """The container with the selected leaves read from one flat piece each."""
+        """The container with each selected leaf read from its flat piece, (size,) or (n, size)."""
         leading = pieces[0].shape[:-1]  # () or (n,)
 
         def leaf_for(name: str, leaf: Tensor) -> Tensor:
+            """The new leaf in place of one of the tree."""
             if name in self._slots:
                 slot = self._slots[name]
                 return pieces[slot].reshape(leading + self.shapes[slot]).to(leaf.dtype)
@@ -141,7 +142,7 @@ class Parameters:
         return replace(self, tree=zeros).restore(flat)
 
     def without(self, names: Iterable[str]) -> Parameters:
-        """The same container with fewer leaves selected."""
+        """The same container without these leaves in the selection."""
         remaining = set(self._slots) - set(names)
         return Parameters.of(self.tree, lambda name: name in remaining)
 
@@ -191,7 +192,11 @@ def _members(tree: Any, path: str) -> list[tuple[Any, str, Any]]:
 
 
 def _selector(subset: Subset | None, names: list[str]) -> Callable[[str], bool]:
-    """Whether a name is in the subset; refuses a subset that selects nothing."""
+    """A function that says whether a name is in the subset.
+
+    Raises:
+        ValueError: The subset selects nothing, or names a parameter that does not exist.
+    """
     if subset is None:
         return lambda name: True
     listed = ", ".join(names[:20])

@@ -80,7 +80,7 @@ class Regressor:
 
     @property
     def module(self) -> nn.Module | None:
-        """This thread's copy, which is called with other parameters put in and may get hooks."""
+        """This thread's copy of the module, on which hooks may be set; None for a function."""
         return None if self.copies is None else self.copies()
 
     @property
@@ -92,18 +92,18 @@ class Regressor:
         return len(self.parameters)
 
     def outputs(self, flat: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
-        """Predictions (N, K) at given parameters."""
+        """Predictions (N, K) at the parameters `flat`, (P,)."""
         raw = self.raw(flat, *inputs, **kwargs)
         return raw.reshape(len(raw), -1)
 
     def raw(self, flat: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
-        """Predictions shaped as f returns them, their first dimension checked."""
+        """Predictions shaped as f returns them, after a check of their first dimension."""
         result: Tensor = self.function(self.parameters.restore(flat), *inputs, **kwargs)
         self._check_rows(result, *inputs, **kwargs)
         return result
 
     def _check_rows(self, result: Tensor, *inputs: Any, **kwargs: Any) -> None:
-        """Refuse a result whose first dimension is not the samples."""
+        """Refuse a result whose first dimension is not the number of samples."""
         rows = sample_count(*inputs, **kwargs)
         if result.ndim == 0 or (rows is not None and result.shape[0] != rows):
             raise ValueError(
@@ -164,7 +164,7 @@ def _single_output(f: Function, output: str | int | None, /, *args: Any, **kwarg
     """Call a user's function and pick one of its outputs."""
     result = f(*args, **kwargs)
     if isinstance(result, Tensor) and result.ndim == 0:
-        return result  # refused by name, with the number of samples, in `raw`
+        return result  # `_check_rows` refuses it with the number of samples in its message
     if hasattr(result, "__array__") and not isinstance(result, Tensor):
         got = type(result).__name__
         raise TypeError(f"f must return a tensor that torch can differentiate, got {got}.")

@@ -1,4 +1,4 @@
-r"""Derivatives of a batch of predictions by the parameters, stored as compactly as possible.
+r"""Derivatives of a batch of predictions with respect to the parameters, stored compactly.
 
 Row (n, k) of $J$ is $g_{nk} = \partial \tilde y_{nk} / \partial w$. For the weight W of a linear
 layer with input $a_n$ and output $z_n = W a_n + b$ it is an outer product,
@@ -7,8 +7,8 @@ $$ \frac{\partial \tilde y_{nk}}{\partial W} = s_{nk} a_n^\top, \qquad
    s_{nk} = \frac{\partial \tilde y_{nk}}{\partial z_n}, $$
 
 so that the kernel $J J'^\top$ is a sum of elementwise products of small Grams,
-$(s_{nk} \cdot s'_{ml})\,(a_n \cdot a'_m)$, and the products $J v$ and $J^\top u$ need the factors
-alone. A `Block` is the part of J that belongs to one parameter: `Outer` stores the factors,
+$(s_{nk} \cdot s'_{ml})\,(a_n \cdot a'_m)$, and the products $J v$ and $J^\top u$ need only the
+factors. A `Block` holds the columns of J that belong to one parameter: `Outer` stores the factors,
 `Explicit` the columns themselves. `Tangents` are the blocks of all parameters in the order of the
 flat vector. A `TangentBuffer` collects those of many batches.
 """
@@ -26,7 +26,7 @@ from torch import Tensor
 class Block(ABC):
     """Columns of J that belong to one parameter.
 
-    The fields of a block are tensors with a row per sample each, the last of them (N, K, ...).
+    The fields of a block are tensors with one row per sample; the last of them is (N, K, ...).
     Every sum is in float64, whatever the precision of the fields.
     """
 
@@ -45,8 +45,8 @@ class Block(ABC):
         return tuple(vars(self).values())
 
     def mixed(self, mixing: Tensor) -> Block:
-        """Rows L^T J of each sample, L (N, K, K), or rows scaled by L (N, K)."""
-        *factors, rows = self.tensors  # the last tensor alone has a row for each output
+        """Rows L^T J of each sample for L (N, K, K), or rows scaled by L (N, K)."""
+        *factors, rows = self.tensors  # only the last tensor has a row for each output
         equation = "nk,nk...->nk..." if mixing.ndim == 2 else "nkj,nk...->nj..."
         mixed_tensors = [*factors, torch.einsum(equation, mixing.to(rows), rows)]
         return type(self)(*mixed_tensors)
@@ -61,11 +61,11 @@ class Block(ABC):
         return self.mapped(lambda tensor: tensor[index])
 
     def empty(self, samples: int) -> Block:
-        """A block of the same kind for so many samples, yet to be written."""
+        """A block of the same kind for this many samples, with uninitialised values."""
         return self.mapped(lambda tensor: tensor.new_empty(samples, *tensor.shape[1:]))
 
     def write(self, place: Tensor) -> None:
-        """Write the matrix into a tensor (N, K, width)."""
+        """Write the columns into a tensor (N, K, width)."""
         place.copy_(self.matrix())
 
     def kernel(self, other: Block) -> Tensor:
@@ -89,6 +89,7 @@ class Block(ABC):
         return torch.einsum("nk,nkp->np", rows, self._double()).abs().sum(0)
 
     def _double(self) -> Tensor:
+        """The columns written out in float64, (N, K, width)."""
         return self.matrix().to(torch.float64)
 
 
@@ -147,17 +148,17 @@ class Outer(Block):
         return slopes.square().sum(-1) * inputs.square().sum(-1)[:, None]
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """(m, O I) -> (m, N, K): (V a) . s."""
+        """J v: (m, O I) -> (m, N, K), as (V a) . s with v as a matrix V (O, I)."""
         slopes, inputs = self._factors()
         # V a for all vectors at once: (N, I) @ (I, m O) -> (N, m, O)
         images = inputs @ vectors.reshape(-1, inputs.shape[-1]).mT
         images = images.reshape(len(inputs), len(vectors), -1)
-        if slopes.shape[1] == 1:  # many small products of one row are slow
+        if slopes.shape[1] == 1:  # a batched matrix product of single rows is slow
             return images.mul_(slopes).sum(-1).mT[..., None]
         return (images @ slopes.mT).transpose(0, 1)
 
     def backward(self, rows: Tensor) -> Tensor:
-        """(m, N, K) -> (m, O I): sum of u s a^T."""
+        """J^T u: (m, N, K) -> (m, O I), as the sum of u s a^T."""
         slopes, inputs = self._factors()
         cotangents = rows.transpose(0, 1)  # (N, m, K)
         if slopes.shape[1] == 1:
@@ -167,7 +168,7 @@ class Outer(Block):
         return (pulled.flatten(1).mT @ inputs).reshape(len(rows), -1)
 
     def magnitudes(self, rows: Tensor) -> Tensor:
-        """(N, K) -> (O I,): absolute values factorise too."""
+        """Sum over samples of |sum_k u_k J_k|, (N, K) -> (O I,): |s a^T| = |s| |a|^T."""
         slopes, inputs = self._factors()
         pulled = torch.einsum("nk,nko->no", rows, slopes).abs()
         return (pulled.mT @ inputs.abs()).flatten()
@@ -200,7 +201,7 @@ class Tangents:
 
     @property
     def device(self) -> torch.device:
-        """Where the blocks lie."""
+        """Device of the blocks."""
         return self._first_rows.device
 
     @property
@@ -261,7 +262,7 @@ class Tangents:
         return torch.cat([block.magnitudes(rows) for block in self.blocks])
 
     def mixed(self, mixing: Tensor) -> Tangents:
-        """Rows scaled (N, K) or combined within each sample as L^T J (N, K, K)."""
+        """Rows L^T J of each sample for L (N, K, K), or rows scaled by L (N, K)."""
         return Tangents(tuple(block.mixed(mixing) for block in self.blocks))
 
     def take(self, index: slice | Tensor) -> Tangents:
@@ -278,10 +279,10 @@ class Tangents:
 
 
 class TangentBuffer:
-    """Batches of tangents written into one place as they come: never stored twice.
+    """Batches of tangents, written into preallocated blocks as they come: never stored twice.
 
     Args:
-        count: Expected number of samples. The place grows where more come.
+        count: Expected number of samples. The blocks grow if there are more.
     """
 
     def __init__(self, count: int) -> None:
@@ -309,9 +310,9 @@ class TangentBuffer:
         return Tangents(self._blocks).take(slice(self._count))
 
     def _extended(self, stored: Block, new: Block, end: int) -> Block:
-        """A block with new samples written behind those that are stored.
+        """The stored block with new samples appended, which end at sample number `end`.
 
-        Where one of the two is in factors and the other is not, both are written out.
+        Where one of the two is stored as factors and the other is not, both are written out.
         """
         before = slice(self._count)
         if type(stored) is not type(new):
