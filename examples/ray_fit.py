@@ -148,7 +148,9 @@ def main(path=None):
     for name, uq in (("workers", by_workers), ("tasks", by_tasks)):
         gram = (uq.gram.matrix - alone.gram.matrix).abs().max() / alone.gram.matrix.abs().max()
         bars = (uq.predict(x).std / alone.predict(x).std - 1).abs().max()
-        print(f"{name}: {uq.gram.count} rows in the fit, {uq.calibration_report.rows} in the calibration")
+        print(
+            f"{name}: {uq.gram.count} rows in the fit, {uq.calibration_report.rows} in the calibration"
+        )
         print(f"  relative difference from one process: Gram {gram:.0e}, bars {bars:.0e}")
     low, high = by_workers.predict(x).interval(0.9)
     inside = ((low < y) & (y < high)).double().mean()

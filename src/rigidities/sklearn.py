@@ -66,6 +66,11 @@ except ModuleNotFoundError as error:
 
 __all__ = ["RigidityRegressor"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Array = np.ndarray[Any, Any]
 
 _EXACT = (BayesianRidge, KernelRidge, LinearRegression, Ridge, RidgeCV)
@@ -294,7 +299,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         uq: Any = self.uq_
         prediction: Prediction
         if isinstance(uq, fits.FitRigidity):
-            noise: Any = uq.noise  # the variance of an observation of weight one
+            noise: Any = uq.noise_model  # the variance of an observation of weight one
             prediction = uq.predict(rows, noise=noise)
         else:
             prediction = uq.predict(rows, progress=False)

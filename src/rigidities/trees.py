@@ -47,6 +47,11 @@ __all__ = [
     "require_squared_error",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 WIDE = 1024
 """Directions that are kept by default, of up to `MANY` training rows."""
 

@@ -25,6 +25,11 @@ from . import demo, tabular
 
 __all__ = ["main"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
