@@ -1,56 +1,79 @@
-"""Which rows of a pool should be labelled next? Run: python examples/active_learning.py"""
+"""Which rows of a pool should be labelled next? Run: python examples/active_learning.py
+
+A regressor is trained on a few labelled rows. Three ways to choose the next rows compete: at
+random, the rows with the largest error bars, and a batch chosen greedily so that the error bars of
+the test inputs shrink most. After labelling the chosen rows, the regressor is trained anew and its
+error on the test inputs tells how good the choice was.
+"""
 
 import torch
 from torch import nn
 
 import rigidities as rg
 
+VALIDATION_ROWS = 10  # of the labelled rows: they calibrate the error bars and train nothing
 
-def truth(x):
-    """What a measurement of a row would give, here a function of two inputs."""
+
+def measurement(x):
+    """What a measurement of each row would give; here a function of two inputs."""
     return torch.sin(3 * x[:, :1]) * torch.cos(2 * x[:, 1:])
 
 
-def trained(x, y):
-    """Any trained regressor will do."""
+def trained_network(x, y):
+    """A small network trained on rows (x, y). Any trained regressor will do."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=1e-2)
+    network = nn.Sequential(
+        nn.Linear(2, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1)
+    )
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=1e-2)
     for _ in range(200):
         optimizer.zero_grad()
-        nn.functional.mse_loss(net(x), y).backward()
+        nn.functional.mse_loss(network(x), y).backward()
         optimizer.step()
-    return net
+    return network
+
+
+def error_after_training(x, test):
+    """Label the rows `x`, train on them, and return the error on the test inputs."""
+    network = trained_network(x, measurement(x))
+    return rg.metrics.rmse(network(test).detach(), measurement(test))
 
 
 def main(seeds=3, start=30, batch=20):
+    """Compare the three choices of `batch` rows, beginning with `start` labelled ones."""
     test = 4 * torch.rand(1000, 2, generator=torch.Generator().manual_seed(0)) - 2
     errors = {"random": [], "largest variances": [], "greedy": []}
-    for seed in range(seeds):
-        # A pool as one finds them: most rows are alike, some lie further out.
-        generator = torch.Generator().manual_seed(seed)
-        pool = (0.9 * torch.randn(2000, 2, generator=generator)).clamp(-2, 2)
-        first, pool = pool[:start], pool[start:]  # labelled so far, and not yet
-        train, valid = first[:-10], first[-10:]
 
-        # One pass over the labelled rows gives the error bars of all others.
-        uq = rg.LastLayerRigidity(trained(train, truth(train))).fit((train, truth(train)))
-        uq.calibrate((valid, truth(valid)))
-        picks = {
-            "random": torch.arange(batch),
-            # One by one, the largest error bars: often neighbours, which tell the same twice.
-            "largest variances": uq.select(pool, batch, objective="top").indices,
-            # As a batch, so that the error bars of the test inputs shrink most.
-            "greedy": uq.select(pool, batch, objective="variance", of=test).indices,
+    for seed in range(seeds):
+        # A pool as one meets them: most rows are alike, some lie further out.
+        generator = torch.Generator().manual_seed(seed)
+        rows = (0.9 * torch.randn(2000, 2, generator=generator)).clamp(-2, 2)
+        labelled = rows[:start]
+        unlabelled = rows[start:]
+        train = labelled[:-VALIDATION_ROWS]
+        valid = labelled[-VALIDATION_ROWS:]
+
+        # One pass over the training rows gives the error bars of all other rows.
+        network = trained_network(train, measurement(train))
+        uq = rg.LastLayerRigidity(network).fit((train, measurement(train)))
+        uq.calibrate((valid, measurement(valid)))
+
+        choices = {
+            "random": torch.arange(batch),  # the pool is in random order already
+            # Each row for itself: the largest error bars are often neighbours, and the second of
+            # two neighbours teaches little that the first did not.
+            "largest variances": uq.select(unlabelled, batch, objective="top").indices,
+            # The rows as a batch, so that the error bars of the test inputs shrink most.
+            "greedy": uq.select(unlabelled, batch, objective="variance", of=test).indices,
         }
-        for name, rows in picks.items():
-            x = torch.cat([first, pool[rows]])  # label them, train anew
-            errors[name].append(rg.metrics.rmse(trained(x, truth(x))(test).detach(), truth(test)))
+        for name, indices in choices.items():
+            x = torch.cat([labelled, unlabelled[indices]])
+            errors[name].append(error_after_training(x, test))
 
     print(f"{batch} new rows     RMSE   in each of {seeds} pools")
     for name, values in errors.items():
-        each = " ".join(f"{value:.3f}" for value in values)
-        print(f"{name:<17} {sum(values) / seeds:.3f}   {each}")
+        by_pool = " ".join(f"{value:.3f}" for value in values)
+        print(f"{name:<17} {sum(values) / seeds:.3f}   {by_pool}")
     return errors
 
 

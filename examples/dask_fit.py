@@ -26,8 +26,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 
-def table(rows, seed):
-    """Two inputs and a target; the second input makes the noise."""
+def measurements(rows, seed):
+    """A table of two inputs and a target; the second input makes the noise."""
     first, second, noise = np.random.default_rng(seed).normal(size=(3, rows))
     target = np.sin(2 * first) + 0.2 * np.abs(second) * noise
     return pd.DataFrame({"first": first, "second": second, "target": target})
@@ -39,7 +39,7 @@ def tensors(frame):
     return values[:, :2], values[:, 2:]
 
 
-def trained(x, y):
+def trained_model(x, y):
     """Any trained model; here a random hidden layer under the best readout, in float64."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()
@@ -60,26 +60,39 @@ def fitted_by_dask(model, frame):
     return first.merge(*others), rows
 
 
+def differences(uq, reference, x):
+    """Largest relative differences of the Gram matrices, and of the error bars at `x`."""
+    gram = reference.gram.matrix
+    gram_difference = (uq.gram.matrix - gram).abs().max() / gram.abs().max()
+    bar_difference = (uq.predict(x).std / reference.predict(x).std - 1).abs().max()
+    return gram_difference, bar_difference
+
+
 def main(path=None):
-    train, valid, test = table(4001, 1), table(1001, 2), table(1001, 3)
-    model = trained(*tensors(train))
+    """Fit by Dask and in one process, compare, and save the first where there is a path."""
+    train = measurements(4001, seed=1)
+    valid = measurements(1001, seed=2)
+    test = measurements(1001, seed=3)
+    model = trained_model(*tensors(train))
+
     frame = dask.dataframe.from_pandas(train, npartitions=4)  # in earnest: read_parquet(folder)
     uq, rows = fitted_by_dask(model, frame)
     uq.calibrate(*tensors(valid))
     print(f"{len(rows)} partitions of {rows} rows: {uq.gram.count} in the fit")
 
-    alone = rg.LastLayerRigidity(model).fit(*tensors(train))
-    alone.calibrate(*tensors(valid))
+    # The same in one process, to compare with.
+    reference = rg.LastLayerRigidity(model).fit(*tensors(train))
+    reference.calibrate(*tensors(valid))
     x, y = tensors(test)
-    gram = (uq.gram.matrix - alone.gram.matrix).abs().max() / alone.gram.matrix.abs().max()
-    bars = (uq.predict(x).std / alone.predict(x).std - 1).abs().max()
+    gram, bars = differences(uq, reference, x)
     print(f"relative difference from one process: Gram {gram:.0e}, bars {bars:.0e}")
+
     low, high = uq.predict(x).interval(0.9)
-    inside = ((low < y) & (y < high)).double().mean()
-    print(f"90 % intervals hold {inside:.0%} of {len(y)} test rows")
+    covered = ((low < y) & (y < high)).double().mean()
+    print(f"90 % intervals hold {covered:.0%} of {len(y)} test rows")
     if path is not None:
         uq.save(path)
-    return uq, alone
+    return uq, reference
 
 
 if __name__ == "__main__":

@@ -28,27 +28,31 @@ from rigidities.ase import UncertainStructureError, mace
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
 rng = np.random.default_rng(0)
-FORCES = 0.1  # weight of a component of a force beside the energy of an atom
+FORCES_WEIGHT = 0.1  # of a component of a force, beside the energy per atom
 
 
 def labelled(atoms):
-    """With energy and forces by EMT, as files of structures carry them."""
+    """The same atoms with energy and forces by EMT, as files of structures carry them."""
     atoms.calc = EMT()
-    labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
-    atoms.calc = SinglePointCalculator(atoms, **labels)
+    energy = atoms.get_potential_energy()
+    forces = atoms.get_forces()
+    atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
     return atoms
 
 
-def crystal(shake):
-    """Eight atoms, strained a little and shaken."""
+def shaken_crystal(shake):
+    """A labelled crystal of eight atoms, strained a little and shaken by `shake` angstrom."""
     atoms = bulk("Cu", cubic=True) * (2, 1, 1)
     atoms.set_cell(atoms.cell @ (np.eye(3) + 0.01 * rng.normal(size=(3, 3))), scale_atoms=True)
     atoms.positions += shake * rng.normal(size=atoms.positions.shape)
     return labelled(atoms)
 
 
-train, valid = ([crystal(rng.uniform(0.01, 0.12)) for _ in range(n)] for n in (48, 40))
-mean = np.mean([atoms.get_potential_energy() / len(atoms) for atoms in train])
+train = [shaken_crystal(rng.uniform(0.01, 0.12)) for _ in range(48)]
+valid = [shaken_crystal(rng.uniform(0.01, 0.12)) for _ in range(40)]
+
+# The model: a small MACE on top of the mean energy of an atom.
+mean_energy = np.mean([atoms.get_potential_energy() / len(atoms) for atoms in train])
 interaction = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
 model = modules.ScaleShiftMACE(
     r_max=4.0,
@@ -61,7 +65,7 @@ model = modules.ScaleShiftMACE(
     num_elements=1,
     hidden_irreps=o3.Irreps("8x0e + 8x1o"),
     MLP_irreps=o3.Irreps("8x0e"),
-    atomic_energies=np.array([mean]),
+    atomic_energies=np.array([mean_energy]),
     avg_num_neighbors=18.0,
     atomic_numbers=[29],
     correlation=2,
@@ -70,35 +74,43 @@ model = modules.ScaleShiftMACE(
     atomic_inter_shift=0.0,
 )
 
+# Train it on energies and forces. `batch["slope"]` is the energy's derivative: minus the force.
 host = mace(model)
 batches = host.batches(train, ("energy", "forces"))
 optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 30)
 for _ in range(30):
-    for number in rng.permutation(len(batches)):
-        batch = batches[number]
-        found = model(dict(batch), training=True)
-        energy = (found["energy"] - batch["y"]) / batch["ptr"].diff()
-        forces = found["forces"] + batch["slope"]
+    for index in rng.permutation(len(batches)):
+        batch = batches[index]
+        outputs = model(dict(batch), training=True)
+        atoms_of_structures = batch["ptr"].diff()
+        energy_errors = (outputs["energy"] - batch["y"]) / atoms_of_structures
+        force_errors = outputs["forces"] + batch["slope"]
+        loss = energy_errors.square().sum() + FORCES_WEIGHT * force_errors.square().sum()
         optimiser.zero_grad()
-        (energy.square().sum() + FORCES * forces.square().sum()).backward()
+        loss.backward()
         optimiser.step()
     schedule.step()
 
-host.fit(train, forces_weight=FORCES)
+# Error bars, by the same loss as the training.
+host.fit(train, forces_weight=FORCES_WEIGHT)
 print(host.calibrate(valid))
 
+# Dynamics at a rising temperature, which stop at the limit. The error bars of forces cost most;
+# with `force_bars=False` they are computed when they are asked for, not in every step.
 atoms = bulk("Cu", cubic=True) * (2, 1, 1)
-atoms.calc = host.calculator(limits={"energy_std": 0.05}, force_bars=False)  # but when asked
-bath = {"temperature_K": 300, "friction": 0.02 / units.fs}
-dynamics = Langevin(atoms, 5 * units.fs, **bath, fixcm=False, rng=rng)
+atoms.calc = host.calculator(limits={"energy_std": 0.05}, force_bars=False)
+dynamics = Langevin(
+    atoms, 5 * units.fs, temperature_K=300, friction=0.02 / units.fs, fixcm=False, rng=rng
+)
 
 
-def show(step, atoms, results):
-    true = labelled(atoms.copy()).get_potential_energy()
+def print_energy(step, atoms, results):
+    """Print the energy with its error bar and its true error; the line stays open."""
+    true_energy = labelled(atoms.copy()).get_potential_energy()
     print(
         f"{step:>4} {atoms.get_temperature():8.0f} {results['energy']:8.3f} +- "
-        f"{results['energy_std']:.3f} {abs(results['energy'] - true):8.3f}",
+        f"{results['energy_std']:.3f} {abs(results['energy'] - true_energy):8.3f}",
         end="",
     )
 
@@ -107,11 +119,12 @@ print("\nstep   T in K     energy in eV     error   bars: force in eV/Å, stress
 try:
     for step, _ in enumerate(dynamics.irun(400)):
         if step % 20 == 0:
-            forces, stress = (atoms.calc.get_property(f"{n}_std") for n in ("forces", "stress"))
-            show(step, atoms, atoms.calc.results)
-            force = np.linalg.norm(forces, axis=1).max()
-            print(f"{force:10.3f} {stress.max() / units.GPa:10.3f}")
+            force_bars = atoms.calc.get_property("forces_std")  # (atoms, 3)
+            stress_bars = atoms.calc.get_property("stress_std")
+            print_energy(step, atoms, atoms.calc.results)
+            largest_force_bar = np.linalg.norm(force_bars, axis=1).max()
+            print(f"{largest_force_bar:10.3f} {stress_bars.max() / units.GPa:10.3f}")
         dynamics.set_temperature(temperature_K=300 + 40 * step)
 except UncertainStructureError as stop:
-    show("stop", stop.atoms, stop.results)
+    print_energy("stop", stop.atoms, stop.results)
     print(f"\n{stop}")

@@ -1,8 +1,9 @@
 """The position of a minimum, with an error bar.
 
-A net has learnt a potential V(r) from a few noisy energies. Its minimum lies where V' = 0, so that
-an error dV' of the derivative moves it by dV' / V''. `gradient` gives the standard deviation of V',
-`hessian_product` V'' itself. Members, each with a minimum of its own, check the answer.
+A network has learnt a potential V(r) from a few noisy energies. Its minimum lies where V' = 0, so
+that an error dV' of the derivative moves it by dV' / V''. `gradient` gives the standard deviation
+of V', `hessian_product` V'' itself. Members of an ensemble, each with a minimum of its own, check
+the answer.
 """
 
 import torch
@@ -14,17 +15,17 @@ torch.set_default_dtype(torch.float64)
 
 
 def morse(r):
-    """A bond of length 1.4 and depth 1."""
+    """The true potential: a bond of length 1.4 and depth 1."""
     return (1 - torch.exp(-1.5 * (r - 1.4))) ** 2 - 1
 
 
-def sample(rows):
-    """Noisy energies."""
+def noisy_energies(rows):
+    """Distances and measured energies, (rows, 1) each."""
     r = 1.0 + 1.6 * torch.rand(rows, 1)
     return r, morse(r) + 0.02 * torch.randn(rows, 1)
 
 
-r, energy = sample(80)
+r, energy = noisy_energies(80)
 model = torch.nn.Sequential(torch.nn.Linear(1, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1))
 optimiser = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=1e-5)
 for _ in range(2000):
@@ -33,17 +34,20 @@ for _ in range(2000):
     optimiser.step()
 
 uq = rg.LastLayerRigidity(model).fit((r, energy))
-uq.calibrate(sample(80), criterion="evidence", noise="bayes")
+uq.calibrate(noisy_energies(80), criterion="evidence", noise="bayes")
 
-lowest = torch.tensor([[1.5]])
-for _ in range(10):  # Newton's method on the model's own V'
-    slope, bend = uq.gradient(lowest), uq.hessian_product(lowest, torch.ones(1))
-    lowest = lowest - slope.mean / bend.mean
-position, std = lowest.item(), (slope.std / bend.mean).item()
-print(f"minimum by derivatives:   r = {position:.4f} +- {std:.4f}")
+# Newton's method finds the zero of the model's own V'.
+minimum = torch.tensor([[1.5]])
+for _ in range(10):
+    slope = uq.gradient(minimum)
+    curvature = uq.hessian_product(minimum, torch.ones(1))
+    minimum = minimum - slope.mean / curvature.mean
+std = slope.std / curvature.mean
+print(f"minimum by derivatives:   r = {minimum.item():.4f} +- {std.item():.4f}")
 
+# The same by an ensemble: `propagate` takes functions without a derivative, such as argmin.
 grid = torch.linspace(1.2, 1.7, 2001)[:, None]
-members = uq.ensemble(256, antithetic=True, generator=torch.Generator().manual_seed(0))
-found = members.propagate(lambda v: grid[v[:, 0].argmin()], grid)  # argmin has no derivative
-print(f"minimum of 256 members:   r = {found.mean.item():.4f} +- {found.std.item():.4f}")
+ensemble = uq.ensemble(256, antithetic=True, generator=torch.Generator().manual_seed(0))
+minima = ensemble.propagate(lambda potential: grid[potential[:, 0].argmin()], grid)
+print(f"minimum of 256 members:   r = {minima.mean.item():.4f} +- {minima.std.item():.4f}")
 print("minimum of the potential: r = 1.4000")

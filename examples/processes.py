@@ -1,6 +1,10 @@
 """Train, fit, calibrate and predict with several processes.
 
 Run: torchrun --standalone --nproc-per-node 2 examples/processes.py [file to write]
+
+Every process reads its own rows. The library adds up what they found by the collectives of
+torch.distributed, so that all processes end with the same error bars. Without torchrun the same
+script runs in one process.
 """
 
 import os
@@ -15,25 +19,29 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Tens
 import rigidities as rg
 
 
-def rows(n, seed):
-    """Two inputs; the second one makes the noise."""
+def measurements(n, seed):
+    """Inputs (n, 2) and targets (n, 1); the second input makes the noise."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 2, generator=generator)
     noise = torch.randn(n, 1, generator=generator)
     return x, torch.sin(2 * x[:, :1]) + 0.2 * x[:, 1:].abs() * noise
 
 
-def loader(data, sampler):
-    """This process's rows."""
-    dataset = TensorDataset(*data)
-    return DataLoader(dataset, batch_size=64, sampler=sampler(dataset))
+def loader(data, sampler_class):
+    """Batches of the rows that the sampler gives this process."""
+    x, y = data
+    dataset = TensorDataset(x, y)
+    return DataLoader(dataset, batch_size=64, sampler=sampler_class(dataset))
 
 
-def trained(batches):
+def trained_model(batches):
     """Any model trained in any way; here by DistributedDataParallel."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
-    model = DistributedDataParallel(net) if dist.is_initialized() else net
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)
+    )
+    if dist.is_initialized():
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for epoch in range(12):
         if dist.is_initialized():
@@ -46,25 +54,35 @@ def trained(batches):
 
 
 def main(path=None):
-    if "RANK" in os.environ and not dist.is_initialized():  # set by torchrun
+    """Run everything; the first process prints, and saves the error bars where there is a path."""
+    if "RANK" in os.environ and not dist.is_initialized():  # torchrun sets it
         dist.init_process_group("gloo")
-    train, valid, test = rows(4001, 1), rows(1001, 2), rows(1001, 3)
+    train = measurements(4001, seed=1)
+    valid = measurements(1001, seed=2)
+    test = measurements(1001, seed=3)
 
-    # Training wants as many rows on every process: this sampler repeats some.
-    batches = loader(train, DistributedSampler if dist.is_initialized() else RandomSampler)
-    model = trained(batches)
+    # Training wants as many rows on every process: DistributedSampler repeats some.
+    if dist.is_initialized():
+        training_batches = loader(train, DistributedSampler)
+    else:
+        training_batches = loader(train, RandomSampler)
+    model = trained_model(training_batches)
 
-    # Error bars want every row once. The loader of the training will do: no row is read twice.
-    uq = rg.LastLayerRigidity(model).fit(batches)  # each process reads its own rows,
-    uq.calibrate(loader(valid, rg.ShardSampler))  # and all end with the same object
-    p = uq.predict(loader(test, rg.ShardSampler), gather=True)  # here the rows of all of them
+    # Error bars want every row once. The loader of the training will do: rows that the sampler
+    # repeats are counted once. Each process reads its own rows, and all end with the same object.
+    uq = rg.LastLayerRigidity(model).fit(training_batches)
+    uq.calibrate(loader(valid, rg.ShardSampler))
 
-    first = not dist.is_initialized() or dist.get_rank() == 0
-    if first:
+    # With `gather` every process gets the predictions of all rows, in their order.
+    p = uq.predict(loader(test, rg.ShardSampler), gather=True)
+
+    is_first_process = not dist.is_initialized() or dist.get_rank() == 0
+    if is_first_process:
+        _, y = test
         low, high = p.interval(0.9)
-        inside = ((test[1] > low) & (test[1] < high)).float().mean()
+        covered = ((y > low) & (y < high)).float().mean()
         print(f"{uq.gram.count} rows in the fit, {uq.calibration_report.rows} in the calibration")
-        print(f"90 % intervals hold {inside:.0%} of {len(p)} test rows")
+        print(f"90 % intervals hold {covered:.0%} of {len(p)} test rows")
         if path is not None:
             uq.save(path)
     return uq, p

@@ -36,15 +36,15 @@ except ModuleNotFoundError as error:
 WORKERS = 2
 
 
-def table(rows, seed):
-    """Two inputs and a target; the second input makes the noise."""
+def measurements(rows, seed):
+    """A table of two inputs and a target; the second input makes the noise."""
     first, second, noise = np.random.default_rng(seed).normal(size=(3, rows))
     target = np.sin(2 * first) + 0.2 * np.abs(second) * noise
     return pd.DataFrame({"first": first, "second": second, "target": target})
 
 
 def blocks(frame, number):
-    """The rows of a frame in so many frames; in earnest these are files."""
+    """The rows of a frame, cut into `number` frames; in earnest these are files."""
     edges = np.linspace(0, len(frame), number + 1).astype(int)
     return [frame[start:end] for start, end in pairwise(edges)]
 
@@ -55,7 +55,7 @@ def tensors(columns):
     return torch.tensor(values[:, :2]), torch.tensor(values[:, 2:])
 
 
-def trained(x, y):
+def trained_model(x, y):
     """Any trained model; here a random hidden layer under the best readout, in float64."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()
@@ -125,9 +125,22 @@ def fitted_by_tasks(model, train, valid):
     return uq
 
 
+def differences(uq, reference, x):
+    """Largest relative differences of the Gram matrices, and of the error bars at `x`."""
+    gram = reference.gram.matrix
+    gram_difference = (uq.gram.matrix - gram).abs().max() / gram.abs().max()
+    bar_difference = (uq.predict(x).std / reference.predict(x).std - 1).abs().max()
+    return gram_difference, bar_difference
+
+
 def main(path=None):
-    train, valid, test = table(4001, 1), table(1001, 2), table(1001, 3)
-    model = trained(*tensors(train))
+    """Fit in three ways, compare, and save the workers' error bars where there is a path."""
+    train = measurements(4001, seed=1)
+    valid = measurements(1001, seed=2)
+    test = measurements(1001, seed=3)
+    model = trained_model(*tensors(train))
+
+    # A small cluster on this machine; in earnest: ray.init(address=...).
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         num_cpus=WORKERS,
@@ -142,22 +155,20 @@ def main(path=None):
     finally:
         ray.shutdown()
 
-    alone = rg.LastLayerRigidity(model).fit(*tensors(train))
-    alone.calibrate(*tensors(valid))
+    # The same in one process, to compare with.
+    reference = rg.LastLayerRigidity(model).fit(*tensors(train))
+    reference.calibrate(*tensors(valid))
     x, y = tensors(test)
     for name, uq in (("workers", by_workers), ("tasks", by_tasks)):
-        gram = (uq.gram.matrix - alone.gram.matrix).abs().max() / alone.gram.matrix.abs().max()
-        bars = (uq.predict(x).std / alone.predict(x).std - 1).abs().max()
-        print(
-            f"{name}: {uq.gram.count} rows in the fit, {uq.calibration_report.rows} in the calibration"
-        )
+        gram, bars = differences(uq, reference, x)
+        print(f"{name}: {uq.gram.count} rows in the fit, {uq.calibration_report.rows} in the calibration")
         print(f"  relative difference from one process: Gram {gram:.0e}, bars {bars:.0e}")
     low, high = by_workers.predict(x).interval(0.9)
-    inside = ((low < y) & (y < high)).double().mean()
-    print(f"90 % intervals hold {inside:.0%} of {len(y)} test rows")
+    covered = ((low < y) & (y < high)).double().mean()
+    print(f"90 % intervals hold {covered:.0%} of {len(y)} test rows")
     if path is not None:
         by_workers.save(path)
-    return by_workers, by_tasks, alone
+    return by_workers, by_tasks, reference
 
 
 if __name__ == "__main__":

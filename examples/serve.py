@@ -5,10 +5,15 @@
 
 The first form serves a file that `rigidities.export.onnx` wrote with the outputs "mean", "std",
 "epistemic" and "quantiles"; it needs onnxruntime and numpy, not torch. The second trains a small
-net, gives it error bars, exports it and serves it. `GET /` says what the model takes and gives,
-`GET /health` that it is there, and `POST /predict {"inputs": [[...], ...]}` predicts. Whatever is
-wrong with a request comes back as JSON: what was expected, what came, what to do. There is no
-encryption and no log-in: beyond one machine, put it behind a proxy that has both.
+network, gives it error bars, exports it and serves it.
+
+`GET /` says what the model takes and gives, `GET /health` that it is there, and
+`POST /predict {"inputs": [[...], ...]}` predicts. Whatever is wrong with a request comes back as
+JSON: what was expected, what came, what to do. There is no encryption and no log-in: beyond one
+machine, put it behind a proxy that has both.
+
+`Model` checks inputs and predicts, `Handler` answers a connection, `Server` starts a thread for
+each connection.
 """
 
 import argparse
@@ -21,15 +26,28 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-LEVELS = (0.05, 0.95)
-NORMAL = 1.6448536269514722  # of the standard normal distribution, the quantile at 0.95
-FAR = 4.0  # times the epistemic variance that 99 % of the training rows stay below: twice their bar
-TYPES = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
+LEVELS = (0.05, 0.95)  # the ends of the central 90 % interval
+NORMAL_QUANTILE = 1.6448536269514722  # of the standard normal distribution, at 0.95
+
+# An input is unfamiliar where its epistemic variance is this many times the one that 99 % of the
+# training rows stay below: where its error bar is twice as long as theirs.
+UNFAMILIAR_RATIO = 4.0
+
+NUMPY_TYPES = {
+    "tensor(float16)": np.float16,
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+}
 EXAMPLE = 'send {"inputs": [[...], ...]}, one list of numbers a row'
 
 
 class Refused(Exception):
-    """A request that gets no prediction, and why."""
+    """A request that gets no prediction.
+
+    Attributes:
+        status: the HTTP status of the answer.
+        error: what was expected, what came and what to do, as the client reads it.
+    """
 
     def __init__(self, status, expected, got, remedy):
         super().__init__(f"expected {expected}, got {got}")
@@ -38,7 +56,18 @@ class Refused(Exception):
 
 
 class Model:
-    """An ONNX file with its calibration; any number of threads may predict at once."""
+    """An ONNX file with its calibration; any number of threads may predict at once.
+
+    Attributes:
+        session: runs the graph.
+        max_rows: of a request.
+        calibration: what the exporter wrote into the file's metadata.
+        output_names: of the graph.
+        input_name: of its only input.
+        width: columns of that input.
+        dtype: of that input, as numpy calls it.
+        has_quantiles: whether the graph gives both ends of the interval.
+    """
 
     def __init__(self, path, max_rows=4096):
         options = onnxruntime.SessionOptions()
@@ -46,140 +75,162 @@ class Model:
         options.enable_cpu_mem_arena = False  # it would keep the memory of the largest batch
         self.session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
         self.max_rows = max_rows
-        properties = self.session.get_modelmeta().custom_metadata_map
-        if "rigidities" not in properties:
+        self._read_metadata(path)
+        self._read_input()
+        self._require_an_interval()
+
+    def _read_metadata(self, path):
+        """Read the calibration and the names of the outputs."""
+        metadata = self.session.get_modelmeta().custom_metadata_map
+        if "rigidities" not in metadata:
             raise SystemExit(f"{path} has no error bars: write it with rigidities.export.onnx.")
-        self.calibration = json.loads(properties["rigidities"])
-        self.outputs = [output.name for output in self.session.get_outputs()]
-        if lacking := {"mean", "std"} - set(self.outputs):
-            raise SystemExit(f"{path} does not give {', '.join(sorted(lacking))}: export it again.")
+        self.calibration = json.loads(metadata["rigidities"])
+        self.output_names = [output.name for output in self.session.get_outputs()]
+        missing = {"mean", "std"} - set(self.output_names)
+        if missing:
+            raise SystemExit(f"{path} does not give {', '.join(sorted(missing))}: export it again.")
+
+    def _read_input(self):
+        """Read name, width and type of the graph's only input."""
         inputs = self.session.get_inputs()
         if len(inputs) != 1 or len(inputs[0].shape) != 2 or not isinstance(inputs[0].shape[1], int):
-            shapes = {given.name: given.shape for given in inputs}
+            shapes = {entry.name: entry.shape for entry in inputs}
             raise SystemExit(f"Expected one input of shape (rows, width), got {shapes}.")
-        self.name, self.width = inputs[0].name, inputs[0].shape[1]
-        self.type = TYPES[inputs[0].type]
-        self.levels = self.calibration["quantiles"]
+        self.input_name = inputs[0].name
+        self.width = inputs[0].shape[1]
+        self.dtype = NUMPY_TYPES[inputs[0].type]
+
+    def _require_an_interval(self):
+        """Without quantiles in the graph, only the normal distribution's intervals are known."""
+        levels = self.calibration["quantiles"]
+        self.has_quantiles = "quantiles" in self.output_names and set(LEVELS) <= set(levels)
         distribution = self.calibration["distribution"]["name"]
-        given = "quantiles" in self.outputs and set(LEVELS) <= set(self.levels)
-        if not given and distribution != "gaussian":
+        if not self.has_quantiles and distribution != "gaussian":
             raise SystemExit(
-                f"90 % intervals of the {distribution} distribution need its quantiles: export with outputs="
-                f'("mean", "std", "epistemic", "quantiles") and quantiles={LEVELS}.'
+                f"90 % intervals of the {distribution} distribution need its quantiles: export "
+                'with outputs=("mean", "std", "epistemic", "quantiles") and '
+                f"quantiles={LEVELS}."
             )
 
     def describe(self):
-        """What it takes and gives."""
+        """What the model takes and gives."""
         return {
-            "inputs": {"name": self.name, "width": self.width, "rows at most": self.max_rows},
+            "inputs": {"name": self.input_name, "width": self.width, "rows at most": self.max_rows},
             "outputs": ["mean", "std", "interval", "unfamiliar"],
             "calibration": self.calibration,
         }
 
     def predict(self, inputs):
         """Answer checked inputs (N, width)."""
-        values = self.session.run(None, {self.name: inputs})
-        found = dict(zip(self.outputs, values, strict=True))
-        low, high = self.interval(found)
-        answer = {"mean": found["mean"], "std": found["std"], "low": low, "high": high}
-        if not all(np.isfinite(value).all() for value in answer.values()):
+        values = self.session.run(None, {self.input_name: inputs})
+        outputs = dict(zip(self.output_names, values, strict=True))
+        low, high = self.interval(outputs)
+        arrays = (outputs["mean"], outputs["std"], low, high)
+        if not all(np.isfinite(array).all() for array in arrays):
             raise Refused(
                 422,
                 "inputs for which the model gives finite numbers",
                 "NaN or infinity from the model",
                 "send inputs of the size that it was trained on",
             )
-        answer = {name: value.tolist() for name, value in answer.items()}
         return {
-            "mean": answer["mean"],
-            "std": answer["std"],
-            "interval": [answer["low"], answer["high"]],
-            "unfamiliar": self.unfamiliar(found),
+            "mean": outputs["mean"].tolist(),
+            "std": outputs["std"].tolist(),
+            "interval": [low.tolist(), high.tolist()],
+            "unfamiliar": self.unfamiliar(outputs),
         }
 
-    def interval(self, found):
-        """The central 90 %, from the distribution's quantiles in the graph or from the normal
-        distribution."""
-        if "quantiles" in found and set(LEVELS) <= set(self.levels):
-            return [found["quantiles"][self.levels.index(level)] for level in LEVELS]
-        half = found["std"] * found["std"].dtype.type(NORMAL)
-        return found["mean"] - half, found["mean"] + half
+    def interval(self, outputs):
+        """Both ends of the central 90 %: quantiles of the graph, or of the normal distribution."""
+        if self.has_quantiles:
+            levels = self.calibration["quantiles"]
+            low, high = (outputs["quantiles"][levels.index(level)] for level in LEVELS)
+            return low, high
+        half_width = outputs["std"] * outputs["std"].dtype.type(NORMAL_QUANTILE)
+        return outputs["mean"] - half_width, outputs["mean"] + half_width
 
-    def unfamiliar(self, found):
+    def unfamiliar(self, outputs):
         """Which rows lie far from the training rows, by any target; None where that is unknown."""
-        usual = self.calibration.get("epistemic_q99")
-        if usual is None or "epistemic" not in found:
+        usual = self.calibration.get("epistemic_q99")  # one number for each target
+        if usual is None or "epistemic" not in outputs:
             return None
-        epistemic = found["epistemic"].reshape(len(found["epistemic"]), -1)
-        return (epistemic > FAR * np.array(usual)).any(axis=1).tolist()
+        epistemic = outputs["epistemic"].reshape(len(outputs["epistemic"]), -1)
+        return (epistemic > UNFAMILIAR_RATIO * np.array(usual)).any(axis=1).tolist()
 
     def checked(self, body):
-        """The inputs (N, width) of a request's body."""
-        rows = parsed(body)
-        wanted = f"1 to {self.max_rows} rows of {self.width} numbers"
+        """The inputs (N, width) of a request's body, or `Refused`."""
+        rows = entry_inputs(body)
+        expected = f"1 to {self.max_rows} rows of {self.width} numbers"
         if not isinstance(rows, list):
-            raise Refused(400, f'"inputs": a list of {wanted}', kind(rows), EXAMPLE)
+            raise Refused(400, f'"inputs": a list of {expected}', json_type(rows), EXAMPLE)
         if not 1 <= len(rows) <= self.max_rows:
             status = 413 if rows else 400
-            raise Refused(status, wanted, f"{len(rows)} rows", "split or fill the batch")
+            raise Refused(status, expected, f"{len(rows)} rows", "split or fill the batch")
         for number, row in enumerate(rows):
-            self.check_row(number, row, wanted)
+            self.check_row(number, row, expected)
         try:
             with np.errstate(over="ignore"):
-                inputs = np.array(rows, dtype=self.type)
+                inputs = np.array(rows, dtype=self.dtype)
         except OverflowError:  # a whole number beyond every float
             inputs = np.array([[np.inf]])
         if not np.isfinite(inputs).all():
-            size = f"finite numbers within {np.dtype(self.type).name}"
-            raise Refused(400, size, "a number beyond", "scale the inputs as in training")
+            range_of_type = f"finite numbers within {np.dtype(self.dtype).name}"
+            raise Refused(400, range_of_type, "a number beyond", "scale the inputs as in training")
         return inputs
 
-    def check_row(self, number, row, wanted):
+    def check_row(self, number, row, expected):
         """Refuse what numpy would take for numbers: booleans, strings, other shapes."""
         if not isinstance(row, list):
-            raise Refused(400, wanted, f"{kind(row)} as row {number}", EXAMPLE)
+            raise Refused(400, expected, f"{json_type(row)} as row {number}", EXAMPLE)
         if len(row) != self.width:
             remedy = "give all rows the columns that the model was trained on, in their order"
-            raise Refused(400, wanted, f"{len(row)} values in row {number}", remedy)
+            raise Refused(400, expected, f"{len(row)} values in row {number}", remedy)
         for column, value in enumerate(row):
+            # `type`, not `isinstance`: a boolean is an instance of int.
             if type(value) not in (int, float):
-                place = f"{kind(value)} in row {number}, column {column}"
-                raise Refused(400, wanted, place, "encode categories and gaps as in training")
+                got = f"{json_type(value)} in row {number}, column {column}"
+                raise Refused(400, expected, got, "encode categories and gaps as in training")
 
 
-def parsed(body):
-    """What a body has under "inputs"."""
+def entry_inputs(body):
+    """The entry "inputs" of a request's body, or `Refused`."""
     try:
-        given = json.loads(body, parse_constant=constant)
+        request = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 are a ValueError too
         raise Refused(400, "a JSON object", f"{error}", EXAMPLE) from None
-    if not isinstance(given, dict) or "inputs" not in given:
-        got = f"the keys {sorted(given)}" if isinstance(given, dict) else kind(given)
-        raise Refused(400, 'an object with the key "inputs"', got, EXAMPLE)
-    return given["inputs"]
+    expected = 'an object with the key "inputs"'
+    if not isinstance(request, dict):
+        raise Refused(400, expected, json_type(request), EXAMPLE)
+    if "inputs" not in request:
+        raise Refused(400, expected, f"the keys {sorted(request)}", EXAMPLE)
+    return request["inputs"]
 
 
-def constant(name):
-    """JSON knows no NaN and no infinity, though Python reads them."""
+def refuse_constant(name):
+    """Refuse NaN and infinity, which JSON does not have, though Python reads them."""
     raise Refused(400, "finite numbers", name, "fill gaps as in training")
 
 
-def kind(value):
+def json_type(value):
     """What a JSON value is, in a few words."""
+    if value is None:
+        return "null"
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
-    return "null" if value is None else names.get(type(value), "a number")
+    return names.get(type(value), "a number")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection; `model` and `max_bytes` belong to the server."""
+    """Answers one connection; the server holds `model` and `max_bytes`."""
 
     protocol_version = "HTTP/1.1"  # a client may keep its connection
-    timeout = 30  # seconds that it may stay silent
-    wbufsize = -1  # headers and body in one packet: two would wait for the client's word between
+    timeout = 30  # seconds that a client may stay silent
+    # Buffered, so that headers and body leave in one packet: the second of two packets would wait
+    # until the client has acknowledged the first.
+    wbufsize = -1
     routes = {"/": "GET", "/health": "GET", "/predict": "POST"}  # noqa: RUF012
 
     def answer(self):
-        """Route a request; nothing that it holds stops the server."""
+        """Answer a request; nothing that it contains stops the server."""
         try:
             status, reply = 200, self.reply()
         except Refused as error:
@@ -192,48 +243,68 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = answer
 
     def reply(self):
-        """What to say to a request that is right."""
-        body, path = self.body(), self.path.split("?")[0]
+        """The answer to a valid request, as JSON takes it."""
+        # The body is read first: left unread, it would be taken for the next request.
+        body = self.body()
+        path = self.path.split("?")[0]
         if path not in self.routes:
             routes = ", ".join(f"{method} {path}" for path, method in self.routes.items())
             raise Refused(404, f"one of {routes}", f"{self.command} {path}", "see GET /")
         method = self.routes[path]
         if self.command != method:
             raise Refused(405, f"{method} {path}", f"{self.command} {path}", f"use {method}")
+        model = self.server.model
         if path == "/predict":
-            return self.server.model.predict(self.server.model.checked(body))
-        return {"status": "ok"} if path == "/health" else self.server.model.describe()
+            return model.predict(model.checked(body))
+        if path == "/health":
+            return {"status": "ok"}
+        return model.describe()
 
     def body(self):
-        """Read it whole, or end the connection: what is left would be the next request."""
-        length, most = self.headers.get("Content-Length", "0"), self.server.max_bytes
-        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
+        """The whole body, or `Refused`, after which the connection ends."""
+        length_text = self.headers.get("Content-Length", "0")
+        is_number = length_text.isascii() and length_text.isdigit()
+        if "Transfer-Encoding" in self.headers or not is_number:
             self.close_connection = True
-            got = self.headers.get("Transfer-Encoding", length)
+            got = self.headers.get("Transfer-Encoding", length_text)
             raise Refused(411, "a Content-Length", got, "send the body's length")
-        wanted = int(length[:18])
-        body = self.received(wanted, keep=wanted <= most)
-        if wanted > most:
+        length = int(length_text[:18])  # no body is that long, and int() refuses endless digits
+        limit = self.server.max_bytes
+        if length > limit:
+            self.read_past(length)
             self.close_connection = True
-            raise Refused(413, f"at most {most} bytes", f"{length} bytes", "split the batch")
-        if len(body) < wanted:
+            raise Refused(413, f"at most {limit} bytes", f"{length_text} bytes", "split the batch")
+        body = b"".join(self.pieces(length))
+        if len(body) < length:
             self.close_connection = True
-            raise Refused(408, f"{length} bytes", "fewer", "send as many as Content-Length says")
+            remedy = "send as many as Content-Length says"
+            raise Refused(408, f"{length_text} bytes", "fewer", remedy)
         return body
 
-    def received(self, wanted, keep):
-        """The body; one that is too long is read past, for closing on it would lose the answer."""
-        pieces, left = [], wanted if wanted <= 4 * self.server.max_bytes else 0
+    def read_past(self, length):
+        """Read a body that is too long and drop it: a client that still sends reads no answer.
+
+        A body of more than four times the limit is not worth it.
+        """
+        if length <= 4 * self.server.max_bytes:
+            for _ in self.pieces(length):
+                pass
+
+    def pieces(self, length):
+        """Pieces of the body as they arrive, until `length` bytes, its end or a long silence."""
+        remaining = length
         try:
-            while left and (piece := self.rfile.read1(min(left, 1 << 16))):
-                left -= len(piece)
-                pieces += [piece] if keep else []
+            while remaining:
+                piece = self.rfile.read1(min(remaining, 1 << 16))
+                if not piece:
+                    return
+                remaining -= len(piece)
+                yield piece
         except TimeoutError:
             self.close_connection = True
-        return b"".join(pieces)
 
     def send_json(self, status, reply):
-        """Send `reply`, and close where the connection is not to be kept."""
+        """Send `reply`, and tell the client where the connection is not kept."""
         content = json.dumps(reply, allow_nan=False).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -247,11 +318,14 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def send_error(self, code, message=None, explain=None):
-        """What http.server itself refuses: a line or a header that is none, an unknown method."""
+        """Answer what http.server itself refuses: a malformed request or an unknown method."""
         self.close_connection = True
-        expected, got = "an HTTP request by GET or POST", message or explain or str(code)
-        self.command = getattr(self, "command", None)
-        error = {"expected": expected, "got": got, "remedy": "see GET /"}
+        self.command = getattr(self, "command", None)  # not set where the first line is malformed
+        error = {
+            "expected": "an HTTP request by GET or POST",
+            "got": message or explain or str(code),
+            "remedy": "see GET /",
+        }
         self.send_json(400 if code == 501 else code, {"error": error})
 
     def log_message(self, format, *args):
@@ -259,21 +333,26 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """A thread a connection."""
+    """Starts a thread for each connection."""
 
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(self, address, model, max_bytes):
         super().__init__(address, Handler)
-        self.model, self.max_bytes = model, max_bytes
+        self.model = model
+        self.max_bytes = max_bytes
 
     def handle_error(self, request, client_address):
-        """A client that went away is no error."""
+        """Keep quiet: a client that went away is no error."""
 
 
-def demo(path):
-    """Train a small net, give it error bars and write it to `path`; a line of curl to try it."""
+def write_demo(path):
+    """Train a small network, give it error bars and write it to `path`.
+
+    Returns:
+        What to add to a line of curl to try it.
+    """
     import torch
 
     import rigidities as rg
@@ -287,6 +366,7 @@ def demo(path):
         optimiser.zero_grad()
         torch.nn.functional.mse_loss(model(x[:600]), y[:600]).backward()
         optimiser.step()
+
     uq = rg.LastLayerRigidity(model).fit((x[:600], y[:600]))
     uq.calibrate((x[600:], y[600:]))
     rg.export.onnx(uq, path, x[:8], outputs=("mean", "std", "epistemic", "quantiles"))
@@ -294,9 +374,10 @@ def demo(path):
 
 
 def main(arguments=None):
+    """Serve the file of the command line, or the demo, until somebody interrupts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", type=Path, help="file of rigidities.export.onnx")
-    parser.add_argument("--demo", action="store_true", help="train, export and serve a small net")
+    parser.add_argument("--demo", action="store_true", help="train, export and serve a network")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes one that is free")
     parser.add_argument("--max-rows", type=int, default=4096, help="of a request")
@@ -304,14 +385,18 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.demo == (options.model is not None):
         parser.error("give the path of a model, or --demo.")
-    data = "-d '{\"inputs\": [[...], ...]}'"
-    with tempfile.TemporaryDirectory() as folder:
-        path = options.model or Path(folder) / "demo.onnx"
-        if options.demo:
-            data = demo(path)
-        model = Model(path, options.max_rows)
+
+    if options.demo:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "demo.onnx"
+            curl_data = write_demo(path)
+            model = Model(path, options.max_rows)
+    else:
+        curl_data = "-d '{\"inputs\": [[...], ...]}'"
+        model = Model(options.model, options.max_rows)
+
     with Server((options.host, options.port), model, options.max_bytes) as server:
-        print(f"curl http://{options.host}:{server.server_port}/predict {data}", flush=True)
+        print(f"curl http://{options.host}:{server.server_port}/predict {curl_data}", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -18,13 +18,13 @@ from torch import nn
 
 import rigidities as rg
 
-BLOCK = 30  # seconds from one update to the next
+BLOCK = 30  # seconds from one update of the error bars to the next
 WINDOW = 4  # blocks of labels to calibrate on
-LEVEL = 0.9
+LEVEL = 0.9  # of the intervals
 
 
-def measured(seconds, hour, generator):
-    """Rows (x, y) of some seconds; `hour` is how much of one has gone by."""
+def measurements(seconds, hour, generator):
+    """Rows (x, y) that arrive within some seconds, when `hour` hours have gone by."""
     rows = int(torch.randint(20 * seconds, 40 * seconds + 1, (), generator=generator))
     x = torch.randn(rows, 4, generator=generator) + hour * torch.tensor([1.5, -1.0, 0.0, 0.0])
     bias = 0.3 * hour * torch.cos(x[:, 2])
@@ -33,119 +33,175 @@ def measured(seconds, hour, generator):
     return x, y[:, None]
 
 
-def trained(x, y, width=64, steps=600):
-    """Any trained regressor will do."""
-    net = nn.Sequential(nn.Linear(4, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
-    net.append(nn.Linear(width, 1))
-    optimiser = torch.optim.Adam(net.parameters(), lr=0.003)
+def trained_network(x, y, width=64, steps=600):
+    """A small network trained on rows (x, y). Any trained regressor will do."""
+    network = nn.Sequential(
+        nn.Linear(4, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1)
+    )
+    optimiser = torch.optim.Adam(network.parameters(), lr=0.003)
     for _ in range(steps):
-        some = torch.randint(len(x), (256,))
+        batch = torch.randint(len(x), (256,))
         optimiser.zero_grad()
-        nn.functional.mse_loss(net(x[some]), y[some]).backward()
+        nn.functional.mse_loss(network(x[batch]), y[batch]).backward()
         optimiser.step()
-    return net
+    return network
+
+
+def joined(blocks):
+    """One block (x, y) of all rows of several blocks."""
+    inputs = torch.cat([x for x, _ in blocks])
+    targets = torch.cat([y for _, y in blocks])
+    return inputs, targets
 
 
 class Service:
-    """A model whose error bars follow the labels."""
+    """A model whose error bars follow the labels.
 
-    def __init__(self, model, train, recent):
-        self.held = deque(zip(*(t.split(30 * BLOCK) for t in train), strict=True))  # in the fit
-        self.window = deque(recent)  # not in it: to calibrate on
-        self.uq = rg.LastLayerRigidity(model).fit(train, sample=0)  # nll asks for no sample
+    Attributes:
+        fitted_blocks: the rows in the fit, oldest block first.
+        window: the latest blocks of labels. They calibrate, and are not in the fit.
+        uq: the model with its error bars.
+    """
+
+    def __init__(self, model, train, recent_blocks):
+        x, y = train
+        rows = 30 * BLOCK  # that arrive in one block, on average
+        self.fitted_blocks = deque(zip(x.split(rows), y.split(rows), strict=True))
+        self.window = deque(recent_blocks)
+        # The criterion "nll" needs no sample of the training rows.
+        self.uq = rg.LastLayerRigidity(model).fit(train, sample=0)
         self.calibrate()
 
     def calibrate(self):
         """Choose ridge, scale and noise on the window."""
-        recent = tuple(map(torch.cat, zip(*self.window, strict=True)))
-        self.uq.calibrate(recent, criterion="nll", noise="constant", distribution="gaussian")
+        self.uq.calibrate(
+            joined(self.window), criterion="nll", noise="constant", distribution="gaussian"
+        )
 
     def interval(self, x):
         """The central 90 %, before any label of these rows is known."""
         return self.uq.predict(x).interval(LEVEL)
 
     def learn(self, block):
-        """Labels have come: they enter the window, its oldest the fit, which drops its oldest."""
+        """Take a block of labels into the window, and calibrate anew.
+
+        The oldest block of a full window moves into the fit, which forgets its oldest block.
+        """
         self.window.append(block)
         if len(self.window) > WINDOW:
-            moved = self.window.popleft()
-            self.held.append(moved)
-            self.uq.partial_fit(moved)
-            self.uq.forget(self.held.popleft())
+            oldest = self.window.popleft()
+            self.fitted_blocks.append(oldest)
+            self.uq.partial_fit(oldest)
+            self.uq.forget(self.fitted_blocks.popleft())
         self.calibrate()
 
 
+def coverage_and_width(interval, y):
+    """Whether each label lies inside its interval (1.0 or 0.0), and the widths, (n,) each."""
+    low, high = interval
+    inside = ((low <= y) & (y <= high)).float()
+    return inside[:, 0], (high - low)[:, 0]
+
+
 def run(seed=0, minutes=60, say=print):
-    """Go through the stream; (hour, inside, width, fixed inside, fixed width) of every row."""
+    """Go through the stream with a service that learns and one that stays as it was.
+
+    Returns:
+        A row of five columns for every row of the stream: hour, inside (1 or 0) and width of the
+        learning service's interval, inside and width of the fixed one's.
+    """
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    train = measured(200, 0.0, generator)
-    recent = [measured(BLOCK, 0.0, generator) for _ in range(WINDOW)]
-    model = trained(*train)
-    service, fixed = Service(model, train, recent), Service(model, train, recent)
-    blocks, rows, last = minutes * 60 // BLOCK, [], 0
+    train = measurements(200, 0.0, generator)
+    recent_blocks = [measurements(BLOCK, 0.0, generator) for _ in range(WINDOW)]
+    model = trained_network(*train)
+    learning = Service(model, train, recent_blocks)
+    fixed = Service(model, train, recent_blocks)
+
+    blocks = minutes * 60 // BLOCK
+    blocks_per_line = max(1, blocks // 10)
+    history = []  # one tensor (rows, 5) for each second
+    first_of_line = 0
     say("time      rows held   ridge   scale   inside   width   fixed: inside   width     memory")
     for number in range(blocks):
         hour = number * BLOCK / 3600
-        seconds = [measured(1, hour, generator) for _ in range(BLOCK)]
+        seconds = [measurements(1, hour, generator) for _ in range(BLOCK)]
         for x, y in seconds:
-            judged = [part for one in (service, fixed) for part in judge(one.interval(x), y)]
-            rows.append(torch.stack([torch.full((len(x),), hour), *judged], 1))
-        service.learn(tuple(map(torch.cat, zip(*seconds, strict=True))))
-        if (number + 1) % max(1, blocks // 10) == 0:
-            tenth, last = torch.cat(rows[last:]).mean(0).tolist(), len(rows)
-            uq = service.uq
-            say(
-                f"{(number + 1) * BLOCK / 60:4.0f} min {uq.gram.count:>10} {uq.ridge:>7.2g} "
-                f"{float(uq.scale):>7.2g} {tenth[1]:>8.1%} {tenth[2]:>7.2f} {tenth[3]:>15.1%} "
-                f"{tenth[4]:>7.2f} {memory():>6.0f} MiB"
-            )
-    return torch.cat(rows)
+            inside, width = coverage_and_width(learning.interval(x), y)
+            fixed_inside, fixed_width = coverage_and_width(fixed.interval(x), y)
+            hours = torch.full((len(x),), hour)
+            history.append(torch.stack([hours, inside, width, fixed_inside, fixed_width], 1))
+
+        # Only now the labels of the block are known.
+        learning.learn(joined(seconds))
+
+        if (number + 1) % blocks_per_line == 0:
+            means = torch.cat(history[first_of_line:]).mean(0)
+            first_of_line = len(history)
+            say(_line((number + 1) * BLOCK / 60, learning.uq, means.tolist()))
+    return torch.cat(history)
 
 
-def judge(interval, y):
-    """Whether the labels lie inside, and the widths, each (n,)."""
-    low, high = interval
-    return ((low <= y) & (y <= high)).float()[:, 0], (high - low)[:, 0]
+def _line(minute, uq, means):
+    """A line of the table; `means` are those of the columns of `run` since the last line."""
+    _, inside, width, fixed_inside, fixed_width = means
+    return (
+        f"{minute:4.0f} min {uq.gram.count:>10} {uq.ridge:>7.2g} {float(uq.scale):>7.2g} "
+        f"{inside:>8.1%} {width:>7.2f} {fixed_inside:>15.1%} {fixed_width:>7.2f} "
+        f"{resident_memory():>6.0f} MiB"
+    )
 
 
-def memory():
-    """Resident memory in MiB, where Linux tells it."""
+def resident_memory():
+    """Resident memory of this process in MiB; 0 where the system is not Linux."""
     path = Path("/proc/self/status")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 2**10
+    if not path.exists():
+        return 0
+    for line in path.read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 2**10
+    return 0
 
 
 def main(arguments=None):
+    """Run the stream, print a table and advice, and draw a figure if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=int, default=60, help="of the stream")
     parser.add_argument("--out", type=Path, help="a figure, which needs matplotlib")
     options = parser.parse_args(arguments)
-    rows = run(options.seed, options.minutes)
-    _, inside, width, fixed, _ = rows.T
-    print(f"inside over all: {inside.mean():.1%}, by the fixed error bars {fixed.mean():.1%}")
-    few = max(1, len(rows) // 10)
-    wider = float(width[-few:].mean() / width[:few].mean())
+
+    history = run(options.seed, options.minutes)
+    _, inside, width, fixed_inside, _ = history.T
+    print(
+        f"inside over all: {inside.mean():.1%}, by the fixed error bars {fixed_inside.mean():.1%}"
+    )
+
+    # The service cannot mend its model. Its error bars tell when somebody has to.
+    tenth = max(1, len(history) // 10)
+    wider = float(width[-tenth:].mean() / width[:tenth].mean())
     advice = "train the model again." if wider > 2 else "the model still serves."
     print(f"In the last tenth the bars are {wider:.1f} times as wide as in the first: {advice}")
     if options.out:
-        draw(rows, options.out)
+        draw(history, options.out)
 
 
-def draw(rows, path):
-    """Coverage and width over time."""
+def draw(history, path):
+    """Draw coverage and width over time, means of sixty stretches."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, sharex=True, figsize=(7, 5), layout="constrained")
-    parts = torch.stack([part.mean(0) for part in rows.tensor_split(60)]).T
-    for axis, learning, fixed, what in zip(axes, (1, 2), (3, 4), ("inside", "width"), strict=True):
-        axis.plot(parts[0], parts[learning], label="learning")
-        axis.plot(parts[0], parts[fixed], label="fixed")
-        axis.set_ylabel(what)
-    axes[0].axhline(LEVEL, color="grey", linewidth=0.5)
-    axes[0].legend()
-    axes[1].set_xlabel("hours")
+    stretches = torch.stack([rows.mean(0) for rows in history.tensor_split(60)])
+    hour, inside, width, fixed_inside, fixed_width = stretches.T
+    figure, (above, below) = plt.subplots(2, sharex=True, figsize=(7, 5), layout="constrained")
+    above.plot(hour, inside, label="learning")
+    above.plot(hour, fixed_inside, label="fixed")
+    above.axhline(LEVEL, color="grey", linewidth=0.5)
+    above.set_ylabel("inside")
+    above.legend()
+    below.plot(hour, width, label="learning")
+    below.plot(hour, fixed_width, label="fixed")
+    below.set_ylabel("width")
+    below.set_xlabel("hours")
     figure.savefig(path)
 
 

@@ -27,8 +27,8 @@ train, test, y_train, y_test = train_test_split(inputs, target, random_state=0)
 reg = RigidityRegressor(make_pipeline(StandardScaler(), Ridge())).fit(train, y_train)
 p = reg.prediction(test)
 low, high = reg.predict_interval(test, 0.9)
-held = ((low <= y_test) & (y_test <= high)).mean()
-print(f"90 % intervals hold {held:.0%} of {len(test)} new patients")
+covered = ((low <= y_test) & (y_test <= high)).mean()
+print(f"90 % intervals hold {covered:.0%} of {len(test)} new patients")
 print(f"their mean width is {(high - low).mean():.0f}")
 
 # %% [markdown]
@@ -39,12 +39,16 @@ print(f"their mean width is {(high - low).mean():.0f}")
 # predictions, the rigidity. The least rigid patients are those with unusual measurements.
 
 # %%
-table = test.assign(mean=reg.predict(test), low=low, high=high, rigidity=p.rigidity.numpy().ravel())
-odd = table.sort_values("rigidity").head(5)
-print(odd[["bmi", "bp", "s1", "s2", "mean", "low", "high", "rigidity"]].round(2).to_string())
-far = inputs.sub(train.mean()).div(train.std()).pow(2).mean(axis=1)
-print(f"mean squared z-score of their columns {far[odd.index].mean():.1f}")
-print(f"of all {far[test.index].mean():.1f}")
+rigidity = p.rigidity.numpy().ravel()
+table = test.assign(mean=reg.predict(test), low=low, high=high, rigidity=rigidity)
+least_rigid = table.sort_values("rigidity").head(5)
+columns = ["bmi", "bp", "s1", "s2", "mean", "low", "high", "rigidity"]
+print(least_rigid[columns].round(2).to_string())
+
+z_scores = inputs.sub(train.mean()).div(train.std())
+mean_squares = z_scores.pow(2).mean(axis=1)
+print(f"mean squared z-score of their columns {mean_squares[least_rigid.index].mean():.1f}")
+print(f"of all {mean_squares[test.index].mean():.1f}")
 
 # %% [markdown]
 # ## Trees instead
@@ -54,7 +58,7 @@ print(f"of all {far[test.index].mean():.1f}")
 
 # %%
 trees = HistGradientBoostingRegressor(max_iter=15, max_leaf_nodes=6, random_state=0)
-other = RigidityRegressor(trees, random_state=0).fit(train, y_train)
+trees_reg = RigidityRegressor(trees, random_state=0).fit(train, y_train)
 
 
 def interval_score(low, high, y, level=0.9):
@@ -63,9 +67,10 @@ def interval_score(low, high, y, level=0.9):
 
 
 scores = {}
-for name, one in {"ridge": reg, "trees": other}.items():
-    scores[name] = interval_score(*one.predict_interval(test, 0.9), y_test.to_numpy())
-    print(f"{name}: interval score {scores[name]:.0f}, R2 {one.score(test, y_test):.2f}")
+for name, regressor in {"ridge": reg, "trees": trees_reg}.items():
+    low, high = regressor.predict_interval(test, 0.9)
+    scores[name] = interval_score(low, high, y_test.to_numpy())
+    print(f"{name}: interval score {scores[name]:.0f}, R2 {regressor.score(test, y_test):.2f}")
 
 # %% [markdown]
 # With a CSV file of your own, `rigidities tabular data.csv --target y` does all this from the

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # First error bars
 #
-# A small net, trained on a curve with a gap. We give it error bars, look at them inside the data,
-# in the gap and beyond, and keep them in a file. A few seconds; run it as a script or cell by
+# A small network, trained on a curve with a gap. We give it error bars, look at them inside the
+# data, in the gap and beyond, and keep them in a file. A few seconds; run it as a script or cell by
 # cell.
 
 # %%
@@ -19,18 +19,20 @@ torch.manual_seed(0)
 # ## Data
 #
 # Measurements between -1 and 1, none between -0.3 and 0.6, which scatter more to the right. The
-# rows are divided: most train the net, the others are kept from it to calibrate the bars.
+# rows are divided: most train the network, the others are kept from it to calibrate the bars.
 
 
 # %%
-def measured(rows):
+def measurements(rows):
     x = 2 * torch.rand(3 * rows, 1) - 1
-    x = x[((x < -0.3) | (x > 0.6))[:, 0]][:rows]
-    return x, torch.sin(4 * x) + 0.1 * (1.2 + x) * torch.randn(len(x), 1)
+    outside_the_gap = ((x < -0.3) | (x > 0.6))[:, 0]
+    x = x[outside_the_gap][:rows]
+    noise = 0.1 * (1.2 + x) * torch.randn(len(x), 1)
+    return x, torch.sin(4 * x) + noise
 
 
-x_train, y_train = measured(300)
-x_valid, y_valid = measured(200)
+x_train, y_train = measurements(300)
+x_valid, y_valid = measurements(200)
 
 # %% [markdown]
 # ## A trained model
@@ -65,8 +67,8 @@ print(uq.calibrate((x_valid, y_valid)))
 
 # %%
 places = {"among the data": -0.6, "in the gap": 0.15, "beyond": 2.0}
-asked = torch.tensor([[place] for place in places.values()])
-p = uq.predict(asked)
+x_new = torch.tensor([[place] for place in places.values()])
+p = uq.predict(x_new)
 low, high = p.interval(0.9)
 for i, name in enumerate(places):
     print(f"{name}: {p.mean[i].item():.2f} +- {p.std[i].item():.2f}")
@@ -82,8 +84,9 @@ for i, name in enumerate(places):
 
 # %%
 for i, name in enumerate(places):
-    own, noise = p.epistemic[i].sqrt().item(), p.noise[i].sqrt().item()
-    print(f"{name:15} epistemic {own:.2f}, noise {noise:.2f}")
+    epistemic = p.epistemic[i].sqrt().item()
+    noise = p.noise[i].sqrt().item()
+    print(f"{name:15} epistemic {epistemic:.2f}, noise {noise:.2f}")
 
 # %% [markdown]
 # ## Keep them
@@ -94,5 +97,5 @@ for i, name in enumerate(places):
 # %%
 file = Path(tempfile.mkdtemp()) / "curve.safetensors"
 uq.save(file)
-again = rg.LastLayerRigidity.load(file, model)
-print("loaded bars are the same:", torch.equal(again.predict(asked).std, p.std))
+loaded = rg.LastLayerRigidity.load(file, model)
+print("loaded bars are the same:", torch.equal(loaded.predict(x_new).std, p.std))

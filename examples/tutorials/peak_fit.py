@@ -12,7 +12,7 @@ from scipy.optimize import curve_fit
 import rigidities as rg
 
 x = np.linspace(0, 10, 80)
-truth = np.array([4.0, 5.2, 0.8, 1.0, 0.05])
+truth = np.array([4.0, 5.2, 0.8, 1.0, 0.05])  # height, place, width, base and slope
 NOISE = 0.15
 
 
@@ -39,7 +39,8 @@ fit = rg.fits.curve_fit(spectrum, popt, pcov, x=x, y=y)
 
 # %%
 here = np.array([5.0, 9.0])
-curve, point = fit.predict(here), fit.predict(here, noise=True)
+curve = fit.predict(here)
+point = fit.predict(here, noise=True)
 for i in range(2):
     bars = f"curve +- {curve.std[i]:.3f}, new point +- {point.std[i]:.3f}"
     print(f"at {here[i]:.0f}: {curve.mean[i]:.2f}, {bars}")
@@ -50,8 +51,13 @@ for i in range(2):
 # The area of a Gaussian peak is height times width times a constant. Height and width are
 # correlated, which adding their errors in quadrature would ignore.
 
+
 # %%
-area = fit.propagate(lambda p: p[0] * abs(p[2]) * np.sqrt(2 * np.pi))
+def peak_area(p):
+    return p[0] * abs(p[2]) * np.sqrt(2 * np.pi)
+
+
+area = fit.propagate(peak_area)
 errors = np.sqrt(np.diag(pcov))
 naive = float(area.mean) * np.hypot(errors[0] / popt[0], errors[2] / popt[2])
 print(f"area {area.mean:.2f} +- {area.std:.3f}; if height and width were independent {naive:.3f}")
@@ -63,8 +69,9 @@ def maximum(p):
     grid = np.linspace(4, 6.5, 2001)
     values = spectrum(grid, *p)
     top = values.argmax()
-    left, mid, right = values[top - 1 : top + 2]
-    return grid[top] + 0.5 * (left - right) / (left - 2 * mid + right) * (grid[1] - grid[0])
+    left, middle, right = values[top - 1 : top + 2]
+    step = grid[1] - grid[0]
+    return grid[top] + 0.5 * (left - right) / (left - 2 * middle + right) * step
 
 
 place = fit.propagate(maximum)
@@ -77,12 +84,11 @@ print(f"the maximum lies at {place.mean:.3f} +- {place.std:.4f}")
 # is what the error bars claim.
 
 # %%
-found = []
+areas_and_places = []
 for _ in range(300):
-    again, _ = curve_fit(
-        spectrum, x, spectrum(x, *truth) + NOISE * random.normal(size=80), p0=truth
-    )
-    found.append((again[0] * abs(again[2]) * np.sqrt(2 * np.pi), maximum(again)))
-scatter = np.std(found, axis=0)
+    simulated = spectrum(x, *truth) + NOISE * random.normal(size=80)
+    refitted, _ = curve_fit(spectrum, x, simulated, p0=truth)
+    areas_and_places.append((peak_area(refitted), maximum(refitted)))
+scatter = np.std(areas_and_places, axis=0)
 print(f"scatter of the area {scatter[0]:.3f}, said {area.std:.3f}")
 print(f"scatter of the place {scatter[1]:.4f}, said {place.std:.4f}")

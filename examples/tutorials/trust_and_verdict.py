@@ -28,7 +28,7 @@ print(right)
 # %% [markdown]
 # ## Too narrow
 #
-# What a net calibrated on its own training rows looks like.
+# What a network calibrated on its own training rows looks like.
 
 # %%
 narrow = rg.report.verdict(mean, y, std=std / 2)
@@ -45,9 +45,10 @@ print(narrow)
 constant = std.square().mean().sqrt() * torch.ones(rows)
 average = rg.report.verdict(mean, y, std=constant)
 print(average)
-held = ((y - mean).abs() <= 1.645 * constant).double()
-low, high = held[mean < 1.8].mean(), held[mean > 4.2].mean()
-print(f"held: all {held.mean():.0%}, smallest fifth {low:.0%}, largest fifth {high:.0%}")
+covered = ((y - mean).abs() <= 1.645 * constant).double()
+low = covered[mean < 1.8].mean()
+high = covered[mean > 4.2].mean()
+print(f"held: all {covered.mean():.0%}, smallest fifth {low:.0%}, largest fifth {high:.0%}")
 
 # %% [markdown]
 # ## Skewed errors
@@ -55,14 +56,15 @@ print(f"held: all {held.mean():.0%}, smallest fifth {low:.0%}, largest fifth {hi
 # Errors as large as their bars say, for every prediction, but lopsided: a little below the
 # prediction most times, far above it now and then. 90 % intervals hold about 90 %, and every value
 # that they miss lies above them. The remedy is a distribution with a shape, `calibrate(valid)`, not
-# a wider # bar.
+# a wider bar.
 
 # %%
 lopsided = torch.rand(rows) ** 2.5
 lopsided = (lopsided - lopsided.mean()) / lopsided.std()
 skewed = rg.report.verdict(mean, mean + std * lopsided, std=std)
 print(skewed)
-above, below = (lopsided > 1.645).double().mean(), (lopsided < -1.645).double().mean()
+above = (lopsided > 1.645).double().mean()
+below = (lopsided < -1.645).double().mean()
 print(f"missed above: {above:.0%}, below: {below:.0%}")
 
 # %% [markdown]
@@ -73,10 +75,6 @@ print(f"missed above: {above:.0%}, below: {below:.0%}")
 # included.
 
 # %%
-for name, verdict in {
-    "right": right,
-    "narrow": narrow,
-    "average": average,
-    "skewed": skewed,
-}.items():
+verdicts = {"right": right, "narrow": narrow, "average": average, "skewed": skewed}
+for name, verdict in verdicts.items():
     print(f"{name:8} {verdict.status}")

@@ -21,14 +21,15 @@ def test_bars_grow_from_the_data_to_the_gap_and_beyond(plain_torch):
     among, gap, beyond = left["p"].std[:, 0].tolist()
     assert 0.03 < among < 0.12  # the noise is 0.06
     assert 3 * among < gap < beyond
-    assert left["again"].scale == left["uq"].scale
+    assert left["loaded"].scale == left["uq"].scale
 
 
 def test_patients_with_unusual_columns_are_the_least_rigid(plain_torch):
     left = ran("a_table")
-    assert 0.85 < left["held"] < 0.97
-    far, odd = left["far"], left["odd"]
-    assert far[odd.index].mean() > 1.5 * far[left["test"].index].mean()
+    assert 0.85 < left["covered"] < 0.97
+    mean_squares, least_rigid = left["mean_squares"], left["least_rigid"]
+    of_all = mean_squares[left["test"].index].mean()
+    assert mean_squares[least_rigid.index].mean() > 1.5 * of_all
     assert left["scores"]["ridge"] < left["scores"]["trees"]
 
 
@@ -40,7 +41,7 @@ def test_the_verdict_trusts_right_bars_alone(plain_torch):
     sized, even, *_ = left["skewed"].findings
     assert {sized.status, even.status} == {"good"}
     assert left["below"] == 0 < 0.08 < left["above"] < 0.12
-    assert 0.88 < left["held"].mean() < 0.92
+    assert 0.88 < left["covered"].mean() < 0.92
     assert left["high"] < 0.8 < 0.99 < left["low"]
 
 

@@ -1,4 +1,4 @@
-"""The page: tables, the figure, and the texts around them."""
+"""The page: what was done, the figure of learning curves, and two tables for each set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLUE, GREEN, GREY, VERMILION, panels
 from experiments.frame.outcome import Entry, Found, Picture, Table
-from experiments.studies.active.work import BASES, Protocol
+from experiments.studies.active.work import Protocol
 
 NAMES = {
     "random": "random",
@@ -18,81 +18,101 @@ NAMES = {
     "logdet": "greedy, logdet",
     "variance": "greedy, variance",
 }
-
-
-def entries(
-    found: Mapping[str, Found], protocols: Sequence[Protocol], *, quick: bool
-) -> list[Entry]:
-    """The page."""
-    page: list[Entry] = [
-        *opening(protocols[0]),
-        Picture("curves", drawn(found), CAPTION),
-    ]
-    for one, said in zip(protocols, (QUICK, QUICK) if quick else CLOSING, strict=True):
-        words = {"name": one.name, "seeds": one.seeds}
-        page.append(difference_table(found[one.name], DIFFERENCES.format(**words)))
-        page.append(curve_table(found[one.name], CURVES.format(**words)))
-        page.append(said)
-    return page
-
-
-def curve_table(found: Found, caption: str) -> Table:
-    """RMSE at every size."""
-    columns = ["labels", *(NAMES[method] for method in found["methods"])]
-    rows = [
-        [
-            str(labels),
-            *(_shown(one["rmse_thousandths"][place]) for one in found["methods"].values()),
-        ]
-        for place, labels in enumerate(found["labels"])
-    ]
-    return Table(columns, rows, caption)
-
-
-def difference_table(found: Found, caption: str) -> Table:
-    """Paired differences to random choice and to the largest variances."""
-    columns = ["choice", "less random, last", "all rounds", "less largest variances, last"]
-    columns += ["all rounds", "better than random in", "labels to random's last RMSE"]
-    rows = []
-    for method, one in found["methods"].items():
-        if method == "random":
-            continue
-        random, top = (one[f"less_{base}"]["thousandths"] for base in BASES)
-        pairs = [random["last"], random["all_rounds"]]
-        pairs += [top["last"], top["all_rounds"]] if method != "top" else [None, None]
-        needed = one["labels_to_randoms_last"]
-        rows.append(
-            [
-                NAMES[method],
-                *(None if pair is None else _shown(pair, sign="+") for pair in pairs),
-                f"{one['less_random']['better']} of {found['repetitions']}",
-                _needed(needed, found["labels"]),
-            ]
-        )
-    return Table(columns, rows, caption)
-
-
-def _needed(labels: float | None, all_labels: list[int]) -> str:
-    if labels is None:
-        return "not reached"
-    return "all begin below it" if labels <= all_labels[0] else f"{labels:.0f} of {all_labels[-1]}"
-
-
-def _shown(pair: tuple[float, float], sign: str = "") -> str:
-    mean, error = pair
-    return f"{mean:{sign}.2f} ± {error:.2f}"
-
+"""What the page calls the methods."""
 
 COLOURS = {"random": GREY, "top": VERMILION, "logdet": GREEN, "variance": BLUE}
 MARKERS = {"random": "o", "top": "v", "logdet": "s", "variance": "D"}
 
 
-def drawn(settings: Mapping[str, Found]) -> Figure:
-    """One row a setting: RMSE on the left, less random's on the right."""
-    figure, axes = panels(columns=2, rows=len(settings), height=3.1)
-    for (title, found), left, right in zip(settings.items(), axes[::2], axes[1::2], strict=True):
-        _curves(left, found)
-        _differences(right, found)
+def entries(
+    numbers: Mapping[str, Found], protocols: Sequence[Protocol], *, quick: bool
+) -> list[Entry]:
+    """Everything on the page, in reading order.
+
+    Args:
+        numbers: What `work.summary` gives, by the name of the set.
+        protocols: The settings, in the order of `CLOSING`.
+        quick: Whether the numbers are of a quick run, which proves nothing.
+    """
+    page: list[Entry] = [
+        *opening(protocols[0]),
+        Picture("curves", drawn(numbers), CAPTION),
+    ]
+    closing = (QUICK, QUICK) if quick else CLOSING
+    for protocol, conclusion in zip(protocols, closing, strict=True):
+        name = protocol.name
+        differences_caption = DIFFERENCES.format(name=name)
+        curves_caption = CURVES.format(name=name, seeds=protocol.seeds)
+        page.append(difference_table(numbers[name], differences_caption))
+        page.append(curve_table(numbers[name], curves_caption))
+        page.append(conclusion)
+    return page
+
+
+def curve_table(numbers: Found, caption: str) -> Table:
+    """Test RMSE of every method at every number of labels."""
+    methods = numbers["methods"]
+    rows = []
+    for k, labels in enumerate(numbers["labels"]):
+        errors = [_with_error(method["rmse_thousandths"][k]) for method in methods.values()]
+        rows.append([str(labels), *errors])
+    columns = ["labels", *(NAMES[name] for name in methods)]
+    return Table(columns, rows, caption)
+
+
+def difference_table(numbers: Found, caption: str) -> Table:
+    """Paired differences to random choice and to the largest variances."""
+    rows = []
+    for name, method in numbers["methods"].items():
+        if name == "random":
+            continue
+        less_random = method["less_random"]["thousandths"]
+        less_top = method["less_top"]["thousandths"]
+        rows.append(
+            [
+                NAMES[name],
+                _with_error(less_random["last"], sign="+"),
+                _with_error(less_random["all_rounds"], sign="+"),
+                None if name == "top" else _with_error(less_top["last"], sign="+"),
+                None if name == "top" else _with_error(less_top["all_rounds"], sign="+"),
+                f"{method['less_random']['better']} of {numbers['repetitions']}",
+                _labels_needed(method["labels_to_randoms_last"], numbers["labels"]),
+            ]
+        )
+    columns = [
+        "choice",
+        "less random, last",
+        "all rounds",
+        "less largest variances, last",
+        "all rounds",
+        "better than random in",
+        "labels to random's last RMSE",
+    ]
+    return Table(columns, rows, caption)
+
+
+def _labels_needed(needed: float | None, labels: list[int]) -> str:
+    """With how many labels a curve comes to where random choice ends, in words."""
+    if needed is None:
+        return "not reached"
+    if needed <= labels[0]:
+        return "all begin below it"
+    return f"{needed:.0f} of {labels[-1]}"
+
+
+def _with_error(pair: tuple[float, float], sign: str = "") -> str:
+    """A mean and its standard error, with a sign before positive means for ``sign="+"``."""
+    mean, error = pair
+    return f"{mean:{sign}.2f} ± {error:.2f}"
+
+
+def drawn(numbers: Mapping[str, Found]) -> Figure:
+    """The figure, one row for each set: RMSE on the left, less random's on the right."""
+    figure, axes = panels(columns=2, rows=len(numbers), height=3.1)
+    rows_of_axes = zip(axes[::2], axes[1::2], strict=True)
+    for (title, setting), (left, right) in zip(numbers.items(), rows_of_axes, strict=True):
+        _draw_curves(left, setting)
+        _draw_differences(right, setting)
         left.set(title=title, ylabel="test RMSE", xlabel="labelled rows")
         right.set(title="less random choice, paired", xlabel="labelled rows")
     handles, labels = axes[0].get_legend_handles_labels()
@@ -100,28 +120,31 @@ def drawn(settings: Mapping[str, Found]) -> Figure:
     return figure
 
 
-def _curves(ax: Axes, found: Found) -> None:
-    for method, one in found["methods"].items():
-        mean, error = zip(*one["rmse"], strict=True)
-        ax.errorbar(found["labels"], mean, yerr=error, label=NAMES[method], **_look(method))
+def _draw_curves(ax: Axes, setting: Found) -> None:
+    """Draw the test RMSE of every method against the number of labels."""
+    for name, method in setting["methods"].items():
+        mean, error = zip(*method["rmse"], strict=True)
+        ax.errorbar(setting["labels"], mean, yerr=error, label=NAMES[name], **_style(name))
 
 
-def _differences(ax: Axes, found: Found) -> None:
-    random = found["methods"]["random"]["each"]
+def _draw_differences(ax: Axes, setting: Found) -> None:
+    """Draw the differences to random choice, taken within repetitions."""
+    random = setting["methods"]["random"]["each"]
     ax.axhline(0, color=GREY, lw=1)
-    for method, one in found["methods"].items():
-        if method != "random":
-            difference = one["each"] - random
+    for name, method in setting["methods"].items():
+        if name != "random":
+            difference = method["each"] - random  # (rounds + 1, repetitions)
             error = difference.std(1) / torch.tensor(difference.shape[1]).sqrt()
-            ax.errorbar(found["labels"], difference.mean(1), yerr=error, **_look(method))
+            ax.errorbar(setting["labels"], difference.mean(1), yerr=error, **_style(name))
 
 
-def _look(method: str) -> dict[str, object]:
+def _style(method: str) -> dict[str, object]:
+    """Colour and marker of a method's line."""
     return {"color": COLOURS[method], "marker": MARKERS[method], "ms": 4, "capsize": 2}
 
 
 def opening(protocol: Protocol) -> list[str]:
-    """What was done."""
+    """What was done, with the numbers of the first setting."""
     how = protocol.training
     return [
         f"""\

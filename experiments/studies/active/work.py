@@ -1,9 +1,15 @@
-"""Pool-based active learning: train, choose a batch, label it, train anew."""
+"""Pool-based active learning: train, choose a batch, label it, train anew.
+
+A `Task` holds the standardised rows of one repetition. `learning_curves` runs all methods on all
+repetitions: in each round the networks of all runs train at once (`trained`), are scored on the
+test rows (`rmse`), and choose the rows to label next (`chosen`). `summary` turns the test errors
+into the numbers of the page.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -21,14 +27,14 @@ from rigidities import selection
 
 @dataclass(frozen=True)
 class Training:
-    """How every net is trained, from scratch.
+    """How every network is trained, from scratch.
 
     Attributes:
-        hidden: widths of the hidden layers.
-        steps: of Adam, on random batches, with a cosine schedule to zero.
-        batch: rows a step.
-        rate: the first learning rate.
-        decay: decoupled weight decay.
+        hidden: Widths of the hidden layers.
+        steps: Steps of Adam, on random batches, with a cosine schedule to zero.
+        batch: Rows of a step.
+        rate: The first learning rate.
+        decay: Decoupled weight decay.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -41,26 +47,27 @@ class Training:
 def trained(
     x: Tensor, y: Tensor, how: Training, generator: torch.Generator, *, copies: int = 1
 ) -> Stack:
-    """One net for each of B training sets.
+    """One network for each of B training sets, all trained at once.
 
     Args:
-        x: (B, n, d), standardised.
-        y: (B, n).
-        how: the training.
-        generator: of the first weights and of the batches.
-        copies: the first B / copies sets have first weights and batches of their own, which the
+        x: Inputs (B, n, d), standardised.
+        y: Targets (B, n).
+        how: The training.
+        generator: Draws the first weights and the batches.
+        copies: The first B / copies sets have first weights and batches of their own, which the
             others repeat in order: what differs between copies is their rows.
     """
     sets, rows, inputs = x.shape
-    seeds = torch.randint(2**31, (sets // copies,), generator=generator).tolist() * copies
+    different = sets // copies
+    seeds = torch.randint(2**31, (different,), generator=generator).tolist() * copies
     stack = Stack.drawn(seeds, (inputs, *how.hidden, 1), "silu")
     optimiser = Adam(stack.flat, how.rate, how.decay)
-    which = torch.arange(sets)[:, None]
+    set_index = torch.arange(sets)[:, None]
     for step in range(how.steps):
         optimiser.rate.fill_(how.rate * (1 + math.cos(math.pi * step / how.steps)) / 2)
-        pick = torch.randint(rows, (sets // copies, how.batch), generator=generator)
-        pick = pick.repeat(copies, 1)
-        squared_error(stack, x[which, pick], y[which, pick, None])
+        batch = torch.randint(rows, (different, how.batch), generator=generator)
+        batch = batch.repeat(copies, 1)  # (B, how.batch)
+        squared_error(stack, x[set_index, batch], y[set_index, batch, None])
         optimiser.step(stack.gradient)
     return stack
 
@@ -70,15 +77,15 @@ class Protocol:
     """One setting.
 
     Attributes:
-        name: of the set.
-        start: rows labelled at random before the first round.
-        batch: rows labelled a round.
-        rounds: of choosing.
-        seeds: repetitions, each with test rows, pool, start and first weights of its own.
-        pool: rows to choose from, the labelled ones included; fewer where the set is smaller.
-        test: rows to score on.
-        ridge: relative to the Gram's mean diagonal.
-        training: of every net, from scratch in each round.
+        name: The set.
+        start: Rows labelled at random before the first round.
+        batch: Rows labelled in a round.
+        rounds: How often a batch is chosen.
+        seeds: Repetitions, each with test rows, pool, start and first weights of its own.
+        pool: Rows to choose from, the labelled ones included; fewer where the set is smaller.
+        test: Rows to score on.
+        ridge: The ridge relative to the Gram matrix's mean diagonal.
+        training: How every network is trained, from scratch in each round.
     """
 
     name: str = "kin8nm"
@@ -99,133 +106,162 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Task:
-    """What one repetition works on, standardised.
+    """The rows of one repetition, standardised.
 
-    Inputs by the pool's mean and spread (no label is needed), the target by the first labels'.
+    Inputs are standardised by the pool's mean and spread, which needs no label; the target by the
+    mean and spread of the first labels.
+
+    Attributes:
+        x: Inputs of the pool, (pool, d).
+        y: Targets of the pool, (pool,).
+        x_test: Inputs of the test rows, (test, d).
+        y_test: Their targets, (test,).
+        unit: The spread by which targets were divided.
     """
 
-    x: Tensor  # (pool, d)
-    y: Tensor  # (pool,)
+    x: Tensor
+    y: Tensor
     x_test: Tensor
     y_test: Tensor
-    unit: float  # of the target
+    unit: float
 
     @classmethod
     def drawn(cls, rows: Rows, protocol: Protocol, seed: int) -> Task:
-        """The rows of a seed; the first ``start`` of the pool are labelled."""
+        """The rows of a seed; the first ``start`` rows of the pool are labelled."""
         order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
-        test, pool = order[: protocol.test], order[protocol.test :][: protocol.pool]
-        x, y = torch.as_tensor(rows.x), torch.as_tensor(rows.y)
-        centre, spread = x[pool].mean(0), x[pool].std(0)
-        x = (x - centre) / spread.where(spread > 0, torch.ones_like(spread))
-        first = y[pool[: protocol.start]]
-        y = (y - first.mean()) / first.std()
-        parts = (part.float() for part in (x[pool], y[pool], x[test], y[test]))
-        return cls(*parts, unit=float(first.std()))
+        test = order[: protocol.test]
+        pool = order[protocol.test :][: protocol.pool]
+
+        x = torch.as_tensor(rows.x)
+        spread = x[pool].std(0)
+        # A constant column is centred and not divided.
+        x = (x - x[pool].mean(0)) / spread.where(spread > 0, torch.ones_like(spread))
+
+        y = torch.as_tensor(rows.y)
+        first_labels = y[pool[: protocol.start]]
+        y = (y - first_labels.mean()) / first_labels.std()
+        return cls(
+            x=x[pool].float(),
+            y=y[pool].float(),
+            x_test=x[test].float(),
+            y_test=y[test].float(),
+            unit=float(first_labels.std()),
+        )
 
 
-Choice = Callable[[rg.Posterior, Tensor, Tensor, int, torch.Generator], Tensor]
-"""(posterior, features of the pool, unlabelled rows, batch, generator) -> places among those."""
-
-
-def at_random(
-    posterior: rg.Posterior, features: Tensor, free: Tensor, n: int, generator: torch.Generator
-) -> Tensor:
-    """Any n."""
-    return torch.randperm(len(free), generator=generator)[:n]
-
-
-def largest(
-    posterior: rg.Posterior, features: Tensor, free: Tensor, n: int, generator: torch.Generator
-) -> Tensor:
-    """The n largest variances."""
-    return selection.top(posterior.variance(features[free]), n).indices
-
-
-def informative(
-    posterior: rg.Posterior, features: Tensor, free: Tensor, n: int, generator: torch.Generator
-) -> Tensor:
-    """A batch that says most about the last layer's weights."""
-    return selection.greedy(posterior, features[free], n, objective="logdet").indices
-
-
-def calming(
-    posterior: rg.Posterior, features: Tensor, free: Tensor, n: int, generator: torch.Generator
-) -> Tensor:
-    """A batch after which the variances of the whole pool are smallest."""
-    return selection.greedy(posterior, features[free], n, objective="variance", of=features).indices
-
-
-METHODS: dict[str, Choice] = {
-    "random": at_random,
-    "top": largest,
-    "logdet": informative,
-    "variance": calming,
-}
+METHODS = ("random", "top", "logdet", "variance")
+"""Ways to choose rows: see `places_to_label`."""
 
 
 def learning_curves(rows: Rows, protocol: Protocol, seed: int) -> dict[str, Tensor]:
     """Test RMSE of every method, in the target's unit: (rounds + 1, seeds).
 
-    All methods of one repetition start from the same rows, and each round's nets from the same
+    All methods of one repetition start from the same rows, and each round's networks from the same
     weights, so differences between methods are paired.
     """
-    seeds = [seed + number for number in range(protocol.seeds)]
-    tasks = [Task.drawn(rows, protocol, one) for one in seeds]
-    runs = [(method, place) for method in METHODS for place in range(len(tasks))]
-    labelled = [torch.arange(protocol.start) for _ in runs]
-    errors = []
+    seeds = [seed + repetition for repetition in range(protocol.seeds)]
+    tasks = [Task.drawn(rows, protocol, task_seed) for task_seed in seeds]
+    # A run is a method in a repetition; runs of one method stand together, as `trained` asks for.
+    runs = [(method, repetition) for method in METHODS for repetition in range(len(tasks))]
+    labelled = [torch.arange(protocol.start) for _ in runs]  # rows of the pool, for each run
+
+    errors_of_rounds = []
     for number in steps(range(protocol.rounds + 1), f"{protocol.name}, rounds"):
         generator = torch.Generator().manual_seed(seed * 1000 + number)
         x = torch.stack(
-            [tasks[place].x[own] for (_, place), own in zip(runs, labelled, strict=True)]
+            [tasks[repetition].x[labelled[k]] for k, (_, repetition) in enumerate(runs)]
         )
         y = torch.stack(
-            [tasks[place].y[own] for (_, place), own in zip(runs, labelled, strict=True)]
+            [tasks[repetition].y[labelled[k]] for k, (_, repetition) in enumerate(runs)]
         )
-        nets = trained(x, y, protocol.training, generator, copies=len(METHODS))
-        errors.append(
-            torch.tensor([rmse(nets.picked([k]), tasks[p]) for k, (_, p) in enumerate(runs)])
-        )
-        if number < protocol.rounds:
-            for k, (method, place) in enumerate(runs):
-                chooser = torch.Generator().manual_seed(seeds[place] * 1000 + number)
-                more = chosen(
-                    nets.picked([k]), tasks[place], labelled[k], protocol, method, chooser
-                )
-                labelled[k] = torch.cat([labelled[k], more])
-    curves = torch.stack(errors).reshape(protocol.rounds + 1, len(METHODS), len(tasks))
+        networks = trained(x, y, protocol.training, generator, copies=len(METHODS))
+
+        errors = [
+            rmse(networks.picked([k]), tasks[repetition]) for k, (_, repetition) in enumerate(runs)
+        ]
+        errors_of_rounds.append(torch.tensor(errors))
+        if number == protocol.rounds:
+            break  # nothing is trained after the last round
+        for k, (method, repetition) in enumerate(runs):
+            chooser = torch.Generator().manual_seed(seeds[repetition] * 1000 + number)
+            new_rows = chosen(
+                networks.picked([k]), tasks[repetition], labelled[k], protocol, method, chooser
+            )
+            labelled[k] = torch.cat([labelled[k], new_rows])
+
+    curves = torch.stack(errors_of_rounds)
+    curves = curves.reshape(protocol.rounds + 1, len(METHODS), len(tasks))
     return {method: curves[:, k] for k, method in enumerate(METHODS)}
 
 
 def chosen(
-    nets: Stack,
+    network: Stack,
     task: Task,
     labelled: Tensor,
     protocol: Protocol,
     method: str,
     generator: torch.Generator,
 ) -> Tensor:
-    """Rows of the pool to label next."""
-    features = nets.features(task.x[None])[0]
+    """Rows of the pool to label next.
+
+    Args:
+        network: A stack of one network, trained on the labelled rows.
+        task: The rows of the repetition.
+        labelled: Rows of the pool that have labels.
+        protocol: Gives the ridge and the number of rows to choose.
+        method: One of `METHODS`.
+        generator: Draws rows for "random".
+    """
+    features = network.features(task.x[None])[0]  # (pool, D)
     gram = rg.Gram(features.shape[1])
     gram.update(features[labelled])
     ridge = protocol.ridge * float(gram.diagonal.mean())
     posterior = rg.Posterior.from_gram(gram, ridge=ridge)
-    unlabelled = torch.ones(len(features), dtype=torch.bool)
-    unlabelled[labelled] = False
-    (free,) = unlabelled.nonzero(as_tuple=True)
-    return free[METHODS[method](posterior, features, free, protocol.batch, generator)]
+
+    is_unlabelled = torch.ones(len(features), dtype=torch.bool)
+    is_unlabelled[labelled] = False
+    (unlabelled,) = is_unlabelled.nonzero(as_tuple=True)
+    places = places_to_label(method, posterior, features, unlabelled, protocol.batch, generator)
+    return unlabelled[places]
 
 
-def rmse(net: Stack, task: Task) -> float:
-    """On the test rows, in the target's unit."""
+def places_to_label(
+    method: str,
+    posterior: rg.Posterior,
+    features: Tensor,
+    unlabelled: Tensor,
+    count: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Which of the unlabelled rows a method chooses, as places among them, (count,).
+
+    "random" takes any rows, "top" the largest variances, "logdet" a batch that says most about the
+    last layer's weights, "variance" a batch after which the variances of the whole pool are
+    smallest.
+    """
+    if method == "random":
+        return torch.randperm(len(unlabelled), generator=generator)[:count]
+    candidates = features[unlabelled]
+    if method == "top":
+        return selection.top(posterior.variance(candidates), count).indices
+    if method == "logdet":
+        return selection.greedy(posterior, candidates, count, objective="logdet").indices
+    if method == "variance":
+        return selection.greedy(
+            posterior, candidates, count, objective="variance", of=features
+        ).indices
+    raise ValueError(f"Expected one of {', '.join(METHODS)}, got {method!r}.")
+
+
+def rmse(network: Stack, task: Task) -> float:
+    """The error on the test rows, in the target's unit."""
     with torch.no_grad():
-        errors = net(task.x_test[None])[0, :, 0] - task.y_test
+        errors = network(task.x_test[None])[0, :, 0] - task.y_test
     return task.unit * float(errors.double().square().mean().sqrt())
 
 
 BASES = ("random", "top")
+"""Methods with which the others are compared."""
 
 
 def summary(curves: Mapping[str, Tensor], protocol: Protocol) -> Found:
@@ -233,21 +269,26 @@ def summary(curves: Mapping[str, Tensor], protocol: Protocol) -> Found:
 
     Differences are taken within each repetition: at the last round, and of the mean over all
     rounds after the first choice.
+
+    Args:
+        curves: What `learning_curves` gives.
+        protocol: The setting.
     """
+    last_of_random = float(curves["random"][-1].mean())
     methods: Found = {}
     for method, curve in curves.items():
         rmse = [mean_and_error(row) for row in curve.tolist()]
-        found: Found = {
+        numbers: Found = {
             "rmse": rmse,
             "rmse_thousandths": [_thousandths(pair) for pair in rmse],
             "each": curve,
             "labels_to_randoms_last": labels_needed(
-                protocol.labels, curve.mean(1).tolist(), float(curves["random"][-1].mean())
+                protocol.labels, curve.mean(1).tolist(), last_of_random
             ),
         }
         for base in BASES:
-            found[f"less_{base}"] = _paired(curve - curves[base])
-        methods[method] = found
+            numbers[f"less_{base}"] = _paired(curve - curves[base])
+        methods[method] = numbers
     return {
         "labels": protocol.labels,
         "repetitions": protocol.seeds,
@@ -257,19 +298,20 @@ def summary(curves: Mapping[str, Tensor], protocol: Protocol) -> Found:
 
 
 def _paired(difference: Tensor) -> Found:
-    averaged = difference[1:].mean(0)
-    pairs = {
-        "last": mean_and_error(difference[-1].tolist()),
-        "all_rounds": mean_and_error(averaged.tolist()),
-    }
+    """Means with standard errors of paired differences (rounds + 1, repetitions)."""
+    averaged = difference[1:].mean(0)  # before the first choice all methods are alike
+    last = mean_and_error(difference[-1].tolist())
+    all_rounds = mean_and_error(averaged.tolist())
     return {
-        **pairs,
-        "thousandths": {when: _thousandths(pair) for when, pair in pairs.items()},
+        "last": last,
+        "all_rounds": all_rounds,
+        "thousandths": {"last": _thousandths(last), "all_rounds": _thousandths(all_rounds)},
         "better": int((averaged < 0).sum()),
     }
 
 
 def _thousandths(pair: tuple[float, float]) -> tuple[float, float]:
+    """The same mean and standard error in thousandths."""
     mean, error = pair
     return 1000 * mean, 1000 * error
 
@@ -282,8 +324,8 @@ def labels_needed(labels: list[int], curve: list[float], goal: float) -> float |
     """
     if curve[0] <= goal:
         return float(labels[0])
-    for place in range(1, len(labels)):
-        if curve[place] <= goal:
-            share = (curve[place - 1] - goal) / (curve[place - 1] - curve[place])
-            return labels[place - 1] + share * (labels[place] - labels[place - 1])
+    for k in range(1, len(labels)):
+        if curve[k] <= goal:
+            share = (curve[k - 1] - goal) / (curve[k - 1] - curve[k])
+            return labels[k - 1] + share * (labels[k] - labels[k - 1])
     return None

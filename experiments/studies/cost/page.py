@@ -30,36 +30,47 @@ THEORY: dict[str, dict[str, int]] = {
 and does not speak of adversarial rows."""
 
 
-def entries(numbers: Found, works: dict[str, Workload]) -> list[Entry]:
-    """The page."""
-    found = numbers["nets"]
+def entries(numbers: Found, workloads: dict[str, Workload]) -> list[Entry]:
+    """Everything on the page, in reading order."""
+    costs = numbers["nets"]
     return [
-        *opening(works, numbers["settings"]),
-        Picture("ratios", drawn(found), CAPTION),
-        *(cost_table(found, name, COSTS) for name in found),
-        *closing(found, works),
-        second_table(found, SECONDS),
+        *opening(workloads, numbers["settings"]),
+        Picture("ratios", drawn(costs), CAPTION),
+        *(cost_table(name, costs[name]) for name in costs),
+        *(_conclusion(name, costs[name], workloads[name]) for name in costs),
+        second_table(costs),
     ]
 
 
-def cost_table(found: Found, name: str, caption: str) -> Table:
-    """One net: training and inference by every method."""
-    one = found[name]
+def cost_table(name: str, costs: Found) -> Table:
+    """One network: training and inference by every method.
+
+    Args:
+        name: The name of the workload.
+        costs: What `work.costs` gives for it.
+    """
     rows: list[list[Cell]] = []
     for method, label in LABELS.items():
-        row: list[Cell] = [label]
-        for phase in ("training", "inference"):
-            row += [THEORY[method][phase], _ratio(one[phase][method])]
-        rows.append(row)
+        rows.append(
+            [
+                label,
+                THEORY[method]["training"],
+                _ratio(costs["training"][method]),
+                THEORY[method]["inference"],
+                _ratio(costs["inference"][method]),
+            ]
+        )
     columns = ["method", "training: paper", "measured", "inference: paper", "measured"]
-    return Table(columns, rows, f"**{name}.** {caption}")
+    return Table(columns, rows, f"**{name}.** {COSTS}")
 
 
-def second_table(found: Found, caption: str) -> Table:
-    """Median seconds of what was timed."""
-    tasks = next(iter(found.values()))["seconds"]
-    rows = [[task, *(one["seconds"][task] for one in found.values())] for task in tasks]
-    return Table(["seconds of", *found], rows, caption)
+def second_table(costs: Found) -> Table:
+    """Median seconds of everything that was timed, one column for each workload."""
+    seconds_of_workloads = [workload["seconds"] for workload in costs.values()]
+    rows = []
+    for task in seconds_of_workloads[0]:
+        rows.append([task, *(seconds[task] for seconds in seconds_of_workloads)])
+    return Table(["seconds of", *costs], rows, SECONDS)
 
 
 def _ratio(ratio: dict[str, float]) -> str:
@@ -78,17 +89,17 @@ def digits(value: float) -> str:
     return f"{value:.3f}" if 0.9 < value < 1.1 else shown(value)
 
 
-def drawn(found: dict[str, Any]) -> Figure:
-    """A panel for training, one for inference."""
+def drawn(costs: dict[str, Any]) -> Figure:
+    """The figure: a panel for training and one for inference."""
     figure, axes = panels(columns=2, height=3.8, sharey=True)
     methods = list(LABELS)[::-1]
     heights = range(len(methods))
     for ax, phase in zip(axes, ("training", "inference"), strict=True):
         theory = [THEORY[method][phase] for method in methods]
         ax.plot(theory, heights, "o", mfc="none", mec=BLACK, ms=11, label="paper (theory)")
-        styles = zip(found.items(), (BLUE, VERMILION), (0.12, -0.12), "os", strict=False)
-        for (name, one), colour, shift, marker in styles:
-            ratios = [one[phase][method] for method in methods]
+        styles = zip(costs.items(), (BLUE, VERMILION), (0.12, -0.12), "os", strict=False)
+        for (name, workload), colour, shift, marker in styles:
+            ratios = [workload[phase][method] for method in methods]
             ax.errorbar(
                 [ratio["median"] for ratio in ratios],
                 [height + shift for height in heights],
@@ -125,9 +136,9 @@ CAPTION = (
 )
 
 
-def opening(works: dict[str, Workload], settings: Found) -> tuple[str, ...]:
+def opening(workloads: dict[str, Workload], settings: Found) -> tuple[str, ...]:
     """What was done."""
-    listed = "\n".join(f"- *{name}*: {_described(work)}" for name, work in works.items())
+    listed = "\n".join(f"- *{name}*: {_described(work)}" for name, work in workloads.items())
     return (
         f"""\
 The paper's table of theoretical costs, measured. Two nets, on made-up rows:
@@ -146,26 +157,25 @@ variance a row.""",
     )
 
 
-def closing(found: Found, works: dict[str, Workload]) -> tuple[str, ...]:
-    """What came out, with the numbers of this run."""
-    return tuple(_said(name, one, works[name]) for name, one in found.items())
-
-
-def _said(name: str, one: Found, work: Workload) -> str:
-    added = one["added_to_training"]["median"]
+def _conclusion(name: str, costs: Found, work: Workload) -> str:
+    """What came out for one workload, with the numbers of this run."""
+    inference = costs["inference"]
+    member = costs["member"]
     return (
-        f"*{name}*: fit and calibration take as long as {digits(added)} epochs of "
+        f"*{name}*: fit and calibration take as long as "
+        f"{digits(costs['added_to_training']['median'])} epochs of "
         f"{work.protocol.epochs}; predictions with error bars cost "
-        f"{digits(one['inference']['ours']['median'])} plain ones, against "
-        f"{digits(one['inference']['ensemble_5']['median'])} for an ensemble of five and "
-        f"{digits(one['inference']['dropout_100']['median'])} for a hundred passes with dropout. "
+        f"{digits(inference['ours']['median'])} plain ones, against "
+        f"{digits(inference['ensemble_5']['median'])} for an ensemble of five and "
+        f"{digits(inference['dropout_100']['median'])} for a hundred passes with dropout. "
         f"An epoch of an ensemble's member costs "
-        f"{digits(one['member']['variance']['median'])} plain ones, with adversarial rows "
-        f"{digits(one['member']['adversarial']['median'])}."
+        f"{digits(member['variance']['median'])} plain ones, with adversarial rows "
+        f"{digits(member['adversarial']['median'])}."
     )
 
 
 def _described(work: Workload) -> str:
+    """A workload in words: network, rows and training."""
     sizes = "-".join(map(str, (work.inputs, *work.protocol.hidden, 1)))
     activation = {"relu": "ReLU", "silu": "SiLU"}[work.protocol.activation]
     return (

@@ -1,4 +1,8 @@
-"""What error bars cost: training and predictions by several methods, timed (paper, table 1)."""
+"""What error bars cost: training and predictions by several methods, timed (paper, table 1).
+
+Two workloads, a larger and a small network, are timed by `work.costs` one after the other. The page
+shows the ratios beside those of the paper's table.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +29,29 @@ WORKLOADS = {
 
 FULL = {"rounds": 7, "rows": None}
 QUICK = {"rounds": 2, "rows": 200}
-"""How often everything is timed, and at most so many rows of each kind."""
+"""How often everything is timed, and how many rows of each kind there are at most (None: all)."""
 
 
 def run(*, quick: bool, seed: int) -> Outcome:
     """Time all methods on both workloads, always on the CPU and one after the other."""
-    sizes = QUICK if quick else FULL
-    rounds, rows = sizes["rounds"], sizes["rows"]
-    works = {k: one if rows is None else one.smaller(rows) for k, one in WORKLOADS.items()}
-    found = {
-        name: costs(works[name], rounds=rounds, seed=seed) for name in steps(list(works), "nets")
-    }
-    numbers = {"settings": _settings(works, rounds), "nets": found, "paper": page.THEORY}
-    return Outcome("What error bars cost", numbers, page.entries(numbers, works))
+    settings = QUICK if quick else FULL
+    rounds = settings["rounds"]
+    most_rows = settings["rows"]
+    if most_rows is None:
+        workloads = WORKLOADS
+    else:
+        workloads = {name: work.smaller(most_rows) for name, work in WORKLOADS.items()}
 
-
-def _settings(works: dict[str, Workload], rounds: int) -> dict[str, Any]:
-    return {
-        "rounds": rounds,
-        "threads": torch.get_num_threads(),
-        "workloads": {name: asdict(work) for name, work in works.items()},
+    costs_by_name = {}
+    for name in steps(list(workloads), "nets"):
+        costs_by_name[name] = costs(workloads[name], rounds=rounds, seed=seed)
+    numbers: dict[str, Any] = {
+        "settings": {
+            "rounds": rounds,
+            "threads": torch.get_num_threads(),
+            "workloads": {name: asdict(work) for name, work in workloads.items()},
+        },
+        "nets": costs_by_name,
+        "paper": page.THEORY,
     }
+    return Outcome("What error bars cost", numbers, page.entries(numbers, workloads))

@@ -1,4 +1,8 @@
-"""The committed net of QM9's first split: read where the molecules are its own, else trained."""
+"""The committed network of QM9's first split.
+
+`of` reads it where it was trained on the very molecules that are asked for; otherwise a network is
+trained. `write` makes a network the committed one.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,17 @@ SPLIT = 0
 
 
 def of(data: Samples, *, seed: int, epochs: int, keep: bool) -> tuple[Kept, int | None]:
-    """The net of the first split, and the epochs that the committed one was trained for, if it is.
+    """The network of the first split.
 
     Args:
-        data: the split.
-        seed: of the split and of the training.
-        epochs: of the training.
-        keep: a net that is trained now, on disk.
+        data: The split.
+        seed: The seed of the split and of the training.
+        epochs: Epochs of the training.
+        keep: Whether a network that is trained now is kept on disk.
+
+    Returns:
+        The network, and the epochs that the committed one was trained for; None where it is not
+        the committed one.
     """
     if PATH.exists():
         with safetensors.safe_open(PATH, framework="pt") as stored:
@@ -37,26 +45,33 @@ def of(data: Samples, *, seed: int, epochs: int, keep: bool) -> tuple[Kept, int 
     return nets.of_split(data, split=SPLIT, seed=seed, epochs=epochs, keep=keep), None
 
 
-def write(found: Kept, data: Samples, *, seed: int, epochs: int, done: int) -> None:
-    """Make a net the committed one, in float32.
+def write(trained: Kept, data: Samples, *, seed: int, epochs: int, done: int) -> None:
+    """Make a network the committed one, in float32.
 
     Args:
-        found: the net.
-        data: the split.
-        seed: of the split and of the training.
-        epochs: that were asked for.
-        done: epochs after which the training was stopped.
+        trained: The network at the end of its training.
+        data: The split.
+        seed: The seed of the split and of the training.
+        epochs: Epochs that were asked for.
+        done: Epochs after which the training was stopped.
     """
-    state = {name: value.float().contiguous() for name, value in found.net.state_dict().items()}
-    header = {"epoch": str(found.epoch), "loss": repr(found.loss), "machine": found.machine}
+    weights = trained.net.state_dict()
+    state = {name: value.float().contiguous() for name, value in weights.items()}
+    header = {
+        "epoch": str(trained.epoch),
+        "loss": repr(trained.loss),
+        "machine": trained.machine,
+        "done": str(done),
+        "question": question(data, seed, epochs),
+    }
     PATH.parent.mkdir(exist_ok=True)
-    header |= {"done": str(done), "question": question(data, seed, epochs)}
     replace(PATH, save(state, header))
 
 
 def question(data: Samples, seed: int, epochs: int) -> str:
-    """What a net answers: the molecules that it was trained and chosen on, seed and epochs."""
-    own = [data.molecules.picked(rows) for rows in (data.train, data.valid)]
-    parts = [one.structures.digest() for one in own] + [str([seed, epochs])]
-    energies = b"".join(one.energy.numpy().tobytes() for one in own)
-    return hashlib.sha256("".join(parts).encode() + energies).hexdigest()
+    """A digest of what determines a network: training and validation molecules, seed, epochs."""
+    train = data.molecules.picked(data.train)
+    valid = data.molecules.picked(data.valid)
+    text = train.structures.digest() + valid.structures.digest() + str([seed, epochs])
+    energies = train.energy.numpy().tobytes() + valid.energy.numpy().tobytes()
+    return hashlib.sha256(text.encode() + energies).hexdigest()

@@ -15,91 +15,115 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LABELS = labels(("paper", "nll", "auto"))
-WITHIN = (0.7, 1.4)
-"""Ratios of RMSE and bar that are called right."""
+"""What the page calls the calibrations."""
+
+RIGHT_RATIOS = (0.7, 1.4)
+"""Between these, RMSE over bar is called right."""
 
 SCORES = (
-    *("nll", "crps", "binned_log_ratio", "wide_log_ratio", "coverage_90", "interval_score"),
-    *("kurtosis", "spearman"),
+    "nll",
+    "crps",
+    "binned_log_ratio",
+    "wide_log_ratio",
+    "coverage_90",
+    "interval_score",
+    "kurtosis",
+    "spearman",
 )
 COMPARED = ("nll", "crps")
+"""Scores whose differences from the paper's are shown."""
 
 
 def entries(numbers: Found) -> list[Entry]:
-    """The page."""
-    ways = numbers["calibrations"]
+    """Everything on the page, in reading order."""
+    calibrations = numbers["calibrations"]
+    fewest = numbers["settings"]["fewest"]
     return [
         *opening(numbers),
         "## All molecules",
-        score_table(ways, scores_caption(numbers["settings"])),
+        score_table(calibrations, scores_caption(numbers["settings"])),
         difference_table(numbers["differences"]),
         closing(numbers),
         "## By size",
-        said(numbers["range"]),
-        size_table(ways, numbers["settings"]["fewest"]),
-        Picture("sizes", drawn(ways, numbers["settings"]["fewest"]), CAPTION),
+        range_of_ratios(numbers["range"]),
+        size_table(calibrations, fewest),
+        Picture("sizes", drawn(calibrations, fewest), CAPTION),
     ]
 
 
-def score_table(ways: Found, caption: str) -> Table:
-    """One row a calibration."""
-    rows: list[list[Cell]] = [
-        [LABELS[name], *(one["scores"][key] for key in SCORES)] for name, one in ways.items()
-    ]
+def score_table(calibrations: Found, caption: str) -> Table:
+    """Scores over all molecules, one row for each calibration."""
+    rows: list[list[Cell]] = []
+    for name, calibration in calibrations.items():
+        scores = calibration["scores"]
+        rows.append([LABELS[name], *(scores[key] for key in SCORES)])
     return Table(["bars", *heads(SCORES)], rows, caption)
 
 
 def difference_table(differences: Found) -> Table:
     """Calibrations less the paper's, molecule by molecule."""
-    rows: list[list[Cell]] = [
-        [f"{LABELS[name]} - paper", *(measured(one[key]) for key in COMPARED)]
-        for name, one in differences.items()
-    ]
+    rows: list[list[Cell]] = []
+    for name, difference in differences.items():
+        cells = [measured(difference[key]) for key in COMPARED]
+        rows.append([f"{LABELS[name]} - paper", *cells])
     return Table(["bars", *heads(COMPARED)], rows, DIFFERENCES)
 
 
-def size_table(ways: Found, fewest: int) -> Table:
-    """Every size with enough test molecules."""
-    each = zip(*(way["sizes"] for way in ways.values()), strict=True)
+def size_table(calibrations: Found, fewest: int) -> Table:
+    """Errors and bars by the number of atoms, where there are enough test molecules."""
+    sizes_of_calibrations = [calibration["sizes"] for calibration in calibrations.values()]
     rows: list[list[Cell]] = []
-    for same in each:
-        first = same[0]
+    for blocks in zip(*sizes_of_calibrations, strict=True):  # one block for each calibration
+        # Molecules and errors do not depend on the calibration.
+        first = blocks[0]
         if first["molecules"] >= fewest:
-            ratios = [one["ratio"] for one in same]
-            coverages = [one["coverage_90"] for one in same]
+            ratios = [block["ratio"] for block in blocks]
+            coverages = [block["coverage_90"] for block in blocks]
             rows.append([first["size"], first["molecules"], first["rmse"], *ratios, *coverages])
-    names = [LABELS[name] for name in ways]
-    heads = [*names, *(f"{name}: in 90 %" for name in names)]
-    return Table(["atoms", "test molecules", "RMSE", *heads], rows, SIZES)
+    names = [LABELS[name] for name in calibrations]
+    coverage_columns = [f"{name}: in 90 %" for name in names]
+    columns = ["atoms", "test molecules", "RMSE", *names, *coverage_columns]
+    return Table(columns, rows, SIZES)
 
 
-def drawn(ways: Found, fewest: int) -> Figure:
-    """Error over bar by size, and wide bins."""
+def drawn(calibrations: Found, fewest: int) -> Figure:
+    """The figure: error over bar by size on the left, wide bins on the right."""
     figure, (left, right) = panels(columns=2, height=4.0)
-    left.axhspan(*WITHIN, color=GREY, alpha=0.15, lw=0)
+    left.axhspan(*RIGHT_RATIOS, color=GREY, alpha=0.15, lw=0)
     left.axhline(1, color=BLACK, lw=1)
-    for (name, way), colour, marker in zip(ways.items(), COLOURS, MARKERS, strict=False):
-        own = [one for one in way["sizes"] if one["molecules"] >= fewest]
-        points = [one["size"] for one in own], [one["ratio"] for one in own]
-        left.plot(*points, f"{marker}-", color=colour, ms=4, lw=1.2, label=LABELS[name])
+    styles = zip(calibrations.items(), COLOURS, MARKERS, strict=False)
+    for (name, calibration), colour, marker in styles:
+        blocks = [block for block in calibration["sizes"] if block["molecules"] >= fewest]
+        left.plot(
+            [block["size"] for block in blocks],
+            [block["ratio"] for block in blocks],
+            f"{marker}-",
+            color=colour,
+            ms=4,
+            lw=1.2,
+            label=LABELS[name],
+        )
     left.set(yscale="log", xlabel="atoms", ylabel="RMSE / bar", title="sizes")
     ticks = [0.3, 0.5, 0.7, 1, 1.4, 2, 3]
     left.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     left.minorticks_off()
     left.legend()
-    parity.binned(right, {LABELS[name]: way["bins"] for name, way in ways.items()}, "bins")
+    bins = {LABELS[name]: calibration["bins"] for name, calibration in calibrations.items()}
+    parity.binned(right, bins, "bins")
     return figure
 
 
 def opening(numbers: Found) -> tuple[str, ...]:
     """What was done."""
-    count, settings = numbers["molecules"], numbers["settings"]
-    source = (
-        "It is committed (`experiments/nets/qm9.safetensors`, float32), so that another "
-        "calibration can be judged in minutes"
-        if numbers["committed"]
-        else "It was trained in this run"
-    )
+    count = numbers["molecules"]
+    settings = numbers["settings"]
+    if numbers["committed"]:
+        source = (
+            "It is committed (`experiments/nets/qm9.safetensors`, float32), so that another "
+            "calibration can be judged in minutes"
+        )
+    else:
+        source = "It was trained in this run"
     return (
         f"""\
 One net of QM9's first split as in the study [qm9](../qm9/qm9.md), where data, descriptors and
@@ -118,30 +142,33 @@ the numbers of atoms of each element stand beside the features, as the library f
 
 def closing(numbers: Found) -> str:
     """What came out over all molecules."""
-    ways, gain = numbers["calibrations"], numbers["differences"]["auto"]
-    paper, auto = (ways[name]["scores"] for name in ("paper", "auto"))
-    verb = {1: "is worse", -1: "is better", 0: "does not clearly differ"}
+    paper = numbers["calibrations"]["paper"]["scores"]
+    auto = numbers["calibrations"]["auto"]["scores"]
+    nll_difference = numbers["differences"]["auto"]["nll"]
+    verbs = {1: "is worse", -1: "is better", 0: "does not clearly differ"}
     return (
-        f"**Auto beside the paper's form.** The NLL {verb[direction(gain['nll'])]} "
-        f"({measured(gain['nll'])} a molecule), the CRPS is {auto['crps'] / paper['crps']:.3f} of "
-        f"the paper's. In bins of {numbers['settings']['wide']:,} the log ratio is "
+        f"**Auto beside the paper's form.** The NLL {verbs[direction(nll_difference)]} "
+        f"({measured(nll_difference)} a molecule), the CRPS is "
+        f"{auto['crps'] / paper['crps']:.3f} of the paper's. In bins of "
+        f"{numbers['settings']['wide']:,} the log ratio is "
         f"{auto['wide_log_ratio']:.3f} (paper {paper['wide_log_ratio']:.3f}), the kurtosis of "
         f"errors over bars {auto['kurtosis']:.1f} (paper {paper['kurtosis']:.1f})."
     )
 
 
-def said(found: Found) -> str:
-    """How far error over bar goes."""
-    each = "; ".join(
-        f"*{LABELS[name]}* from {one['smallest']:.2f} to {one['largest']:.2f}"
-        for name, one in found.items()
+def range_of_ratios(ranges: Found) -> str:
+    """How far RMSE over bar goes over the sizes, by calibration."""
+    extremes = "; ".join(
+        f"*{LABELS[name]}* from {ratios['smallest']:.2f} to {ratios['largest']:.2f}"
+        for name, ratios in ranges.items()
     )
-    auto = found["auto"]
-    right = WITHIN[0] <= auto["smallest"] and auto["largest"] <= WITHIN[1]
-    verdict = "at every size" if right else "not at every size"
+    auto = ranges["auto"]
+    low, high = RIGHT_RATIOS
+    is_right = low <= auto["smallest"] and auto["largest"] <= high
+    verdict = "at every size" if is_right else "not at every size"
     return (
-        f"**RMSE over bar**, of {auto['sizes']} sizes: {each}. With *auto* it lies between "
-        f"{WITHIN[0]} and {WITHIN[1]} {verdict}."
+        f"**RMSE over bar**, of {auto['sizes']} sizes: {extremes}. With *auto* it lies between "
+        f"{low} and {high} {verdict}."
     )
 
 
@@ -150,8 +177,8 @@ def scores_caption(settings: Found) -> str:
     return (
         f"Log ratio: the mean of |log10(MSE / variance)| over bins of {settings['bin_size']} "
         f"molecules, and wide bins of {settings['wide']:,}. NLL, CRPS and the 90 % intervals are "
-        "those of each calibration's own distribution; *interval score* is of these intervals. *Kurtosis* "
-        "is of errors over bars, 3 for a Gaussian."
+        "those of each calibration's own distribution; *interval score* is of these intervals. "
+        "*Kurtosis* is of errors over bars, 3 for a Gaussian."
     )
 
 

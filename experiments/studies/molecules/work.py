@@ -1,4 +1,10 @@
-"""One net, calibrated in several ways and judged on all test molecules, size by size."""
+"""One network, calibrated in several ways and judged on all test molecules, size by size.
+
+The last hidden layers of all atoms are computed once (`hidden`); the readouts on top of them are a
+model of their own (`readouts`), which is fitted once and calibrated in every way of `WAYS`. Test
+molecules come in groups that fit into memory; their predictions are put back into one order
+(`predicted`), and judged over all molecules (`scored`) and by the number of atoms (`sizes`).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +31,8 @@ WAYS = {"paper": error_bars.BINS, "nll": error_bars.PAPER, "auto": error_bars.AU
 """Calibrations by name."""
 
 BATCH = 512
+"""Molecules of a batch."""
+
 CHUNK = 8192
 """Atoms whose hidden layers are computed at once."""
 
@@ -40,106 +48,131 @@ def judged(
     molecules: int | None,
     committed: str,
 ) -> dict[str, Any]:
-    """Error bars of the first split's net; energies in kcal/mol.
+    """Error bars of the first split's network; energies in kcal/mol.
 
     Args:
-        seed: of the split and of a net that is not committed.
-        train: molecules of the training and of the fit.
-        valid: molecules that chose the weights and calibrate.
-        epochs: of the training.
-        bin_size: molecules of a bin, and
-        wide: of a wide one.
-        molecules: draw so few of the set; None for all.
-        committed: digest of the committed net, by which results with another one are others.
+        seed: The seed of the split and of a network that is not committed.
+        train: Molecules of the training and of the fit.
+        valid: Molecules that chose the weights and calibrate.
+        epochs: Epochs of the training.
+        bin_size: Molecules of a bin.
+        wide: Molecules of a wide bin.
+        molecules: How many molecules are drawn of the set; None for all.
+        committed: Digest of the committed network. It is not read here: it makes results with
+            another network another part.
 
     Returns:
         "calibrations", each with "scores", what it chose, "sizes" and the numbers of the figure;
         "differences" of scores from the paper's calibration.
     """
     with samples.drawn(net.SPLIT, seed, train=train, valid=valid, molecules=molecules) as data:
-        keep = molecules is None
-        trained, done = net.of(data, seed=seed, epochs=epochs, keep=keep)
-        below = trained.net.to(device())
-        known, held = (hidden(below, data.environments(own)) for own in (data.train, data.valid))
-        uq = rg.LastLayerRigidity(readouts(below))
-        uq.fit(known.batches(BATCH), sample_weight=loss_weight, progress=False)
-        ways = {name: calibrated(uq, held, how) for name, how in WAYS.items()}
-        rows = predicted(ways, below, data)
+        trained, epochs_of_committed = net.of(
+            data, seed=seed, epochs=epochs, keep=molecules is None
+        )
+        network = trained.net.to(device())
+        uq = rg.LastLayerRigidity(readouts(network))
+        train_features = hidden(network, data.environments(data.train))
+        uq.fit(train_features.batches(BATCH), sample_weight=loss_weight, progress=False)
+        valid_features = hidden(network, data.environments(data.valid))
+        calibrations = {name: calibrated(uq, valid_features, how) for name, how in WAYS.items()}
+        rows = predicted(calibrations, network, data)
+
+        is_committed = epochs_of_committed is not None
         return {
-            "committed": done is not None,
-            "epochs_done": epochs if done is None else done,
+            "committed": is_committed,
+            "epochs_done": epochs_of_committed if is_committed else epochs,
             "epoch": trained.epoch,
             "trained_on": trained.machine,
-            "molecules": {name: len(getattr(data, name)) for name in ("train", "valid", "test")},
+            "molecules": {
+                "train": len(data.train),
+                "valid": len(data.valid),
+                "test": len(data.test),
+            },
             "calibrations": {
-                name: _described(rows[name], data, bin_size, wide) | {"chosen": _chosen(ways[name])}
-                for name in ways
+                name: {
+                    "scores": scored(rows[name], bin_size, wide),
+                    "sizes": sizes(rows[name], data),
+                    "bins": scores.bins(rows[name].mean, rows[name].bar, rows[name].target, wide),
+                    "chosen": _chosen(calibration),
+                }
+                for name, calibration in calibrations.items()
             },
             "differences": {
-                name: differences(rows[name], rows["paper"]) for name in ways if name != "paper"
+                name: differences(rows[name], rows["paper"])
+                for name in calibrations
+                if name != "paper"
             },
         }
 
 
 def calibrated(
-    uq: rg.LastLayerRigidity, held: Environments, how: error_bars.Calibration
+    uq: rg.LastLayerRigidity, valid: Environments, how: error_bars.Calibration
 ) -> rg.LastLayerRigidity:
     """A copy of the fit, calibrated with the validation molecules."""
-    own = copy.deepcopy(uq)
-    error_bars.calibrated(own, held.batches(BATCH), how)
-    return own
+    copied = copy.deepcopy(uq)
+    error_bars.calibrated(copied, valid.batches(BATCH), how)
+    return copied
 
 
-def readouts(net: nn.Module) -> nn.Module:
-    """What follows the last hidden layers, a model of its own: all calibrations share the rest."""
-    top = bpnn.BehlerParrinello(len(net.readouts), net.readouts[0].in_features).double()
-    top.nets = nn.ModuleList(nn.Identity() for _ in net.readouts)
-    top.readouts = net.readouts
-    return top.eval().to(net.level.device)
+def readouts(network: nn.Module) -> nn.Module:
+    """What follows the last hidden layers, as a model of its own.
+
+    The hidden layers are costly and the same for all calibrations: they are computed once.
+    """
+    top = bpnn.BehlerParrinello(len(network.readouts), network.readouts[0].in_features).double()
+    top.nets = nn.ModuleList(nn.Identity() for _ in network.readouts)
+    top.readouts = network.readouts
+    return top.eval().to(network.level.device)
 
 
 @torch.no_grad()
-def hidden(net: nn.Module, data: Environments) -> Environments:
-    """The same structures, with the last hidden layer of each atom's net as its descriptor."""
-    found = data.x.new_empty(len(data.x), net.readouts[0].in_features)
-    for kind, own in enumerate(net.nets):
-        for atoms in (data.species == kind).nonzero()[:, 0].to(data.x.device).split(CHUNK):
-            found[atoms] = own((data.x[atoms] - net.level) / net.spread)
-    return replace(data, x=found)
+def hidden(network: nn.Module, data: Environments) -> Environments:
+    """The same structures, with the last hidden layer of each atom as its descriptor."""
+    features = data.x.new_empty(len(data.x), network.readouts[0].in_features)
+    for kind, layers in enumerate(network.nets):
+        atoms_of_kind = (data.species == kind).nonzero()[:, 0].to(data.x.device)
+        for atoms in atoms_of_kind.split(CHUNK):
+            features[atoms] = layers((data.x[atoms] - network.level) / network.spread)
+    return replace(data, x=features)
 
 
 def predicted(
-    ways: Mapping[str, rg.LastLayerRigidity], net: nn.Module, data: Samples
+    calibrations: Mapping[str, rg.LastLayerRigidity], network: nn.Module, data: Samples
 ) -> dict[str, RowScores]:
     """All test molecules by every calibration, in the order of `data.test`."""
-    parts: dict[str, list[RowScores]] = {name: [] for name in ways}
-    order = []
-    for places, whole in data.test_parts():
-        order.append(places)
-        part = hidden(net, whole)
-        for name, uq in ways.items():
-            p = uq.predict(part.batches(BATCH), sample_weight=loss_weight, progress=False)
-            parts[name].append(row_scores(p, part.y))
-    back = torch.cat(order).argsort()
-    return {name: joined(own).picked(back) for name, own in parts.items()}
+    rows_of_groups: dict[str, list[RowScores]] = {name: [] for name in calibrations}
+    places_of_groups = []
+    for places, environments in data.test_parts():
+        places_of_groups.append(places)
+        features = hidden(network, environments)
+        for name, uq in calibrations.items():
+            p = uq.predict(features.batches(BATCH), sample_weight=loss_weight, progress=False)
+            rows_of_groups[name].append(row_scores(p, features.y))
+    order = torch.cat(places_of_groups).argsort()
+    return {name: joined(groups).picked(order) for name, groups in rows_of_groups.items()}
 
 
-def joined(parts: Sequence[RowScores]) -> RowScores:
-    """Those of several files as one."""
-    columns = zip(*(vars(part).values() for part in parts), strict=True)
-    return RowScores(*(None if own[0] is None else torch.cat(own).cpu() for own in columns))
+def joined(groups: Sequence[RowScores]) -> RowScores:
+    """The rows of several groups, one after the other, on the CPU."""
+    columns: dict[str, Tensor | None] = {}
+    for name, first in vars(groups[0]).items():
+        if first is None:
+            columns[name] = None
+        else:
+            columns[name] = torch.cat([getattr(group, name) for group in groups]).cpu()
+    return RowScores(**columns)
 
 
 def scored(rows: RowScores, bin_size: int, wide: int) -> dict[str, float]:
     """How good the bars are over all molecules."""
-    all_rows, means = (rows.mean, rows.bar, rows.target), summary(rows)
-    kept = {name: value for name, value in means.items() if isinstance(value, float)}
-    return kept | {
+    averages = {name: value for name, value in summary(rows).items() if isinstance(value, float)}
+    return {
+        **averages,
         "mae": metrics.mae(rows.mean, rows.target),
-        "binned_log_ratio": metrics.binned_log_ratio(*all_rows, bin_size),
-        "wide_log_ratio": metrics.binned_log_ratio(*all_rows, wide),
+        "binned_log_ratio": metrics.binned_log_ratio(rows.mean, rows.bar, rows.target, bin_size),
+        "wide_log_ratio": metrics.binned_log_ratio(rows.mean, rows.bar, rows.target, wide),
         "kurtosis": kurtosis((rows.target - rows.mean) / rows.bar),
-        "spearman": metrics.spearman(*all_rows),
+        "spearman": metrics.spearman(rows.mean, rows.bar, rows.target),
     }
 
 
@@ -156,37 +189,39 @@ def kurtosis(z: Tensor) -> float:
 def sizes(rows: RowScores, data: Samples) -> list[dict[str, Any]]:
     """By the number of atoms: RMSE, bar, their ratio and the coverage of 90 % intervals."""
     counts = data.molecules.structures.counts[data.test]
-    return [
-        {"size": size, **_size(rows.picked(counts == size))} for size in counts.unique().tolist()
-    ]
-
-
-def _size(rows: RowScores) -> dict[str, Any]:
-    rmse, bar = metrics.rmse(rows.mean, rows.target), float(rows.bar.square().mean().sqrt())
-    held = float(rows.held.double().mean())
-    found = {"molecules": len(rows.mean), "rmse": rmse, "bar": bar, "ratio": rmse / bar}
-    return found | {"coverage_90": held}
+    sizes_with_scores = []
+    for size in counts.unique().tolist():
+        rows_of_size = rows.picked(counts == size)
+        rmse = metrics.rmse(rows_of_size.mean, rows_of_size.target)
+        bar = float(rows_of_size.bar.square().mean().sqrt())
+        sizes_with_scores.append(
+            {
+                "size": size,
+                "molecules": len(rows_of_size.mean),
+                "rmse": rmse,
+                "bar": bar,
+                "ratio": rmse / bar,
+                "coverage_90": float(rows_of_size.held.double().mean()),
+            }
+        )
+    return sizes_with_scores
 
 
 def differences(rows: RowScores, paper: RowScores) -> dict[str, list[float]]:
-    """[mean, standard error] over molecules of NLL and CRPS less the paper's."""
+    """[mean, standard error] over molecules of NLL and CRPS less the paper's.
+
+    A score that either calibration does not have is left out.
+    """
     pairs = {"nll": (rows.nll, paper.nll), "crps": (rows.crps, paper.crps)}
-    return {
-        name: list(mean_and_error((own - other).tolist()))
-        for name, (own, other) in pairs.items()
-        if own is not None and other is not None
-    }
-
-
-def _described(rows: RowScores, data: Samples, bin_size: int, wide: int) -> dict[str, Any]:
-    return {
-        "scores": scored(rows, bin_size, wide),
-        "sizes": sizes(rows, data),
-        "bins": scores.bins(rows.mean, rows.bar, rows.target, wide),
-    }
+    mean_differences = {}
+    for name, (score, paper_score) in pairs.items():
+        if score is not None and paper_score is not None:
+            mean_differences[name] = list(mean_and_error((score - paper_score).tolist()))
+    return mean_differences
 
 
 def _chosen(uq: rg.LastLayerRigidity) -> dict[str, Any]:
+    """What a calibration chose."""
     return {
         "ridge": uq.ridge,
         "scale": float(uq.scale),

@@ -1,4 +1,7 @@
-"""The page: tables, the figure, and texts that follow the numbers."""
+"""The page: tables, the figure, and texts that follow the numbers.
+
+"Sets" are the numbers of the smaller training sets by name, "larger" those of the larger ones.
+"""
 
 from __future__ import annotations
 
@@ -20,46 +23,66 @@ LABELS = {
     "bayes": 'noise="bayes", criterion="evidence"',
     DEFAULT: "default",
 }
+"""What the page calls the calibrations."""
+
+COLOURS = {
+    "none": VERMILION,
+    "constant": BLUE,
+    "evidence": GREEN,
+    "bayes": PURPLE,
+    DEFAULT: ORANGE,
+}
 TARGETS = {"common": (0.7, 1.5), "single": (0.5, 1.5)}
-"""Within which the default's epistemic part over the spread of retrained nets was to be, for means
-and for single predictions."""
+"""Within which the default's epistemic part over the spread of retrained networks was to be, for
+means and for single predictions."""
 
 KINDS = {"common": "means", "single": "single predictions"}
+"""The kinds of predictions for common rows, with what the page calls them."""
 
 
 def entries(numbers: dict[str, Any], sizes: Sequence[Sizes], epochs: int) -> list[Entry]:
-    """The page."""
-    found, larger, groups = (numbers[name] for name in ("sets", "larger", "groups"))
+    """Everything on the page, in reading order.
+
+    Args:
+        numbers: What `run.run` collects.
+        sizes: Sizes of the splits, with few and with more training rows.
+        epochs: Epochs of the training.
+    """
+    sets = numbers["sets"]
+    larger = numbers["larger"]
+    groups = numbers["groups"]
     largest = str(groups[-1])
     return [
         *opening(sizes, epochs),
-        default_table(found, larger, largest),
-        spread(found, larger),
-        Picture("means", drawn(found, groups), CAPTION),
-        mean_table(found, largest),
-        spread_table([found, larger], largest),
-        difference_table(found),
-        choice_table(found),
-        *closing(found, largest),
+        default_table(sets, larger, largest),
+        spread(sets, larger),
+        Picture("means", drawn(sets, groups), CAPTION),
+        mean_table(sets, largest),
+        spread_table([sets, larger], largest),
+        difference_table(sets),
+        choice_table(sets),
+        *closing(sets, largest),
     ]
 
 
-def default_table(found: Found, larger: Found, size: str) -> Table:
-    """The default's epistemic part against the spread of retrained nets."""
+def default_table(sets: Found, larger: Found, size: str) -> Table:
+    """The default's epistemic part against the spread of retrained networks."""
     rows: list[list[Cell]] = []
-    for name in found:
-        for one in (found[name], larger[name]):
-            cells: list[Cell] = [name, one["rows"], one["nets"]]
+    for name in sets:
+        for numbers in (sets[name], larger[name]):
+            default = numbers[DEFAULT]
+            cells: list[Cell] = [name, numbers["rows"], numbers["nets"]]
             for kind in KINDS:
-                own = one[DEFAULT]
-                cells += [one[kind], own[kind], f"{own[f'ratio_of_{kind}']:.2f}"]
-            rows.append([*cells, f"{one['independence']:.2f}"])
+                ratio = default[f"ratio_of_{kind}"]
+                cells += [numbers[kind], default[kind], f"{ratio:.2f}"]
+            rows.append([*cells, f"{numbers['independence']:.2f}"])
+    judged = next(iter(sets.values()))[DEFAULT]["nets"]
     caption = (
         f"The default against retrained nets: predictions, without noise, for {size} rows that no "
         "net has seen, the same for all. *Mean of all*: the standard deviation of their mean over "
         "the nets, and what `uq.propagate(torch.mean, rows)` says. *Single*: the root mean "
         "square, over rows, of the standard deviation over nets, and that of the epistemic part. "
-        f"Predictions are root mean squares over the first {one[DEFAULT]['nets']} nets. *Shared "
+        f"Predictions are root mean squares over the first {judged} nets. *Shared "
         "rows*: √(1 - n / rows to draw from). The nets' training rows overlap, so that what the "
         "rows contribute to the actual spread is too small by this factor and the ratio too "
         "large by up to its inverse."
@@ -70,103 +93,112 @@ def default_table(found: Found, larger: Found, size: str) -> Table:
     return Table(columns, rows, caption)
 
 
-def spread(found: Found, larger: Found) -> str:
+def spread(sets: Found, larger: Found) -> str:
     """Whether the default's ratios are where they were to be."""
-    parts = [_within(found, larger, kind) for kind in KINDS]
-    least = [
-        listed([f"{one['least'][kind]:.2f} ({name})" for name, one in larger.items()])
-        + f" for {of}"
-        for kind, of in KINDS.items()
-    ]
+    ranges = [_within(sets, larger, kind) for kind in KINDS]
+    least = []
+    for kind, words in KINDS.items():
+        ratios = [f"{numbers['least'][kind]:.2f} ({name})" for name, numbers in larger.items()]
+        least.append(f"{listed(ratios)} for {words}")
     return f"""\
 **The default against retrained nets.** Its covariance has two scales: α for what a single
-prediction may be wrong by, α_B for what predictions share. {" ".join(parts)} The larger training
+prediction may be wrong by, α_B for what predictions share. {" ".join(ranges)} The larger training
 sets overlap: were the rows alone the cause of the spread, and not the starts too, the ratios there
 would be {" and ".join(least)}.
 The last layer knows nothing of the other layers' weights, which retrained nets do not share either:
 a ratio below one is what it may miss."""
 
 
-def _within(found: Found, larger: Found, kind: str) -> str:
+def _within(sets: Found, larger: Found, kind: str) -> str:
+    """From where to where the default's ratios go, and which are not where they were to be."""
     low, high = TARGETS[kind]
-    ratios = {
-        f"{name}, {one['rows']} rows": one[DEFAULT][f"ratio_of_{kind}"]
-        for of in (found, larger)
-        for name, one in of.items()
-    }
-    beyond = [f"{ratio:.2f} ({of})" for of, ratio in ratios.items() if not low <= ratio <= high]
-    told = f"all are but {listed(beyond)}" if beyond else "all are"
+    ratios = {}
+    for sets_of_size in (sets, larger):
+        for name, numbers in sets_of_size.items():
+            label = f"{name}, {numbers['rows']} rows"
+            ratios[label] = numbers[DEFAULT][f"ratio_of_{kind}"]
+    beyond = [
+        f"{ratio:.2f} ({label})" for label, ratio in ratios.items() if not low <= ratio <= high
+    ]
+    verdict = f"all are but {listed(beyond)}" if beyond else "all are"
+    smallest = min(ratios.values())
+    largest = max(ratios.values())
     return (
-        f"For {KINDS[kind]} predicted over actual goes from {min(ratios.values()):.2f} to "
-        f"{max(ratios.values()):.2f}; between {low:g} and {high:g}, where they were to be, {told}."
+        f"For {KINDS[kind]} predicted over actual goes from {smallest:.2f} to {largest:.2f}; "
+        f"between {low:g} and {high:g}, where they were to be, {verdict}."
     )
 
 
-def mean_table(found: Found, size: str) -> Table:
-    """Error bars of means of the largest groups."""
+def mean_table(sets: Found, size: str) -> Table:
+    """Error bars of means of the largest groups, against observed values."""
     caption = (
         f"Means of {size} predictions against means of the observed values: root mean square over "
         "all nets, ratio of predicted to actual error, coverage of 90 % intervals. The variance "
         f"is the propagated epistemic one plus noise / {size}, the intervals are a Gaussian's; "
         f"*independent* ignores the correlations (the sum of the variances / {size}²). "
-        f"{_first(found)}"
+        f"{_judged_networks(sets)}"
     )
-    return _compared(found, size, caption)
+    return _quantity_table(sets, size, caption)
 
 
-def difference_table(found: Found) -> Table:
-    """Error bars of differences of neighbours."""
+def difference_table(sets: Found) -> Table:
+    """Error bars of differences of neighbours, against observed values."""
     caption = (
         "Differences of two similar predictions (each test row and its nearest neighbour) against "
         "the differences of the observed values; the variance is the propagated one plus twice "
         "the noise, the intervals are a Gaussian's. *Independent* adds the two variances. "
-        f"{_first(found)}"
+        f"{_judged_networks(sets)}"
     )
-    return _compared(found, DIFFERENCE, caption)
+    return _quantity_table(sets, DIFFERENCE, caption)
 
 
-def spread_table(sizes: Sequence[Found], size: str) -> Table:
-    """The epistemic part alone against the spread of retrained nets on common rows."""
-    rows: list[list[Cell]] = [
-        [
-            name,
-            one["rows"],
-            LABELS[way],
-            *(one[way][f"{what}{kind}"] for kind in KINDS for what in ("", "ratio_of_")),
-        ]
-        for found in sizes
-        for name, one in found.items()
-        for way in CALIBRATIONS
-    ]
+def spread_table(both: Sequence[Found], size: str) -> Table:
+    """The epistemic part of every calibration against the spread of retrained networks.
+
+    Args:
+        both: The numbers of the smaller and of the larger training sets.
+        size: Number of the common rows.
+    """
+    rows: list[list[Cell]] = []
+    for sets in both:
+        for name, numbers in sets.items():
+            for way in CALIBRATIONS:
+                cells: list[Cell] = [name, numbers["rows"], LABELS[way]]
+                for kind in KINDS:
+                    cells += [numbers[way][kind], numbers[way][f"ratio_of_{kind}"]]
+                rows.append(cells)
     caption = (
         "The epistemic part alone by every calibration, against the spreads of the first table: "
         f"the mean of the predictions for {size} common rows, and single ones. Without a noise "
-        "floor this part holds the noise too. " + _first(sizes[0])
+        "floor this part holds the noise too. " + _judged_networks(both[0])
     )
     columns = ["set", "training rows", "calibration"]
     columns += ["mean of all: predicted", "ratio", "single: predicted", "ratio"]
     return Table(columns, rows, caption)
 
 
-def _first(found: Found) -> str:
-    """On how many nets the default was judged."""
-    one = next(iter(found.values()))
-    nets = one[DEFAULT]["nets"]
-    return f"Predictions of the default, and its coverage, are of the first {nets} nets."
+def _judged_networks(sets: Found) -> str:
+    """A sentence on how many networks the default was judged."""
+    judged = next(iter(sets.values()))[DEFAULT]["nets"]
+    return f"Predictions of the default, and its coverage, are of the first {judged} nets."
 
 
-def choice_table(found: Found) -> Table:
+def choice_table(sets: Found) -> Table:
     """What each calibration chose."""
-    rows = [
-        [
-            name,
-            LABELS[way],
-            f"{one[way]['ridge']:.1g}",
-            *(one[way][what] for what in ("scale", "shared_scale", "noise")),
-        ]
-        for name, one in found.items()
-        for way in CALIBRATIONS
-    ]
+    rows: list[list[Cell]] = []
+    for name, numbers in sets.items():
+        for way in CALIBRATIONS:
+            chosen = numbers[way]
+            rows.append(
+                [
+                    name,
+                    LABELS[way],
+                    f"{chosen['ridge']:.1g}",
+                    chosen["scale"],
+                    chosen["shared_scale"],
+                    chosen["noise"],
+                ]
+            )
     caption = (
         "What was chosen (medians over the nets): ridge, scale and the scale of what predictions "
         "share, for standardised targets; standard deviation of the noise, a mean over rows, in "
@@ -175,21 +207,23 @@ def choice_table(found: Found) -> Table:
     return Table(["set", "calibration", "ridge", "scale", "shared scale", "noise"], rows, caption)
 
 
-def _compared(found: Found, quantity: str, caption: str) -> Table:
+def _quantity_table(sets: Found, quantity: str, caption: str) -> Table:
+    """Predicted and actual errors of a quantity, by set and calibration."""
     rows: list[list[Cell]] = []
-    for name, one in found.items():
+    for name, numbers in sets.items():
         for way in CALIBRATIONS:
-            joint, alone = one[way]["joint"], one[way]["independent"]
+            joint = numbers[way]["joint"]
+            independent = numbers[way]["independent"]
             rows.append(
                 [
                     name,
                     LABELS[way],
-                    one["actual"][quantity],
+                    numbers["actual"][quantity],
                     joint["std"][quantity],
                     joint["ratio"][quantity],
                     f"{joint['coverage'][quantity]:.2f}",
-                    alone["ratio"][quantity],
-                    f"{alone['coverage'][quantity]:.2f}",
+                    independent["ratio"][quantity],
+                    f"{independent['coverage'][quantity]:.2f}",
                 ]
             )
     columns = ["set", "calibration", "actual", "predicted", "ratio", "coverage"]
@@ -197,19 +231,16 @@ def _compared(found: Found, quantity: str, caption: str) -> Table:
     return Table(columns, rows, caption)
 
 
-COLOURS = {"none": VERMILION, "constant": BLUE, "evidence": GREEN, "bayes": PURPLE}
-COLOURS |= {DEFAULT: ORANGE}
-
-
-def drawn(found: Found, groups: Sequence[int]) -> Figure:
-    """One panel a set, both axes logarithmic."""
-    figure, axes = panels(columns=len(found), height=3.4)
-    for ax, (name, one) in zip(axes, found.items(), strict=True):
+def drawn(sets: Found, groups: Sequence[int]) -> Figure:
+    """The figure: one panel for each set, errors against the size of the group."""
+    figure, axes = panels(columns=len(sets), height=3.4)
+    for ax, (name, numbers) in zip(axes, sets.items(), strict=True):
         for way, colour in COLOURS.items():
-            ax.loglog(groups, _along(one[way]["joint"], groups), color=colour, label=LABELS[way])
-        alone = _along(one["bayes"]["independent"], groups)
-        ax.loglog(groups, alone, "--", color=GREY, lw=1.2, label="correlations ignored")
-        actual = [one["actual"][str(n)] for n in groups]
+            joint = _std_by_size(numbers[way]["joint"], groups)
+            ax.loglog(groups, joint, color=colour, label=LABELS[way])
+        independent = _std_by_size(numbers["bayes"]["independent"], groups)
+        ax.loglog(groups, independent, "--", color=GREY, lw=1.2, label="correlations ignored")
+        actual = [numbers["actual"][str(size)] for size in groups]
         ax.loglog(groups, actual, "o", color=BLACK, ms=4, label="actual")
         ax.set(title=name, xlabel="predictions in the mean")
         ax.yaxis.set_minor_formatter(NullFormatter())
@@ -218,8 +249,9 @@ def drawn(found: Found, groups: Sequence[int]) -> Figure:
     return figure
 
 
-def _along(rule: dict[str, Any], groups: Sequence[int]) -> list[float]:
-    return [rule["std"][str(n)] for n in groups]
+def _std_by_size(rule: dict[str, Any], groups: Sequence[int]) -> list[float]:
+    """Predicted standard deviations, in the order of the sizes."""
+    return [rule["std"][str(size)] for size in groups]
 
 
 CAPTION = (
@@ -254,71 +286,72 @@ they do not say otherwise.""",
     )
 
 
-def closing(found: Found, size: str) -> tuple[str, ...]:
+def closing(sets: Found, size: str) -> tuple[str, ...]:
     """What came out, with the numbers of this run."""
-    commons = [f"{one['bayes']['ratio_of_common']:.2f} ({name})" for name, one in found.items()]
+    ratios_of_common = [
+        f"{numbers['bayes']['ratio_of_common']:.2f} ({name})" for name, numbers in sets.items()
+    ]
     return (
         f"""\
 **Without a noise floor the mean looks far too uncertain.** The likelihood of single predictions
 sets α² so that α²q covers all of the residual, noise included. The noise of {size} observations
-averages out, α²q hardly does: the predicted error of the mean is {_ratios(found, "none", size)}
+averages out, α²q hardly does: the predicted error of the mean is {_ratios(sets, "none", size)}
 times the actual one.""",
         f"""\
 **A floor alone is no sure cure.** With `noise="constant"` the factor is
-{_ratios(found, "constant", size)}. The likelihood looks at one prediction at a time and cannot see
+{_ratios(sets, "constant", size)}. The likelihood looks at one prediction at a time and cannot see
 how the variance is shared between the floor and α²q: with a large ridge q is almost the same
 everywhere, and an almost constant α²q, which is fully correlated, fits single predictions about as
 well as a constant floor, which is not correlated at all. Where the ridge came out large, means look
 too uncertain and differences of neighbours too certain: predicted over actual is
-{_ratios(found, "none", DIFFERENCE)} without a floor, {_ratios(found, "constant", DIFFERENCE)} with
+{_ratios(sets, "none", DIFFERENCE)} without a floor, {_ratios(sets, "constant", DIFFERENCE)} with
 one.""",
         f"""\
 **The evidence of the training data tells them apart.** With its ridge and a floor, the factor is
-{_ratios(found, "evidence", size)} for means and {_ratios(found, "evidence", DIFFERENCE)} for
+{_ratios(sets, "evidence", size)} for means and {_ratios(sets, "evidence", DIFFERENCE)} for
 differences. The scale is still set by single predictions, which determine it badly: a misfit that
 changes from row to row raises it, though it averages out in a mean, and where the floor explains
 everything it is near zero (on power for half of the nets, whose intervals hold too little). With
-`noise="bayes"`, which leaves no such choice, the factor is {_ratios(found, "bayes", size)} for
-means and {_ratios(found, "bayes", DIFFERENCE)} for differences.""",
+`noise="bayes"`, which leaves no such choice, the factor is {_ratios(sets, "bayes", size)} for
+means and {_ratios(sets, "bayes", DIFFERENCE)} for differences.""",
         f"""\
 **The default** has a noise of every row and two scales. Predicted over actual is
-{_ratios(found, DEFAULT, size)} for means of observed values and
-{_ratios(found, DEFAULT, DIFFERENCE)} for differences. Against observations the noise of {size}
+{_ratios(sets, DEFAULT, size)} for means of observed values and
+{_ratios(sets, DEFAULT, DIFFERENCE)} for differences. Against observations the noise of {size}
 rows hides much of what a mean's error bar is about: the first table, without noise, is the
 sharper test.""",
         f"""\
 **What to do.** Before propagating to means, sums or differences, take a calibration whose means
-come out right: {_right(found, size)}. With a floor of its own instead, compare `uq.scale` squared
+come out right: {_right(sets, size)}. With a floor of its own instead, compare `uq.scale` squared
 with `uq.noise_model.level`: in linear regression they are equal; where the square is many times larger, a
 mean's error bar is too wide.""",
         f"""\
 **Ignoring the correlations** (sum of the variances / n²) looks right up to tens of predictions,
 because the noise dominates there whatever it is called, and falls short for {size}: predicted over
-actual is {_ratios(found, "bayes", size, "independent")} with `noise="bayes"`, since the common
+actual is {_ratios(sets, "bayes", size, "independent")} with `noise="bayes"`, since the common
 error of a net does not average out.""",
         f"""\
 **What a last layer cannot know.** Retrained nets differ in all their weights. The spread of one
 and the same mean over the nets separates that from the noise. The posterior of the last layer with
-`noise="bayes"` predicts {listed(commons)} of it. With
+`noise="bayes"` predicts {listed(ratios_of_common)} of it. With
 this many nets such a ratio is known to a few per cent (6 % with 120), so that little is left to the
 trunk here; it would be missing below one.""",
     )
 
 
-def _right(found: Found, size: str) -> str:
+def _right(sets: Found, size: str) -> str:
     """The calibrations whose means of observed values have about the right error on every set."""
     low, high = TARGETS["common"]
-    right = [
-        f"`{label}`" if "=" in label else f"the {label}"
-        for way, label in LABELS.items()
-        if all(low <= one[way]["joint"]["ratio"][size] <= high for one in found.values())
-    ]
-    told = listed(right) if right else "no calibration"
-    return f"between {low:g} and {high:g} times the actual error on every set, {told}"
+    right = []
+    for way, label in LABELS.items():
+        ratios = [numbers[way]["joint"]["ratio"][size] for numbers in sets.values()]
+        if all(low <= ratio <= high for ratio in ratios):
+            right.append(f"`{label}`" if "=" in label else f"the {label}")
+    names = listed(right) if right else "no calibration"
+    return f"between {low:g} and {high:g} times the actual error on every set, {names}"
 
 
-def _ratios(found: Found, way: str, quantity: str, rule: str = "joint") -> str:
-    """Predicted over actual, of all sets in their order."""
-    return listed(
-        [f"{one[way][rule]['ratio'][quantity]:.2f} ({name})" for name, one in found.items()]
-    )
+def _ratios(sets: Found, way: str, quantity: str, rule: str = "joint") -> str:
+    """Predicted over actual error of a quantity, of all sets in their order."""
+    ratios = {name: numbers[way][rule]["ratio"][quantity] for name, numbers in sets.items()}
+    return listed([f"{ratio:.2f} ({name})" for name, ratio in ratios.items()])

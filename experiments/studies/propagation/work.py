@@ -1,4 +1,9 @@
-"""Predicted and actual errors of means of many predictions, and of differences of two."""
+"""Predicted and actual errors of means of many predictions, and of differences of two.
+
+`drawn` splits a set many times, `trained` trains one network on each split, `judged` compares one
+network's errors on groups of test rows with what each calibration predicts for them, and `summary`
+averages over the networks. `one_set` does all of it.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +23,42 @@ from experiments.training import descent
 from experiments.training.protocol import Protocol
 from rigidities import LastLayerRigidity
 
+PROTOCOL = Protocol(epochs=200, batch=100, rate=3e-3, decay=1e-4, cosine=True)
+
+DEFAULT = "auto"
+CALIBRATIONS = {
+    "none": PAPER,
+    "constant": Calibration(noise="constant"),
+    "evidence": SAFE,
+    "bayes": Calibration("evidence", "bayes"),
+    DEFAULT: AUTO,
+}
+"""The calibrations that are compared, by name."""
+
+RULES = ("joint", "independent", "epistemic")
+"""How the variance of a quantity is predicted: with the correlations between predictions, without
+them, and with them but without the noise."""
+
+DIFFERENCE = "difference"
+"""The name of the differences of neighbours, among the sizes of groups."""
+
+LEVEL = 0.9
+QUANTILE = math.sqrt(2) * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)))
+"""Half the width of a Gaussian's 90 % interval, in standard deviations."""
+
 
 @dataclass(frozen=True)
 class Sizes:
     """Rows of a split, and how many splits there are.
 
     Attributes:
-        train: few beside the whole set, so that the training sets are nearly independent.
-        valid: for the calibration.
-        test: rows of the largest group.
-        nets: number of splits.
-        judged: nets, the first ones, that the default judges; it takes seconds where the others
-            take a fraction of one.
+        train: Training rows: few beside the whole set, so that the training sets are nearly
+            independent.
+        valid: Rows for the calibration.
+        test: Test rows, which are the rows of the largest group too.
+        nets: Number of splits, with one network each.
+        judged: How many of the networks, the first ones, are judged by the default. It takes
+            seconds where the other calibrations take a fraction of one.
     """
 
     train: int = 1000
@@ -41,13 +70,15 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Samples:
-    """All nets' rows, inputs and targets standardised with the whole set's mean and spread.
+    """The rows of all networks, standardised with the whole set's mean and spread.
 
     Attributes:
-        train, valid, test: (nets, rows, inputs) and (nets, rows, 1).
-        common: inputs (rows, inputs) that no net is trained or calibrated on.
-        spread: of the targets, in their own unit.
-        pool: rows from which each net's are drawn.
+        train: Inputs (nets, rows, inputs) and targets (nets, rows, 1) of the training.
+        valid: The same of the calibration.
+        test: The same of the test rows.
+        common: Inputs (rows, inputs) that no network is trained or calibrated on.
+        spread: Standard deviation of the targets, in their own unit.
+        pool: How many rows each network's rows are drawn from.
     """
 
     train: tuple[Tensor, Tensor]
@@ -59,52 +90,50 @@ class Samples:
 
 
 def drawn(name: str, sizes: Sizes, seed: int) -> Samples:
-    """Splits of a set: a common group is put aside, the rest is shuffled anew for each net."""
+    """Splits of a set: a common group is put aside, the rest is shuffled anew for each network."""
     rows = uci.read(name)
-    x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)[:, None]
+    x = torch.from_numpy(rows.x)
+    y = torch.from_numpy(rows.y)[:, None]
     needed = sizes.train + sizes.valid + 2 * sizes.test
     if len(x) < needed:
         raise ValueError(f"Expected at least {needed} rows in {name!r}, got {len(x)}.")
     spread = float(y.std())
-    x, y = ((t - t.mean(0)) / t.std(0).clamp(min=1e-12) for t in (x, y))
+    x = _standardised(x)
+    y = _standardised(y)
+
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=generator)
-    common, rest = order[: sizes.test], order[sizes.test :]
-    each = torch.stack(
-        [rest[torch.randperm(len(rest), generator=generator)] for _ in range(sizes.nets)]
+    common = order[: sizes.test]
+    pool = order[sizes.test :]
+    shuffled = torch.stack(
+        [pool[torch.randperm(len(pool), generator=generator)] for _ in range(sizes.nets)]
+    )  # (nets, rows)
+    used = shuffled[:, : needed - sizes.test]
+    train, valid, test = used.split([sizes.train, sizes.valid, sizes.test], dim=1)
+    return Samples(
+        train=(x[train].float(), y[train].float()),
+        valid=(x[valid].float(), y[valid].float()),
+        test=(x[test].float(), y[test].float()),
+        common=x[common].float(),
+        spread=spread,
+        pool=len(pool),
     )
-    parts = each[:, : needed - sizes.test].split([sizes.train, sizes.valid, sizes.test], dim=1)
-    train, valid, test = ((x[part].float(), y[part].float()) for part in parts)
-    return Samples(train, valid, test, x[common].float(), spread, len(rest))
 
 
-PROTOCOL = Protocol(epochs=200, batch=100, rate=3e-3, decay=1e-4, cosine=True)
+def _standardised(columns: Tensor) -> Tensor:
+    """Columns of mean zero and standard deviation one; a constant column becomes zero."""
+    return (columns - columns.mean(0)) / columns.std(0).clamp(min=1e-12)
 
 
 def trained(x: Tensor, y: Tensor, *, epochs: int, seed: int) -> list[nn.Sequential]:
-    """One net per leading entry of x (nets, rows, inputs) and y (nets, rows, 1).
+    """One network for each leading entry of x (nets, rows, inputs) and y (nets, rows, 1).
 
-    Every net sees its own rows in its own order from its own start.
+    Every network sees its own rows in its own order from its own start.
     """
-    seeds = [seed * 1000 + net for net in range(len(x))]
-    stack = descent.trained((x, y), None, replace(PROTOCOL, epochs=epochs), seeds).last
-    return [stack.module(net) for net in range(len(x))]
-
-
-DEFAULT = "auto"
-CALIBRATIONS = {
-    "none": PAPER,
-    "constant": Calibration(noise="constant"),
-    "evidence": SAFE,
-    "bayes": Calibration("evidence", "bayes"),
-    DEFAULT: AUTO,
-}
-"""Arguments of `calibrate`."""
-
-RULES = ("joint", "independent", "epistemic")
-DIFFERENCE = "difference"
-LEVEL = 0.9
-QUANTILE = math.sqrt(2) * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)))
+    seeds = [seed * 1000 + network for network in range(len(x))]
+    protocol = replace(PROTOCOL, epochs=epochs)
+    stack = descent.trained((x, y), None, protocol, seeds).last
+    return [stack.module(network) for network in range(len(x))]
 
 
 @dataclass(frozen=True)
@@ -112,9 +141,9 @@ class Groups:
     """Which linear combinations of the test rows are looked at.
 
     Attributes:
-        sizes: of groups whose mean is taken.
+        sizes: Sizes of the groups whose means are taken.
         matrix: (quantities, rows): the means of all groups of each size, then the differences.
-        counts: how many quantities belong to each size, then to the differences.
+        counts: How many quantities belong to each size, then to the differences.
     """
 
     sizes: tuple[int, ...]
@@ -123,109 +152,154 @@ class Groups:
 
     @classmethod
     def of(cls, sizes: tuple[int, ...], pairs: Tensor, rows: int) -> Groups:
-        """Consecutive rows in groups (the rows are in random order), and pairs (P, 2)."""
+        """Groups of consecutive rows, which are in random order, and pairs of rows (P, 2)."""
         eye = torch.eye(rows, dtype=torch.float64)
-        means = [eye[: rows // n * n].reshape(-1, n, rows).mean(1) for n in sizes]
-        blocks = [*means, eye[pairs[:, 0]] - eye[pairs[:, 1]]]
+        blocks = []
+        for size in sizes:
+            whole_groups = eye[: rows // size * size]  # rows that are left over are in no group
+            blocks.append(whole_groups.reshape(-1, size, rows).mean(1))
+        blocks.append(eye[pairs[:, 0]] - eye[pairs[:, 1]])
         return cls(sizes, torch.cat(blocks), tuple(len(block) for block in blocks))
 
     def split(self, values: Tensor) -> dict[str, Tensor]:
-        """(quantities,) by group size, and the differences."""
-        names = [*map(str, self.sizes), DIFFERENCE]
-        return dict(zip(names, values.split(self.counts), strict=True))
+        """Values of all quantities, (quantities,), by size of the group or `DIFFERENCE`."""
+        return dict(zip(quantity_names(self.sizes), values.split(self.counts), strict=True))
+
+
+def quantity_names(sizes: Sequence[int]) -> list[str]:
+    """What the kinds of quantities are called: the sizes of the groups, then the differences."""
+    return [*map(str, sizes), DIFFERENCE]
 
 
 def nearest(x: Tensor) -> Tensor:
     """Each row and its nearest neighbour, a pair only once: (P, 2)."""
     distance = torch.cdist(x.double(), x.double()).fill_diagonal_(math.inf)
-    pairs = torch.stack([torch.arange(len(x)), distance.argmin(1)], 1).sort(1).values
-    return pairs.unique(dim=0)
+    pairs = torch.stack([torch.arange(len(x)), distance.argmin(1)], 1)
+    return pairs.sort(1).values.unique(dim=0)
 
 
 def judged(
-    net: nn.Module, samples: Samples, index: int, sizes: tuple[int, ...], ways: Sequence[str]
+    network: nn.Module,
+    samples: Samples,
+    index: int,
+    sizes: tuple[int, ...],
+    calibrations: Sequence[str],
 ) -> dict[str, Any]:
-    """One net: errors, and the variances that each of these calibrations and rules predicts."""
+    """One network: its errors, and the variances that each calibration predicts for them.
+
+    Args:
+        network: The network.
+        samples: The rows of all networks.
+        index: Which of the rows are this network's.
+        sizes: Sizes of the groups.
+        calibrations: Names of some of `CALIBRATIONS`.
+
+    Returns:
+        "error" of every quantity by name, "common", predictions for the common rows, and what
+        `_calibration_numbers` gives for each calibration.
+    """
     train, valid, test = (
         (x[index], y[index]) for x, y in (samples.train, samples.valid, samples.test)
     )
-    x, y = test[0], test[1][:, 0].double()
+    x, y = test
     groups = Groups.of(sizes, nearest(x), len(x))
-    uq = fitted(net, train)
+    uq = fitted(network, train)
     with torch.no_grad():
-        mean = net(x)[:, 0].double()
-        common = net(samples.common)[:, 0].double()
-    found: dict[str, Any] = {"error": groups.split(groups.matrix @ (mean - y)), "common": common}
-    for name in ways:
+        mean = network(x)[:, 0].double()
+        common = network(samples.common)[:, 0].double()
+    errors = groups.matrix @ (mean - y[:, 0].double())
+    judgement: dict[str, Any] = {"error": groups.split(errors), "common": common}
+    for name in calibrations:
         calibrated(uq, valid, CALIBRATIONS[name])
-        found[name] = predicted(uq, x, groups) | {
-            "scale": float(uq.scale),
-            "shared_scale": float(
-                uq.scale if uq.calibration.joint is None else uq.calibration.joint
-            ),
-            "ridge": uq.ridge,
-            "noise": float(uq.predict(x).noise.mean()),
-            "common": float(uq.propagate(torch.mean, samples.common).variance),
-            "single": float(uq.predict(samples.common).epistemic.mean()),
-        }
-    return found
+        judgement[name] = _calibration_numbers(uq, x, samples.common, groups)
+    return judgement
+
+
+def _calibration_numbers(
+    uq: LastLayerRigidity, x: Tensor, common: Tensor, groups: Groups
+) -> dict[str, Any]:
+    """What one calibration predicts for the test rows and for the common rows, and its choices."""
+    # What predictions share may have a scale of its own; only the default chooses one.
+    shared_scale = uq.scale if uq.calibration.joint is None else uq.calibration.joint
+    return {
+        **predicted(uq, x, groups),
+        "scale": float(uq.scale),
+        "shared_scale": float(shared_scale),
+        "ridge": uq.ridge,
+        "noise": float(uq.predict(x).noise.mean()),
+        "common": float(uq.propagate(torch.mean, common).variance),
+        "single": float(uq.predict(common).epistemic.mean()),
+    }
 
 
 def predicted(uq: LastLayerRigidity, x: Tensor, groups: Groups) -> dict[str, dict[str, Tensor]]:
-    """Variances of all quantities: with correlations, without them, and without the noise."""
-    matrix, p = groups.matrix, uq.predict(x)
+    """Variances of all quantities by each of `RULES`."""
+    matrix = groups.matrix
+    p = uq.predict(x)
     joint = uq.propagate(lambda y: matrix @ y[:, 0].double(), x).variance
-    alone, noise = (matrix.square() @ part[:, 0].double() for part in (p.epistemic, p.noise))
+    # Independent errors add up in squares; the noise of different rows is independent.
+    independent = matrix.square() @ p.epistemic[:, 0].double()
+    noise = matrix.square() @ p.noise[:, 0].double()
     return {
         "joint": groups.split(joint + noise),
-        "independent": groups.split(alone + noise),
+        "independent": groups.split(independent + noise),
         "epistemic": groups.split(joint),
     }
 
 
 def summary(
-    nets: list[nn.Sequential], samples: Samples, sizes: tuple[int, ...], first: int
+    networks: list[nn.Sequential], samples: Samples, sizes: tuple[int, ...], first: int
 ) -> dict[str, Any]:
-    """Over all nets, in the target's unit: root mean squares, ratios and coverages.
+    """Over all networks, in the target's unit: root mean squares, ratios and coverages.
 
     Args:
-        nets: trained.
-        samples: their rows.
-        sizes: of the groups.
-        first: so many nets are judged by the default too.
+        networks: Trained networks.
+        samples: Their rows.
+        sizes: Sizes of the groups.
+        first: How many networks are judged by the default too.
     """
-    early, late = list(CALIBRATIONS), [name for name in CALIBRATIONS if name != DEFAULT]
-    each = [
-        judged(net, samples, i, sizes, early if i < first else late)
-        for i, net in enumerate(steps(nets, "nets judged"))
-    ]
-    names, unit = [*map(str, sizes), DIFFERENCE], samples.spread
-    actual = {name: _rms(torch.cat([one["error"][name] for one in each])) for name in names}
-    found: dict[str, Any] = {
-        "nets": len(nets),
-        "rows": samples.train[0].shape[1],
-        "independence": math.sqrt(1 - samples.train[0].shape[1] / samples.pool),
+    all_calibrations = list(CALIBRATIONS)
+    without_default = [name for name in CALIBRATIONS if name != DEFAULT]
+    judgements = []
+    for index, network in enumerate(steps(networks, "nets judged")):
+        calibrations = all_calibrations if index < first else without_default
+        judgements.append(judged(network, samples, index, sizes, calibrations))
+
+    unit = samples.spread
+    train_rows = samples.train[0].shape[1]
+    all_errors = _joined([judgement["error"] for judgement in judgements])
+    actual = {name: _rms(errors) for name, errors in all_errors.items()}
+    spreads = retrained(torch.stack([judgement["common"] for judgement in judgements]), unit)
+    numbers: dict[str, Any] = {
+        "nets": len(networks),
+        "rows": train_rows,
+        "independence": math.sqrt(1 - train_rows / samples.pool),
         "spread": unit,
         "actual": {name: unit * value for name, value in actual.items()},
-        **retrained(torch.stack([one["common"] for one in each]), unit),
+        **spreads,
     }
-    for name in CALIBRATIONS:
-        having = [one for one in each if name in one]
-        mine = [one[name] for one in having]
-        errors = {n: torch.cat([one["error"][n] for one in having]) for n in names}
-        rules = {
-            rule: {n: torch.cat([one[rule][n] for one in mine]) for n in names} for rule in RULES
-        }
-        found[name] = chosen(mine, found, unit) | {
-            rule: compared(errors, variance, actual, unit) for rule, variance in rules.items()
-        }
-    return found
+    for calibration in CALIBRATIONS:
+        with_it = [judgement for judgement in judgements if calibration in judgement]
+        blocks = [judgement[calibration] for judgement in with_it]
+        errors = _joined([judgement["error"] for judgement in with_it])
+        numbers[calibration] = chosen(blocks, spreads, unit)
+        for rule in RULES:
+            variances = _joined([block[rule] for block in blocks])
+            numbers[calibration][rule] = compared(errors, variances, actual, unit)
+    return numbers
+
+
+def _joined(blocks: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Values of several networks, one after the other, by the name of the quantity."""
+    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def retrained(predictions: Tensor, unit: float) -> dict[str, float]:
-    """Spread over the nets of predictions (nets, rows) for common rows: "common" and "single".
+    """Spread over the networks of their predictions (nets, rows) for the same rows.
 
-    The standard deviation of their mean, and the root mean square over rows of that of a row.
+    Returns:
+        "common", the standard deviation of the mean over rows, and "single", the root mean square
+        over rows of the standard deviation of a row.
     """
     return {
         "common": unit * float(predictions.mean(1).std()),
@@ -233,34 +307,48 @@ def retrained(predictions: Tensor, unit: float) -> dict[str, float]:
     }
 
 
-def chosen(mine: Sequence[dict[str, Any]], spread: dict[str, Any], unit: float) -> dict[str, float]:
-    """What a calibration chose, medians over its nets; its epistemic part beside the spread."""
-    found = {
-        name: statistics.median(one[name] for one in mine)
+def chosen(
+    blocks: Sequence[dict[str, Any]], spreads: dict[str, float], unit: float
+) -> dict[str, Any]:
+    """What a calibration chose, medians over its networks; its epistemic part beside the spread.
+
+    Args:
+        blocks: What `_calibration_numbers` gives, for each network.
+        spreads: What `retrained` gives.
+        unit: Standard deviation of the targets.
+    """
+    numbers: dict[str, Any] = {
+        name: statistics.median(block[name] for block in blocks)
         for name in ("scale", "shared_scale", "ridge")
     }
-    found |= {
-        "nets": len(mine),
-        "noise": unit * statistics.median(one["noise"] for one in mine) ** 0.5,
-    }
-    for name in ("common", "single"):
-        found[name] = unit * statistics.fmean(one[name] for one in mine) ** 0.5
-        found[f"ratio_of_{name}"] = found[name] / spread[name]
-    return found
+    numbers["nets"] = len(blocks)
+    numbers["noise"] = unit * statistics.median(block["noise"] for block in blocks) ** 0.5
+    for kind in ("common", "single"):
+        numbers[kind] = unit * statistics.fmean(block[kind] for block in blocks) ** 0.5
+        numbers[f"ratio_of_{kind}"] = numbers[kind] / spreads[kind]
+    return numbers
 
 
 def compared(
-    errors: dict[str, Tensor], variance: dict[str, Tensor], actual: dict[str, float], unit: float
+    errors: dict[str, Tensor], variances: dict[str, Tensor], actual: dict[str, float], unit: float
 ) -> dict[str, dict[str, float]]:
-    """Predicted standard deviation, its ratio to the actual error, and coverage of 90 %."""
-    std = {name: float(values.mean()) ** 0.5 for name, values in variance.items()}
+    """Predicted standard deviation, its ratio to the actual error, and coverage of 90 %.
+
+    Args:
+        errors: Errors of the quantities, by name.
+        variances: What was predicted for them.
+        actual: Root mean square errors over all networks.
+        unit: Standard deviation of the targets.
+    """
+    std = {name: float(values.mean()) ** 0.5 for name, values in variances.items()}
+    coverage = {}
+    for name, values in variances.items():
+        is_inside = errors[name].abs() <= QUANTILE * values.sqrt()
+        coverage[name] = float(is_inside.double().mean())
     return {
         "std": {name: unit * value for name, value in std.items()},
         "ratio": {name: value / actual[name] for name, value in std.items()},
-        "coverage": {
-            name: float((errors[name].abs() <= QUANTILE * values.sqrt()).double().mean())
-            for name, values in variance.items()
-        },
+        "coverage": coverage,
     }
 
 
@@ -276,18 +364,24 @@ def one_set(
     epochs: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Train, calibrate and judge all nets of a set.
+    """Train, calibrate and judge all networks of a set.
 
     Args:
-        name: of the set.
-        train, valid, test, nets, judged: the `Sizes`.
-        groups: sizes of the groups.
-        epochs: of the training.
-        seed: of rows and nets.
+        name: The set.
+        train: See `Sizes`.
+        valid: See `Sizes`.
+        test: See `Sizes`.
+        nets: See `Sizes`.
+        judged: See `Sizes`.
+        groups: Sizes of the groups.
+        epochs: Epochs of the training.
+        seed: The seed of rows and networks.
     """
-    samples = drawn(name, Sizes(train, valid, test, nets, judged), seed)
-    made = trained(*samples.train, epochs=epochs, seed=seed + 1)
-    return summary(made, samples, tuple(groups), judged)
+    sizes = Sizes(train=train, valid=valid, test=test, nets=nets, judged=judged)
+    samples = drawn(name, sizes, seed)
+    x, y = samples.train
+    networks = trained(x, y, epochs=epochs, seed=seed + 1)
+    return summary(networks, samples, tuple(groups), judged)
 
 
 def _rms(values: Tensor) -> float:

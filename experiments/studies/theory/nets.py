@@ -1,4 +1,4 @@
-"""Inputs on the sphere, random nets in NTK parametrisation, and an order compared."""
+"""What several sections share: seeds, inputs on the sphere, random networks, rank correlation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rigidities.kernels import activation
 
 def generator(*seeds: int) -> torch.Generator:
     """A source of random numbers for one combination of seeds."""
-    mixed = 0
+    combined = 0
     for seed in seeds:
-        mixed = (mixed * 1_000_003 + seed + 1) % (1 << 31)
-    return torch.Generator().manual_seed(mixed)
+        combined = (combined * 1_000_003 + seed + 1) % (1 << 31)
+    return torch.Generator().manual_seed(combined)
 
 
 def sphere(points: int, dimension: int, source: torch.Generator) -> Tensor:
@@ -25,21 +25,33 @@ def sphere(points: int, dimension: int, source: torch.Generator) -> Tensor:
 
 
 def last_features(x: Tensor, widths: Sequence[int], name: str, source: torch.Generator) -> Tensor:
-    r"""f / sqrt(N_L) of a random net of the given hidden widths, normalised as in the paper.
+    r"""Last features of a random network in NTK parametrisation, f / sqrt(N_L).
 
-    F F^T then estimates the NNGP at $\sigma_w = 1$.
+    They are normalised as in the paper: F F^T estimates the NNGP at $\sigma_w = 1$.
+
+    Args:
+        x: Inputs (points, dimension).
+        widths: Widths of the hidden layers.
+        name: The activation.
+        source: Draws the weights.
+
+    Returns:
+        Features (points, widths[-1]).
     """
     phi = activation(name).normalised()
     root = phi.factor**0.5
     a = x
     for layer, width in enumerate(widths):
         weights = torch.randn(a.shape[1], width, generator=source, dtype=torch.float64)
-        a = root * phi.function(a @ weights if layer == 0 else a @ weights / a.shape[1] ** 0.5)
+        z = a @ weights
+        if layer > 0:  # inputs lie on the unit sphere: the first sum has unit variance already
+            z = z / a.shape[1] ** 0.5
+        a = root * phi.function(z)
     return a / a.shape[1] ** 0.5
 
 
 def rank_correlation(left: Tensor, right: Tensor) -> float:
-    """Spearman's."""
+    """Spearman's rank correlation."""
     from scipy.stats import spearmanr
 
     return float(spearmanr(left.numpy(), right.numpy()).statistic)

@@ -1,8 +1,7 @@
-"""The page: tables, the figure, and the texts around them."""
+"""The page: what was done, the figure of the first draw, tables of scores and of choices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -20,36 +19,44 @@ from experiments.frame.figures import BLACK, BLUE, VERMILION, panels
 from experiments.frame.outcome import Entry, Found, Picture, Table, with_error
 from experiments.studies.toy.work import BARS, REGIONS
 
-CHOICES = (
-    "What was chosen (medians; the noise is 0.01), and how large the errors and the mean error "
-    "bars are (means ± standard errors)."
-)
+LIGHT_BLUE = "#D3E6F2"
+MIDDLE_BLUE = "#8FC1DF"
+"""The blue of the fit, thinned."""
 
 
 def entries(numbers: dict[str, Any]) -> list[Entry]:
-    """The page."""
-    found = numbers["models"]
+    """Everything on the page, in reading order."""
+    models = numbers["models"]
     return [
         *OPENING,
         Picture("fits", drawn(numbers["figure"]), CAPTION),
-        score_table(found),
-        choice_table(found),
+        score_table(models),
+        choice_table(models),
         *CLOSING,
     ]
 
 
-def score_table(found: dict[str, Found]) -> Table:
-    """Coverage and NLL, rigidities beside constant bars."""
-    rows = [
-        [name, label]
-        + [with_error(*model[region][bar]["coverage"]) for region in REGIONS]
-        + [_nll(model[region][bar]) for region in REGIONS]
-        for name, model in found.items()
-        for bar, label in BARS.items()
-        if bar in model["inside"]
-    ]
+def score_table(models: dict[str, Found]) -> Table:
+    """Coverage and NLL of every model, rigidities beside constant bars."""
+    rows = []
+    for name, model in models.items():
+        for bar, label in BARS.items():
+            if bar not in model["inside"]:  # the network has no textbook bar
+                continue
+            inside = model["inside"][bar]
+            outside = model["outside"][bar]
+            rows.append(
+                [
+                    name,
+                    label,
+                    with_error(*inside["coverage"]),
+                    with_error(*outside["coverage"]),
+                    _nll(inside),
+                    _nll(outside),
+                ]
+            )
     columns = ["model", "error bar", "coverage inside", "outside", "NLL inside", "outside"]
-    draws = next(iter(found.values()))["draws"]
+    draws = next(iter(models.values()))["draws"]
     caption = (
         f"Coverage of 90 % intervals and negative log-likelihood (less is better) of new noisy "
         f"points, mean ± standard error over {draws} draws of all points, medians in brackets. "
@@ -60,14 +67,15 @@ def score_table(found: dict[str, Found]) -> Table:
     return Table(columns, rows, caption)
 
 
-def _nll(judgement: Found) -> str:
-    return f"{with_error(*judgement['nll'])} ({judgement['nll_median']:.2f})"
+def _nll(scores: Found) -> str:
+    """Mean and standard error of the NLL, with its median in brackets."""
+    return f"{with_error(*scores['nll'])} ({scores['nll_median']:.2f})"
 
 
-def choice_table(found: dict[str, Found]) -> Table:
+def choice_table(models: dict[str, Found]) -> Table:
     """What the calibration chose, and how large the errors are."""
     rows = []
-    for name, model in found.items():
+    for name, model in models.items():
         chosen = model["medians"]
         rows.append(
             [
@@ -80,23 +88,20 @@ def choice_table(found: dict[str, Found]) -> Table:
             ]
         )
     columns = ["model", "ridge", "scale", "scale from residuals"]
-    columns += [f"{what} {region}" for what in ("RMSE", "mean bar") for region in REGIONS]
+    columns += [f"RMSE {region}" for region in REGIONS]
+    columns += [f"mean bar {region}" for region in REGIONS]
     return Table(columns, rows, CHOICES)
 
 
-CAPTION = (
-    "The first draw: seven noisy points, the fits, and error bars of one and two calibrated "
-    "standard deviations. The dashed line is the function without noise."
-)
-LIGHT, MIDDLE = "#D3E6F2", "#8FC1DF"
-"""The blue of the fit, thinned."""
+def drawn(curves: Found) -> Figure:
+    """The figure: one panel for each model.
 
-
-def drawn(shown: Found) -> Figure:
-    """One panel a model."""
+    Args:
+        curves: What `work.curves` gives.
+    """
     figure, axes = panels(columns=2, rows=2, height=2.9, sharex=True, sharey=True)
-    for ax, letter, (name, model) in zip(axes, "abcd", shown["models"].items(), strict=True):
-        _draw_model(ax, shown, model)
+    for ax, letter, name in zip(axes, "abcd", curves["models"], strict=True):
+        _draw_model(ax, curves, name)
         ax.set_title(f"({letter}) {name}")
     axes[0].set(xlim=(-TEST_REACH, TEST_REACH), ylim=(-1.1, 1.6))
     for ax in axes[2:]:
@@ -108,15 +113,28 @@ def drawn(shown: Found) -> Figure:
     return figure
 
 
-def _draw_model(ax: Axes, shown: Found, model: Mapping[str, Any]) -> None:
-    x, mean, std, train = shown["x"], model["mean"], model["std"], shown["train"]
-    for k, colour in ((2, LIGHT), (1, MIDDLE)):
-        band = mean - k * std, mean + k * std
-        ax.fill_between(x, *band, color=colour, lw=0, label=f"±{k}σ")
+def _draw_model(ax: Axes, curves: Found, name: str) -> None:
+    """Draw one model's fit with its error bars, the truth and the training points."""
+    x = curves["x"]
+    mean = curves["models"][name]["mean"]
+    std = curves["models"][name]["std"]
+    train = curves["train"]
+    for k, colour in ((2, LIGHT_BLUE), (1, MIDDLE_BLUE)):
+        ax.fill_between(x, mean - k * std, mean + k * std, color=colour, lw=0, label=f"±{k}σ")
     ax.plot(x, mean, color=BLUE, label="fit")
-    ax.plot(x, shown["truth"], "--", color=BLACK, lw=1.2, label="cos²x")
+    ax.plot(x, curves["truth"], "--", color=BLACK, lw=1.2, label="cos²x")
     ax.plot(train["x"], train["y"], "o", color=VERMILION, ms=5, label="training points")
 
+
+CAPTION = (
+    "The first draw: seven noisy points, the fits, and error bars of one and two calibrated "
+    "standard deviations. The dashed line is the function without noise."
+)
+
+CHOICES = (
+    "What was chosen (medians; the noise is 0.01), and how large the errors and the mean error "
+    "bars are (means ± standard errors)."
+)
 
 OPENING = (
     f"""\

@@ -1,4 +1,8 @@
-"""Seven points of cos^2 x, three kinds of models, calibrated error bars (paper, Fig. 1)."""
+"""Seven points of cos^2 x, three kinds of models, calibrated error bars (paper, Fig. 1).
+
+Each draw of the noise gives seven training points. `work` fits four models to every draw and scores
+them; the page shows the scores, means over the draws, and the fits of the first draw.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,26 @@ from experiments.frame.progress import steps
 from experiments.studies.toy import page
 from experiments.studies.toy.work import curves, fitted_models, scored, summary
 
-FULL, QUICK = {"draws": 20}, {"draws": 2}
+FULL = {"draws": 20}
+QUICK = {"draws": 2}
 
 
 def run(*, quick: bool, seed: int) -> Outcome:
     """Fit all models to several draws of the noise; the first draw is the figure."""
-    draws = (QUICK if quick else FULL)["draws"]
-    samples = [Sample.draw(seed + draw) for draw in range(draws)]
-    fits = [
+    settings = QUICK if quick else FULL
+    samples = [Sample.draw(seed + draw) for draw in range(settings["draws"])]
+    models_of_draws = [
         fitted_models(sample, seed + draw)
         for draw, sample in enumerate(steps(samples, "draws of the noise"))
     ]
-    found = {
-        fit[0].name: summary([scored(m, s) for m, s in zip(fit, samples, strict=True)])
-        for fit in zip(*fits, strict=True)
-    }
-    numbers = {"models": found, "figure": curves(samples[0], fits[0])}
+
+    summaries = {}
+    for number, first_model in enumerate(models_of_draws[0]):
+        scores = [
+            scored(models[number], sample)
+            for models, sample in zip(models_of_draws, samples, strict=True)
+        ]
+        summaries[first_model.name] = summary(scores)
+
+    numbers = {"models": summaries, "figure": curves(samples[0], models_of_draws[0])}
     return Outcome("Seven points, four error bars", numbers, page.entries(numbers))

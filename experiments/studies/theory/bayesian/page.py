@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.data.cosine import NOISE
@@ -19,25 +20,14 @@ from experiments.studies.theory.bayesian.work import (
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:
-    """Profile and Laplace densities of the first draw."""
-    models, inputs = numbers["models"], numbers["setting"]["inputs"]
+    """The figure: profile and Laplace densities of the first draw, a row for each input."""
+    models = numbers["models"]
+    inputs = numbers["setting"]["inputs"]
     figure, axes = panels(columns=len(models), rows=len(inputs), height=2.6)
     for row, place in enumerate(inputs):
         for column, (name, places) in enumerate(models.items()):
-            ax, entry = axes[row * len(models) + column], places[place][0]
-            y, std = entry["prediction"], entry["std"]
-            z = torch.linspace(-4, 4, 400, dtype=torch.float64)
-            for factor, colour, style, label in (
-                (1.0, BLUE, "-", "Laplace, exact Hessian"),
-                (entry["gauss_newton"], VERMILION, "--", "Laplace, Gauss-Newton"),
-            ):
-                curve = torch.exp(-(z / factor).square() / 2)
-                ax.plot(y + std * z, curve, color=colour, ls=style, label=label)
-            offsets, heights, slopes = (entry[k] for k in ("offsets", "heights", "slopes"))
-            grid, between = interpolated(offsets, heights, slopes)
-            ax.plot(y + std * grid, torch.exp(-between), color=BLACK, lw=1, label="profile")
-            ax.plot(y + std * offsets, torch.exp(-heights), "o", color=BLACK, ms=2.5)
-            ax.set_xlim(y - 4 * std, y + 4 * std)
+            ax = axes[row * len(models) + column]
+            _draw_profile(ax, places[place][0])
             ax.set_title(f"{name}, x = {INPUTS[place]:g}")
             ax.set_yticks([0, 1])
             ax.axvline(math.cos(INPUTS[place]) ** 2, color=GREY, lw=1, ls=":")
@@ -47,54 +37,81 @@ def drawn(numbers: dict[str, Any]) -> Figure:
     return figure
 
 
+def _draw_profile(ax: Axes, entry: dict[str, Any]) -> None:
+    """Draw the profile of one prediction and both Laplace approximations."""
+    y = entry["prediction"]
+    std = entry["std"]
+    z = torch.linspace(-4, 4, 400, dtype=torch.float64)
+    exact = torch.exp(-z.square() / 2)
+    gauss_newton = torch.exp(-(z / entry["gauss_newton"]).square() / 2)
+    ax.plot(y + std * z, exact, color=BLUE, ls="-", label="Laplace, exact Hessian")
+    ax.plot(y + std * z, gauss_newton, color=VERMILION, ls="--", label="Laplace, Gauss-Newton")
+
+    offsets = entry["offsets"]
+    heights = entry["heights"]
+    grid, heights_between = interpolated(offsets, heights, entry["slopes"])
+    ax.plot(y + std * grid, torch.exp(-heights_between), color=BLACK, lw=1, label="profile")
+    ax.plot(y + std * offsets, torch.exp(-heights), "o", color=BLACK, ms=2.5)
+    ax.set_xlim(y - 4 * std, y + 4 * std)
+
+
 def table(numbers: dict[str, Any]) -> Table:
-    """Means over the draws."""
-    rows = [
-        [
-            name,
-            f"{INPUTS[place]:g} ({place})",
-            one["std"],
-            one["gauss_newton"],
-            f"{one['low_90']:.2f} to {one['high_90']:.2f}",
-            one["held_90"],
-            one["total_variation"],
-            one["skewness"],
-        ]
-        for name, places in numbers["means"].items()
-        for place, one in places.items()
-    ]
+    """Means over the draws, by model and input."""
+    rows = []
+    for name, places in numbers["means"].items():
+        for place, means in places.items():
+            rows.append(
+                [
+                    name,
+                    f"{INPUTS[place]:g} ({place})",
+                    means["std"],
+                    means["gauss_newton"],
+                    f"{means['low_90']:.2f} to {means['high_90']:.2f}",
+                    means["held_90"],
+                    means["total_variation"],
+                    means["skewness"],
+                ]
+            )
     return Table(COLUMNS, rows, TABLE.format(**numbers["setting"]))
 
 
 def says(numbers: dict[str, Any]) -> str:
     """What the numbers mean."""
-    names = [name for name in numbers["models"] if name != "cubic"]
-    bent = [
-        entry for name in names for entries in numbers["models"][name].values() for entry in entries
-    ]
-    exact = max(
-        entry["total_variation"]
-        for entries in numbers["models"]["cubic"].values()
-        for entry in entries
-    )
-    held = [entry["levels"]["0.9"]["held"] for entry in bent]
-    ratio = [entry["gauss_newton"] for entry in bent]
-    apart = [entry["total_variation"] for entry in bent]
-    tail = max(math.exp(-float(entry["heights"][end])) for entry in bent for end in (0, -1))
+    linear = _all_entries(numbers, ["cubic"])
+    nonlinear_names = [name for name in numbers["models"] if name != "cubic"]
+    nonlinear = _all_entries(numbers, nonlinear_names)
+
+    linear_distance = max(entry["total_variation"] for entry in linear)
+    coverages = [entry["levels"]["0.9"]["held"] for entry in nonlinear]
+    ratios = [entry["gauss_newton"] for entry in nonlinear]
+    distances = [entry["total_variation"] for entry in nonlinear]
+    first_heights = [float(entry["heights"][0]) for entry in nonlinear]
+    last_heights = [float(entry["heights"][-1]) for entry in nonlinear]
+    tail = max(math.exp(-height) for height in first_heights + last_heights)
+    names = ", ".join(nonlinear_names)
     return (
         "For the cubic the profile is Gaussian and the reading is exact (total variation "
-        f"{exact:.1g}, the tails that were cut off). For the rest ({', '.join(names)}) the "
+        f"{linear_distance:.1g}, the tails that were cut off). For the rest ({names}) the "
         "curvature at the top is the same by definition and the shape is not: on at least one side "
         "the constrained loss grows more slowly than its parabola, and the Gaussian 90 % interval "
-        f"holds {min(held):.0%} to {max(held):.0%} of the profile (total variation "
-        f"{min(apart):.2f} to {max(apart):.2f}). For the two Gaussians other parameters take over "
-        "on the way, and the profile can stay flat: it is up to "
+        f"holds {min(coverages):.0%} to {max(coverages):.0%} of the profile (total variation "
+        f"{min(distances):.2f} to {max(distances):.2f}). For the two Gaussians other parameters "
+        "take over on the way, and the profile can stay flat: it is up to "
         f"{tail:.2f} of its maximum where it was cut, so that masses and distances depend on the "
         "cut; the interval's ends inside it do not. The Gauss-Newton standard deviation is "
-        f"{min(ratio):.2f} to {max(ratio):.2f} times the exact one: it leaves out the residuals "
+        f"{min(ratios):.2f} to {max(ratios):.2f} times the exact one: it leaves out the residuals "
         "times the model's second derivatives. A profile is not a marginal: it follows the best "
         "parameters for each value and says nothing of how many others there are."
     )
+
+
+def _all_entries(numbers: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
+    """The profiles of some models at all inputs and draws."""
+    profiles = []
+    for name in names:
+        for entries in numbers["models"][name].values():
+            profiles += entries
+    return profiles
 
 
 COLUMNS = [

@@ -3,6 +3,9 @@ r"""The rigidity as a likelihood: the constrained loss against its Laplace appro
 With Gaussian noise of variance $\sigma^2$ the constrained loss of a prediction is a profile
 log-posterior, $p(\epsilon) \propto \exp(-\mathcal{L}_c(\epsilon) / \sigma^2)$; the rigidity is its
 curvature at the top and $N(\tilde y, \sigma^2 / R)$ the Laplace approximation to it.
+
+`measured` fits some small models to the seven points of the `toy` experiment. For each, `compared`
+follows the profile of one prediction and `differences` tells how far it is from a Gaussian.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -29,8 +31,13 @@ INPUTS = {"inside": 0.4, "outside": 1.0}
 FULL = {"draws": 3, "reach": 6, "per_deviation": 2, "models": 3, "places": tuple(INPUTS)}
 QUICK = {"draws": 1, "reach": 3, "per_deviation": 1, "models": 2, "places": ("outside",)}
 LEVELS = (0.68, 0.90, 0.95)
-LBFGS = {"max_iter": 1000, "history_size": 50, "tolerance_grad": 1e-9, "tolerance_change": 1e-18}
-HIDDEN, WEIGHT_VARIANCE = 2, 4.0
+"""Of the intervals whose ends and masses are computed."""
+
+HIDDEN = 2
+"""Hidden units of the network."""
+
+WEIGHT_VARIANCE = 4.0
+"""Prior variance of a weight of the network."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,10 @@ class Toy:
     """A model with its loss.
 
     Attributes:
-        name: in tables and titles.
-        function: f(w, x), (N, 1) -> (N,).
-        start: where the fit begins.
-        penalty: minus the log-prior times the noise's variance.
+        name: What tables and titles call it.
+        function: f(w, x), with inputs (N, 1) and predictions (N,).
+        start: Where the fit begins.
+        penalty: Minus the log-prior, times the noise's variance; None for no prior.
     """
 
     name: str
@@ -55,8 +62,8 @@ class Toy:
         return value if self.penalty is None else value + self.penalty(w)
 
 
-def net(w: Tensor, x: Tensor) -> Tensor:
-    """A 1-2-1 net with tanh: (7,), (N, 1) -> (N,)."""
+def network(w: Tensor, x: Tensor) -> Tensor:
+    """A 1-2-1 network with tanh: weights (7,) and inputs (N, 1) -> (N,)."""
     slope, shift, out = w[:-1].reshape(3, HIDDEN)
     return torch.tanh(x * slope + shift) @ out + w[-1]
 
@@ -67,13 +74,13 @@ def decay(w: Tensor) -> Tensor:
 
 
 def toys(seed: int) -> list[Toy]:
-    """The three models."""
+    """The three models; the seed draws the network's first weights."""
     source = torch.Generator().manual_seed(seed)
     weights = torch.randn(3 * HIDDEN + 1, generator=source, dtype=torch.float64)
     return [
         Toy("cubic", cubic, torch.zeros(4, dtype=torch.float64)),
         Toy("two Gaussians", gaussians, START, prior),
-        Toy("net 1-2-1", net, weights, decay),
+        Toy("net 1-2-1", network, weights, decay),
     ]
 
 
@@ -83,16 +90,27 @@ def measured(
     """Some models at some inputs, for each draw of the noise.
 
     Args:
-        draws: of the noise.
-        reach: how far a profile is followed, in Laplace standard deviations.
-        per_deviation: solutions for each of them.
-        models: how many of `toys`.
-        places: of `INPUTS`.
-        seed: of the first draw.
+        draws: Draws of the noise.
+        reach: How far a profile is followed, in Laplace standard deviations.
+        per_deviation: Solutions for each standard deviation.
+        models: How many of `toys` are fitted.
+        places: Which of `INPUTS` are predicted.
+        seed: The seed of the first draw.
     """
-    chosen = toys(seed)[:models]
+    fitted_toys = toys(seed)[:models]
     inputs = {place: INPUTS[place] for place in places}
-    numbers: dict[str, Any] = {
+    # Of each model and input a list with one entry for each draw.
+    profiles: dict[str, dict[str, list[dict[str, Any]]]] = {
+        toy.name: {place: [] for place in inputs} for toy in fitted_toys
+    }
+    for draw in steps(range(draws), "draws of the noise"):
+        train = Sample.draw(seed + draw).train
+        for toy in fitted_toys:
+            parameters = fitted(toy, train)
+            for place, x in inputs.items():
+                profile = compared(toy, parameters, train, x, reach, per_deviation)
+                profiles[toy.name][place].append(profile)
+    return {
         "setting": {
             "noise": NOISE,
             "draws": draws,
@@ -100,30 +118,49 @@ def measured(
             "levels": LEVELS,
             "reach": reach,
         },
-        "models": {toy.name: {place: [] for place in inputs} for toy in chosen},
+        "models": profiles,
+        "means": {
+            name: {place: averaged(entries) for place, entries in by_place.items()}
+            for name, by_place in profiles.items()
+        },
     }
-    for draw in steps(range(draws), "draws of the noise"):
-        train = Sample.draw(seed + draw).train
-        for toy in chosen:
-            fitted = minimised(partial(toy.loss, train=train), toy.start, **LBFGS)
-            for place, x in inputs.items():
-                entry = compared(toy, fitted, train, x, reach, per_deviation)
-                numbers["models"][toy.name][place].append(entry)
-    numbers["means"] = {
-        name: {place: averaged(entries) for place, entries in found.items()}
-        for name, found in numbers["models"].items()
-    }
-    return numbers
+
+
+def fitted(toy: Toy, train: Points) -> Tensor:
+    """The parameters of a model at the minimum of its loss."""
+    return minimised(
+        lambda w: toy.loss(w, train),
+        toy.start,
+        max_iter=1000,
+        history_size=50,
+        tolerance_grad=1e-9,
+        tolerance_change=1e-18,
+    )
 
 
 def compared(
     toy: Toy, w: Tensor, train: Points, x: float, reach: int, per_deviation: int
 ) -> dict[str, Any]:
-    """The profile of one prediction beside its Laplace approximations."""
-    y, at = train.y[:, 0], torch.tensor([[x]], dtype=torch.float64)
+    """The profile of one prediction beside its Laplace approximations.
+
+    Args:
+        toy: The model.
+        w: Its fitted parameters.
+        train: The training points.
+        x: The input.
+        reach: How far the profile is followed, in Laplace standard deviations.
+        per_deviation: Solutions for each standard deviation.
+
+    Returns:
+        "prediction", "std" of the exact Hessian's Laplace approximation and "gauss_newton", the
+        other's standard deviation in units of it; "offsets" in such units, "heights" of minus the
+        log-profile there and its "slopes"; what `differences` gives.
+    """
+    y = train.y[:, 0]
+    at = torch.tensor([[x]], dtype=torch.float64)
     top = constrained_rigidity(toy.function, w, train.x, y, at, regulariser=toy.penalty)
-    newton = PredictionRigidity(toy.function, top.parameters, regulariser=toy.penalty)
-    rough = float(newton.fit(train.x, y).rigidity(at))
+    gauss_newton = PredictionRigidity(toy.function, top.parameters, regulariser=toy.penalty)
+    gauss_newton_rigidity = float(gauss_newton.fit(train.x, y).rigidity(at))
     std = NOISE / math.sqrt(top.rigidity)
     offsets = torch.linspace(-reach, reach, 2 * reach * per_deviation + 1, dtype=torch.float64)
     profile = constrained_profile(
@@ -136,25 +173,29 @@ def compared(
         regulariser=toy.penalty,
         partial=True,
     )
-    known = profile.losses.isfinite()
-    offsets = offsets[known]
-    heights = (profile.losses[known] - profile.minimum) / NOISE**2
-    slopes = profile.multipliers[known] * std / NOISE**2
+    # Where the solver could not follow the profile, losses are not finite.
+    solved = profile.losses.isfinite()
+    offsets = offsets[solved]
+    heights = (profile.losses[solved] - profile.minimum) / NOISE**2
+    slopes = profile.multipliers[solved] * std / NOISE**2
+    grid, heights_between = interpolated(offsets, heights, slopes)
     return {
         "prediction": top.prediction,
         "std": std,
-        "gauss_newton": math.sqrt(top.rigidity / rough),
+        "gauss_newton": math.sqrt(top.rigidity / gauss_newton_rigidity),
         "offsets": offsets,
         "heights": heights,
         "slopes": slopes,
-        **differences(*interpolated(offsets, heights, slopes)),
+        **differences(grid, heights_between),
     }
 
 
 def interpolated(at: Tensor, heights: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """Cubic pieces through heights and slopes, on a fine grid."""
+    """Cubic pieces through heights and slopes at some places: a fine grid, and heights on it."""
     t = torch.linspace(0, 1, 201, dtype=torch.float64)[:-1]
-    step, left, right = at.diff()[:, None], heights[:-1, None], heights[1:, None]
+    step = at.diff()[:, None]
+    left = heights[:-1, None]
+    right = heights[1:, None]
     pieces = (
         (1 + 2 * t) * (1 - t) ** 2 * left
         + t**2 * (3 - 2 * t) * right
@@ -167,8 +208,12 @@ def interpolated(at: Tensor, heights: Tensor, slopes: Tensor) -> tuple[Tensor, T
 
 
 def differences(grid: Tensor, heights: Tensor) -> dict[str, Any]:
-    """How the profile departs from a standard normal distribution, in Laplace standard
-    deviations."""
+    """How the profile departs from a standard normal distribution.
+
+    Args:
+        grid: Offsets from the prediction, in Laplace standard deviations.
+        heights: Minus the log of the profile there, zero at the top.
+    """
     density = torch.exp(-heights)
     density = density / torch.trapezoid(density, grid)
     normal = torch.exp(-grid.square() / 2) / math.sqrt(2 * math.pi)
@@ -178,13 +223,13 @@ def differences(grid: Tensor, heights: Tensor) -> dict[str, Any]:
     levels = {}
     for level in LEVELS:
         z = float(torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)))
-        inside = grid[heights <= z**2 / 2]
-        held = torch.where(grid.abs() <= z, density, 0.0)
+        profile_interval = grid[heights <= z**2 / 2]
+        density_within_z = torch.where(grid.abs() <= z, density, 0.0)
         levels[f"{level:g}"] = {
             "gaussian": z,
-            "low": float(inside.min()),
-            "high": float(inside.max()),
-            "held": float(torch.trapezoid(held, grid)),
+            "low": float(profile_interval.min()),
+            "high": float(profile_interval.max()),
+            "held": float(torch.trapezoid(density_within_z, grid)),
         }
     return {
         "total_variation": float(torch.trapezoid((density - normal).abs(), grid)) / 2,
@@ -197,9 +242,9 @@ def differences(grid: Tensor, heights: Tensor) -> dict[str, Any]:
 
 def averaged(entries: list[dict[str, Any]]) -> dict[str, float]:
     """Means over the draws; interval and mass are those of the 90 % level."""
-    nine = [entry["levels"]["0.9"] for entry in entries]
-    keys = ("std", "gauss_newton", "total_variation", "skewness")
-    return {
-        **{key: fmean([entry[key] for entry in entries]) for key in keys},
-        **{f"{key}_90": fmean([one[key] for one in nine]) for key in ("low", "high", "held")},
-    }
+    means = {}
+    for key in ("std", "gauss_newton", "total_variation", "skewness"):
+        means[key] = fmean([entry[key] for entry in entries])
+    for key in ("low", "high", "held"):
+        means[f"{key}_90"] = fmean([entry["levels"]["0.9"][key] for entry in entries])
+    return means

@@ -16,22 +16,31 @@ from experiments.studies.theory.proportional.work import (
 )
 
 MARKERS = "os^vDP"
+"""Of the activations, in their order."""
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:
-    """Constants, variances of one depth, and the spread of their ratio."""
+    """The figure: constants, variances of one depth, and the spread of their ratio."""
     figure, (left, middle, right) = panels(columns=3, height=3.4)
+    depths = sorted(numbers[ACTIVATIONS[0]])
     for name, colour, marker in zip(ACTIVATIONS, COLOURS, MARKERS, strict=False):
-        depths = sorted(numbers[name])
-        style = {"color": colour, "marker": marker, "ms": 5, "lw": 1.3}
-        left.plot(depths, [numbers[name][d]["constant"][0] for d in depths], **style, label=name)
-        right.plot(depths, [numbers[name][d]["spread"][0] for d in depths], **style)
-    left.plot(depths, [d + 1 for d in depths], "--", color=BLACK, lw=1.2, label="L + 1")
+        constants = [numbers[name][depth]["constant"][0] for depth in depths]
+        spreads = [numbers[name][depth]["spread"][0] for depth in depths]
+        left.plot(depths, constants, color=colour, marker=marker, ms=5, lw=1.3, label=name)
+        right.plot(depths, spreads, color=colour, marker=marker, ms=5, lw=1.3)
+    left.plot(depths, [depth + 1 for depth in depths], "--", color=BLACK, lw=1.2, label="L + 1")
     for name in SCATTERED:
         index = ACTIVATIONS.index(name)
-        shown, style = numbers[name][SHOWN_DEPTH], {"ms": 3, "alpha": 0.6, "lw": 0}
-        style |= {"color": COLOURS[index], "marker": MARKERS[index]}
-        middle.plot(shown["last_layer"], shown["exact"], **style)
+        variances = numbers[name][SHOWN_DEPTH]
+        middle.plot(
+            variances["last_layer"],
+            variances["exact"],
+            color=COLOURS[index],
+            marker=MARKERS[index],
+            ms=3,
+            alpha=0.6,
+            lw=0,
+        )
     high = middle.get_xlim()[1]
     middle.axline((high / 2, high / 2), slope=1, color=BLACK, lw=1, ls="--")
     middle.set(xlabel="last-layer form", ylabel="exact", title=f"(b) variance, L = {SHOWN_DEPTH}")
@@ -53,20 +62,16 @@ COLUMNS = {
     "spread, ridge": ("ridge_spread", 3),
     "spread, inserted ridge": ("inserted_spread", 3),
 }
+"""Headings of the table, with the names of the numbers and their decimals."""
 
 
 def table(numbers: dict[str, Any]) -> Table:
-    """At one depth."""
-    rows = [
-        [
-            name,
-            *(
-                with_error(*numbers[name][SHOWN_DEPTH][key], digits)
-                for key, digits in COLUMNS.values()
-            ),
-        ]
-        for name in ACTIVATIONS
-    ]
+    """All activations at one depth."""
+    rows = []
+    for name in ACTIVATIONS:
+        entry = numbers[name][SHOWN_DEPTH]
+        cells = [with_error(*entry[key], digits) for key, digits in COLUMNS.values()]
+        rows.append([name, *cells])
     return Table(["activation", *COLUMNS], rows, TABLE)
 
 
@@ -74,12 +79,18 @@ def says(numbers: dict[str, Any]) -> str:
     """What the numbers mean."""
 
     def span(names: tuple[str, ...], key: str, digits: int) -> str:
+        """The smallest and the largest value of some activations."""
         values = [numbers[name][SHOWN_DEPTH][key][0] for name in names]
-        low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+        low = f"{min(values):.{digits}f}"
+        high = f"{max(values):.{digits}f}"
         return low if low == high else f"{low} to {high}"
 
-    odd, even, smooth = ACTIVATIONS[:3], ACTIVATIONS[3:], ACTIVATIONS[:5]
-    silu, gelu, relu = (span((name,), "constant", 2) for name in ("silu", "gelu", "relu"))
+    odd = ("erf", "tanh", "sin")
+    even = ("silu", "gelu", "relu")
+    smooth = ("erf", "tanh", "sin", "silu", "gelu")
+    silu = span(("silu",), "constant", 2)
+    gelu = span(("gelu",), "constant", 2)
+    relu = span(("relu",), "constant", 2)
     return (
         "c = L + 1 is the leading order of odd activations alone. At "
         f"L = {SHOWN_DEPTH} the fit gives {span(odd, 'constant', 2)} for erf, tanh and sin, {silu} "

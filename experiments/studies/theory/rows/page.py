@@ -12,11 +12,10 @@ from experiments.studies.theory.rows.work import NOISE, WIDTH
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:
-    """Variances, and the errors that they should describe."""
+    """The figure: variances, and the errors that they should describe."""
     figure, (left, right) = panels(columns=2, height=3.4, sharey=True)
     counts = numbers["setting"]["rows"]
     limit = numbers["limit"]
-    seen = [(n, v) for n, v in zip(counts, limit["variance"].tolist(), strict=True) if v > 0]
     floor = 1e-6
     for ax in (left, right):
         ax.axvline(WIDTH, color=GREY, lw=1, ls=":")
@@ -25,13 +24,24 @@ def drawn(numbers: dict[str, Any]) -> Figure:
         ax.set_xticks(ticks, [str(n) for n in ticks])
         ax.minorticks_off()
     left.text(WIDTH * 1.05, 30, f"N = D = {WIDTH}", fontsize=9, color=GREY)
-    left.plot(*zip(*seen, strict=True), color=BLACK, marker="o", ms=4, label="t → ∞")
-    zero = [n for n, v in zip(counts, limit["variance"].tolist(), strict=True) if v == 0]
+
+    # A variance of zero has no place on a logarithmic axis: a triangle at its lower edge.
+    variances = dict(zip(counts, limit["variance"].tolist(), strict=True))
+    positive = {count: variance for count, variance in variances.items() if variance > 0}
+    zero = [count for count, variance in variances.items() if variance == 0]
+    left.plot(list(positive), list(positive.values()), color=BLACK, marker="o", ms=4, label="t → ∞")
     left.plot(zero, [1.3 * floor] * len(zero), "v", color=BLACK, ms=5, clip_on=False)
     for (ridge, entry), colour in zip(numbers["ridges"].items(), COLOURS, strict=False):
-        style = {"color": colour, "marker": "s", "ms": 3, "lw": 1.3}
-        left.plot(counts, entry["variance"], **style, label=f"ridge {ridge}")
-        right.plot(counts, entry["squared_error"], **style)
+        left.plot(
+            counts,
+            entry["variance"],
+            color=colour,
+            marker="s",
+            ms=3,
+            lw=1.3,
+            label=f"ridge {ridge}",
+        )
+        right.plot(counts, entry["squared_error"], color=colour, marker="s", ms=3, lw=1.3)
     right.plot(counts, limit["squared_error"], color=BLACK, marker="o", ms=4)
     left.set(ylabel="mean over test points", title="(a) predicted variance")
     right.set_title("(b) squared error against the noise-free truth")
@@ -40,16 +50,16 @@ def drawn(numbers: dict[str, Any]) -> Figure:
 
 
 def table(numbers: dict[str, Any]) -> Table:
-    """Some numbers of rows."""
+    """Variances and squared errors for some numbers of rows."""
     counts = numbers["setting"]["rows"]
-    chosen = [n for n in (16, 48, 64, 68, 96, 256) if n in counts]
+    shown = [count for count in (16, 48, 64, 68, 96, 256) if count in counts]
     rows = []
-    for n in chosen:
-        i = counts.index(n)
-        limit = numbers["limit"]
-        rows.append([n, float(limit["variance"][i]), float(limit["squared_error"][i])])
-        for entry in numbers["ridges"].values():
-            rows[-1] += [float(entry["variance"][i]), float(entry["squared_error"][i])]
+    for count in shown:
+        i = counts.index(count)
+        row: list[float] = [count]
+        for entry in (numbers["limit"], *numbers["ridges"].values()):
+            row += [float(entry["variance"][i]), float(entry["squared_error"][i])]
+        rows.append(row)
     columns = ["rows", "t → ∞: variance", "error"]
     for ridge in numbers["ridges"]:
         columns += [f"ridge {ridge}: variance", "error"]
@@ -58,11 +68,11 @@ def table(numbers: dict[str, Any]) -> Table:
 
 def says(numbers: dict[str, Any]) -> str:
     """What the numbers mean."""
-    last = {
-        ridge: float(entry["variance"][-1]) / float(entry["squared_error"][-1])
-        for ridge, entry in numbers["ridges"].items()
-    }
-    small, right, large = last.values()
+    # Variance over squared error at the largest number of rows, in the order of the ridges.
+    small, right, large = (
+        float(entry["variance"][-1]) / float(entry["squared_error"][-1])
+        for entry in numbers["ridges"].values()
+    )
     return (
         f"From N = {WIDTH} on the variance at t → ∞ is zero to the last bit, for every test point "
         "and whatever the noise, while the squared error of that prediction is largest just there: "

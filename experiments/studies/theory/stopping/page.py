@@ -15,7 +15,7 @@ from experiments.studies.theory.stopping.work import GROUPS, REACH, TEST
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:
-    """Filters, variances and mismatch."""
+    """The figure: filters at three times, variances along the time, and the mismatch."""
     figure, (left, middle, right) = panels(columns=3, height=3.5)
     draw_filters(left, numbers)
     times = numbers["time"]
@@ -26,9 +26,9 @@ def drawn(numbers: dict[str, Any]) -> Figure:
         )
     middle.set(xscale="log", yscale="log", title="(b) variance", ylim=(1e-7, 30))
     middle.legend(loc="lower left")
-    found = numbers["matches"]
-    right.plot(times, found["spread"], color=BLUE, label="ridge and scale fitted")
-    right.plot(times, found["rms_alone"], "--", color=VERMILION, label="ridge alone")
+    matches = numbers["matches"]
+    right.plot(times, matches["spread"], color=BLUE, label="ridge and scale fitted")
+    right.plot(times, matches["rms_alone"], "--", color=VERMILION, label="ridge alone")
     right.set(xscale="log", yscale="log", title="(c) rms of log ratio")
     right.legend(loc="upper left")
     for ax in (middle, right):
@@ -37,15 +37,16 @@ def drawn(numbers: dict[str, Any]) -> Figure:
 
 
 def draw_filters(ax: Axes, numbers: dict[str, Any]) -> None:
-    """What is left of each direction's prior variance."""
+    """Draw what is left of each direction's prior variance, by its eigenvalue."""
     eigenvalues = numbers["eigenvalues"]
+    smallest = float(eigenvalues[0])
     largest = float(eigenvalues[-1])
-    lam = torch.logspace(
-        math.log10(float(eigenvalues[0])) - 1, math.log10(largest), 200, dtype=torch.float64
-    )
-    for i, colour in zip(shown(numbers), (COLOURS[2], COLOURS[4], COLOURS[3]), strict=True):
+    lam = torch.logspace(math.log10(smallest) - 1, math.log10(largest), 200, dtype=torch.float64)
+    colours = (COLOURS[2], COLOURS[4], COLOURS[3])
+    for i, colour in zip(times_shown(numbers), colours, strict=True):
         time = float(numbers["time"][i]) / largest
-        ridge, scale = numbers["matches"]["ridge"][i], numbers["matches"]["scale"][i]
+        ridge = numbers["matches"]["ridge"][i]
+        scale = numbers["matches"]["scale"][i]
         label = f"{float(f'{time * largest:.2g}'):g}"  # two digits, written out
         ax.plot(lam / largest, torch.exp(-2 * lam * time), color=colour, label=label)
         ax.plot(lam / largest, scale / (lam + ridge), ":", color=colour)
@@ -55,19 +56,20 @@ def draw_filters(ax: Axes, numbers: dict[str, Any]) -> None:
     ax.axhline(1, color=GREY, lw=0.8)
 
 
-def shown(numbers: dict[str, Any]) -> list[int]:
-    """Three times: early, in the middle of the spectrum, late."""
+def times_shown(numbers: dict[str, Any]) -> list[int]:
+    """Places of three times: early, in the middle of the spectrum, late."""
     count = len(numbers["time"])
     return [round(count * share) for share in (0.2, 0.5, 0.8)]
 
 
 def table(numbers: dict[str, Any]) -> Table:
-    """Every few times."""
-    found, count = numbers["matches"], len(numbers["time"])
-    rows = [
-        [float(numbers["time"][i]), *(found[key][i] for key in COLUMNS.values())]
-        for i in range(0, count, max(1, count // 7))
-    ]
+    """The best ridge at every few times."""
+    matches = numbers["matches"]
+    count = len(numbers["time"])
+    rows = []
+    for i in range(0, count, max(1, count // 7)):
+        cells = [matches[key][i] for key in COLUMNS.values()]
+        rows.append([float(numbers["time"][i]), *cells])
     return Table(
         ["time", *COLUMNS],
         rows,
@@ -79,18 +81,25 @@ def table(numbers: dict[str, Any]) -> Table:
 
 def says(numbers: dict[str, Any]) -> str:
     """What the numbers mean."""
-    found, times = numbers["matches"], [float(t) for t in numbers["time"]]
-    gone = next((t for t, ridge in zip(times, found["ridge"], strict=True) if ridge == 0), None)
-    limit = "" if gone is None else f" From time {gone:.0f} on the best ridge is none at all."
-    near = max(s for t, s in zip(times, found["spread"], strict=True) if t <= 100)
+    matches = numbers["matches"]
+    times = [float(time) for time in numbers["time"]]
+    without_ridge = [
+        time for time, ridge in zip(times, matches["ridge"], strict=True) if ridge == 0
+    ]
+    limit = ""
+    if without_ridge:
+        limit = f" From time {without_ridge[0]:.0f} on the best ridge is none at all."
+    early_spread = max(
+        spread for time, spread in zip(times, matches["spread"], strict=True) if time <= 100
+    )
     return (
-        f"Up to time 100 a ridge imitates the clock to a spread of {near:.2f} in log variance; it "
-        "starts at ς² = 1/(2ηct), where both filters agree to first order, and falls faster, since "
+        f"Up to time 100 a ridge imitates the clock to a spread of {early_spread:.2f} in log "
+        "variance; it starts at ς² = 1/(2ηct), where both filters agree to first order, and falls faster, since "
         "an exponential empties the learnt directions sooner than a ridge does."
         f"{limit} Then the exact variances fall apart exponentially, direction by direction: at "
-        f"time {times[-1]:.0f} they span {found['decades'][-1]:.1f} decades, the best ridge is off "
-        f"by {found['spread'][-1]:.2f} (standard deviation of the log ratio, scale fitted) "
-        f"and orders the points with a rank correlation of {found['spearman'][-1]:.2f}; t → ∞ "
+        f"time {times[-1]:.0f} they span {matches['decades'][-1]:.1f} decades, the best ridge is "
+        f"off by {matches['spread'][-1]:.2f} (standard deviation of the log ratio, scale fitted) "
+        f"and orders the points with a rank correlation of {matches['spearman'][-1]:.2f}; t → ∞ "
         "leaves nothing to imitate. A ridge is a fair stand-in for *early stopping*, not for the "
         "limit that the paper takes."
     )

@@ -17,10 +17,11 @@ from experiments.studies.theory.training.work import (
 )
 
 MEASURES = {"change": "relative change", "angle": "1 - cosine"}
+"""How far a kernel has moved, with what the figure calls it."""
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:
-    """Changes at the end of training against the width."""
+    """The figure: changes at the end of training against the width, a column for each way."""
     figure, axes = panels(columns=3, rows=2, height=2.5, sharex=True, sharey="row")
     widths = numbers["setting"]["widths"]
     for column, way in enumerate(WAYS):
@@ -45,14 +46,22 @@ def drawn(numbers: dict[str, Any]) -> Figure:
 
 
 def table(numbers: dict[str, Any]) -> Table:
-    """At the end of training."""
+    """Errors and changes of both kernels at the end of training."""
     rows = []
     for way in WAYS:
         for width in numbers["setting"]["widths"]:
             last = {key: values[-1] for key, values in numbers[way][width].items()}
-            rows.append([way, str(width), with_error(*last["rmse"], 3)])
-            for measure, digits in (("change", 3), ("angle", 4)):
-                rows[-1] += [with_error(*last[f"{name}_{measure}"], digits) for name in KERNELS]
+            rows.append(
+                [
+                    way,
+                    str(width),
+                    with_error(*last["rmse"], 3),
+                    with_error(*last["features_change"], 3),
+                    with_error(*last["ntk_change"], 3),
+                    with_error(*last["features_angle"], 4),
+                    with_error(*last["ntk_angle"], 4),
+                ]
+            )
     return Table(
         ["training", "width", "rmse", "change of FFᵀ", "of the NTK", "1 - cosine, FFᵀ", "NTK"],
         rows,
@@ -64,9 +73,12 @@ def table(numbers: dict[str, Any]) -> Table:
 
 def says(numbers: dict[str, Any]) -> str:
     """What the numbers mean."""
-    narrow, wide = (numbers["setting"]["widths"][i] for i in (0, -1))
+    widths = numbers["setting"]["widths"]
+    narrow = widths[0]
+    wide = widths[-1]
 
     def end(way: int, key: str, width: int = wide, digits: int = 2) -> str:
+        """A mean over seeds at the end of the training."""
         return f"{numbers[WAYS[way]][width][key][-1][0]:.{digits}f}"
 
     return (

@@ -20,30 +20,32 @@ from experiments.studies.theory.width.work import (
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:
-    """One panel for each way to grow."""
+    """The figure: one panel for each way to grow."""
     figure, axes = panels(columns=2, height=3.2, sharey=True)
     widths = numbers["setting"]["widths"]
     for ax, grown, letter in zip(axes, GROWN, "ab", strict=True):
         for name, colour, marker in zip(ACTIVATIONS, COLOURS, "osv", strict=False):
-            one = numbers[name][grown]
+            entry = numbers[name][grown]
             ax.errorbar(
                 widths,
-                one["error"],
-                one["spread"],
+                entry["error"],
+                entry["spread"],
                 color=colour,
                 marker=marker,
                 ms=5,
                 lw=1.3,
                 label=name,
             )
-        start = max(float(numbers[name]["all layers"]["error"][0]) for name in ACTIVATIONS)
-        guide = [1.3 * start * math.sqrt(widths[0] / w) for w in widths]
+        # A line of the paper's rate, a little above the largest error.
+        largest = max(float(numbers[name]["all layers"]["error"][0]) for name in ACTIVATIONS)
+        guide = [1.3 * largest * math.sqrt(widths[0] / width) for width in widths]
         ax.plot(widths, guide, "--", color=BLACK, lw=1.2, label="width^(-1/2)")
         ax.set(xscale="log", yscale="log", title=f"({letter}) {grown}")
-        ax.set_xlabel(
-            "width" if grown == "all layers" else f"width of the last layer, others {NARROW}"
-        )
-        ax.set_xticks(widths, [str(w) for w in widths])
+        if grown == "all layers":
+            ax.set_xlabel("width")
+        else:
+            ax.set_xlabel(f"width of the last layer, others {NARROW}")
+        ax.set_xticks(widths, [str(width) for width in widths])
         ax.minorticks_off()
         ax.grid(axis="y", color=GREY, alpha=0.2)
     axes[0].set_ylabel("relative error of FFᵀ")
@@ -58,9 +60,10 @@ def table(numbers: dict[str, Any]) -> Table:
     rows = []
     for grown in GROWN:
         for name in ACTIVATIONS:
-            one = numbers[name][grown]
-            ends = float(one["error"][0]), float(one["error"][-1])
-            rows.append([grown, name, with_error(*one["slope"], 3), *ends])
+            entry = numbers[name][grown]
+            first_error = float(entry["error"][0])
+            last_error = float(entry["error"][-1])
+            rows.append([grown, name, with_error(*entry["slope"], 3), first_error, last_error])
     return Table(
         ["what grows", "activation", "slope", f"error at {widths[0]}", f"error at {widths[-1]}"],
         rows,

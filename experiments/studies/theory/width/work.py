@@ -1,4 +1,8 @@
-"""How fast the Gram of the last features tends to the NNGP with the width (paper, Sec. 3.5)."""
+"""How fast the Gram of the last features tends to the NNGP with the width (paper, Sec. 3.5).
+
+Random networks of growing width are drawn; either all hidden layers grow or the last one alone.
+`measured` compares F F^T with the exact NNGP and fits the slope of log error on log width.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,26 @@ FULL = {"widths": (32, 64, 128, 256, 512, 1024, 2048), "seeds": 10}
 QUICK = {"widths": (32, 64, 128), "seeds": 4}
 
 ACTIVATIONS = ("erf", "silu", "relu")
-POINTS, DIMENSION, DEPTH, NARROW = 32, 6, 3, 64
+POINTS = 32
+DIMENSION = 6
+DEPTH = 3
+NARROW = 64
+"""Width of the other hidden layers where the last one alone grows."""
+
 GROWN = ("all layers", "last layer alone")
+"""What grows."""
 
 
 def measured(widths: tuple[int, ...], seeds: int, *, seed: int) -> dict[str, Any]:
-    """Relative errors of F F^T for every activation, width and seed, and fitted slopes."""
+    """Relative errors of F F^T for every activation, width and seed, and fitted slopes.
+
+    Args:
+        widths: Widths of what grows.
+        seeds: Random networks for each width.
+        seed: The seed of inputs and networks.
+    """
     x = sphere(POINTS, DIMENSION, generator(seed))
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "setting": {
             "points": POINTS,
             "dimension": DIMENSION,
@@ -34,33 +50,39 @@ def measured(widths: tuple[int, ...], seeds: int, *, seed: int) -> dict[str, Any
     }
     for name in steps(ACTIVATIONS, "nets of growing width"):
         exact = FullyConnected(DEPTH, name, input_scale=1.0, normalised=True).nngp(x)
-        found[name] = {}
+        numbers[name] = {}
         for grown in GROWN:
             errors = torch.empty(len(widths), seeds, dtype=torch.float64)
             for i, width in enumerate(widths):
-                before = width if grown == "all layers" else NARROW
-                layers = [*[before] * (DEPTH - 1), width]
+                width_before = width if grown == "all layers" else NARROW
+                layers = [width_before] * (DEPTH - 1) + [width]
                 for j in range(seeds):
                     f = last_features(x, layers, name, generator(seed, width, j))
                     errors[i, j] = (f @ f.mT - exact).norm() / exact.norm()
-            found[name][grown] = summary(torch.tensor(widths), errors)
-    return found
+            numbers[name][grown] = summary(torch.tensor(widths), errors)
+    return numbers
 
 
 def summary(widths: torch.Tensor, errors: torch.Tensor) -> dict[str, Any]:
-    """Root mean square over the seeds, and the slope with its standard error between seeds."""
+    """Errors (widths, seeds) averaged over the seeds, and slopes of log error on log width.
+
+    Returns:
+        "error", the root mean square over the seeds, and "spread", their standard deviation, at
+        every width; "slope", its mean and standard error between seeds; "slope_of_rms".
+    """
     slopes = [slope(widths, errors[:, j]) for j in range(errors.shape[1])]
-    mean, error = mean_and_error(slopes)
+    rms = errors.square().mean(1).sqrt()
     return {
-        "error": errors.square().mean(1).sqrt(),
+        "error": rms,
         "spread": errors.std(1),
-        "slope": (mean, error),
-        "slope_of_rms": slope(widths, errors.square().mean(1).sqrt()),
+        "slope": mean_and_error(slopes),
+        "slope_of_rms": slope(widths, rms),
     }
 
 
 def slope(widths: torch.Tensor, errors: torch.Tensor) -> float:
     """Least squares of log error on log width."""
-    x, y = widths.to(torch.float64).log(), errors.log()
+    x = widths.to(torch.float64).log()
     x = x - x.mean()
+    y = errors.log()
     return float((x * y).sum() / x.square().sum())
