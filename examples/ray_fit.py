@@ -161,7 +161,8 @@ def main(path=None):
     x, y = tensors(test)
     for name, uq in (("workers", by_workers), ("tasks", by_tasks)):
         gram, bars = differences(uq, reference, x)
-        print(f"{name}: {uq.gram.count} rows in the fit, {uq.calibration_report.rows} in the calibration")
+        calibrated = uq.calibration_report.rows
+        print(f"{name}: {uq.gram.count} rows in the fit, {calibrated} in the calibration")
         print(f"  relative difference from one process: Gram {gram:.0e}, bars {bars:.0e}")
     low, high = by_workers.predict(x).interval(0.9)
     covered = ((low < y) & (y < high)).double().mean()

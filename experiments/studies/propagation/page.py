@@ -323,8 +323,8 @@ sharper test.""",
         f"""\
 **What to do.** Before propagating to means, sums or differences, take a calibration whose means
 come out right: {_right(sets, size)}. With a floor of its own instead, compare `uq.scale` squared
-with `uq.noise_model.level`: in linear regression they are equal; where the square is many times larger, a
-mean's error bar is too wide.""",
+with `uq.noise_model.level`: in linear regression they are equal; where the square is many times
+larger, a mean's error bar is too wide.""",
         f"""\
 **Ignoring the correlations** (sum of the variances / n²) looks right up to tens of predictions,
 because the noise dominates there whatever it is called, and falls short for {size}: predicted over
