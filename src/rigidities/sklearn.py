@@ -299,7 +299,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         uq: Any = self.uq_
         prediction: Prediction
         if isinstance(uq, fits.FitRigidity):
-            noise: Any = uq.noise_model  # the variance of an observation of weight one
+            noise: Any = uq.noise  # the variance of an observation of weight one
             prediction = uq.predict(rows, noise=noise)
         else:
             prediction = uq.predict(rows, progress=False)

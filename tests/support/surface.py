@@ -109,6 +109,8 @@ def default(parameter: inspect.Parameter) -> Any:
     value = parameter.default
     if value is inspect.Parameter.empty or isinstance(value, int | float | str | tuple | None):
         return value
+    if type(value).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":  # a field of a dataclass
+        return Shown("<made anew>")
     name = getattr(value, "__name__", type(value).__name__)
     return Shown(f"<{name}>")
 
