@@ -837,7 +837,10 @@ def _split_times(left: Tensor, rows: Tensor) -> Tensor:
 
 
 def _block_times(left: Tensor, rows: Tensor) -> Tensor:
-    """left @ rows for float32 or half precision: products in float32, summed over blocks in float64."""
+    """left @ rows in float64 for float32 or half precision.
+
+    Products of short blocks are summed in float32, and the blocks in float64.
+    """
     end = len(rows) // _SIDE_ROWS * _SIDE_ROWS
     if end == 0 or len(rows) == _SIDE_ROWS:
         return _short_product(left, rows).to(torch.float64)

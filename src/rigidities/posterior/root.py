@@ -113,8 +113,8 @@ class RootGram(Gram):
         components = other._upper @ right.mT
         share = components / torch.where(spanned, singular, torch.inf).unsqueeze(-2)  # S
         values, vectors = torch.linalg.eigh(torch.eye(self.width).to(share) - share.mT @ share)
-        # With V the eigenvectors, R' = diag(values)^(1/2) V^T diag(singular) right, up to a rotation
-        # from the left, which does not change R'^T R'.
+        # With V the eigenvectors, R' = diag(values)^(1/2) V^T diag(singular) right, up to a
+        # rotation from the left, which does not change R'^T R'.
         rows = vectors.mT * torch.where(spanned, singular, 0.0).unsqueeze(-2)  # V^T diag(singular)
         # What was taken out beyond what was there, within the span and outside it.
         missing = (-values.clamp(max=0) * rows.square().sum(-1)).amax(-1)

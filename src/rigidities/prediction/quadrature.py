@@ -43,7 +43,7 @@ def increasing_root(
 ) -> Tensor:
     """The roots of increasing functions, one for each entry of `start`.
 
-    Each step is one of Newton's, or halves the bracket where Newton's would leave it. Where the
+    Each step is a Newton step, or halves the bracket where a Newton step would leave it. Where the
     function is NaN the root is NaN.
 
     Args:
