@@ -7,7 +7,7 @@ and is the smallest score between F(y-) and F(y) where a distribution has mass a
 that fitted nothing else an interval takes the $\lceil (n+1)\,\mathrm{level} \rceil$-th smallest
 score.
 
-The way of the data: `Conformal.of` sorts the tails of rows into one list for each target and group
+Data flow: `Conformal.of` sorts the tails of rows into one list for each target and group
 (groups are those of a user's function, or of the bar's size); `Conformal.bound` joins the lists to
 a prediction; `BoundConformal.interval` looks up the threshold of each of its rows.
 """

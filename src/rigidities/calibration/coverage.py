@@ -4,7 +4,7 @@ Intervals may cover 90 % of all rows and of no part of them. So rows are cut int
 prediction and by their bar, and each fifth is compared with the binomial distribution, with tails
 for so many looks.
 
-The way of the data: `rows_prediction` gives the rows of a calibration their error bars;
+Data flow: `rows_prediction` gives the rows of a calibration their error bars;
 `ScoredRows` turns predictions and true values into scores, standard normal numbers if the bars are
 right; `Coverage` counts the scores of all rows or of a fifth, and says what is wrong;
 `coverage_remarks` makes sentences of it for a report.

@@ -10,7 +10,7 @@ Without validation data, `loo` takes the training rows: a row left out of a ridg
 residual $e/(1-cq)$ and variance $q/(1-cq)$. That is exact for a readout refitted without the
 row and optimistic for a network trained end to end.
 
-The way of the data: `Objective` is the criterion as a function of the ridge, `search` finds its
+Data flow: `Objective` is the criterion as a function of the ridge, `search` finds its
 minimum, or `most_evident_ridge` that of the evidence, and `search_report` makes a report of the
 choice, with its cross-validated gain over one constant bar.
 """
