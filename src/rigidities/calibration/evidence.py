@@ -23,7 +23,7 @@ from ..posterior.posterior import Posterior
 __all__ = ["evidence", "ridge_solution"]
 
 _ROUNDING = 1e-14
-"""Share of the residuals' sum of squares below which what is left of it is not known."""
+"""Share of the residuals' sum of squares below which what remains of it is rounding."""
 
 
 def evidence(

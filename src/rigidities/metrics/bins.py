@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .alignment import Values, aligned, error_and_positive_std, of_prediction
 
-# Bars that span less than this are constant up to rounding: a slope on them would be noise.
 _CONSTANT_DECADES = 1e-9
+"""Variances that span fewer decades are constant up to rounding: their slope would be noise."""
 
 
 @of_prediction
@@ -110,7 +110,7 @@ def decades(std: Values, bin_size: int = 100) -> float:
 def _positive_bins(
     mean: Values, std: Values, target: Values, bin_size: int
 ) -> tuple[Tensor, Tensor]:
-    """What `binned` gives, where no bar is zero."""
+    """The result of `binned`; bars of zero are refused."""
     error_and_positive_std(mean, std, target)
     return binned(mean, std, target, bin_size)
 
