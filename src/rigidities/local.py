@@ -109,8 +109,8 @@ def rigidity(
 ) -> Tensor:
     r"""Local prediction rigidity $1 / (f_i^\top H^{-1} f_i)$ of every term.
 
-    These are the numbers of `Posterior.rigidity`, for very many rows: by a triangular product, which
-    is half the work, in chunks of bounded memory.
+    The result is that of `Posterior.rigidity`, for very many rows: a triangular product is half the
+    work, and chunks bound the memory.
 
     Args:
         posterior: The posterior from the Gram of the group sums.

@@ -441,7 +441,7 @@ class _TotalVariance(_Candidates):
     Args:
         rows: The whitened rows z of the candidates, (N, D).
         weights: The loss weights with which rows would enter the Gram, (N,).
-        cared_rows: The rows whose variance is to shrink, whitened alike, (M, D).
+        cared_rows: The rows whose variance is to shrink, whitened in the same way, (M, D).
 
     Attributes:
         half: A, (D, M) or (D, D), half of the product $A A^\top$.

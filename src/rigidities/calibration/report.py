@@ -1,7 +1,7 @@
 """The outcome of a calibration: what was chosen, how good it is, and what to beware of.
 
-`CalibrationReport` holds the choice (`Calibration`) beside the numbers that a user needs to judge
-it, says in sentences what to beware of, and prints as a page. It goes into files as a header of
+`CalibrationReport` holds the choice (`Calibration`) and the numbers that a user needs to judge it,
+says in sentences what to beware of, and prints as a page. It goes into files as a header of
 plain values and a few tensors. `summary` describes a fit, calibrated or not, in a few lines.
 """
 
@@ -81,7 +81,8 @@ class CalibrationReport:
         gain_error: The standard error of the gain.
         gain_without: The gain without the one row that moves it most.
         rows: How many calibration rows there were (predictions, where a sample has several).
-        fixed: Whether the ridge was given, by the user or by the form, and not chosen.
+        fixed: Whether the ridge was not searched, since the user gave it or the form of the
+            curvature fixes it.
         samples: How many calibration samples were compared with the training data.
         duplicates: How many of those are in the training data too.
         zero_curvature: How many training rows the loss gave no weight, counted for each target that
@@ -281,6 +282,7 @@ class CalibrationReport:
 
     @property
     def _rounding_warning(self) -> str:
+        """A sentence on the error of mixed precision, and what to do about it."""
         return (
             f"The Gram's products were of mixed precision, whose rounding may change variances by "
             f"up to {self.rounding:.2g} of themselves at ridge {self.ridge:.2g}, more than "

@@ -63,7 +63,7 @@ def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tu
 def binned_log_ratio(mean: Values, std: Values, target: Values, bin_size: int = 100) -> float:
     """Mean over bins of |log10(MSE / variance)|: decades from y = x in the binned plot.
 
-    A constant bar can score as well as a good one, since it spans no decades: read this beside
+    A constant bar can score as well as a good one, since it spans no decades: read this with
     `nll_gain`, `slope`, `decades` and `spearman`. Infinite where the errors of a bin are all zero.
 
     Examples:

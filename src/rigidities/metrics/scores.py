@@ -187,7 +187,7 @@ def summary(
 
     Args:
         mean: Predictions, or a `Prediction`.
-        std: Their error bars, left out beside a `Prediction`.
+        std: Their error bars; left out where `mean` is a `Prediction`.
         target: True values.
         bin_size: Rows in each bin of the binned metrics.
         level: Level of the intervals of coverage, width and interval score.

@@ -15,8 +15,8 @@ the product: a float32 product loses every digit at a condition number of 1e4.
 Mixed precision multiplies short blocks of rows in the features' own precision (half-precision ones
 are exact in the products of float32) and sums the blocks in float64. The error of some blocks is
 measured: for random directions $v$ with $E\,v v^\top = I$, $E |dG\, v|^2$ is the squared Frobenius
-norm of $dG = G_{mixed} - G$, and $G v = F^\top (F v)$ is cheap. At worst all blocks err alike and
-in the same direction, so errors are added up, in proportion to the blocks' traces.
+norm of $dG = G_{mixed} - G$, and $G v = F^\top (F v)$ is cheap. At worst all blocks have the
+same error, in the same direction, so errors are added up, in proportion to the blocks' traces.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Gram:
 
     @staticmethod
     def preferred_rows(width: int) -> int:
-        """Rows that an update should bring at least: fewer cost more time per row."""
+        """Least number of rows that an update should have: fewer cost more time per row."""
         return 512
 
     @property

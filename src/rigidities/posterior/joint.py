@@ -227,7 +227,7 @@ class RowDeviation(NamedTuple):
 
     @staticmethod
     def stretched(roots: Tensor, z: Tensor) -> Tensor:
-        """S z, (n, M, J); S is symmetric."""
+        """S z, (n, M, J). S is symmetric, so this is also what its transpose gives."""
         if roots.ndim == 2:
             return roots * z
         return torch.einsum("mkj,nmj->nmk", roots, z)

@@ -45,7 +45,7 @@ class RootGram(Gram):
 
     @staticmethod
     def preferred_rows(width: int) -> int:
-        """Rows that an update should bring at least.
+        """Least number of rows that an update should have.
 
         A factorisation costs least per row with twice as many rows as columns; for very wide
         features these would take much memory.

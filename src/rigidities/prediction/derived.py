@@ -21,7 +21,7 @@ from .distribution import Gaussian, gaussian_interval
 __all__ = ["Derived", "correlation", "differences"]
 
 STEP = 1 / 8
-"""Length of a step of differences, in standard deviations: large beside a search's tolerance."""
+"""Length of a step of differences in standard deviations: much larger than search tolerances."""
 
 WEIGHTS = (3 / 4, -3 / 20, 1 / 60)
 """Weights of the differences over one, two and three steps to each side.

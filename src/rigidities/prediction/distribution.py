@@ -123,6 +123,7 @@ class Distribution(ABC):
         raise self._not_implemented("shortfall")
 
     def _not_implemented(self, method: str) -> NotImplementedError:
+        """The error that this distribution lacks a method."""
         return NotImplementedError(
             f"Probabilities, scores and bounds need `{method}` of the distribution {self.name!r}. "
             "Write it as `Distribution` says."

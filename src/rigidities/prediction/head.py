@@ -138,7 +138,7 @@ class Head:
             constants: Constants of each target, (1 + J,).
             bounds: Bounds of h of each target, (2,).
             scales2: Factor of q of each target.
-            shared: Whether all targets have the same features. They are then standardised alike.
+            shared: Whether all targets have the same features and standardise them in the same way.
         """
         if shared:
             centre = inputs[0].centre

@@ -12,7 +12,7 @@ from torch import Tensor
 def gauss(points: int) -> tuple[Tensor, Tensor]:
     r"""Nodes and weights of the Gauss-Legendre rule on [0, 1], in float64.
 
-    The nodes are the eigenvalues of the Jacobi matrix, which has $k / \sqrt{4 k^2 - 1}$ beside its
+    The nodes are the eigenvalues of the Jacobi matrix, which has $k / \sqrt{4 k^2 - 1}$ next to its
     diagonal (Golub and Welsch).
 
     Args:

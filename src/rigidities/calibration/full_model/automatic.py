@@ -393,7 +393,8 @@ def calibration_of_fits(
     """
     distribution = _distribution(fits)
     tilts = TERMS if isinstance(distribution, Tilted) else 0
-    head_weights, head_constants = [], []
+    head_weights = []
+    head_constants = []
     for fit in fits:
         head_weight, head_constant = fit.head_weights(tilts)
         head_weights.append(head_weight)
@@ -500,10 +501,10 @@ def _row_remarks(rows: list[TargetRows], options: CalibrationOptions, memorised:
 
     `memorised` is the number of training rows that were left aside.
     """
-    held_out = min(int((~table.seen).sum()) for table in rows)
-    seen = min(int(table.seen.sum()) for table in rows)
+    held_out_rows = min(int((~table.seen).sum()) for table in rows)
+    training_rows = min(int(table.seen.sum()) for table in rows)
     remarks = []
-    if not held_out and options.optimism:
+    if not held_out_rows and options.optimism:
         remarks.append(
             "There were no validation rows: training rows as if left out are optimistic for a net "
             "trained end to end. Calibrate on rows that the model has not seen."
@@ -513,12 +514,12 @@ def _row_remarks(rows: list[TargetRows], options: CalibrationOptions, memorised:
             f"The {memorised} training rows were left aside: they decide most of their own "
             "predictions, so that their residuals say little. The validation rows alone decide."
         )
-    elif not seen:
+    elif not training_rows:
         why = "The fit holds no training rows (sample=0, or a file without rows=True)"
         if options.noise_function:
             why = "The noise of training rows is not known"
         remarks.append(f"{why}: the validation rows alone decide.")
-    if held_out and options.early_stopping_remark:
+    if held_out_rows and options.early_stopping_remark:
         remarks.append(options.early_stopping_remark)
     if any(table.grid_step > 0 for table in rows) and isinstance(options.distribution, Tilted):
         remarks.append(

@@ -61,7 +61,7 @@ class LeftOutScores:
     Attributes:
         nll: The NLL of each row (n,) on each rung, the simplest first.
         places: Where the rows stand among all held-out rows, (n,).
-        fold: With which fold each row was left out, (n,).
+        fold: The fold with which each row was left out, (n,).
         only_fold: The one fold that was left out; None where all were, one after the other.
     """
 
@@ -181,8 +181,8 @@ class Ladder:
                     others.append(other_folds)
             rung = best_rung(others, self.barred, self.allowed)
             for nll, scores in zip(taken_nll, self.scores, strict=True):
-                out = scores.fold == k
-                nll[out] = scores.nll[rung][out]
+                in_fold = scores.fold == k
+                nll[in_fold] = scores.nll[rung][in_fold]
         gains = []
         for nll, scores, table in zip(taken_nll, self.scores, self.rows, strict=True):
             constant = constant_nll(table.held_out.residual, table.held_out.side)
@@ -222,7 +222,7 @@ def best_rung(scores: list[LeftOutScores], barred: frozenset[str], allowed: floa
 def _within(scores: list[LeftOutScores], rung: str, simpler: str, allowed: float) -> bool:
     """Whether a rung is worse than a simpler one by at most `allowed` standard errors.
 
-    Targets count alike.
+    All targets have equal weight.
     """
     differences = [target_scores.nll[rung] - target_scores.nll[simpler] for target_scores in scores]
     mean = math.fsum(float(rows.mean()) for rows in differences)
@@ -249,9 +249,10 @@ def rung_fits(
         design: The design, as in `fitted_target`.
         neighbour: Fits of another target, as in `fitted_target`.
     """
-    components_of = _rung_components(components)
+    components_of = _rung_components(components)  # by rung
     fits: Fits = {}
-    constants: dict[bool, ScaleFit | None] = {}  # with tails and without, for all rungs
+    # The fits without a head, with tails (True) and without, which several rungs share.
+    constants: dict[bool, ScaleFit | None] = {}
     for rung, rung_components in components_of.items():
         if rung == HEAD and FULL in components_of:
             continue  # it is the full model without its tilt
@@ -303,7 +304,7 @@ def left_out_scores(
         only_fold: The one fold that is left out and judged; None for all of them.
     """
     held_out = ~rows.seen if bool((~rows.seen).any()) else rows.seen
-    held_out_rows = held_out.nonzero()[:, 0]  # their numbers
+    held_out_rows = held_out.nonzero()[:, 0]  # row numbers, (n,)
     fold = folds(len(held_out_rows), held_out_rows.device)
     judged_folds = [only_fold]
     if only_fold is None:
@@ -313,18 +314,18 @@ def left_out_scores(
         if rung in fits or (rung == PAPER and paper_q is not None):
             nll[rung] = rows.q.new_empty(len(held_out_rows))
     for k in judged_folds:
-        out = fold == k
+        in_fold = fold == k
         remaining = torch.ones_like(rows.seen)
-        remaining[held_out_rows[out]] = False
-        left_out = rows[held_out_rows[out]]
+        remaining[held_out_rows[in_fold]] = False
+        left_out = rows[held_out_rows[in_fold]]
         for rung, fit in rung_fits(rows[remaining], components, fits).items():
-            nll[rung][out] = fit.nll(left_out)
+            nll[rung][in_fold] = fit.nll(left_out)
         if paper_q is not None:
             # The paper's form has one number to fit besides its ridge: the scale.
-            others = rows.residual[held_out_rows[~out]]
-            scale2 = (others.square() / paper_q[~out]).mean()
-            nll[PAPER][out] = distribution_nll(
-                Gaussian(), left_out.residual, scale2 * paper_q[out], left_out.side
+            others = rows.residual[held_out_rows[~in_fold]]
+            scale2 = (others.square() / paper_q[~in_fold]).mean()
+            nll[PAPER][in_fold] = distribution_nll(
+                Gaussian(), left_out.residual, scale2 * paper_q[in_fold], left_out.side
             )
     scores = LeftOutScores(nll, torch.arange(len(held_out_rows), device=fold.device), fold)
     if only_fold is None:

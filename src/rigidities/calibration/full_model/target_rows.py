@@ -66,8 +66,8 @@ class TargetRows:
         columns: The inputs of a head, (n, P), once they are known (`target_fit.Design`). The
             features are then no longer needed, and left out.
         distance: Prediction minus ignorant forecast, (n,), once that forecast is known.
-        extent: How much the readout summed in each row beside a usual one, (n,), once the forecast
-            is known; one where it does not sum.
+        extent: How much the readout summed in each row relative to a usual row, (n,), once the
+            forecast is known; one where it does not sum.
         forecast: The ignorant forecast, fitted to all rows of the target.
     """
 
@@ -434,7 +434,7 @@ class IgnorantForecast:
         return self.constant + features @ self.by_feature
 
     def extent(self, features: Tensor) -> Tensor:
-        """How much the readout sums in rows (n, P) beside a usual one, (n,)."""
+        """How much the readout sums in rows (n, P) relative to a usual row, (n,)."""
         if not len(self.extent_weight):
             return features.new_ones(len(features))
         return features @ self.extent_weight
@@ -461,7 +461,7 @@ def robust_unit(squares: Tensor) -> Tensor:
     """
     if not len(squares):
         return squares.new_zeros(())
-    # What is practically zero is judged beside a mean that the largest rows do not decide.
+    # "Practically zero" is relative to a mean that the largest squares do not dominate.
     outliers = max(1, int(OUTLIERS * len(squares)))
     largest = squares.kthvalue(max(1, len(squares) - outliers)).values
     negligible = 1e-6 * squares.clamp(max=float(largest)).mean()
