@@ -22,7 +22,7 @@ from .calibration import Calibration, without_prefix
 __all__ = ["CalibrationReport", "summary"]
 
 LARGEST_DOUBT = 1e-3
-"""Relative error of variances by mixed precision beyond which a warning is given."""
+"""Relative error of variances by mixed precision beyond which a warning or an error says so."""
 
 RUNGS = {
     "constant bar": "one constant bar, which grows beyond the training rows alone",

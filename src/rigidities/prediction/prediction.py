@@ -77,11 +77,11 @@ class Prediction:
             `prediction.novelty`. None unless the fit was asked for it.
 
     Examples:
-        >>> one = torch.ones(1)
-        >>> p = Prediction(mean=2 * one, epistemic=9 * one, noise=16 * one, rigidity=one)
+        >>> ones = torch.ones(1)
+        >>> p = Prediction(mean=2 * ones, epistemic=9 * ones, noise=16 * ones, rigidity=ones)
         >>> p.std.item(), [round(bound.item(), 2) for bound in p.interval(0.9)]
         (5.0, [-6.22, 10.22])
-        >>> round(p.cdf(7 * one).item(), 4), round(p.crps(2 * one).item(), 4)
+        >>> round(p.cdf(7 * ones).item(), 4), round(p.crps(2 * ones).item(), 4)
         (0.8413, 1.1685)
     """
 
