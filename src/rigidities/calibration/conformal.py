@@ -86,9 +86,9 @@ class Conformal:
         Args:
             prediction: Predictions of any shape.
             target: True values, shaped like them; NaN where masked.
-            targets: Which target each entry is of, broadcast against the prediction; by default
+            targets: The number of each entry's target, broadcast against the prediction; by default
                 its place in the last of several dimensions.
-            labels: Which group each entry is of, broadcast likewise.
+            labels: The label of each entry's group, broadcast against the prediction.
             cuts: Cuts of the bar, instead of labels; see `bar_cuts`.
             function: The function that gave the labels.
             merge_below: Number of rows below which groups share one list. By default groups by the
@@ -211,7 +211,7 @@ class Conformal:
         return small
 
     def _of_target(self, target: int) -> str:
-        """Which target a group is of, where there are several."""
+        """Words that name a group's target; empty where there is one target."""
         return f" of target {target}" if len(self.place) > 1 else ""
 
     def to(self, device: torch.device | str) -> Conformal:
@@ -230,8 +230,8 @@ class BoundConformal:
 
     Attributes:
         conformal: The sorted tails.
-        labels: Which group each entry is of, as in `Conformal.of`.
-        targets: Which target each entry is of, as in `Conformal.of`.
+        labels: The label of each entry's group, as in `Conformal.of`.
+        targets: The number of each entry's target, as in `Conformal.of`.
     """
 
     wide: ClassVar[tuple[str, ...]] = ()

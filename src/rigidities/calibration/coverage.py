@@ -38,12 +38,12 @@ GOOD = "good"
 CAREFUL = "careful"
 BAD = "bad"
 STATUSES = (GOOD, CAREFUL, BAD)
-"""How grave a fault is, from none to grave."""
+"""How serious a fault is, from none to serious."""
 
 _LITTLE = math.log(1.1)
 """Logarithm of the factor of the bars up to which a fault is small."""
 _MUCH = math.log(1.5)
-"""Logarithm of the factor of the bars from which on a fault is grave."""
+"""Logarithm of the factor of the bars from which on a fault is serious."""
 _FEWEST = 10
 """Least number of rows of a fifth."""
 _MOST = 1 << 14
@@ -54,7 +54,7 @@ _PLACES = ("lowest", "second", "middle", "fourth", "highest")
 
 
 class Coverage(NamedTuple):
-    """How many of some rows 90 % intervals cover, what chance allows, and what is wrong.
+    """How many rows 90 % intervals cover, what chance allows, and what is wrong.
 
     Attributes:
         rows: How many rows there are.
@@ -115,7 +115,7 @@ class Coverage(NamedTuple):
 
     @property
     def status(self) -> str:
-        """How grave the fault is, where there is one beyond chance."""
+        """How serious the fault is; `GOOD` where chance explains it."""
         if not self.side or self.off < _LITTLE:
             return GOOD
         return BAD if self.off > _MUCH else CAREFUL
@@ -143,7 +143,9 @@ def covered_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
         >>> covered_by_chance(100, 0.025), covered_by_chance(20, 0.025)  # of 20 all may lie inside
         ((84, 95), (15, 20))
     """
-    spread = 12 * math.sqrt(count * LEVEL * (1 - LEVEL)) + 12  # what lies beyond has no weight
+    spread = (
+        12 * math.sqrt(count * LEVEL * (1 - LEVEL)) + 12
+    )  # numbers beyond are practically impossible
     first = max(0, math.floor(LEVEL * count - spread))
     last = min(count, math.ceil(LEVEL * count + spread))
     k = torch.arange(first, last + 1, dtype=torch.float64)

@@ -325,7 +325,7 @@ class CalibrationReport:
 
     @property
     def _rows_line(self) -> list[str]:
-        """Which rows it was calibrated on, by which criterion."""
+        """A line on the rows it was calibrated on, and the criterion."""
         rows = f"{self.rows} rows"
         if 0 < self.used < self.rows:
             rows += f" ({self.used} of them used)"
@@ -382,7 +382,7 @@ class CalibrationReport:
         nll_before = None
         passed = False  # whether the rung that was taken is among those before
         for rung, nll in self.ladder.items():
-            # The constant bar and the paper's form are no steps from the rung before.
+            # The constant bar and the paper's form do not extend the rung before.
             if nll_before is None or rung in (_CONSTANT_BAR, _PAPER):
                 text = f"{nll:.4g} of {RUNGS[rung]}"
             else:
@@ -403,7 +403,7 @@ class CalibrationReport:
 
     @property
     def _guard_line(self) -> list[str]:
-        """How the bars behave far from the training rows; none without a guard."""
+        """A line on how the bars behave far from the training rows; none without a guard."""
         guard = self.calibration.guard
         if guard is None:
             return []
@@ -439,7 +439,7 @@ class CalibrationReport:
 
     @property
     def _novelty_line(self) -> list[str]:
-        """What is usual in the layers that the fit has watched, if any."""
+        """A line on what is usual in the layers that the fit has watched; none without such."""
         if not self.novelty:
             return []
         layers = "1 layer" if len(self.novelty) == 1 else f"{len(self.novelty)} layers"

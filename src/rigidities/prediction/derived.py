@@ -207,7 +207,7 @@ def _real(values: Any, like: Tensor | None = None) -> Tensor:
         like: What fn returned at the fitted values; None where `values` are just that.
 
     Raises:
-        TypeError: It is no tensor or array of numbers.
+        TypeError: It is not a tensor or array of numbers.
         ValueError: It is complex, empty, not finite, or of another shape than `like`.
     """
     try:

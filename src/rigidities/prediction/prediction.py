@@ -447,7 +447,7 @@ class Prediction:
         """A number, or one for each target, as a float64 tensor.
 
         Raises:
-            TypeError: It is no real number or array of such.
+            TypeError: It is not a real number or an array of real numbers.
             ValueError: Its shape does not broadcast to the prediction's.
         """
         import numpy

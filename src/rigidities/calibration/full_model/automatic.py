@@ -492,7 +492,7 @@ def _raised_noise_remarks(fits: list[TargetFit]) -> list[str]:
 
 
 def _target_prefix(target: int, targets: int) -> str:
-    """Which target a remark is on, where there are several."""
+    """Words that name a remark's target; empty where there is one target."""
     return f"Target {target}: " if targets > 1 else ""
 
 

@@ -60,7 +60,7 @@ PESSIMISM = 0.25
 SHARE = 0.1
 """Least share of the residuals' variance that the first estimate attributes to the scale."""
 GAUSSIAN_FAR = 30.0
-"""Robust units at which residuals are cut off under a distribution without tails."""
+"""Robust units at which residuals are cut off under a Gaussian."""
 NEGLIGIBLE = 1e-6
 """Share of the residuals' variance that a constant bar attributes to the scale.
 
@@ -88,7 +88,8 @@ class ScaleFit:
     Attributes:
         vector: a, log alpha^2, kappa, then w, (3 + P,).
         tail: log(nu - 2).
-        gaussian: Whether the distribution has no tails instead.
+        gaussian: Whether the distribution is a Gaussian instead of a Student-t; `tail` then has no
+            meaning.
         penalty: lambda.
         evidence: The log evidence by Laplace, up to a constant; NaN where it was not asked for.
         information: The information of a row on average, without the priors, (3 + P, 3 + P), at the
@@ -194,10 +195,11 @@ class ScaleProblem:
     Attributes:
         rows: All rows.
         inputs: The head's inputs, (n, P); no columns for a constant noise.
-        square: Squared residuals, plus a little: a residual of zero is no certainty, (n,).
+        square: Squared residuals, plus a little, since a residual of zero does not mean certainty,
+            (n,).
         centre: The prior mean of log alpha^2.
         spread: Its prior spread.
-        gaussian: Whether the distribution has no tails to find.
+        gaussian: Whether the distribution is a Gaussian instead of a Student-t.
     """
 
     rows: TargetRows
@@ -487,7 +489,7 @@ def constant_fit(
     Args:
         rows: The rows.
         square: Squared residuals, (n,).
-        gaussian: Whether the distribution has no tails.
+        gaussian: Whether the distribution is a Gaussian instead of a Student-t.
         start: A fit to nearly the same rows, at which the search begins instead.
     """
     square = _bounded_squares(square, gaussian=gaussian)
@@ -553,7 +555,7 @@ def headed_fit(
         square: Squared residuals, (n,).
         constant: The fit of a constant noise, where the search begins; it centres the prior of the
             scale.
-        gaussian: Whether the distribution has no tails.
+        gaussian: Whether the distribution is a Gaussian instead of a Student-t.
         start: A fit to nearly the same rows. The search begins there instead, with its penalty.
         near: A likely penalty, as in `ScaleProblem.best`.
     """

@@ -2,7 +2,7 @@ r"""The full model of one target, and what is left of it without some of its com
 
 A noise that follows the inputs, plus $\alpha^2 q$, under a Student-t distribution (`scale_fit`), a
 tilt of that distribution (`tilt_fit`), and a guard outside of the data (`prediction.guards`).
-Training rows enter as if left out. Which components are kept is decided by `ladder`.
+Training rows enter as if left out. `ladder` decides which components are kept.
 
 Data flow: `Design` turns rows into the columns that the head looks at; `fitted_target`
 fits scale, bounds of the noise, tilt and guard to them, one after the other; the `TargetFit` that

@@ -244,7 +244,7 @@ class TargetRows:
 
     @cached_property
     def squares(self) -> Tensor:
-        """Squared residuals, plus a little: a residual of zero is no certainty, (n,)."""
+        """Squared residuals, (n,), plus a little: a residual of zero does not mean certainty."""
         return self.residual.square() + TINY * self.mean_square
 
     @cached_property
