@@ -71,7 +71,7 @@ Components = Tensor | Sequence[int] | Sequence[Columns]
 """Sizes of consecutive blocks that fill all columns, or one `Columns` per component."""
 
 _ROWS = 4096
-"""Rows at a time: ten megabytes at 320 features; larger products are no faster."""
+"""Number of rows per chunk: ten megabytes at 320 features; larger products are no faster."""
 
 
 def sums(features: Tensor, groups: Tensor, count: int | None = None) -> Tensor:
@@ -109,8 +109,8 @@ def rigidity(
 ) -> Tensor:
     r"""Local prediction rigidity $1 / (f_i^\top H^{-1} f_i)$ of every term.
 
-    The same numbers as `Posterior.rigidity`, for very many rows: a triangular product, half the
-    work, in chunks of bounded memory.
+    The result is that of `Posterior.rigidity`, for very many rows: a triangular product is half the
+    work, and chunks bound the memory.
 
     Args:
         posterior: The posterior from the Gram of the group sums.
@@ -155,7 +155,8 @@ def component_rigidity(
         features: (N, D), one row per term.
         components: Sizes of consecutive blocks of columns that add up to D, or one slice, index
             tensor or Boolean mask per component (any subsets; they may overlap).
-        groups: (N,), the owner of each row: rigidities of the groups' sums in place of the terms'.
+        groups: (N,), the owner of each row. With it the rigidities are those of the groups' sums;
+            by default those of the terms.
         count: Number of groups, as in `sums`.
         dtype: Precision of the product, as in `rigidity`.
 
@@ -254,8 +255,8 @@ def marginal(posterior: Posterior, columns: Columns) -> Posterior:
         >>> from rigidities import Gram
         >>> gram = Gram(2)
         >>> gram.update(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
-        >>> part = marginal(Posterior.from_gram(gram, ridge=0.0), [0])
-        >>> round(part.rigidity(torch.tensor([[1.0]])).item(), 6)
+        >>> first_weight = marginal(Posterior.from_gram(gram, ridge=0.0), [0])
+        >>> round(first_weight.rigidity(torch.tensor([[1.0]])).item(), 6)
         1.8
     """
     (component,) = _columns([columns], posterior.width)
@@ -415,7 +416,11 @@ def _indices(entry: Columns, number: int, width: int) -> slice | Tensor:
 
 
 def _partition(components: Components, width: int) -> list[slice | Tensor]:
-    """Components that have every column exactly once; others are refused."""
+    """The components, if every column is in exactly one of them.
+
+    Raises:
+        ValueError: A column is in none or in several.
+    """
     columns = _columns(components, width)
     all_columns = torch.arange(width)
     named_columns = torch.cat([all_columns[component] for component in columns])
@@ -433,7 +438,7 @@ def _partition(components: Components, width: int) -> list[slice | Tensor]:
 def _checked_finite(values: Tensor) -> Tensor:
     """Sums or products of features, if they are finite.
 
-    A NaN or infinity in a row reaches its sums and products, where it is cheaper to look for.
+    A NaN or infinity in a row also appears in its sums and products, where it is cheaper to find.
     """
     if not bool(torch.isfinite(values).all()):
         row = int((~torch.isfinite(values)).nonzero()[0, 0])

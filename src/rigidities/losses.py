@@ -2,8 +2,8 @@ r"""Curvature of the loss at the prediction: the weight of a row in the Gram.
 
 The paper's pseudo-Hessian (Sec. 3.4) weighs each row by $\partial^2 \ell / \partial \tilde y^2$.
 A loss here is any object with `curvature(prediction, target, batch)`. `loss_for` makes one of a
-name, a plain callable or a `torch.nn` loss with `reduction="none"`. A loss may also bring sample
-weights with it (`own_weights`), and a `ValuedLoss` has a value that can be differentiated.
+name, a plain callable or a `torch.nn` loss with `reduction="none"`. A loss may also have sample
+weights (`own_weights`), and a `ValuedLoss` has a value that can be differentiated.
 
 | name | loss | curvature |
 | --- | --- | --- |
@@ -46,7 +46,7 @@ def __dir__() -> list[str]:
 
 @runtime_checkable
 class Loss(Protocol):
-    """What the fit needs of a loss.
+    """What a fit needs from a loss.
 
     Attributes:
         needs_target: Whether the curvature depends on the target.
@@ -55,7 +55,7 @@ class Loss(Protocol):
     needs_target: bool
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
-        """Second derivative by the prediction.
+        """Second derivative with respect to the prediction.
 
         Args:
             prediction: (N, K).
@@ -79,7 +79,7 @@ LossLike = str | Loss | Callable[[Tensor, Tensor], Tensor]
 """A name, a loss, or callable(prediction, target) -> one loss per sample."""
 
 
-# A file holds the fields of the losses below by name.
+# Files store the fields of the losses below by name.
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ class Huber:
         assert target is not None
         residual = (prediction - target).to(torch.float64)
         inside = (residual.abs() <= self.delta).to(torch.float64)
-        return inside + 0 * residual  # a comparison with NaN is False, and NaN must stay NaN
+        # A comparison with NaN is False, so that a sum makes NaN of a NaN residual again.
+        return inside + 0 * residual
 
 
 @dataclass(frozen=True)
@@ -292,14 +293,14 @@ class PerSampleLoss:
                 "batch loses the curvature of each sample. Pass reduction='none', or drop the "
                 ".mean()."
             )
-        # Whether the first sample has the same loss by itself is tried once.
+        # Only the first batch is tried: the first sample must have the same loss by itself.
         if not self._checked and rows > 1:
             alone = self.function(prediction[:1].detach(), target[:1]).detach()
-            inside = values[:1].detach()
-            if not torch.allclose(alone, inside, rtol=1e-4, equal_nan=True):
+            in_batch = values[:1].detach()
+            if not torch.allclose(alone, in_batch, rtol=1e-4, equal_nan=True):
                 raise ValueError(
                     "The loss of a sample depends on the rest of its batch (for one sample alone "
-                    f"it is {float(alone.sum()):.6g}, in the batch {float(inside.sum()):.6g}). "
+                    f"it is {float(alone.sum()):.6g}, in the batch {float(in_batch.sum()):.6g}). "
                     "Return the plain loss of each sample, not divided by the batch size."
                 )
         self._checked = True
@@ -321,7 +322,7 @@ def require_valued(loss: LossLike) -> ValuedLoss:
 
 
 def own_weights(loss: Loss, batch: Any) -> Tensor | None:
-    """The sample weights that a loss brings with it, (N, 1) or (N, K) in float64; None for none."""
+    """Sample weights that are part of a loss, (N, 1) or (N, K) in float64; None if it has none."""
     weight: Callable[[Any], Tensor] | None = getattr(loss, "weight", None)
     if weight is None:
         return None
@@ -335,7 +336,7 @@ NAMED: dict[str, Loss] = {
     "log-cosh": LogCosh(),
     "poisson": PoissonNLL(),
 }
-"""Losses by the names that users give; files keep these, and no functions."""
+"""Losses by the names that users give. Files store these names, but no functions."""
 
 
 def loss_for(loss: LossLike) -> Loss:

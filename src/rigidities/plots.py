@@ -216,7 +216,7 @@ def confidence_factors(sigmas: float = 1) -> tuple[float, float]:
 
 
 def _std_and_absolute_error(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
-    """sigma and |e|, flat, with no sigma of zero."""
+    """sigma and |e|, flat; a sigma of zero is refused."""
     error, std = error_and_positive_std(mean, std, target, " for a logarithmic axis")
     return std, error.abs()
 
@@ -289,7 +289,7 @@ def _resolution(error: Tensor, std: Tensor, bin_size: int) -> str:
 
 
 def thinned_curve(nominal: Tensor, observed: Tensor, knots: int = 2000) -> tuple[Tensor, Tensor]:
-    """At most so many knots of a curve, both ends among them: more would not show."""
+    """At most `knots` knots of a curve, both ends among them: more would not be visible."""
     count = min(knots, len(nominal))
     rows = torch.linspace(0, len(nominal) - 1, count, dtype=torch.float64).long()
     return nominal[rows], observed[rows]
@@ -304,7 +304,7 @@ def _scatter(ax: Axes, x: Tensor, y: Tensor, **style: Any) -> None:
         "s": 12,
         "alpha": min(0.8, max(0.03, 12 / math.sqrt(max(1, len(x))))),
     }
-    if style.get("marker") != "x":  # a cross is nothing but its line
+    if style.get("marker") != "x":  # a cross consists of lines only
         look["linewidths"] = 0
     look.update(style)
     ax.scatter(x, y, **look)

@@ -54,10 +54,10 @@ Numbers = Tensor | Sequence[float] | float
 Indices = Tensor | Sequence[int]
 
 BLOCK = 8192
-"""Rows at a time where a copy is made."""
+"""Number of rows per block where a copy is made."""
 
 _CANCELLATION = 1e-3
-"""Fall of a running value, relative to its largest so far, at which it is computed anew."""
+"""Ratio of a running value to its largest so far, below which it is computed anew."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Selection:
             `"variance"` as in the module's docstring (unscaled, in units of $\alpha^2$); for `top`
             the variance.
         quadratic: q of every candidate after all choices, unscaled, (N,); None from `top`, which
-            knows nothing of it.
+            does not compute it.
     """
 
     indices: Tensor
@@ -139,8 +139,8 @@ def greedy(
 ) -> Selection:
     r"""n candidates, one after the other, each the best in the light of those before it.
 
-    The features' whitened copy takes 8 N D bytes. No label is needed. A budget: the costs of the
-    choices, `costs[selection.indices].cumsum(0)`, tell where to cut the batch.
+    The features' whitened copy takes 8 N D bytes. No label is needed. With a budget, cut the batch
+    where the costs of the choices, `costs[selection.indices].cumsum(0)`, exceed it.
 
     Args:
         posterior: The posterior of the data at hand, with one Gram for all targets.
@@ -151,7 +151,7 @@ def greedy(
             the Gram; default one.
         costs: Positive, (N,) or one number: the gain per cost is maximised.
         chosen: Rows picked already, whose labels have not come yet: they enter the Gram first and
-            are not picked again. (Rows in the posterior's Gram do not belong into the pool.)
+            are not picked again. (Rows in the posterior's Gram do not belong in the pool.)
         of: Features of the rows whose variance is to shrink, (M, D) (`"variance"` only); default
             the candidates. A row times the root of r counts r times.
 
@@ -162,7 +162,7 @@ def greedy(
         ValueError: Shapes, NaN, more picks than candidates, or a Gram per target.
 
     Examples:
-        Of two equal candidates the second is worth less than another direction:
+        After the first of two equal candidates, another direction is worth more than the second:
 
         >>> from rigidities import Gram
         >>> gram = Gram(2)
@@ -187,7 +187,7 @@ def greedy(
     row_weights = _per_row("weights", weights, features).to(device)
     row_costs = _per_row("costs", costs, features).to(device)
 
-    # Rows picked before enter by another whitening, and not by picks of their own.
+    # Rows chosen before change the whitening at once, instead of being added pick by pick.
     chosen_weights = row_weights[chosen_rows.to(device)]
     whitener = _whitener(posterior, features[chosen_rows], chosen_weights)
     rows = _whitened(posterior, features, whitener)
@@ -255,7 +255,7 @@ def _whitened(posterior: Posterior, features: Tensor, whitener: Tensor | None) -
 
 
 def _checked_features(name: str, features: Tensor, posterior: Posterior) -> Tensor:
-    """Finite features (N, D) of the posterior's width; others are refused by their name."""
+    """Finite features (N, D) of the posterior's width; `name` is what errors call them."""
     if posterior.eigenvalues.ndim > 1:
         raise ValueError(
             f"This posterior has a Gram for each of {len(posterior.eigenvalues)} targets; rows "
@@ -441,10 +441,10 @@ class _TotalVariance(_Candidates):
     Args:
         rows: The whitened rows z of the candidates, (N, D).
         weights: The loss weights with which rows would enter the Gram, (N,).
-        cared_rows: The rows whose variance is to shrink, whitened alike, (M, D).
+        cared_rows: The rows whose variance is to shrink, whitened in the same way, (M, D).
 
     Attributes:
-        half: A, (D, M) or (D, D).
+        half: A, (D, M) or (D, D), half of the product $A A^\top$.
         squares: $a_j$ of all candidates.
     """
 
@@ -478,9 +478,9 @@ class _TotalVariance(_Candidates):
 def _square_root(rows: Tensor) -> Tensor:
     r"""A with $A A^\top$ = rows^T rows, (D, M) or (D, D), whichever is smaller.
 
-    A root of (D, D) comes from the eigenvalues of rows^T rows, of which those that rounding made
-    negative count as zero. Products in blocks suit a busy machine, where a QR factorisation waits
-    for all threads at every column.
+    A (D, D) root comes from the eigenvalues of rows^T rows; those that rounding made negative count
+    as zero. Products in blocks suit a busy machine, where a QR factorisation waits for all threads
+    at every column.
     """
     if len(rows) <= rows.shape[1]:
         return rows.mT.clone()

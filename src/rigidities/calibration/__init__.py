@@ -1,6 +1,6 @@
 """From residuals to ridge, scale, noise and distribution.
 
-The way of the data: `residuals` gathers the rows of a calibration in one pass. Either `search`
+Data flow: `residuals` gathers the rows of a calibration in one pass. Either `search`
 chooses ridge, scale and noise by one of the `criteria` or by the `evidence`, or `full_model` fits
 noise, tails and shape of the distribution. Both end in a `Calibration` (`calibration`), which
 predictions use, and a `CalibrationReport` (`report`) on it, with its `gain` over one constant bar.

@@ -1,6 +1,6 @@
 r"""What a calibration is asked for, and what it has chosen.
 
-`CalibrationOptions` holds the wishes of one call of `calibrate`, checked and with names replaced by
+`CalibrationOptions` holds what one call of `calibrate` asks for, checked and with names replaced by
 classes. `Calibration` holds the outcome: the ridge $\varsigma^2$, the scale $\alpha$, the noise and
 the distribution around the mean. Predictions, files and reports read the outcome from it alone.
 """
@@ -230,13 +230,13 @@ class Calibration:
     def unscaled(
         cls, ridge: float, targets: int, device: torch.device | None = None
     ) -> Calibration:
-        """Before any calibration: scale 1, no noise, Gaussian."""
+        """The state before any calibration: scale 1, no noise, Gaussian."""
         ones = torch.ones(targets, dtype=torch.float64, device=device)
         return cls(ridge=ridge, scale=ones, noise=NoNoise(torch.zeros_like(ones)))
 
     @property
     def weighted(self) -> bool:
-        """Whether there is noise whose level is that of rows with another weight than one."""
+        """Whether there is noise whose level belongs to a loss weight other than one."""
         return bool(((self.weight != 1) & (self.noise.level > 0)).any())
 
     def epistemic(self, q: Tensor) -> Tensor:
@@ -260,13 +260,13 @@ class Calibration:
         return noise.expand(mean.shape)
 
     def form(self, dtype: torch.dtype) -> HeadForm | None:
-        """The head folded with its guard and distribution, in that precision; None without it."""
+        """The head, guard and distribution folded, in that precision; None without a head."""
         if self.head is None:
             return None
         return HeadForm.of(self.head, self.guard, self.distribution, dtype)
 
     def with_functions(self, noise: NoiseFunction | None, groups: Groups | None) -> Calibration:
-        """The calibration with the functions that a file does not hold.
+        """The calibration with the functions that a file cannot hold: of the noise, and of groups.
 
         Raises:
             ValueError: A function is given that this calibration does not use.
@@ -297,7 +297,7 @@ class Calibration:
         return self.distribution.each(lambda _: tilt)
 
     def to(self, device: torch.device) -> Calibration:
-        """The same on another device."""
+        """The same calibration on another device."""
         return replace(
             self,
             scale=self.scale.to(device),
@@ -310,7 +310,7 @@ class Calibration:
         )
 
     def header(self) -> dict[str, Any]:
-        """Plain values for a file's header; the tensors go by `tensors`.
+        """Plain values for a file's header; `tensors` has the tensors.
 
         Raises:
             ValueError: The noise or the distribution is of a class that is not registered.

@@ -2,12 +2,12 @@ r"""Intervals whose coverage is guaranteed: split conformal prediction by each d
 
 The score of a row is how far out its target lies in its distribution, $s = |2u - 1|$ with $u =
 F(y)$ (Chernozhukov, Wuethrich and Zhu, 2021). What is kept is the tail
-$t = 1 - s = 2 \min(P(Y \le y), P(Y \ge y))$, at most 1: it keeps its digits where s rounds to one,
-and is the smallest score between F(y-) and F(y) where a distribution has mass at a bound. Of n rows
-that fitted nothing else an interval takes the $\lceil (n+1)\,\mathrm{level} \rceil$-th smallest
-score.
+$t = 1 - s = 2 \min(P(Y \le y), P(Y \ge y))$, at most 1: it keeps its digits where s rounds to one.
+Where a distribution has mass at a bound, it belongs to the smallest score between F(y-) and F(y).
+With n rows that fitted nothing else, an interval ends at the
+$\lceil (n+1)\,\mathrm{level} \rceil$-th smallest score.
 
-The way of the data: `Conformal.of` sorts the tails of rows into one list for each target and group
+Data flow: `Conformal.of` sorts the tails of rows into one list for each target and group
 (groups are those of a user's function, or of the bar's size); `Conformal.bound` joins the lists to
 a prediction; `BoundConformal.interval` looks up the threshold of each of its rows.
 """
@@ -29,12 +29,12 @@ from ..prediction.prediction import Prediction
 __all__ = ["BoundConformal", "Conformal", "Groups", "bar_cuts", "rows_needed"]
 
 LEAST = 50
-"""Rows below which groups by the bar are merged, where nothing else is asked for."""
+"""Number of rows below which groups by the bar are merged by default."""
 USUAL = 0.9
-"""Level for which a report says which groups are too small."""
+"""Level for which a report names the groups that are too small."""
 
 _SLACK = 1e-6
-"""Share by which tails are narrowed: rounding must not push out the row that one came from."""
+"""Share by which a threshold is lowered, so that rounding does not exclude the row it is from."""
 _MIX = (-7046029254386353131, -4658895280553007687)
 """Odd factors that mix the bits of a hash."""
 _UNLABELLED = torch.iinfo(torch.int64).min
@@ -53,11 +53,11 @@ class Conformal:
     """Sorted tails of rows that fitted nothing else, for each target and group.
 
     Attributes:
-        tails: Lists of tails one after the other, each falling (its scores rise), (S,).
-        counts: The rows of each list, (L,).
-        place: The number of the list of each target and group, (K, G + 1); the last column is that
-            of all rows of the target.
-        labels: The groups' labels, rising, (G,); those by the bar are 1, 2, ....
+        tails: L lists of tails, one after the other, each in descending order, (S,).
+        counts: The number of rows of each list, (L,).
+        place: The number of each target's and group's list, (K, G + 1). The last column has the
+            lists of all rows of a target.
+        labels: The groups' labels, ascending, (G,); groups by the bar have the labels 1, 2, ....
         cuts: Values of the bar that separate groups by the bar, (K, G - 1).
         function: The function that labels a batch; files do not hold it.
     """
@@ -81,19 +81,19 @@ class Conformal:
         function: Groups | None = None,
         merge_below: int | None = None,
     ) -> Conformal:
-        """The lists of predictions of rows that fitted nothing else.
+        """The sorted tails of rows that fitted nothing else.
 
         Args:
             prediction: Predictions of any shape.
             target: True values, shaped like them; NaN where masked.
-            targets: Which target each entry is of, broadcast against the prediction; by default
+            targets: The number of each entry's target, broadcast against the prediction; by default
                 its place in the last of several dimensions.
-            labels: Which group each entry is of, broadcast likewise.
+            labels: The label of each entry's group, broadcast against the prediction.
             cuts: Cuts of the bar, instead of labels; see `bar_cuts`.
             function: The function that gave the labels.
-            merge_below: Rows below which groups share one list. By default groups by labels are
-                never merged, since their guarantee would be that of the union, and groups by the
-                bar are below `LEAST`.
+            merge_below: Number of rows below which groups share one list. By default groups by the
+                bar are merged below `LEAST`, and groups by labels never, since their guarantee
+                would be that of the union.
 
         Raises:
             ValueError: No target is known, or a prediction is not finite.
@@ -101,32 +101,33 @@ class Conformal:
         if merge_below is None:
             merge_below = 0 if cuts is None else LEAST
         tail = prediction.tail(target).detach()
-        known = ~tail.isnan()
-        if not bool(known.any()) or bool((prediction.mean + prediction.std).isnan().any()):
+        has_target = ~tail.isnan()
+        if not bool(has_target.any()) or bool((prediction.mean + prediction.std).isnan().any()):
             raise ValueError("Conformal rows need targets and finite predictions. Clean the data.")
         target_numbers = _target_numbers(targets, tail)
         entry_labels = _entry_labels(prediction.std, target_numbers, labels, cuts)
         if cuts is None:
-            group_names = torch.unique(entry_labels[known & (entry_labels != _UNLABELLED)])
+            group_names = torch.unique(entry_labels[has_target & (entry_labels != _UNLABELLED)])
         else:
             group_names = torch.arange(1, cuts.shape[1] + 2, device=cuts.device)
         groups = len(group_names)
-        group = _group_numbers(group_names, entry_labels)[known]
-        target_number = target_numbers[known]
+        group = _group_numbers(group_names, entry_labels)[has_target]
+        target_number = target_numbers[has_target]
 
-        # rows of each target and group, (K, G)
+        # How many rows each target and group has, (K, G); rows without a group fill the column G.
         count = int(target_numbers.max()) + 1
         cells = target_number * (groups + 1) + group
-        table = cells.bincount(minlength=count * (groups + 1)).reshape(count, -1)[:, :groups]
-        place = _list_numbers(table.tolist(), by_size=cuts is None, merge_below=merge_below)
+        row_counts = cells.bincount(minlength=count * (groups + 1)).reshape(count, -1)[:, :groups]
+        place = _list_numbers(row_counts.tolist(), by_size=cuts is None, merge_below=merge_below)
         place_tensor = target_number.new_tensor(place)
 
         # Each tail goes into the list of all rows of its target, and into that of its group.
         list_numbers = place_tensor[target_number, -1]
-        tails = tail[known]
+        tails = tail[has_target]
         if groups:
             list_numbers = torch.cat([list_numbers, place_tensor[target_number, group]])
             tails = tails.repeat(2)
+        # Sorted by list, and in descending order within each list.
         order = tails.argsort(descending=True)
         order = order[list_numbers[order].argsort(stable=True)]
         return cls(
@@ -165,7 +166,7 @@ class Conformal:
 
     @property
     def sentences(self) -> list[str]:
-        """What a report says of the intervals."""
+        """What a report says about the intervals."""
         rows = self.counts[self.place[:, -1]]
         least = int(rows.min())
         most = int(rows.max())
@@ -210,7 +211,7 @@ class Conformal:
         return small
 
     def _of_target(self, target: int) -> str:
-        """Which target a group is of, where there are several."""
+        """Words that name a group's target; empty where there is one target."""
         return f" of target {target}" if len(self.place) > 1 else ""
 
     def to(self, device: torch.device | str) -> Conformal:
@@ -229,8 +230,8 @@ class BoundConformal:
 
     Attributes:
         conformal: The sorted tails.
-        labels: Which group each entry is of, as in `Conformal.of`.
-        targets: Which target each entry is of, as in `Conformal.of`.
+        labels: The label of each entry's group, as in `Conformal.of`.
+        targets: The number of each entry's target, as in `Conformal.of`.
     """
 
     wide: ClassVar[tuple[str, ...]] = ()
@@ -248,7 +249,7 @@ class BoundConformal:
         )
 
     def resolved(self, prediction: Prediction) -> BoundConformal:
-        """The same with group and target of each entry, whatever its bar and its place become."""
+        """The same with each entry's group and target fixed, whatever bars and places become."""
         target_numbers, labels = self._entries(prediction)
         return BoundConformal(replace(self.conformal, cuts=None), labels, target_numbers)
 
@@ -259,11 +260,11 @@ class BoundConformal:
         return target_numbers, _entry_labels(prediction.std, target_numbers, self.labels, cuts)
 
     def interval(self, prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
-        """The interval of each row: between the tails at the threshold of its group.
+        """The interval of each entry, whose ends have the tail that is its group's threshold.
 
-        Where a group has too few rows for the level it is the whole line, or the support, and a
-        warning names the group. A label that no conformal row had is such a group. Rows without a
-        label get the threshold of all rows.
+        Where a group has too few rows for the level, the interval is the whole line or the support,
+        and a warning names the group. A label that no conformal row had is such a group. Entries
+        without a label get the threshold of all rows.
 
         Args:
             prediction: The prediction.
@@ -297,7 +298,7 @@ class BoundConformal:
 
 
 def rows_needed(level: float) -> int:
-    r"""Conformal rows that a finite interval takes: the least n with (n + 1) level <= n.
+    r"""Number of conformal rows that a finite interval needs: the least n with (n + 1) level <= n.
 
     >>> rows_needed(0.9), rows_needed(0.95)
     (9, 19)
@@ -339,16 +340,17 @@ def group_labels(function: Groups, batch: Any, output: Tensor) -> Tensor:
 
 
 def set_aside(hashes: Tensor, share: float) -> Tensor:
-    """Which rows, by their hashes (n,), are kept for conformal scores: n times the share.
+    """Which rows, by their hashes (n,), are set aside for conformal scores, (n,).
 
-    Equal rows stay together, and the order of rows does not matter.
+    They are the given share of the rows. Equal rows stay together, and the order of rows does not
+    matter.
 
     Raises:
         ValueError: The share does not lie between 0 and 1.
     """
     if not 0 < share < 1:
         raise ValueError(f"conformal= as a share must lie between 0 and 1, got {share}.")
-    # The sample of training rows takes low hashes, so that their bits are mixed first.
+    # The sample of training rows takes low hashes too, so bits are mixed to be independent of it.
     mixed = hashes * _MIX[0]
     mixed = (mixed ^ (mixed >> 29)) * _MIX[1]
     return mixed <= mixed.sort().values[max(round(share * len(mixed)), 1) - 1]
@@ -374,7 +376,7 @@ def _entry_labels(
 
 
 def _group_numbers(group_names: Tensor, labels: Tensor) -> Tensor:
-    """Where each label stands among the groups' (G,); G, the last column, for others."""
+    """The index of each label among the groups' (G,); G, the last column, for other labels."""
     number = torch.searchsorted(group_names, labels)
     padded = torch.cat([group_names, group_names.new_full((1,), _UNLABELLED)])
     return torch.where(padded[number] == labels, number, len(group_names))
@@ -400,10 +402,10 @@ def _listed(names: list[str], most: int = 8) -> str:
 def _why_whole(
     whole: Tensor, counts: Tensor, labels: Tensor, level: float, *, grouped: bool
 ) -> str:
-    """Why intervals cover everything, with the groups, their rows and the rows they need.
+    """A sentence on why intervals cover everything, with the groups and the rows they need.
 
     Args:
-        whole: Which intervals do.
+        whole: Which intervals cover everything.
         counts: The conformal rows of each one's list.
         labels: The group of each one.
         level: The intervals' level.
@@ -428,18 +430,20 @@ def _why_whole(
     )
 
 
-def _list_numbers(table: list[list[int]], *, by_size: bool, merge_below: int) -> list[list[int]]:
-    """The numbers of the lists of each target's groups, and last that of all its rows, (K, G + 1).
+def _list_numbers(
+    row_counts: list[list[int]], *, by_size: bool, merge_below: int
+) -> list[list[int]]:
+    """`Conformal.place`: list numbers of each target's groups, then of all its rows, (K, G + 1).
 
     Args:
-        table: The rows of each target's groups, (K, G).
-        by_size: Whether groups of similar size are neighbours; else those of similar labels.
-        merge_below: Neighbours are together until they have so many rows; too few at the end join
-            those before. With 0 every group has a list of its own.
+        row_counts: The number of rows of each target's groups, (K, G).
+        by_size: Whether neighbours are groups of similar size; else groups of similar labels.
+        merge_below: Neighbours share a list until it has this many rows. Too few at the end join
+            the list before. With 0 every group has a list of its own.
     """
     place = []
     first = 0  # number of the target's first list
-    for counts in table:
+    for counts in row_counts:
         order = list(range(len(counts)))
         if by_size:
             order.sort(key=lambda group: counts[group])

@@ -1,10 +1,10 @@
 """Where 90 % intervals cover more or less than they promise: in all rows, and in fifths of them.
 
 Intervals may cover 90 % of all rows and of no part of them. So rows are cut into fifths by their
-prediction and by their bar, and each fifth is compared with the binomial distribution, with tails
-for so many looks.
+prediction and by their bar, and each fifth is compared with the binomial distribution. The tails
+allow for the number of comparisons.
 
-The way of the data: `rows_prediction` gives the rows of a calibration their error bars;
+Data flow: `rows_prediction` gives the rows of a calibration their error bars;
 `ScoredRows` turns predictions and true values into scores, standard normal numbers if the bars are
 right; `Coverage` counts the scores of all rows or of a fifth, and says what is wrong;
 `coverage_remarks` makes sentences of it for a report.
@@ -29,39 +29,39 @@ from .residuals import Residuals
 LEVEL = 0.9
 """The level of the intervals."""
 HALF_WIDTH = 1.6448536269514722
-"""Half the width of such an interval of a standard normal number."""
+"""Half the width of the 90 % interval of a standard normal number."""
 TAIL = 0.005
-"""How often right bars are called too narrow, and as often too wide, by all rows."""
+"""Probability that all rows call right bars too narrow, and the same for too wide."""
 FIFTHS_TAIL = 0.001
-"""The same by each of ten fifths."""
+"""The same probability for each of the ten fifths."""
 GOOD = "good"
 CAREFUL = "careful"
 BAD = "bad"
 STATUSES = (GOOD, CAREFUL, BAD)
-"""How grave a fault is, from none to grave."""
+"""How serious a fault is, from none to serious."""
 
 _LITTLE = math.log(1.1)
 """Logarithm of the factor of the bars up to which a fault is small."""
 _MUCH = math.log(1.5)
-"""Logarithm of the factor of the bars from which on a fault is grave."""
+"""Logarithm of the factor of the bars from which on a fault is serious."""
 _FEWEST = 10
-"""Rows of a fifth at least."""
+"""Least number of rows of a fifth."""
 _MOST = 1 << 14
-"""Scores that a calibration looks at, at most."""
+"""Largest number of scores that a calibration looks at."""
 _NEVER = 37.0
-"""The score of what cannot be: 1e-300 in double precision."""
+"""The score of an impossible target: about that of a tail of 1e-300."""
 _PLACES = ("lowest", "second", "middle", "fourth", "highest")
 
 
 class Coverage(NamedTuple):
-    """How many of some rows 90 % intervals cover, what chance allows, and what is wrong.
+    """How many rows 90 % intervals cover, what chance allows, and what is wrong.
 
     Attributes:
         rows: How many rows there are.
         inside: How many of them lie inside of their interval.
         low: The least number that chance allows.
         high: The largest number that chance allows.
-        factor: By what the bars would have to be multiplied to cover 90 %.
+        factor: The factor by which the bars would have to be multiplied to cover 90 %.
         rms: The root mean square of errors in bars.
         side: "narrow" or "wide" where the bars are wrong beyond chance, else empty.
         where: Which rows these are, in words.
@@ -82,7 +82,7 @@ class Coverage(NamedTuple):
 
         Args:
             columns: Scores, reaches and errors, (3, N), as `ScoredRows.columns` has them.
-            tail: How often right bars may be called too narrow, and as often too wide.
+            tail: Probability that right bars are called too narrow, and the same for too wide.
             where: Which rows these are, in words.
         """
         score, reach, error = columns
@@ -110,12 +110,12 @@ class Coverage(NamedTuple):
 
     @property
     def off(self) -> float:
-        """By how much the bars are wrong, as a logarithm."""
+        """The size of the logarithm of `factor`: by how much the bars are wrong."""
         return abs(math.log(max(self.factor, 1e-9)))
 
     @property
     def status(self) -> str:
-        """How grave the fault is, where there is one beyond chance."""
+        """How serious the fault is; `GOOD` where chance explains it."""
         if not self.side or self.off < _LITTLE:
             return GOOD
         return BAD if self.off > _MUCH else CAREFUL
@@ -134,15 +134,18 @@ class Coverage(NamedTuple):
 
 
 def covered_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
-    """How few and how many of the true values right 90 % intervals cover.
+    """The least and the largest number of true values that right 90 % intervals cover by chance.
 
-    Quantiles of the binomial distribution: fewer, as well as more, are as rare as `tail`.
+    They are quantiles of the binomial distribution: fewer has at most the probability `tail`, and
+    so has more.
 
     Examples:
         >>> covered_by_chance(100, 0.025), covered_by_chance(20, 0.025)  # of 20 all may lie inside
         ((84, 95), (15, 20))
     """
-    spread = 12 * math.sqrt(count * LEVEL * (1 - LEVEL)) + 12  # what lies beyond has no weight
+    spread = (
+        12 * math.sqrt(count * LEVEL * (1 - LEVEL)) + 12
+    )  # numbers beyond are practically impossible
     first = max(0, math.floor(LEVEL * count - spread))
     last = min(count, math.ceil(LEVEL * count + spread))
     k = torch.arange(first, last + 1, dtype=torch.float64)
@@ -159,14 +162,15 @@ def covered_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
 class ScoredRows:
     """Rows of one target compared with their own distribution.
 
-    Of a target at a bound of the support, where probability is in a lump, all is that of a
-    repeatable draw from what the distribution has beyond the bound.
+    Where a target lies at a bound of the support, which has a finite probability, it is replaced by
+    a reproducible draw from the unbounded distribution beyond the bound.
 
     Attributes:
         p: The predictions, (N,), without bounds.
-        z: Standard normal numbers as likely as the targets, (N,): `error`, for a Gaussian.
+        z: Scores, (N,): standard normal numbers with the same probability below them as the
+            targets. For a Gaussian they are `error`.
         error: (y - mean) / std, (N,).
-        looks: How many targets are looked at, by which tails are divided.
+        looks: How many targets are compared; tails are divided by it.
     """
 
     p: Prediction
@@ -178,21 +182,22 @@ class ScoredRows:
     def of(cls, p: Prediction, target: Tensor, looks: int = 1) -> ScoredRows:
         """The scores of predictions that are `judgeable`, by their true values."""
         y, impossible = _drawn_beyond_bounds(p, target)
-        free = _without_bounds(p)
-        error = (y - free.mean) / free.std
+        unbounded = _without_bounds(p)
+        error = (y - unbounded.mean) / unbounded.std
         z = error
         if p.distribution.name != "gaussian":
-            place = torch.where(y == free.mean, 0.0, (y - free.mean) / free.unit)
-            below = free.distribution.cdf(place)
-            above = free.distribution.mirrored.cdf(-place)
+            in_units = (y - unbounded.mean) / unbounded.unit
+            in_units = torch.where(y == unbounded.mean, 0.0, in_units)
+            below = unbounded.distribution.cdf(in_units)
+            above = unbounded.distribution.mirrored.cdf(-in_units)
             # the smaller tail keeps its digits
             far = torch.special.ndtri(torch.minimum(below, above).clamp(min=1e-300, max=0.5))
             z = far.copysign(below - above)
         z = torch.where(impossible, z.sign() * _NEVER, z)
-        return cls(free, z, error, looks)
+        return cls(unbounded, z, error, looks)
 
     def reach(self, level: float = LEVEL) -> Tensor:
-        """What bars must be multiplied with for an interval to end at the target, (N,)."""
+        """The factor by which a bar must grow for its interval to end at the target, (N,)."""
         unit = self.p.unit / self.p.std
         tiny = torch.finfo(torch.float64).tiny
         levels = self.error.new_tensor([(1 - level) / 2, (1 + level) / 2])
@@ -202,8 +207,9 @@ class ScoredRows:
     @cached_property
     def columns(self) -> Tensor:
         """Scores, reaches and errors, (3, N), for `Coverage`."""
-        never = (self.z.abs() >= _NEVER) * _NEVER
-        return torch.stack([self.z, torch.maximum(self.reach(), never), self.error])
+        # An impossible target is out of reach whatever the bar.
+        least_reach = (self.z.abs() >= _NEVER) * _NEVER
+        return torch.stack([self.z, torch.maximum(self.reach(), least_reach), self.error])
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -212,12 +218,12 @@ class ScoredRows:
 
     @cached_property
     def fifths(self) -> list[Coverage]:
-        """Coverage by fifths of the prediction, then of the bar; none of a key that is constant."""
+        """Coverage by fifths of the prediction, then of the bar; none for one that is constant."""
         return list(self._fifths(self.columns))
 
     @cached_property
     def uneven(self) -> list[Coverage]:
-        """The fifths that are wrong, narrow ones first; none where one factor mends all."""
+        """The fifths with wrong bars, too narrow ones first; none where one factor mends all."""
         if self.coverage.side and self.fifths:
             bar_factor = self.coverage.factor
             score_factor = _nine_tenths(self.z.abs()) / HALF_WIDTH
@@ -247,12 +253,12 @@ class ScoredRows:
 
 
 def _nine_tenths(sizes: Tensor) -> float:
-    """What nine tenths stay below."""
+    """The size that nine tenths of the sizes stay below."""
     return float(sizes.kthvalue(math.ceil(LEVEL * len(sizes))).values)
 
 
 def _key_range(place: str, keys: Tensor) -> str:
-    """Which keys a fifth has, in words; neighbours share one that is repeated."""
+    """The range of a fifth's keys, in words; neighbouring fifths may share a repeated key."""
     low = f"{float(keys[0]):.3g}"
     high = f"{float(keys[-1]):.3g}"
     if low == high:
@@ -270,7 +276,7 @@ def _shuffled(count: int) -> Tensor:
 
 
 def judgeable(p: Prediction) -> bool:
-    """Whether the distribution has probabilities, as one of one's own need not."""
+    """Whether the distribution has a `cdf`; one that a user wrote need not have it."""
     try:
         p[:1].tail(p.mean[:1])
     except NotImplementedError:
@@ -279,7 +285,7 @@ def judgeable(p: Prediction) -> bool:
 
 
 def _without_bounds(p: Prediction) -> Prediction:
-    """The same in double precision, without bounds and gradients."""
+    """The prediction in double precision, without bounds and gradients."""
     tensors: dict[str, Any] = {}
     for name, value in vars(p).items():
         if isinstance(value, Tensor):
@@ -290,7 +296,7 @@ def _without_bounds(p: Prediction) -> Prediction:
 
 
 def at_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets in double precision, exactly at bounds that rounding keeps them off; and their sides.
+    """Targets in double precision, moved to a bound that they miss only by rounding; their sides.
 
     A side is -1 or 1 at the lower or the upper bound, -2 or 2 beyond it, else 0.
     """
@@ -298,8 +304,8 @@ def at_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
     side = torch.zeros_like(target, dtype=torch.long)
     for sign, bound in zip((-1, 1), p.support or (), strict=False):
         if bound is not None:
-            past = sign * (y - torch.as_tensor(bound, dtype=torch.float64).to(y.device))
-            side = torch.where(past > 0, 2 * sign, torch.where(past == 0, sign, side))
+            beyond = sign * (y - torch.as_tensor(bound, dtype=torch.float64).to(y.device))
+            side = torch.where(beyond > 0, 2 * sign, torch.where(beyond == 0, sign, side))
     return y, side
 
 
@@ -308,15 +314,16 @@ def _drawn_beyond_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]
     y, side = at_bounds(p, target)
     generator = torch.Generator().manual_seed(0)
     for sign in (-1, 1):
-        at = side == sign
-        if not bool(at.any()):
+        at_bound = side == sign
+        if not bool(at_bound.any()):
             continue
-        free = _without_bounds(p[at])
-        # seen with the bound below
-        distribution = free.distribution if sign < 0 else free.distribution.mirrored
-        mass = distribution.cdf(-sign * (y[at] - free.mean) / free.unit)
-        drawn = mass * (1 - torch.rand(mass.shape, generator=generator).to(mass))
-        y[at] = free.mean - sign * free.unit * distribution.quantile(drawn.clamp(min=1e-300))
+        unbounded = _without_bounds(p[at_bound])
+        # An upper bound is mirrored, so that the mass beyond is always below the bound.
+        distribution = unbounded.distribution if sign < 0 else unbounded.distribution.mirrored
+        mass = distribution.cdf(-sign * (y[at_bound] - unbounded.mean) / unbounded.unit)
+        level = mass * (1 - torch.rand(mass.shape, generator=generator).to(mass))
+        z = distribution.quantile(level.clamp(min=1e-300))
+        y[at_bound] = unbounded.mean - sign * unbounded.unit * z
     return y, side.abs() == 2
 
 

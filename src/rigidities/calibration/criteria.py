@@ -49,7 +49,7 @@ def crps(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     r"""Mean continuous ranked probability score of a Gaussian.
 
     The best $\alpha$ solves $\sum \sqrt u\,[2\phi(r / \alpha\sqrt u) - 1/\sqrt\pi] = 0$, whose
-    left side grows with $\alpha$: Newton's steps, and bisection where they leave the bracket.
+    left side grows with $\alpha$, by Newton steps, and bisection where they leave the bracket.
     """
     root = spread.sqrt()
     z = residual.abs() / root
@@ -108,14 +108,14 @@ def pooled(criterion: Criterion, values: Tensor) -> Tensor:
 
 
 CRITERIA: dict[str, Criterion] = {"bins": bins, "crps": crps, "absolute": absolute}
-"""Criteria by name, but for those of the likelihood."""
+"""Criteria by name, except those of the likelihood."""
 
 _PRICES = {Gaussian.profile: 1, absolute: 1, crps: 24, bins: 48}
 _PRICE_OF_OTHERS = 128
 
 
 def price(criterion: Criterion) -> int:
-    """What a criterion costs beside the cheapest: a sort or an iteration costs more."""
+    """The cost of a criterion relative to the cheapest: a sort or an iteration costs more."""
     function = getattr(criterion, "__func__", criterion)  # of a bound method
     return _PRICES.get(function, _PRICE_OF_OTHERS)
 

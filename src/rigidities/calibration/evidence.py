@@ -3,8 +3,8 @@ r"""The evidence of a ridge: how probable the training data are under it.
 Bayesian linear regression on the features has a closed form in the sums that a fit keeps: the Gram
 $G = F^\top F$, the features' sums with the residuals $b = F^\top r$ and the residuals' sum of
 squares. `evidence` turns these into a function of the ridge, which `search.most_evident_ridge`
-minimises; `ridge_solution` gives the weights that are best at a ridge. Both treat biases alike:
-they have no prior, so their columns are projected out first (`bias_projection`).
+minimises; `ridge_solution` gives the weights that are best at a ridge. In both,
+biases have no prior, so their columns are projected out first (`bias_projection`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..posterior.posterior import Posterior
 __all__ = ["evidence", "ridge_solution"]
 
 _ROUNDING = 1e-14
-"""Share of the residuals' sum of squares below which what is left of it is not known."""
+"""Share of the residuals' sum of squares below which what remains of it is rounding."""
 
 
 def evidence(
@@ -36,7 +36,7 @@ def evidence(
     where $S = \min_w |y - F w|^2 + s |w|^2$ follows from the Gram's sums of residuals. Biases have
     no prior, or the target's offset would move the ridge: their columns are projected out of F and
     y, and each takes a row of N (the restricted likelihood). N counts rows whatever their weights,
-    which divide the noise of one observation and do not make it several.
+    which divide the noise variance of an observation and do not make several of it.
 
     Args:
         gram: The Gram of the training data, with residual sums.
@@ -89,6 +89,7 @@ def evidence(
     c = (basis.mT @ cross)[..., 0]
 
     def value(ridges: Tensor) -> Tensor:
+        """The negative log evidence per row of ridges (J,), the mean over targets, (J,)."""
         ridges = ridges.to(eigenvalues.device)
         s = ridges[:, None, None]  # (J, 1, 1)
         # S, (J, K): what the best weights at this ridge leave of the sum of squares
@@ -109,8 +110,8 @@ class BiasProjection:
 
     Attributes:
         matrix: $F^\top F - F^\top B (B^\top B)^{-1} B^\top F$ of the other columns F.
-        columns: The numbers of these other columns.
-        cross: The same of $F^\top r$, (K, columns, 1).
+        columns: The indices of these other columns.
+        cross: $F^\top r - F^\top B (B^\top B)^{-1} B^\top r$, (K, columns, 1).
         explained: What the biases explain of $r^\top r$, (K,).
         rank: How many rows the biases take: equal columns, of heads that are summed, take one.
     """

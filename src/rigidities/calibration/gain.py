@@ -1,4 +1,4 @@
-r"""What error bars are worth beside one constant bar, on rows that neither was fitted to.
+r"""How much better error bars are than one constant bar, on rows that neither was fitted to.
 
 The constant bar is a Gaussian distribution around the model's predictions whose standard deviation
 is the root mean square error of calibration rows. Both it and the bars are fitted to all folds of
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 FOLDS = 5
-"""Folds of a cross-validation, where there are as many rows."""
+"""Number of folds of a cross-validation; with fewer rows, one fold for each."""
 FEWEST_ROWS = 3
-"""Rows without which nothing can be left out and judged."""
+"""Least number of rows of which some can be left out and judged."""
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -33,18 +33,19 @@ def constant_nll(error: Tensor, side: Tensor | None = None) -> Tensor:
     Args:
         error: Target minus prediction, (n,).
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, else 0,
-            (n,). Rows at a bound count by the mass beyond it.
+            (n,). A row at a bound has the likelihood of the mass beyond it.
     """
     fold = folds(len(error), error.device)
     square = error.square()
     nll = torch.empty_like(square)
     for k in range(int(fold.max()) + 1):
-        out = fold == k
-        variance = square[~out].mean().clamp(min=1e-300)
-        nll[out] = 0.5 * (variance.log() + square[out] / variance) + _LOG_ROOT_TWO_PI
+        in_fold = fold == k
+        variance = square[~in_fold].mean().clamp(min=1e-300)
+        nll[in_fold] = 0.5 * (variance.log() + square[in_fold] / variance) + _LOG_ROOT_TWO_PI
         if side is not None:
-            beyond = -torch.special.log_ndtr(-side[out] * error[out] / variance.sqrt())
-            nll[out] = torch.where(side[out] == 0, nll[out], beyond)
+            fold_side = side[in_fold]
+            beyond = -torch.special.log_ndtr(-fold_side * error[in_fold] / variance.sqrt())
+            nll[in_fold] = torch.where(fold_side == 0, nll[in_fold], beyond)
     return nll
 
 
@@ -56,7 +57,8 @@ def error_of_sum(values: Sequence[Tensor], fold: Sequence[int | None] | None = N
 
     Args:
         values: The values (n,) of each target.
-        fold: Which rows the values of each target belong to; None for the same rows of all targets.
+        fold: The fold whose rows each target's values belong to. None stands for all rows; so does
+            an entry of None.
     """
     if fold is None:
         fold = [None] * len(values)
@@ -83,7 +85,7 @@ class Gain:
 
     @classmethod
     def of(cls, differences: Sequence[Tensor], fold: Sequence[int | None] | None = None) -> Gain:
-        """The gain of all targets, which count alike.
+        """The mean gain of all targets, which have equal weight.
 
         Args:
             differences: The gain of each left-out row, (n,), for each target.

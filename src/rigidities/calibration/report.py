@@ -1,8 +1,8 @@
 """The outcome of a calibration: what was chosen, how good it is, and what to beware of.
 
-`CalibrationReport` holds the choice (`Calibration`) beside the numbers that a user needs to judge
-it, says in sentences what to beware of, and prints as a page. It goes into files as a header of
-plain values and a few tensors. `summary` tells a whole fit, calibrated or not, in a few lines.
+`CalibrationReport` holds the choice (`Calibration`) and the numbers that a user needs to judge it,
+says in sentences what to beware of, and prints as a page. It goes into files as a header of
+plain values and a few tensors. `summary` describes a fit, calibrated or not, in a few lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .calibration import Calibration, without_prefix
 __all__ = ["CalibrationReport", "summary"]
 
 LARGEST_DOUBT = 1e-3
-"""Relative error of variances by mixed precision beyond which it is not used without a word."""
+"""Relative error of variances by mixed precision beyond which a warning or an error says so."""
 
 RUNGS = {
     "constant bar": "one constant bar, which grows beyond the training rows alone",
@@ -36,13 +36,13 @@ RUNGS = {
 _CONSTANT_BAR, _PAPER, _CONSTANT_NOISE, _TAILS, _FEATURE_NOISE, _FULL = RUNGS
 
 _FEW_ROWS = 10
-"""Calibration rows below which it is said that they are few."""
+"""Number of calibration rows below which a warning says that they are few."""
 _SWAMPED = 0.5
 """Effective rank below which the data determine no direction."""
 _NOTICEABLE = 0.01
-"""Share of calibration rows that were trained on, from which on bars may be too narrow by 0.5 %."""
+"""Share of calibration rows that were trained on, at which bars may be too narrow by 0.5 %."""
 _APART_FROM_HEADER = ("calibration", "constant", "gradient_scale")
-"""Fields of a report that are no plain values."""
+"""Fields of a report that are not plain values."""
 _REMEDIES = {
     "uneven": {
         "features": "With calibrate(valid, noise='features') the noise follows the inputs.",
@@ -55,7 +55,7 @@ _REMEDIES = {
         )
     },
 }
-"""For each fault, what helps, by the name of what is then in use."""
+"""For each fault, sentences on what helps, by the name that `CalibrationReport.has` gives it."""
 _LAST_REMEDY = "More rows like these to train and calibrate on, or another model, would help."
 
 
@@ -81,14 +81,15 @@ class CalibrationReport:
         gain_error: The standard error of the gain.
         gain_without: The gain without the one row that moves it most.
         rows: How many calibration rows there were (predictions, where a sample has several).
-        fixed: Whether the ridge was given, by the user or by the form, and not chosen.
+        fixed: Whether the ridge was not searched, since the user gave it or the form of the
+            curvature fixes it.
         samples: How many calibration samples were compared with the training data.
         duplicates: How many of those are in the training data too.
         zero_curvature: How many training rows the loss gave no weight, counted for each target that
             has weights of its own.
         stale: Whether data were added or removed since.
-        used: With how many of the calibration rows the choice was made, evenly chosen where there
-            are very many.
+        used: How many of the calibration rows the choice was made with. Where there are very many,
+            an evenly spread share is used.
         gradient_scale: The scale of derivatives, one entry per target, where it was calibrated.
         seen: How many training rows `auto` used, as if left out.
         ladder: For `auto`, the cross-validated NLL per row of one constant bar, of the paper's
@@ -96,7 +97,8 @@ class CalibrationReport:
         rung: For `auto`, the one of these that was taken.
         remarks: Sentences on the rows and what followed from them.
         rounding: A bound on the relative error of variances by products of mixed precision.
-        advice: What helps against uneven bars, where it is not what `LastLayerRigidity` has.
+        advice: What helps against uneven bars, where the advice for `LastLayerRigidity` does not
+            apply; else empty.
         novelty: Where the fit has watched layers, for each the squared distance that 95 % of the
             calibration rows stay below.
         novelty_usual: The novelty that 99 % of those rows stay below.
@@ -193,14 +195,15 @@ class CalibrationReport:
 
     @property
     def varies(self) -> bool:
-        """Whether bars differ among rows like those of the training, by what was taken."""
+        """Whether bars differ among rows like the training rows: one constant bar does not."""
         return self.rung != _CONSTANT_BAR
 
     @property
     def useless(self) -> str:
-        """That the bars were not shown to be better than one constant bar; empty where they were.
+        """A sentence that the bars were not shown to be better than one constant bar.
 
-        Where one row makes the difference, that is said too.
+        It also says where a single row decides. It is empty where the bars are better, and where
+        the gain is not known.
         """
         if not math.isfinite(self.gain):
             return ""
@@ -228,7 +231,7 @@ class CalibrationReport:
 
     @property
     def repeated(self) -> list[str]:
-        """That calibration rows are in the training data too, where it matters."""
+        """A sentence that calibration rows are in the training data too; none where few are."""
         share = self.duplicates / max(1, self.samples)
         if share < _NOTICEABLE:
             return []
@@ -241,7 +244,7 @@ class CalibrationReport:
 
     @property
     def few(self) -> list[str]:
-        """That the size of the bars rests on a handful of rows, where it does."""
+        """A sentence that the size of the bars rests on very few rows; none where it does not."""
         if not 0 < self.rows < _FEW_ROWS:
             return []
         if self.seen:
@@ -256,7 +259,7 @@ class CalibrationReport:
 
     @property
     def has(self) -> set[str]:
-        """Names of what the bars have, or was tried in vain: noise, distribution, and "groups"."""
+        """Names of the noise and distributions in use or tried in vain, and of groups in use."""
         calibration = self.calibration
         names = {calibration.noise.name, calibration.distribution.name}
         if _TAILS in self.ladder:
@@ -270,7 +273,7 @@ class CalibrationReport:
         return names
 
     def remedy(self, fault: str) -> str:
-        """What helps against uneven coverage, skew or tails and is not in use yet."""
+        """A sentence on what is not in use yet and helps against "uneven", "skew" or "tails"."""
         if self.advice and fault == "uneven":
             return self.advice
         if self.advice and fault == "skew":
@@ -279,6 +282,7 @@ class CalibrationReport:
 
     @property
     def _rounding_warning(self) -> str:
+        """A sentence on the error of mixed precision, and what to do about it."""
         return (
             f"The Gram's products were of mixed precision, whose rounding may change variances by "
             f"up to {self.rounding:.2g} of themselves at ridge {self.ridge:.2g}, more than "
@@ -286,12 +290,12 @@ class CalibrationReport:
         )
 
     def certified(self, rounding: float, feature_rounding: float) -> CalibrationReport:
-        """The report with the certificate of mixed precision.
+        """The report with the error bound of mixed precision, with a warning where it is large.
 
         Args:
             rounding: A bound on the relative error that mixed precision brings.
-            feature_rounding: The relative error of the features themselves, below which nothing is
-                said.
+            feature_rounding: The relative error of the features themselves. There is no warning
+                below it.
 
         Raises:
             ValueError: Rounding may change variances by half of themselves or more.
@@ -321,7 +325,7 @@ class CalibrationReport:
 
     @property
     def _rows_line(self) -> list[str]:
-        """Which rows it was calibrated on, by which criterion."""
+        """A line on the rows it was calibrated on, and the criterion."""
         rows = f"{self.rows} rows"
         if 0 < self.used < self.rows:
             rows += f" ({self.used} of them used)"
@@ -331,7 +335,7 @@ class CalibrationReport:
 
     @property
     def _choice_lines(self) -> list[str]:
-        """Ridge, scale and noise."""
+        """Lines on ridge, scale and noise."""
         fixed = " (fixed)" if self.fixed else ""
         lines = [
             f"  ridge           {self.ridge:.4g}{fixed}",
@@ -350,7 +354,7 @@ class CalibrationReport:
 
     @property
     def _quality_lines(self) -> list[str]:
-        """NLL, gain, distribution and what is known of the curvature."""
+        """Lines on NLL, gain, distribution and what is known of the curvature."""
         lines = [
             f"  NLL             {self.nll:.4g} on the rows fitted to",
             f"  gain            {self.worth} (± {numbers(self.constant)}), on rows left out",
@@ -369,16 +373,16 @@ class CalibrationReport:
 
     @property
     def _ladder_lines(self) -> list[str]:
-        """What was taken and what each part brought on rows left out, in plain words."""
+        """The rung that was taken, and what each rung gained on left-out rows, in plain words."""
         if not self.ladder or self.rung not in RUNGS:  # files of other versions
             return []
         richest = list(self.ladder)[-1]
         why = "" if self.rung == richest else ": richer ones are not shown to be better"
         lines = [f"chosen: {RUNGS[self.rung]}{why}. Cross-validated NLL"]
         nll_before = None
-        passed = False  # whether the rung that was taken lies below
+        passed = False  # whether the rung that was taken is among those before
         for rung, nll in self.ladder.items():
-            # The constant bar and the paper's form are no steps from the rung before.
+            # The constant bar and the paper's form do not extend the rung before.
             if nll_before is None or rung in (_CONSTANT_BAR, _PAPER):
                 text = f"{nll:.4g} of {RUNGS[rung]}"
             else:
@@ -399,7 +403,7 @@ class CalibrationReport:
 
     @property
     def _guard_line(self) -> list[str]:
-        """How the bars behave far from the training rows; none without a guard."""
+        """A line on how the bars behave far from the training rows; none without a guard."""
         guard = self.calibration.guard
         if guard is None:
             return []
@@ -416,7 +420,7 @@ class CalibrationReport:
         return [f"{where}bars grow to the targets' own spread and more{widths}"]
 
     def _usual_std(self, times: float) -> Tensor:
-        """The bar (K,) of a usual prediction whose q is so many times the guard's reference.
+        """The bar (K,) of a usual prediction whose q is `times` the guard's reference.
 
         It has the usual noise, and the prediction is the targets' mean.
         """
@@ -435,7 +439,7 @@ class CalibrationReport:
 
     @property
     def _novelty_line(self) -> list[str]:
-        """What is usual in the layers that the fit has watched, if any."""
+        """A line on what is usual in the layers that the fit has watched; none without such."""
         if not self.novelty:
             return []
         layers = "1 layer" if len(self.novelty) == 1 else f"{len(self.novelty)} layers"
@@ -491,7 +495,7 @@ class CalibrationReport:
 
 
 def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
-    """What the library has against a fault of the bars.
+    """A sentence on what the library has against a fault of the bars.
 
     Args:
         fault: "uneven" coverage, "skew" or "tails".
@@ -515,7 +519,7 @@ def distribution_line(distribution: Distribution) -> str:
 
 
 def numbers(tensor: Tensor, most: int = 6) -> str:
-    """Entries for reading, the first of many."""
+    """Entries as text, at most the first `most` of them."""
     text = ", ".join(f"{value:.4g}" for value in tensor.flatten()[:most].tolist())
     if tensor.numel() > most:
         text += f", ... ({tensor.numel()} targets)"
@@ -533,7 +537,7 @@ def summary(
     report: CalibrationReport | None = None,
     guarantee: str = "calibrate(x, y, conformal=0.3)",
 ) -> str:
-    """A fit in a few lines: what is known, how good it is, what to do next.
+    """A fit described in a few lines: what is known, how good it is, what to do next.
 
     Args:
         title: The first line.

@@ -19,14 +19,14 @@ from torch import Tensor
 __all__ = ["Gathering", "Residuals"]
 
 LARGEST = 3 << 25
-"""Numbers that are held at most (3/4 GiB in float64). Beyond them half of the rows are dropped."""
+"""Largest number of entries in memory, 3/4 GiB in float64. Beyond it half the rows are dropped."""
 ROWS = 1 << 17
-"""Rows that are held at most. A scale from so many is certain to 0.3 %."""
+"""Largest number of rows in memory. They give the scale to within 0.3 %."""
 
 _PIECE = 1 << 20
-"""Numbers of squared components from which on batches are joined to one piece."""
+"""Number of squared components at which batches are joined into one piece."""
 _BATCHES = 256
-"""Batches that are joined to one piece at the latest."""
+"""Number of batches at which they are joined into one piece at the latest."""
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -37,8 +37,8 @@ class Residuals:
     Attributes:
         error: Target minus prediction, (n, K); NaN where a target is masked.
         power: Squared components of the features in the Gram's eigenbasis, (n, D), or (n, K, D)
-            where targets have features of their own. They stand in several pieces, one after the
-            other, since joining them would take the memory twice.
+            where targets have features of their own. It is a tuple of pieces, whose rows follow one
+            another, since joining them would take the memory twice.
         weight: The weight of each row in the Gram, (n, 1) or (n, K).
         noise_factor: What a unit of noise adds to the row's variance, (n, 1) or (n, K): the noise's
             shape, times the typical weight over the user's weight c of the sample.
@@ -50,8 +50,8 @@ class Residuals:
         duplicates: How many of those are in the training data too.
         extra: Further columns, by name, (n, ...): those that were given to `Gathering.add`, and
             "number", the row's place in the data.
-        hashed: How many samples were told apart by their hashes.
-        distinct: How many different ones there were among them.
+        hashed: How many samples were compared with one another by their hashes.
+        distinct: How many of these differ from one another.
     """
 
     error: Tensor
@@ -69,7 +69,7 @@ class Residuals:
 
     @property
     def repeated(self) -> list[str]:
-        """A sentence that half of the rows or more are copies of others, where that is so."""
+        """A sentence that half of the rows or more are copies of others; none where fewer are."""
         if 2 * self.distinct > self.hashed or self.hashed < 2:
             return []
         return [
@@ -105,9 +105,10 @@ class Residuals:
 
 
 def golden_positions(first: int, count: int, device: torch.device) -> Tensor:
-    """Positions in [0, 1) of rows: those below a threshold are that share of them, evenly spread.
+    """Positions of rows in [0, 1), whose comparison with a share picks that share of the rows.
 
-    Multiples of the golden ratio share no period with the rows, of time steps or outputs, say.
+    The rows below the share are evenly spread. Positions are multiples of the golden ratio, which
+    have no period in common with the rows, such as one of time steps or outputs.
 
     Args:
         first: The number of the first row.
@@ -121,23 +122,23 @@ def golden_positions(first: int, count: int, device: torch.device) -> Tensor:
 Columns = dict[str, Tensor]
 """Some rows, by column: error, power, weight, noise_factor, the extra ones, number, position."""
 
-_OWN_COLUMNS = ("error", "power", "weight", "noise_factor", "position")
-"""Columns that are no extra ones of `Residuals`."""
+_STANDARD_COLUMNS = ("error", "power", "weight", "noise_factor", "position")
+"""Columns that do not go into `Residuals.extra`."""
 
 
 class Gathering:
-    """The rows of a pass so far, of which a bounded number is held.
+    """The rows of a pass so far; a bounded number of them is in memory.
 
     Attributes:
         sketch: A sketch of the hashes of all rows, which counts the distinct ones; None where
-            nobody asks.
+            they are not counted.
     """
 
     def __init__(self, most: int | None = None, sketch: Any = None) -> None:
         """Begin without rows.
 
         Args:
-            most: How many rows are held at most; by default `ROWS`.
+            most: Largest number of rows in memory; by default `ROWS`.
             sketch: A sketch of hashes, as `data.sketch.RowSketch`.
         """
         self.sketch = sketch
@@ -145,7 +146,7 @@ class Gathering:
         self._pieces: list[Columns] = []
         self._batches: list[Columns] = []  # the latest ones, not joined yet
         self._rows = 0
-        self._share = 1.0  # of all rows, that is held
+        self._share = 1.0  # share of all rows that is in memory
         self._shape_sum = 0.0
         # How many weights above zero there are, and the sum of their inverses, (2, 1 or K).
         self._weight_sums: Tensor | float = 0.0
@@ -183,12 +184,12 @@ class Gathering:
             noise_factor = shape.to(error)
             self._shape_sum += float(noise_factor.mean()) * len(error)
         if importance is not None:
-            counts = importance > 0
+            has_weight = importance > 0
             inverse = 1 / importance
-            error = torch.where(counts, error, torch.nan)
+            error = torch.where(has_weight, error, torch.nan)
             noise_factor = noise_factor * inverse
             terms = torch.stack([torch.ones_like(inverse), inverse])
-            self._weight_sums = self._weight_sums + torch.where(counts, terms, 0.0).sum(1)
+            self._weight_sums = self._weight_sums + torch.where(has_weight, terms, 0.0).sum(1)
         _require_finite(error, power, weight)
 
         position = golden_positions(self._rows, len(error), error.device)
@@ -214,7 +215,7 @@ class Gathering:
         self._duplicates += duplicates
 
     def merge(self, other: Gathering) -> Gathering:
-        """Take in another's rows, which come after these, and return these."""
+        """Append another's rows to these, and return this gathering."""
         self._join()
         other._join()
         # Rows that were never thinned get the positions that they would have in one pass.
@@ -275,7 +276,7 @@ class Gathering:
         return gathering
 
     def residuals(self, least: int = 2) -> Residuals:
-        """The table of all rows that are held.
+        """The table of all rows that are in memory.
 
         Args:
             least: How many rows there must be.
@@ -301,7 +302,7 @@ class Gathering:
         typical_weight = error.new_ones(1, 1)
         if isinstance(self._weight_sums, Tensor):
             typical_weight = self._weight_sums[:1] / self._weight_sums[1:]
-        extra_names = [name for name in self._pieces[0] if name not in _OWN_COLUMNS]
+        extra_names = [name for name in self._pieces[0] if name not in _STANDARD_COLUMNS]
         return Residuals(
             error=error,
             power=tuple(piece["power"] for piece in self._pieces),
@@ -322,7 +323,7 @@ class Gathering:
         return torch.cat([piece[name] for piece in self._pieces])
 
     def _hash_counts(self) -> tuple[int, int]:
-        """How many samples were told apart by their hashes, and how many of them are distinct."""
+        """How many samples were compared by their hashes, and how many of them are distinct."""
         if self.sketch is None:
             return 0, 0
         self.sketch.settle()
@@ -344,7 +345,7 @@ class Gathering:
 
 
 def _numbers(pieces: Iterable[Columns]) -> int:
-    """How many numbers the pieces take, the columns that will be joined counted twice."""
+    """Number of entries of the pieces; columns that will be joined, all but power, count twice."""
     total = 0
     for piece in pieces:
         total += 2 * sum(column.numel() for column in piece.values()) - piece["power"].numel()

@@ -10,7 +10,7 @@ Without validation data, `loo` takes the training rows: a row left out of a ridg
 residual $e/(1-cq)$ and variance $q/(1-cq)$. That is exact for a readout refitted without the
 row and optimistic for a network trained end to end.
 
-The way of the data: `Objective` is the criterion as a function of the ridge, `search` finds its
+Data flow: `Objective` is the criterion as a function of the ridge, `search` finds its
 minimum, or `most_evident_ridge` that of the evidence, and `search_report` makes a report of the
 choice, with its cross-validated gain over one constant bar.
 """
@@ -42,20 +42,23 @@ DECADES = (-10.0, 4.0)
 PER_DECADE = 4
 """Points per decade of the coarse grid."""
 EFFORT = 1 << 29
-"""Rows times candidates, in units of the cheapest criterion, that one grid may take (some 2 s).
-Beyond it the grid is searched with fewer rows, and what it leaves judged with more."""
+"""Largest effort of one grid: rows times candidates times the criterion's price (some 2 s).
+
+Beyond it the grid is searched with fewer rows, and the best choice is judged again with more."""
 RECHOSEN = 1000
-"""Rows up to which cross-validation chooses the ridge again in every fold. With more rows, one
-ridge that all of them have chosen flatters by less than a thousandth of a nat."""
+"""Number of rows up to which cross-validation chooses the ridge again in every fold.
+
+With more rows, a ridge chosen by all of them overstates the gain by less than a thousandth of a
+nat."""
 
 _CELLS = 1 << 17
-"""Numbers of a criterion's table that are worked on at once: they fit into a cache."""
+"""Entries of a criterion's table that are worked on at once: they fit into a cache."""
 _TABLE = 1 << 22
-"""Variances q that are held at once."""
+"""Largest number of variances q in memory at once."""
 _TAIL_ROWS = 1 << 14
-"""Residuals that choose the degrees of freedom, roughly."""
-_FLOOR_DECADES = torch.linspace(-4, 4, 33, dtype=torch.float64)
-_FINE_FLOORS = 9
+"""Number of residuals, roughly, by which the degrees of freedom are chosen."""
+_FLOOR_DECADES = torch.linspace(-4, 4, 33, dtype=torch.float64)  # relative to the mean variance
+_FINE_FLOORS = 9  # number of floors in a refined grid
 _FEW_DISTINCT = 30
 """Distinct rows below which copies of them get a warning, not only a remark."""
 
@@ -102,16 +105,22 @@ class FloorGrid:
             return 1 + len(_FLOOR_DECADES)
         return 1 + _FINE_FLOORS if self.width else 1
 
-    def floors(self, mean: Tensor, target: int) -> Tensor:
-        """Candidates for one target: none, and multiples of the mean variance or of a floor."""
-        zero = mean.new_zeros(1)
+    def floors(self, mean_variance: Tensor, target: int) -> Tensor:
+        """The floors to try for one target, in units of the squared scale; the first may be zero.
+
+        Args:
+            mean_variance: The mean unscaled variance of the rows, (): the whole range is relative
+                to it.
+            target: The target's number, for the floors of `near`.
+        """
+        zero = mean_variance.new_zeros(1)
         floor = None if self.near is None else self.near.floor[target]
         if floor is not None and not self.width:
             return floor[None]
         if floor is None or not bool(floor > 0):
-            return torch.cat([zero, mean * 10 ** _FLOOR_DECADES.to(mean.device)])
+            return torch.cat([zero, mean_variance * 10 ** _FLOOR_DECADES.to(mean_variance.device)])
         step = float(_FLOOR_DECADES[1] - _FLOOR_DECADES[0]) * self.width
-        offsets = torch.linspace(-step, step, _FINE_FLOORS, dtype=torch.float64, device=mean.device)
+        offsets = torch.linspace(-step, step, _FINE_FLOORS, dtype=torch.float64, device=zero.device)
         return torch.cat([zero, floor * 10**offsets])
 
 
@@ -146,9 +155,9 @@ class Objective:
         return torch.zeros_like(has_features)
 
     def choices(self, ridges: Tensor, grid: FloorGrid = _ALL_FLOORS) -> list[Choice]:
-        """The best scale and floor at each ridge (J,), of those floors that the grid has.
+        """The best scale and floor at each ridge (J,), among the floors of the grid.
 
-        Where that takes more than `EFFORT`, an even share of the rows judges.
+        Where that takes more than `EFFORT`, only an evenly spread share of the rows is used.
         """
         rows, targets = self.residuals.error.shape
         floors = grid.count if self.options.noise.tied is None else 1
@@ -161,9 +170,11 @@ class Objective:
         return choices
 
     def _choices(self, ridges: Tensor, judging: Tensor, grid: FloorGrid) -> list[Choice]:
-        """The same for few ridges, by the rows that judge, (n,)."""
+        """`choices` for few ridges; the mask `judging`, (n,), says which rows are used."""
         q = self.residuals.quadratic(self.eigenvalues, ridges)
-        target_values, target_scales, target_floors = [], [], []
+        target_values = []
+        target_scales = []
+        target_floors = []
         for target in range(self.residuals.error.shape[1]):
             value, scale2, floor = self._target_choices(q, target, judging, grid)
             target_values.append(value)
@@ -194,12 +205,14 @@ class Objective:
                 spread = spread + floor * noise_factor
             scale2, value = self._profile(error, spread)
             return value, scale2, floor.expand_as(value)
-        values, scales, best_floors = [], [], []
+        values = []
+        scales = []
+        best_floors = []
         for j in range(spread.shape[1]):
             column = spread[:, j, None]  # (n, 1)
-            mean = column.nanmean() / self.residuals.mean_shape
-            floors = grid.floors(mean, target)
-            # errors depend on the ridge where rows are left out
+            mean_variance = column.nanmean() / self.residuals.mean_shape
+            floors = grid.floors(mean_variance, target)
+            # Errors depend on the ridge where rows are left out.
             column_error = error if error.shape[1] == 1 else error[:, j, None]
             scale2, value = self._profile(column_error, column + floors * noise_factor)
             best = value.nan_to_num(nan=math.inf).argmin()
@@ -211,14 +224,17 @@ class Objective:
     def _target_columns(
         self, q: Tensor, target: int, judging: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Errors (n, 1 or J), spreads (n, J) and noise factors (n, 1) of the rows that count."""
+        """Errors (n, 1 or J), spreads (n, J) and noise factors (n, 1) of the usable rows.
+
+        Usable rows are those that judge, are not masked and are not `barless`.
+        """
         rows = self.residuals
         barless = _column(self.barless, target)[:, 0]
-        counts = torch.isfinite(rows.error[:, target]) & judging & ~barless
-        error = rows.error[counts, target, None]
-        weight = _column(rows.weight, target)[counts]
-        noise_factor = _column(rows.noise_factor, target)[counts]
-        spread = _column(q, target)[counts][:, 0]
+        usable = torch.isfinite(rows.error[:, target]) & judging & ~barless
+        error = rows.error[usable, target, None]
+        weight = _column(rows.weight, target)[usable]
+        noise_factor = _column(rows.noise_factor, target)[usable]
+        spread = _column(q, target)[usable][:, 0]
         if not self.options.left_out:
             return error, spread, noise_factor
         remaining = 1 - weight * spread
@@ -226,9 +242,13 @@ class Objective:
         return error / remaining, spread / remaining, noise_factor
 
     def _profile(self, error: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-        """The criterion of each column, few at a time: what does not fit a cache is slow."""
+        """The best squared scale and the criterion's value of each column, (J,) each.
+
+        Few columns are worked on at a time: what does not fit into a cache is slow.
+        """
         step = max(1, _CELLS // len(spread))
-        scales, values = [], []
+        scales = []
+        values = []
         for start in range(0, spread.shape[1], step):
             columns = slice(start, start + step)
             column_errors = error[:, columns] if error.shape[1] > 1 else error
@@ -267,17 +287,17 @@ class Objective:
         fold = folds(len(self.residuals.error), self.residuals.error.device)
         nll = torch.full_like(self.residuals.error, math.nan)
         for k in range(int(fold.max()) + 1):
-            out = fold == k
-            others = replace(self, residuals=self.residuals.subset(~out))
-            left_out = replace(self, residuals=self.residuals.subset(out))
+            in_fold = fold == k
+            others = replace(self, residuals=self.residuals.subset(~in_fold))
+            left_out = replace(self, residuals=self.residuals.subset(in_fold))
             fold_choice, _ = search(others, None if rechoose_ridge else choice.ridge)
-            nll[out] = left_out.nll(fold_choice)
+            nll[in_fold] = left_out.nll(fold_choice)
         return nll
 
     def likeliest_distribution(self, choice: Choice) -> Distribution:
-        """The distribution of the options, a Student-t by name with the likeliest tails.
+        """The distribution of the options; with open tails, the likeliest Student-t.
 
-        All targets have the same tails.
+        All targets get the same degrees of freedom.
         """
         if not self.options.open_tails:
             return self.options.distribution
@@ -294,7 +314,7 @@ class Objective:
         return min(distributions, key=value)
 
     def calibration(self, choice: Choice) -> Calibration:
-        """The choice as everything after calibration uses it."""
+        """The choice as a `Calibration`."""
         level = choice.scale2 * choice.floor
         if self.options.noise_function is None:
             noise = self.options.noise(level)
@@ -314,7 +334,7 @@ def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | Non
     """The best choice, and the edge of the ridge's range it lies at.
 
     A grid over the whole range is followed by finer ones about its best point. Where there were too
-    many rows to search with, the scale at the end is that of them all.
+    many rows to search with all of them, all rows set the scale at the end.
 
     Args:
         objective: The criterion.
@@ -386,7 +406,7 @@ def most_evident_ridge(evidence: Evidence, largest: float) -> tuple[float, float
         values = evidence(largest * 10**exponents).nan_to_num(nan=math.inf)
         place = int(values.argmin())
         best = float(values.min())
-        # Beside ridges without a value the least value is one of rounding.
+        # Next to ridges whose evidence is not a number, the least value is rounding too.
         if not math.isfinite(best) or math.isinf(values[max(place - 1, 0)]):
             raise ValueError(
                 "The evidence finds no ridge: beside a far offset, or one far residual, "
@@ -406,7 +426,11 @@ def _column(tensor: Tensor, target: int) -> Tensor:
 
 
 def _best(choices: list[Choice]) -> Choice:
-    """The least value, of those judged by the most rows: a finer grid holds the old best too."""
+    """The choice of least value among those that the most rows have judged.
+
+    A finer grid may be judged by more rows than the best choice so far, which is among the choices
+    too.
+    """
     best = min(choices, key=lambda choice: (-choice.rows, choice.value))
     if not math.isfinite(best.value):
         raise ValueError(
@@ -430,9 +454,9 @@ def search_report(
 
     Args:
         residuals: The rows to calibrate on.
-        eigenvalues: Those of the basis in which the residuals' powers stand, (D,) or (K, D).
-        curvature_at: The curvature at a ridge, of which the report tells condition, effective_rank
-            and width: a `Posterior`, say.
+        eigenvalues: The eigenvalues of the basis of the residuals' powers, (D,) or (K, D).
+        curvature_at: The curvature at a ridge, such as a `Posterior`. The report takes condition,
+            effective_rank and width from it.
         options: What is asked of the calibration.
         least: Ridges up to here are not searched.
         evidence: The negative log evidence of ridges, which then chooses the ridge.
@@ -445,20 +469,21 @@ def search_report(
     else:
         choice, edge = search(objective, options.ridge)
     distribution = objective.likeliest_distribution(choice)
-    if distribution != options.distribution:  # open tails are chosen at the ridge found without
+    if distribution != options.distribution:
+        # Open tails are chosen at the ridge that was found without them.
         objective = replace(objective, options=replace(options, distribution=distribution))
         choice = search(objective, choice.ridge)[0]
 
     errors, _ = objective.errors_and_variances(choice)
     target_errors = [column[column.isfinite()] for column in errors.unbind(1)]
     remarks = []
-    barless = int(objective.barless.any(1).sum())
-    if barless > 0:
+    barless_rows = int(objective.barless.any(1).sum())
+    if barless_rows > 0:
         remarks.append(
-            f"The features of {barless} of {len(objective.barless)} rows are zero: the readout's "
-            "weights do not move their outputs (a final ReLU or clamp, an empty sum). Without "
-            "noise such rows have error bars of zero, and they were left out of the calibration. "
-            "criterion='auto' or noise='constant' gives them the noise."
+            f"The features of {barless_rows} of {len(objective.barless)} rows are zero: the "
+            "readout's weights do not move their outputs (a final ReLU or clamp, an empty sum). "
+            "Without noise such rows have error bars of zero, and they were left out of the "
+            "calibration. criterion='auto' or noise='constant' gives them the noise."
         )
         notify(remarks[0])
     searched = options.ridge is None and evidence is None
@@ -483,7 +508,7 @@ def _gain(
 ) -> Gain:
     """The gain over one constant bar on left-out rows; unknown where there are too few.
 
-    The errors are those of each target's rows that count.
+    `errors` has the errors of each target's usable rows.
     """
     if min(map(len, errors)) < FEWEST_ROWS:
         return Gain()
@@ -517,10 +542,10 @@ def completed_report(
     ladder: dict[str, float] | None = None,
     rung: str = "",
 ) -> CalibrationReport:
-    """The report on a choice, with what follows from the rows alone.
+    """The report on a choice, completed with what depends only on the rows.
 
-    It warns where enough of the validation rows are in the training data too, where they are copies
-    of few, and where they are very few.
+    It warns where a noticeable share of the validation rows is in the training data too, where they
+    are copies of a few rows, and where there are very few of them.
 
     Args:
         options: What was asked.
@@ -533,7 +558,7 @@ def completed_report(
         nll: The NLL per row on the rows that were fitted to.
         at_edge: The edge of the ridge's range, as in `search`.
         zero_curvature: How many training rows have no weight.
-        remarks: What is to be said of the choice.
+        remarks: Sentences on the choice.
         seen: How many training rows were used.
         ladder: For `auto`, the cross-validated NLL of each rung.
         rung: For `auto`, the rung that was taken.

@@ -1,4 +1,4 @@
-"""What scores do with their arguments: one shape, finite, flat, float64.
+"""How scores prepare their arguments: one shape, finite, flat, float64.
 
 The classical trap is (N,) against (N, 1), which broadcasts to (N, N) without a word. `aligned`
 refuses such pairs, or drops the dimension of size one. `of_prediction` lets a `Prediction` stand
@@ -42,14 +42,14 @@ def of_prediction(score: Callable[..., Score]) -> Callable[..., Score]:
     mean_index = list(signature(score).parameters).index("mean")
 
     @wraps(score)
-    def called(*args: Any, **keywords: Any) -> Score:
+    def score_of_prediction(*args: Any, **keywords: Any) -> Score:
         by_position = len(args) > mean_index
         mean = args[mean_index] if by_position else keywords.get("mean")
         after_mean = args[mean_index + 1 :]
         std = keywords.get("std", *after_mean[:1])
         if not isinstance(mean, Prediction) or std is mean:
             return score(*args, **keywords)
-        # Two arrays behind the prediction can only be std and target.
+        # Two arrays after the prediction can only be std and target.
         has_second_array = len(after_mean) > 1 and hasattr(after_mean[1], "__len__")
         if "std" in keywords or has_second_array:
             raise TypeError(
@@ -60,7 +60,7 @@ def of_prediction(score: Callable[..., Score]) -> Callable[..., Score]:
             return score(*args[: mean_index + 1], mean, *after_mean, **keywords)
         return score(*args, **keywords, std=mean)
 
-    return called
+    return score_of_prediction
 
 
 def aligned(**arrays: Values) -> tuple[Tensor, ...]:
@@ -70,14 +70,14 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
     never broadcasts to (N, N).
 
     Args:
-        **arrays: The arrays, each under the name that errors give it; `std` must be >= 0. A
+        **arrays: The arrays, each under the name that messages use for it; `std` must be >= 0. A
             `Prediction` stands for its attribute of that name.
 
     Returns:
         The tensors, in the same order.
 
     Raises:
-        ValueError: The shapes differ, or an array is empty, not finite, or a negative `std`.
+        ValueError: The shapes differ, an array is empty or not finite, or a `std` is negative.
 
     Examples:
         >>> aligned(mean=[1, 2], target=[[3], [4]])
@@ -175,7 +175,7 @@ def error_and_positive_std(
 
 
 def predicted(mean: Values, std: Values) -> Prediction:
-    """The prediction that stands for mean and std, in float64, or their Gaussian one, flat."""
+    """The `Prediction` given as mean, in float64; else a flat Gaussian one of mean and std."""
     if isinstance(mean, Prediction):
         tensors: dict[str, Any] = {}
         for name, value in vars(mean).items():

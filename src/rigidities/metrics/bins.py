@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .alignment import Values, aligned, error_and_positive_std, of_prediction
 
-# Bars that span less than this are constant up to rounding: a slope on them would be noise.
 _CONSTANT_DECADES = 1e-9
+"""Variances that span fewer decades are constant up to rounding: their slope would be noise."""
 
 
 @of_prediction
@@ -63,7 +63,7 @@ def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tu
 def binned_log_ratio(mean: Values, std: Values, target: Values, bin_size: int = 100) -> float:
     """Mean over bins of |log10(MSE / variance)|: decades from y = x in the binned plot.
 
-    A constant bar can score as well as a good one, since it spans no decades: read this beside
+    A constant bar can score as well as a good one, since it spans no decades: read this with
     `nll_gain`, `slope`, `decades` and `spearman`. Infinite where the errors of a bin are all zero.
 
     Examples:
@@ -110,7 +110,7 @@ def decades(std: Values, bin_size: int = 100) -> float:
 def _positive_bins(
     mean: Values, std: Values, target: Values, bin_size: int
 ) -> tuple[Tensor, Tensor]:
-    """What `binned` gives, where no bar is zero."""
+    """The result of `binned`; bars of zero are refused."""
     error_and_positive_std(mean, std, target)
     return binned(mean, std, target, bin_size)
 

@@ -1,4 +1,4 @@
-"""Do larger bars go with larger errors? Measures that only look at the order."""
+"""Do larger bars go with larger errors? Measures that depend only on the order of rows."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def ranks(values: Tensor) -> Tensor:
 
 
 def retained_rmse(squared: Tensor, *, by: Tensor) -> Tensor:
-    """RMSE of the n rows of smallest `by`, for n = 1 ... N.
+    """RMSE of the n rows with the smallest `by`, for n = 1 ... N.
 
     Args:
         squared: Squared errors, (N,).

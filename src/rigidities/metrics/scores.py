@@ -1,7 +1,7 @@
 """Scores of error bars: likelihood, coverage, calibration and sharpness.
 
 The formulas in the docstrings are those of Gaussian bars, which mean and std stand for. For a
-`Prediction` the same quantity of its own distribution is taken.
+`Prediction` they compute the same quantity of its distribution.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def interval_width(std: Values, level: float = 0.9) -> float:
 
 @of_prediction
 def interval_score(mean: Values, std: Values, target: Values, level: float = 0.9) -> float:
-    """Mean interval (Winkler) score: the width, and a fine for each target outside.
+    """Mean interval (Winkler) score: the width, plus a penalty for each target outside.
 
     mean 2 k sigma + 2 / (1 - level) max(|e| - k sigma, 0). Lowest for the true quantiles.
 
@@ -138,11 +138,11 @@ def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor
     """
     p, y = judged(mean, std, target, positive=True)
     levels = 1 - p.tail(y).cpu().double().flatten().sort(descending=True).values
-    zero = levels.new_zeros(1)
-    one = levels.new_ones(1)
+    level_zero = levels.new_zeros(1)
+    level_one = levels.new_ones(1)
     steps = torch.arange(len(levels) + 1, dtype=torch.float64) / len(levels)
-    nominal = torch.cat([zero, levels, one])
-    observed = torch.cat([steps, one])
+    nominal = torch.cat([level_zero, levels, level_one])
+    observed = torch.cat([steps, level_one])
     return nominal, observed
 
 
@@ -187,7 +187,7 @@ def summary(
 
     Args:
         mean: Predictions, or a `Prediction`.
-        std: Their error bars, left out beside a `Prediction`.
+        std: Their error bars; left out where `mean` is a `Prediction`.
         target: True values.
         bin_size: Rows in each bin of the binned metrics.
         level: Level of the intervals of coverage, width and interval score.

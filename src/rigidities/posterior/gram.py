@@ -15,8 +15,8 @@ the product: a float32 product loses every digit at a condition number of 1e4.
 Mixed precision multiplies short blocks of rows in the features' own precision (half-precision ones
 are exact in the products of float32) and sums the blocks in float64. The error of some blocks is
 measured: for random directions $v$ with $E\,v v^\top = I$, $E |dG\, v|^2$ is the squared Frobenius
-norm of $dG = G_{mixed} - G$, and $G v = F^\top (F v)$ is cheap. At worst all blocks err alike and
-in the same direction, so errors are added up, in proportion to the blocks' traces.
+norm of $dG = G_{mixed} - G$, and $G v = F^\top (F v)$ is cheap. At worst all blocks have the
+same error, in the same direction, so errors are added up, in proportion to the blocks' traces.
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ _CPU_ROWS = 1024
 """Rows that a CPU casts and multiplies at once, so that they stay in its cache."""
 
 _PAGE = 4096
-"""Bytes of a page; rows that start so far apart push each other out of a CPU's cache."""
+"""Bytes of a memory page.
+
+Rows whose starts are a multiple of it apart push each other out of a CPU's cache.
+"""
 
 _CUDA_NUMBERS = 1 << 25
-"""Numbers that an accelerator casts at once; 256 MiB in float64."""
+"""Matrix entries that an accelerator casts at once; 256 MiB in float64."""
 
 _SINGLE_ROWS = 4096
-"""Least number of rows of a block in float32; four times the width where that is more."""
+"""Rows of a block in float32, or four times the width where that is more."""
 
 _HALF_ROWS = 16384
 """Rows of a block in half precision."""
@@ -79,7 +82,7 @@ They give the norm of the error within a quarter, so the result is doubled.
 """
 
 _ROUNDING = 1e-6
-"""Share of a sum of squares by which a float32 model may miss it when it is called anew."""
+"""Relative error with which a float32 model reproduces a sum of squares when it is called again."""
 
 
 class Gram:
@@ -112,7 +115,7 @@ class Gram:
     """Name of the sums in a file."""
 
     copies: ClassVar[int] = 5
-    """Matrices of its size that a fit and its factorisation need at once, as measured."""
+    """Measured number of matrices of G's size that a fit and its factorisation need at once."""
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class Gram:
 
     @staticmethod
     def preferred_rows(width: int) -> int:
-        """Rows that an update should bring at least: fewer cost more time per row."""
+        """Least number of rows that an update should have: fewer cost more time per row."""
         return 512
 
     @property
@@ -217,10 +220,11 @@ class Gram:
         if rows == 0:
             return
         with_cross = self.count == 0 or self.cross is not None
-        if not moments:
+        if not moments:  # `square` goes on without these rows
             self.cross = None
             errors = None
         elif errors is None or (self.count > 0 and self.square is None):
+            # These rows or earlier ones lack residuals: the moments are incomplete for good.
             self.cross = None
             self.square = None
             errors = None
@@ -255,8 +259,9 @@ class Gram:
             self.width, targets=self.targets, device=self.device, precision=self.precision
         )
         rows.update(features, weights, residuals, moments=moments)
-        if not moments:
-            rows.square = None if self.square is None else torch.zeros_like(self.square)
+        if not moments and self.square is not None:
+            # These rows never entered `square`, so that nothing is to be subtracted from it.
+            rows.square = torch.zeros_like(self.square)
         vars(self).update(vars(self.without(rows)))
 
     def merge(self, other: Gram) -> Gram:
@@ -284,23 +289,24 @@ class Gram:
         if self.targets is not None and other.targets is None:
             other = other.expand(self.targets)
         other = self._compatible(other)
-        left = self.clone()
-        left._add_moments_of(other, -1)
-        negative = left._take_out(other)
-        if left.square is not None and self.square is not None:
-            squares = _variances(left.square)
-            rounding = _ROUNDING * _variances(self.square)
+        remaining = self.clone()
+        remaining._add_moments_of(other, -1)
+        negative = remaining._take_out(other)
+        if remaining.square is not None and self.square is not None:
+            squares = _sums_of_squares(remaining.square)
+            rounding = _ROUNDING * _sums_of_squares(self.square)
             negative = negative or bool((squares < -rounding).any())
-            squares.clamp_(min=0)
-            if left.count and bool((squares < rounding).any()):
-                left.cross = None
-                left.square = None
+            squares.clamp_(min=0)  # a view: `remaining.square` changes with it
+            if remaining.count and bool((squares < rounding).any()):
+                # Nothing but rounding is left of the residuals.
+                remaining.cross = None
+                remaining.square = None
         if negative:
             raise ValueError(
                 "These rows were never added, or not so (a sum of squares would turn negative). "
                 "Remove rows with the features, weights and targets they were added with."
             )
-        return left
+        return remaining
 
     def after(self, change: Tensor) -> Gram:
         r"""The Gram of the same rows when the weights have changed by $\delta$, (D, K).
@@ -319,13 +325,14 @@ class Gram:
         change = change.to(cross)
         equation = "de,ek->dk" if self.targets is None else "kde,ek->dk"
         moved.cross = cross - torch.einsum(equation, self.matrix, change)
-        both = cross + moved.cross  # r'r' = r r - (b + b')^T delta
+        # With b and b' the old and the new `cross`: r'^T r' = r^T r - delta^T (b + b').
+        cross_sum = cross + moved.cross
         if square.ndim == 2:
-            decrease = change.mT @ both
+            decrease = change.mT @ cross_sum
             moved.square = square - (decrease + decrease.mT) / 2
         else:
-            moved.square = square - (change * both).sum(0)
-        _variances(moved.square).clamp_(min=0)
+            moved.square = square - (change * cross_sum).sum(0)
+        _sums_of_squares(moved.square).clamp_(min=0)  # in place
         return moved
 
     def expand(self, targets: int) -> Gram:
@@ -379,7 +386,7 @@ class Gram:
         return eigenvalues, eigenvectors
 
     def state(self) -> dict[str, Tensor]:
-        """The sums as tensors, for `from_state`."""
+        """The sums as tensors, for `from_state`. Their names are those in files."""
         tensors = {
             self.stored: self._stored_sums(),
             "count": torch.tensor(self.count, dtype=torch.int64),
@@ -423,7 +430,11 @@ class Gram:
         return _mirrored(self._upper.triu())
 
     def _compatible(self, other: Gram) -> Gram:
-        """Another Gram of the same kind and shape, on this one's device; others are refused."""
+        """The other Gram on this one's device, if it has the same kind and shape.
+
+        Raises:
+            ValueError: It has another kind or shape.
+        """
         if (type(other), other.width, other.targets) != (type(self), self.width, self.targets):
             raise ValueError(
                 f"Cannot merge Grams of different shape: {self!r} and {other!r}. They must come "
@@ -432,7 +443,7 @@ class Gram:
         return other if other.device == self.device else other.to(self.device)
 
     def _add_moments_of(self, other: Gram, sign: int = 1) -> None:
-        """Add what another has beside its matrix, or with sign -1 take it out.
+        """Add everything but the matrix of another Gram, or subtract it with sign -1.
 
         Rounding errors add up whatever the sign.
         """
@@ -456,7 +467,7 @@ class Gram:
         self._upper += other._upper
 
     def _take_out(self, other: Gram) -> bool:
-        """Subtract another's matrix; whether a sum of squares turned negative."""
+        """Subtract another's matrix, and return whether a sum of squares turned negative."""
         least = -_ROUNDING * self.diagonal.amax(-1, keepdim=True)
         self._upper -= other._upper
         negative = bool((self.diagonal < least).any())
@@ -465,7 +476,7 @@ class Gram:
 
     def _check_features(self, features: Tensor, ones: bool) -> None:
         """Refuse features of another shape."""
-        width = self.width - ones
+        width = self.width - 1 if ones else self.width
         shape = tuple(features.shape)
         if shape[1:] not in ((width,), (self.targets, width)):
             per_target = "" if self.targets is None else f" or (N, {self.targets}, {width})"
@@ -526,15 +537,15 @@ class Gram:
             ones: Whether a column of ones belongs to the features.
             with_cross: Whether to add the products of features and residuals too.
         """
-        left = None if errors is None else errors.mT  # (K, n)
+        errors_by_target = None if errors is None else errors.mT  # (K, n)
         crosses = []
         if self._product_dtype(features) != torch.float64:
-            crosses.append(self._add_mixed(features, root, left, ones))  # (K, D)
+            crosses.append(self._add_mixed(features, root, errors_by_target, ones))  # (K, D)
         elif self.targets is None:
             rows = self._laid_out(features, root, ones)
             self._add_rows(self._upper, rows)
-            if left is not None and with_cross:
-                crosses.append(left @ rows)  # (K, D)
+            if errors_by_target is not None and with_cross:
+                crosses.append(errors_by_target @ rows)  # (K, D)
         else:
             for target, upper in enumerate(self._upper.unbind()):
                 rows = self._laid_out(
@@ -543,15 +554,15 @@ class Gram:
                     ones,
                 )
                 self._add_rows(upper, rows)
-                if left is not None and with_cross:
-                    crosses.append(left[target, None] @ rows)  # (1, D)
-        if left is None or errors is None:
+                if errors_by_target is not None and with_cross:
+                    crosses.append(errors_by_target[target, None] @ rows)  # (1, D)
+        if errors_by_target is None or errors is None:
             return
         if with_cross:
             cross = (crosses[0] if len(crosses) == 1 else torch.cat(crosses)).mT
             self.cross = cross if self.cross is None else self.cross + cross
         if errors.shape[1] <= JOINT_TARGETS:
-            square = left @ errors
+            square = errors_by_target @ errors
         else:
             square = errors.square().sum(0)
         self.square = square if self.square is None else self.square + square
@@ -559,7 +570,8 @@ class Gram:
     def _laid_out(self, features: Tensor, root: Tensor | None, ones: bool) -> Tensor:
         """The rows $W^{1/2} [F, 1]$ in float64, (n, D).
 
-        They may lie in scratch memory, which the next call overwrites, or be the caller's own.
+        They may lie in scratch memory, which the next call overwrites, or be the caller's own
+        tensor.
         """
         if root is None and not ones and features.dtype == torch.float64:
             return features.to(self.device).contiguous()
@@ -601,14 +613,14 @@ class Gram:
         _add_product(upper, rows)
 
     def _add_mixed(
-        self, features: Tensor, root: Tensor | None, left: Tensor | None, ones: bool
+        self, features: Tensor, root: Tensor | None, errors_by_target: Tensor | None, ones: bool
     ) -> Tensor:
-        """Add rows in mixed precision.
+        """Add rows in mixed precision, block by block.
 
         Args:
             features: (n, D), or (n, D - 1) with `ones`.
             root: The roots of the weights, (n, 1).
-            left: The residuals times those roots, (K, n) in float64.
+            errors_by_target: The residuals times those roots, (K, n) in float64.
             ones: Whether a column of ones belongs to the features.
 
         Returns:
@@ -620,6 +632,9 @@ class Gram:
             rows = rows.float() * root.float()
         elif rows.device.type == "cpu" and rows.stride(0) * rows.itemsize % _PAGE == 0:
             rows = self._workspace(len(rows), rows.shape[1], rows.dtype).copy_(rows)
+        # `left` is multiplied with the rows from the left: the residuals and, with `ones`, before
+        # them the last column, whose product with the rows is the last column of G.
+        left = errors_by_target
         if left is None:
             left = rows.new_empty(0, len(rows), dtype=torch.float64)
         if ones:
@@ -628,23 +643,23 @@ class Gram:
         trace_before = self._upper.diagonal().sum()
         crosses = []
         if rows.dtype in HALVES:
-            block_rows = _HALF_ROWS
+            rows_per_block = _HALF_ROWS
         else:
-            block_rows = max(_SINGLE_ROWS, 4 * self.width)
-        for start in range(0, len(rows), block_rows):
-            here = slice(start, start + block_rows)
-            block = rows[here]
-            block_left = left[:, here]
+            rows_per_block = max(_SINGLE_ROWS, 4 * self.width)
+        for start in range(0, len(rows), rows_per_block):
+            chunk = slice(start, start + rows_per_block)
+            block = rows[chunk]
+            block_left = left[:, chunk]
             self._blocks += 1
-            regular = self._blocks <= _MEASURED_FIRST or self._blocks % 32 == 0
-            if regular or len(block) > self._longest_measured:  # a longer sum may err by more
+            is_due = self._blocks <= _MEASURED_FIRST or self._blocks % 32 == 0
+            if is_due or len(block) > self._longest_measured:  # a longer sum may err by more
                 self._longest_measured = max(len(block), self._longest_measured)
                 product = torch.zeros_like(self._upper)
                 crosses.append(_add_short_block(product, block, block_left, ones))
                 # The features before they were weighted in the precision of the product.
-                exact = features[here].to(self.device, torch.float64)
+                exact = features[chunk].to(self.device, torch.float64)
                 if root is not None:
-                    exact = exact * root[here]
+                    exact = exact * root[chunk]
                 self._measure(product, exact, block_left[:1] if ones else None)
                 self._upper += product
             else:
@@ -653,7 +668,7 @@ class Gram:
         return crosses[0] if len(crosses) == 1 else torch.stack(crosses).sum(0)
 
     def _measure(self, product: Tensor, exact_rows: Tensor, last_column: Tensor | None) -> None:
-        """Note the error and the trace of a block's product.
+        """Add the error and the trace of a block's product to `_error_sums`.
 
         Args:
             product: (D, D), on and above the diagonal.
@@ -664,9 +679,9 @@ class Gram:
         if last_column is not None:
             exact_rows = torch.cat([exact_rows, last_column.mT], dim=1)
         # Other directions for every block, so that no error hides from all of them.
-        seeded = torch.Generator(self.device).manual_seed(self._blocks)
-        directions = standard_normal((self.width, _DIRECTIONS), self.device, seeded)
-        exact = exact_rows.mT @ (exact_rows @ directions)
+        generator = torch.Generator(self.device).manual_seed(self._blocks)
+        directions = standard_normal((self.width, _DIRECTIONS), self.device, generator)
+        exact = exact_rows.mT @ (exact_rows @ directions)  # G v = F^T (F v)
         error = _mirrored(product.triu()) @ directions - exact  # dG v, (D, directions)
         norm = torch.linalg.matrix_norm(error) / _DIRECTIONS**0.5
         self._error_sums[:2].add_(torch.stack([norm, product.diagonal().sum()]))
@@ -709,7 +724,7 @@ def with_ones(rows: Tensor) -> Tensor:
 def _row_chunks(
     rows: int, step: int, features: Tensor, root: Tensor | None, errors: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
-    """Features, roots of weights and residuals of `step` rows after the others."""
+    """Features, roots of weights and weighted residuals, `step` rows at a time."""
     if rows <= step:
         yield features, root, errors
         return
@@ -725,13 +740,13 @@ def _row_chunks(
 def _add_product(upper: Tensor, rows: Tensor) -> None:
     """Add rows^T rows to the upper triangle.
 
-    Each block row is multiplied from the diagonal on alone, which is half the work.
+    Each block row is multiplied only from the diagonal on, which is half the work.
 
     Args:
         upper: (D, D) in float64.
         rows: (n, D) in any precision.
     """
-    for start, stop in _block_rows(len(upper), rows):
+    for start, stop in _block_row_bounds(len(upper), rows):
         block_row = upper[start:stop, start:]
         left = rows[:, start:stop].mT
         right = rows[:, start:]
@@ -742,7 +757,7 @@ def _add_product(upper: Tensor, rows: Tensor) -> None:
 
 
 def _add_short_block(upper: Tensor, rows: Tensor, left: Tensor, ones: bool) -> Tensor:
-    """Add a block of rows in float32 or half precision, and multiply the residuals with it.
+    """Add rows^T rows of a block in float32 or half precision, and multiply residuals with it.
 
     Args:
         upper: (D, D) in float64.
@@ -762,12 +777,12 @@ def _add_short_block(upper: Tensor, rows: Tensor, left: Tensor, ones: bool) -> T
     if not ones:
         return products
     products = torch.cat([products, left @ left[:1].mT], dim=1)  # (1 + K, D)
-    upper[:, -1].add_(products[0])
+    upper[:, -1].add_(products[0])  # the last column of G
     return products[1:]
 
 
-def _block_rows(width: int, rows: Tensor) -> list[tuple[int, int]]:
-    """Where block rows of the product start and stop; the last is the highest.
+def _block_row_bounds(width: int, rows: Tensor) -> list[tuple[int, int]]:
+    """Where block rows of the product rows^T rows start and stop; the last is the tallest.
 
     Starts are multiples of 64, so that the blocks of aligned rows are aligned too. An accelerator
     multiplies half precision faster than kernels can be launched: up to 2048 columns there is one
@@ -785,10 +800,10 @@ def block_height(width: int, device: str, few: int, most: int = 8) -> int:
 
     Args:
         width: Number of columns of the matrix.
-        device: Type of the device. A CPU has up to 8 block rows.
-        few: Width below which an accelerator has one block row; from there to four times as many
-            columns it has 4.
-        most: Number of block rows that an accelerator has beyond.
+        device: Type of the device. On a CPU there are up to 8 block rows.
+        few: Width below which an accelerator gets one block row. From there up to four times this
+            width it gets 4.
+        most: Number of block rows that an accelerator gets for wider matrices.
     """
     if device == "cpu":
         return max(64, -(-width // 8))
@@ -799,7 +814,7 @@ def block_height(width: int, device: str, few: int, most: int = 8) -> int:
 
 
 def _times(left: Tensor, rows: Tensor) -> Tensor:
-    """A few rows (K, n) in float64 times (n, D) in any precision, in float64."""
+    """left @ rows for few left rows, (K, n) in float64 and (n, D) in any precision, in float64."""
     if rows.dtype == torch.float64:
         return left @ rows
     if rows.is_cuda and rows.dtype == torch.bfloat16:
@@ -808,7 +823,10 @@ def _times(left: Tensor, rows: Tensor) -> Tensor:
 
 
 def _split_times(left: Tensor, rows: Tensor) -> Tensor:
-    """The same for bfloat16 rows: the left in three summands, so that no row must be cast."""
+    """left @ rows in float64 for bfloat16 rows, none of which is cast.
+
+    Instead, `left` is split into three bfloat16 summands.
+    """
     summands = []
     for _ in range(3):  # summands of 8 bits each
         summand = left.to(rows.dtype)
@@ -819,7 +837,10 @@ def _split_times(left: Tensor, rows: Tensor) -> Tensor:
 
 
 def _block_times(left: Tensor, rows: Tensor) -> Tensor:
-    """The same by products in float32, summed in float64 over short blocks."""
+    """left @ rows in float64 for float32 or half precision.
+
+    Products of short blocks are summed in float32, and the blocks in float64.
+    """
     end = len(rows) // _SIDE_ROWS * _SIDE_ROWS
     if end == 0 or len(rows) == _SIDE_ROWS:
         return _short_product(left, rows).to(torch.float64)
@@ -876,7 +897,7 @@ _SETTING = RLock()
 
 @contextmanager
 def _full_products() -> Iterator[None]:
-    """Switch TF32 off for the time being."""
+    """Switch TF32 off inside the context."""
     settings = torch.backends.cuda.matmul
     recent = hasattr(settings, "fp32_precision")  # from torch 2.9
     name = "fp32_precision" if recent else "allow_tf32"
@@ -890,7 +911,7 @@ def _full_products() -> Iterator[None]:
 
 
 def _mirrored(upper: Tensor) -> Tensor:
-    """An upper triangular matrix made symmetric in place, a block at a time."""
+    """The symmetric matrix of an upper triangular one, in the same memory, a block at a time."""
     step = 512
     for start in range(0, upper.shape[-1], step):
         stop = start + step
@@ -907,12 +928,12 @@ def check_finite(sums: Tensor) -> None:
 
 
 def _sum(left: Tensor | None, right: Tensor | None, sign: int) -> Tensor | None:
-    """left + sign * right; None where one of them is not known."""
+    """left + sign * right; None where one of them is None."""
     if left is None or right is None:
         return None
     return left + sign * right
 
 
-def _variances(square: Tensor) -> Tensor:
-    """The diagonal of (K, K), or (K,) itself."""
+def _sums_of_squares(square: Tensor) -> Tensor:
+    """Each target's sum of squared residuals, (K,): a view of `Gram.square`, (K, K) or (K,)."""
     return square if square.ndim == 1 else square.diagonal()

@@ -69,9 +69,10 @@ class JointPosterior:
             posterior: The posterior of one target's weights, with the scales $\alpha$ of single
                 predictions.
             gram: The Gram of the fit, with the residuals' moments.
-            layout: The layout of the features (see `cases`); "joint" is one weight vector behind
+            layout: The layout of the features (see `cases`); in "joint" one weight vector serves
                 all targets.
-            shared: The scale $\alpha_B$ of what predictions share, (K,); None for $\alpha$.
+            shared: The scale $\alpha_B$ of what predictions share, (K,); None where it is
+                $\alpha$ itself.
         """
         targets = posterior.scale.numel()
         if layout == "joint":
@@ -164,8 +165,8 @@ class JointPosterior:
         Args:
             left: Features (M, D) or (M, K, D).
             right: Features of M' other rows; None for the same ones.
-            same: Whether rows on both sides are equal, (M, M'); None for rows that share
-                everything.
+            same: Which pairs of rows are the same row, (M, M'): these also share their
+                `row_deviation`. None leaves the row deviations out.
         """
         a = self.posterior.whitened(left)
         b = a if right is None else self.posterior.whitened(right)
@@ -173,15 +174,15 @@ class JointPosterior:
         if same is not None and self.row_deviation is not None:
             # The norm of a row of B is beta, since rho has a unit diagonal.
             beta = torch.linalg.vector_norm(self.row_deviation.mixing, dim=1)
-            single = (self.correlation * beta[:, None] * beta)[:, None, :]
-            between = between + same[:, None, :, None] * single
+            between_same = (self.correlation * beta[:, None] * beta)[:, None, :]
+            between = between + same[:, None, :, None] * between_same
         if a.ndim == 2:
             return (a @ b.mT)[:, None, :, None] * between
         return torch.einsum("mkd,nld->mknl", a, b) * between
 
     @property
     def _basis(self) -> Tensor:
-        """The eigenvectors behind each block of coordinates, (blocks, D, D)."""
+        """The eigenvectors that belong to each block of coordinates, (blocks, D, D)."""
         vectors = self.posterior.eigenvectors
         self.posterior._check_whole("Joint predictions need the whole one.")
         if vectors.ndim == 3:
@@ -194,7 +195,8 @@ class RowDeviation(NamedTuple):
 
     Attributes:
         factor: R with $q = |R f|^2$, (1, D, D), or (T, D, D) with one Gram per target.
-        mixing: $B_{kj} = \beta_k L_{kj}$, (K, J); diagonal behind one weight vector.
+        mixing: $B_{kj} = \beta_k L_{kj}$, (K, J). Where one weight vector serves all targets it is
+            the diagonal matrix of $\beta$.
     """
 
     factor: Tensor
@@ -203,7 +205,11 @@ class RowDeviation(NamedTuple):
     def roots(self, features: Tensor) -> Tensor:
         r"""S of each row: $\sqrt q$, (M, 1 or K).
 
-        Behind one weight vector S is the symmetric root of a matrix, (M, K, K).
+        Where one weight vector serves all targets, S is the symmetric root of the matrix
+        $f_k^\top (G + \varsigma^2 I)^{-1} f_l$, (M, K, K).
+
+        Args:
+            features: (M, D), or (M, K, D) where they differ between targets.
         """
         rows = features.detach().to(self.factor)
         with_targets = rows[:, None] if rows.ndim == 2 else rows
@@ -211,7 +217,8 @@ class RowDeviation(NamedTuple):
         if rows.ndim == 2 or len(self.factor) > 1:
             return z.square().sum(-1).sqrt()
         values, vectors = torch.linalg.eigh(z @ z.mT)
-        # Rounding does not turn the symmetric root, as it may turn the eigenvectors.
+        # The symmetric root is stable: rounding may rotate the eigenvectors of close eigenvalues,
+        # but not the root.
         return torch.matmul(vectors * values.clamp(min=0).sqrt()[:, None], vectors.mT)
 
     def moved(self, roots: Tensor, z: Tensor) -> Tensor:
@@ -220,16 +227,17 @@ class RowDeviation(NamedTuple):
 
     @staticmethod
     def stretched(roots: Tensor, z: Tensor) -> Tensor:
-        """S z, (n, M, J); S is symmetric."""
+        """S z, (n, M, J). S is symmetric, so this is also what its transpose gives."""
         if roots.ndim == 2:
             return roots * z
         return torch.einsum("mkj,nmj->nmk", roots, z)
 
 
 def residual_correlation(gram: Gram, targets: int) -> Tensor:
-    """Correlation (K, K) of the training residuals, where one Gram serves all targets.
+    """Correlation (K, K) of the training residuals between targets that share one Gram.
 
-    The identity where it is not known: no targets were given, or too many to keep all pairs.
+    It is the identity where each target has a Gram of its own, and where the correlation is not
+    known: no targets were given, or too many to keep all pairs.
     """
     identity = torch.eye(targets, dtype=torch.float64, device=gram.device)
     square = gram.square

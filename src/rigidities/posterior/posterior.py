@@ -43,7 +43,7 @@ class Posterior:
         scale: $\alpha$, a scalar or (K,) with one entry per target.
         complement: Whether directions outside the eigenvectors count with the ridge alone.
         error: Worst-case relative error of a truncation; see `truncate`.
-        rounding_error: Bound on the error of G, |dG|, where its products were of mixed precision.
+        rounding_error: Bound on the error of G, |dG|, by products of mixed precision; else 0.
         from_root: Whether the eigenbasis is that of a root of G, `RootGram`.
     """
 
@@ -124,7 +124,10 @@ class Posterior:
 
     @property
     def doubt(self) -> float:
-        r"""Bound on the relative error of variances by that of G, $|dG| / (\lambda_{\min} + s)$."""
+        r"""Bound on the relative error of variances that the error of G causes.
+
+        $|dG| / (\lambda_{\min} + s)$; zero where the products were of double precision.
+        """
         if not self.rounding_error:
             return 0.0
         smallest = self.ridge if self.complement else float(self.precisions[..., 0].min())
@@ -145,8 +148,8 @@ class Posterior:
         self._check_whole("Choose the ridge first, then truncate.")
         smallest = self.eigenvalues[..., 0]
         largest = self.eigenvalues[..., -1]
-        # A Gram's eigenvalues are rounded relative to the largest. Those from a root are squares of
-        # singular values, which are rounded so.
+        # A Gram's eigenvalues are rounded relative to the largest. For a root the same holds of its
+        # singular values, whose squares are the eigenvalues: there the share is squared.
         share = torch.finfo(torch.float64).eps * max(self.width, 1 / LARGEST_ROUNDING)
         floor = largest * (share**2 if self.from_root else share)
         if bool((smallest + ridge <= floor).any()):
@@ -343,7 +346,11 @@ def check_ridge(ridge: float) -> None:
 
 
 def _without_negatives(eigenvalues: Tensor, rounding: float) -> Tensor:
-    """Eigenvalues with negative ones of the size of rounding set to zero; larger are refused."""
+    """Eigenvalues, with those that rounding made negative set to zero.
+
+    Raises:
+        ValueError: No eigenvalue is positive, or one is more negative than rounding explains.
+    """
     largest = eigenvalues[..., -1:]
     if not bool((largest > 0).any()):
         raise ValueError(
@@ -360,7 +367,7 @@ def _without_negatives(eigenvalues: Tensor, rounding: float) -> Tensor:
 
 
 def _checked_penalty(penalty: Tensor, gram: Gram) -> Tensor:
-    """A penalty in float64 beside the Gram, if it is symmetric and positive semi-definite."""
+    """A penalty in float64 on the Gram's device, if it is symmetric and positive semi-definite."""
     penalty = penalty.detach().to(gram.device, torch.float64)
     if tuple(penalty.shape) != (gram.width, gram.width):
         raise ValueError(

@@ -28,11 +28,11 @@ _AS_IT_IS = nullcontext()
 
 
 class Split(NamedTuple):
-    """A matrix as unit (high + low), the two in half precision, for tensor cores.
+    """A matrix written as unit * (high + low), both in half precision, for tensor cores.
 
     Attributes:
-        high: The matrix in its unit, rounded.
-        low: The remainder, rounded.
+        high: matrix / unit, rounded.
+        low: matrix / unit - high, rounded.
         unit: A power of two, so that the largest entry fits float16.
     """
 
@@ -53,7 +53,7 @@ class Split(NamedTuple):
         return cls(high, low, unit.float())
 
     def product(self, rows: Tensor) -> Tensor:
-        """Rows (..., D) of the same precision times the matrix, float32, in its unit."""
+        """rows @ matrix / unit in float32, for rows (..., D) in the same half precision."""
         flat = rows.reshape(-1, rows.shape[-1])
         z = half_product(flat, self.low, half_product(flat, self.high))
         return z.reshape(*rows.shape[:-1], -1)
@@ -138,8 +138,8 @@ class QuadraticForm:
         Args:
             posterior: The posterior of the readout's weights.
             dtype: The model's precision. Features in half precision are exact in float32.
-            largest: Largest rounding bound. Features in half precision have a rounding of their
-                own, to which the product may add a tenth.
+            largest: Largest rounding bound to accept. Features in half precision are rounded
+                themselves; for them a bound of a tenth of that rounding is accepted too.
         """
         wide = torch.promote_types(dtype, torch.float32)
         half: torch.dtype | None = None
@@ -184,7 +184,10 @@ class QuadraticForm:
 
     @cached_property
     def affine(self) -> list[Block]:
-        """The same for features without their last column, which is one: R's is an offset."""
+        """`blocks` for features without their last column, which is one.
+
+        The last column of R becomes the blocks' offsets.
+        """
         return self.make_blocks(ones=True)
 
     def make_blocks(self, *, ones: bool, constant: float = 0.0) -> list[Block]:
@@ -193,10 +196,10 @@ class QuadraticForm:
         Args:
             ones: Whether features lack their last column, which is one. The last column of R is
                 then an offset.
-            constant: Is added to q.
+            constant: Number that is added to q.
         """
         factor = self.factor
-        width = factor.shape[-1] - ones
+        width = factor.shape[-1] - 1 if ones else factor.shape[-1]  # of the features
         if self.half is None:
             step = block_height(width, factor.device.type, few=1024)
         else:
@@ -208,6 +211,7 @@ class QuadraticForm:
             offset = rows[:, -1].contiguous() if ones else None
             blocks.append(Block(start, matrix, offset))
         if ones:
+            # The last row of R has one entry, which meets the one: it adds a constant to q.
             constant += float(factor[-1, -1]) ** 2
         if constant > 0:
             blocks[-1] = self._with_constant(blocks[-1], constant)
@@ -216,7 +220,7 @@ class QuadraticForm:
         return blocks
 
     def _with_constant(self, block: Block, constant: float) -> Block:
-        """A block whose product has one more entry, the root of what is added to q."""
+        """The block with one more entry in its product, the root of what is added to q."""
         matrix = block.matrix
         offset = matrix.new_zeros(matrix.shape[1]) if block.offset is None else block.offset
         # Tensor cores multiply eight columns at a time; further new entries are zero.

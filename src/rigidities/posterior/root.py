@@ -5,7 +5,7 @@ factorises R and the new rows together, $R \leftarrow \mathrm{qr}([R; W^{1/2} F]
 formed, so variances err by machine epsilon times the condition number of F, not times its square
 (Golub and Van Loan, Matrix Computations, 5.3 and 6.5).
 
-Rows with the root $R_0$ leave by $R' = (I - S^\top S)^{1/2} R$ with $S = R_0 R^{-1}$.
+Rows with the root $R_0$ are taken out by $R' = (I - S^\top S)^{1/2} R$ with $S = R_0 R^{-1}$.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _BLOCK_NUMBERS = 1 << 26
 """Largest number of entries in the rows of an update, half a GiB in float64."""
 
 _ROUNDING = 1e-12
-"""Share, per feature, of the largest eigenvalue by which rows that leave may exceed those there."""
+"""Tolerance of a removal, per feature, as a share of the largest eigenvalue.
+
+Rows that are taken out may exceed the rows that are there by this much.
+"""
 
 
 class RootGram(Gram):
@@ -42,7 +45,7 @@ class RootGram(Gram):
 
     @staticmethod
     def preferred_rows(width: int) -> int:
-        """Rows that an update should bring at least.
+        """Least number of rows that an update should have.
 
         A factorisation costs least per row with twice as many rows as columns; for very wide
         features these would take much memory.
@@ -98,10 +101,10 @@ class RootGram(Gram):
         self._upper = triangle(torch.cat([self._upper, other._upper], dim=-2))
 
     def _take_out(self, other: Gram) -> bool:
-        """Take another's rows out of R; whether some direction had less than was taken out.
+        """Take another's rows out of R, and return whether more was taken out than was there.
 
-        R has no inverse along directions in which it has no rows. Rows that leave must have no
-        component along these directions.
+        R has no inverse along directions in which it has no rows. Rows that are taken out must have
+        no component along these directions.
         """
         # R = U diag(singular) right; work in the coordinates of the rows of `right`.
         _, singular, right = torch.linalg.svd(self._upper, full_matrices=False)
@@ -110,7 +113,9 @@ class RootGram(Gram):
         components = other._upper @ right.mT
         share = components / torch.where(spanned, singular, torch.inf).unsqueeze(-2)  # S
         values, vectors = torch.linalg.eigh(torch.eye(self.width).to(share) - share.mT @ share)
-        rows = vectors.mT * torch.where(spanned, singular, 0.0).unsqueeze(-2)
+        # With V the eigenvectors, R' = diag(values)^(1/2) V^T diag(singular) right, up to a
+        # rotation from the left, which does not change R'^T R'.
+        rows = vectors.mT * torch.where(spanned, singular, 0.0).unsqueeze(-2)  # V^T diag(singular)
         # What was taken out beyond what was there, within the span and outside it.
         missing = (-values.clamp(max=0) * rows.square().sum(-1)).amax(-1)
         outside = torch.where(spanned.unsqueeze(-2), 0.0, components).square().sum((-2, -1))

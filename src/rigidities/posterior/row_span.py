@@ -43,11 +43,11 @@ class RowSpan:
         if tolerance is None:
             tolerance = max(rows.shape) * torch.finfo(rows.dtype).eps
         threshold = tolerance * float(singular[0])
-        counts = singular > threshold
+        is_nonzero = singular > threshold
         return cls(
-            left=left[:, counts],
-            singular=singular[counts],
-            right=right[counts],
+            left=left[:, is_nonzero],
+            singular=singular[is_nonzero],
+            right=right[is_nonzero],
             threshold=threshold,
         )
 

@@ -152,7 +152,7 @@ class CosineTilt:
 
     @cached_property
     def normaliser(self) -> Tensor:
-        """A, the logarithm of the integral without it, (R, 1)."""
+        r"""$A = \log \int \exp(\theta \cdot b(u))\, du$, (R, 1)."""
         basis_at_midpoints = basis(midpoints(_NORMALISER_MIDPOINTS, self.tilt.device))
         exponents = self.tilt @ basis_at_midpoints.mT
         return exponents.logsumexp(-1, keepdim=True) - math.log(_NORMALISER_MIDPOINTS)
@@ -223,7 +223,7 @@ class CosineTilt:
             self.tilt[:, None], level, below_edges, grid.basis, grid.primitive
         )
         u = grid.edges[panel] + grid.length[panel] * place
-        # 0 and 1 are their own quantiles, and what is no level stays what it is.
+        # 0 and 1 are their own quantiles. What is not a level, such as NaN, is returned unchanged.
         return torch.where((level > 0) & (level < 1), u, level)
 
 
@@ -232,7 +232,7 @@ def moment_values(quantile: Tensor, second: Tensor) -> Tensor:
 
     Their means under a density on the unit interval are the moments of z, exactly if the density
     is a sum of the first 64 cosines (the constant included). They come from the integrals of z and
-    $z^2$ with each of those cosines. That of $z^2$, which is hardly integrable, is computed as
+    $z^2$ with each of those cosines. As $z^2$ is barely integrable, its integrals are computed as
     $E z^2 - \int z^2 (1 - \cos m \pi u)\, du$.
 
     Args:

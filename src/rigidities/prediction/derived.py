@@ -21,7 +21,7 @@ from .distribution import Gaussian, gaussian_interval
 __all__ = ["Derived", "correlation", "differences"]
 
 STEP = 1 / 8
-"""Length of a step of differences, in standard deviations: large beside a search's tolerance."""
+"""Length of a step of differences in standard deviations: much larger than search tolerances."""
 
 WEIGHTS = (3 / 4, -3 / 20, 1 / 60)
 """Weights of the differences over one, two and three steps to each side.
@@ -100,8 +100,8 @@ class Derived:
     def by_differences(cls, fn: Callable[[Tensor], Any], directions: Tensor) -> Derived:
         """From differences of a function of deviations.
 
-        A warning says where fn is no straight line within its error bar: there first order says
-        little.
+        A warning tells where fn is not a straight line within its error bar: a first-order error
+        bar says little there.
 
         Args:
             fn: Takes deviations (M,) from the fitted values and returns real numbers.
@@ -120,8 +120,8 @@ class Derived:
         rows = slopes.mT / STEP
         # How far the values three steps away lie off the straight line, in all directions together.
         reach = len(WEIGHTS)
-        straight = torch.stack([slopes, -slopes]) * reach
-        off_line = (ends - flat_value - straight).abs().amax(0).norm(dim=0) / (reach * STEP)
+        line = torch.stack([slopes, -slopes]) * reach
+        off_line = (ends - flat_value - line).abs().amax(0).norm(dim=0) / (reach * STEP)
         is_bent = ~(off_line < rows.norm(dim=1) / 2)
         if bool(is_bent.any()):
             if bool((ends == flat_value).all()) and not rows.any():
@@ -191,7 +191,10 @@ def differences(fn: Callable[[Tensor], Tensor], steps: Tensor) -> tuple[Tensor, 
 
 
 def correlation(covariance: Tensor) -> Tensor:
-    """The correlations of a covariance (Q, Q); what does not vary correlates with itself alone."""
+    """The correlations of a covariance (Q, Q).
+
+    A quantity that does not vary correlates only with itself.
+    """
     std = covariance.diagonal().sqrt()
     return (covariance / std / std[:, None]).nan_to_num(0.0).clamp(-1, 1).fill_diagonal_(1.0)
 
@@ -201,10 +204,10 @@ def _real(values: Any, like: Tensor | None = None) -> Tensor:
 
     Args:
         values: What fn returned.
-        like: What fn returned at the fitted values; None for these values themselves.
+        like: What fn returned at the fitted values; None where `values` are just that.
 
     Raises:
-        TypeError: It is no tensor or array of numbers.
+        TypeError: It is not a tensor or array of numbers.
         ValueError: It is complex, empty, not finite, or of another shape than `like`.
     """
     try:

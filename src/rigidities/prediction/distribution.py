@@ -57,7 +57,7 @@ class Distribution(ABC):
     Attributes:
         name: What users and files call it.
         symmetric: Whether -z has the same distribution.
-        wide: Names of fields whose last dimension is none of the predictions' dimensions.
+        wide: Names of the fields that have one more dimension than the predictions, the last.
     """
 
     name: ClassVar[str] = ""
@@ -78,7 +78,7 @@ class Distribution(ABC):
 
     @property
     def second(self) -> float | Tensor:
-        """E z^2, the second moment about zero."""
+        """E z^2, the second moment about zero. It is one unless a distribution overrides it."""
         return 1.0
 
     @property
@@ -94,7 +94,10 @@ class Distribution(ABC):
         raise self._not_implemented("mirrored")
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Distribution:
-        """The distribution with `change` applied to tensors that have an entry per prediction."""
+        """The distribution with `change` applied to tensors that have an entry per prediction.
+
+        The base class has no such tensors.
+        """
         return self
 
     def settings(self) -> dict[str, Any]:
@@ -120,6 +123,7 @@ class Distribution(ABC):
         raise self._not_implemented("shortfall")
 
     def _not_implemented(self, method: str) -> NotImplementedError:
+        """The error that this distribution lacks a method."""
         return NotImplementedError(
             f"Probabilities, scores and bounds need `{method}` of the distribution {self.name!r}. "
             "Write it as `Distribution` says."
@@ -163,7 +167,7 @@ class Distribution(ABC):
 
 
 def _result_dtype(z: Tensor) -> torch.dtype:
-    """The precision of an answer about z: that of z, but at least single."""
+    """The precision of results that follow from z: that of z, but at least single."""
     return torch.promote_types(z.dtype, torch.float32)
 
 
@@ -263,7 +267,7 @@ def _log_gamma_step(a: Tensor) -> Tensor:
 
 
 def _tail(z: Tensor, df: Tensor) -> Tensor:
-    """Student's probability beyond z >= 0, of tensors that broadcast; float64."""
+    """P(t > z) of Student's t for z >= 0 and tensors that broadcast; float64."""
     shape = (z * df).shape
     flat_z = z.expand(shape).reshape(-1)
     flat_df = df.expand(shape).reshape(-1)
@@ -276,7 +280,7 @@ def _tail(z: Tensor, df: Tensor) -> Tensor:
 
 
 def _flat_tail(z: Tensor, df: Tensor) -> Tensor:
-    r"""Student's probability beyond z >= 0, all tensors (n,).
+    r"""P(t > z) of Student's t for z >= 0, all tensors (n,).
 
     With $z = \sqrt\nu \sinh s$ it is $\frac{\Gamma(\nu/2 + 1/2)}{\sqrt\pi\, \Gamma(\nu/2)}
     \int_s^\infty \cosh^{-\nu}$, whose integrand is smooth whatever the degrees of freedom. Gauss's
@@ -564,7 +568,12 @@ class Tilted(Distribution):
         return self.rule(_result_dtype(self.tilt), self.tilt.device).moments(self.tilt)
 
     def rule(self, dtype: torch.dtype, device: torch.device) -> TiltedRule:
-        """The rule for graphs, with moments in that precision, shaped like the degrees."""
+        """The rule for graphs, its tables shaped like `df`.
+
+        Args:
+            dtype: Precision of the moments.
+            device: Where the tables live.
+        """
         degrees, index = self._degrees
         rule = _tilted_rule(degrees, dtype, device)
         if len(degrees) == 1:
@@ -573,7 +582,7 @@ class Tilted(Distribution):
 
     @property
     def second(self) -> Tensor:
-        """E z^2, about zero; exact while 64 cosines hold the tilted density."""
+        """E z^2, about zero; exact while 64 cosines describe the tilted density."""
         return self._moments[..., 1]
 
     @property
@@ -606,8 +615,9 @@ class Tilted(Distribution):
         degrees, index = self._degrees
         student_at_nodes = _student_at_nodes(degrees).to(z.device)
 
-        def of_rows(tilts: CosineTilt, u: Tensor, x: Tensor, index: Tensor) -> Tensor:
-            integrand = tilts.density * student_at_nodes[index[:, 0]]  # (R, P, 8)
+        def of_rows(tilts: CosineTilt, u: Tensor, x: Tensor, df_index: Tensor) -> Tensor:
+            # All E entries of a tilt have the same degrees of freedom.
+            integrand = tilts.density * student_at_nodes[df_index[:, 0]]  # (R, P, 8)
             if draws == 2:  # d F^2 = 2 F dF
                 integrand = 2 * tilts.cdf_at_nodes * integrand
             return x * tilts.cdf(u) ** draws - tilts.integral(integrand, u)
@@ -636,6 +646,7 @@ class Tilted(Distribution):
         entries = math.prod(shape) // max(1, rows)
         if entries == 0:
             return arguments[0].new_empty(shape)
+        # The predictions' dimensions are the last ones of `shape`: (..., predictions) -> (R, E).
         flat = [argument.expand(shape).reshape(entries, rows).mT for argument in arguments]
         # A row needs about a thousand numbers at the nodes and each entry sixteen more. The bound
         # keeps them in a cache of the processor.

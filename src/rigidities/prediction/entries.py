@@ -25,16 +25,17 @@ def compact(values: Tensor) -> Tensor:
 
 
 def regrouped(settings: Sequence[Any], change: Change, *, wide: bool = False) -> Any:
-    """One setting out of the same setting of several predictions, by `change`.
+    """Combine the same setting of several predictions into one, by `change`.
 
-    Settings are numbers, tensors, tuples, and objects made of such. An object names in `wide` those
-    of its tensors that have a last dimension that is none of the entries'. Anything else must be
-    equal in all predictions. Numbers stay numbers where the answer is a single one.
+    Settings are numbers, tensors, tuples, and objects made of them. An object's attribute `wide`
+    names those of its tensors that have one more dimension than the entries, the last. Anything
+    else must be equal in all predictions. Where the result is a single float64 number, it is
+    returned as a number.
 
     Args:
         settings: The setting of each prediction.
         change: What happens to tensors that belong to the entries.
-        wide: Whether the tensors have such a last dimension.
+        wide: Whether the tensors have one more dimension than the entries.
 
     Raises:
         ValueError: The settings are of different kinds, or differ and cannot be changed.
@@ -66,7 +67,7 @@ def regrouped(settings: Sequence[Any], change: Change, *, wide: bool = False) ->
 
 
 def _regrouped_object(objects: Sequence[Any], change: Change) -> Any:
-    """One dataclass object out of several of the same class, field by field."""
+    """Combine several dataclass objects of the same class into one, field by field."""
     first = objects[0]
     fields = {}
     for name in vars(first):

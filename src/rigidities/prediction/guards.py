@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 SPAN = 10.0
-"""$q / q_{ref}$ from which on a prediction counts as one of an ignorant forecaster."""
+"""$q / q_{ref}$ from which on a prediction counts as that of an ignorant forecaster."""
 POWER = 1.5
 r"""Power of the ramp in $\log q$ that leads there."""
 GROWTH = 0.8
@@ -48,10 +48,10 @@ class IgnoranceGuard:
     $$s^2 \leftarrow s^2 \max(1, M / s^2)^{t^{3/2}}, \quad M = \tau (v + (f - c)^2), \quad
         t = \min(1, \max(0, \log_{10}(q / q_{ref}))) .$$
 
-    The factor $\tau$ gives the distribution's 90 % interval the width of a Gaussian's of that
+    The factor $\tau$ makes the distribution's 90 % interval as wide as that of a Gaussian of that
     variance. Bars never shrink.
 
-    For sums over atoms the forecaster knows the atoms. He predicts what the readout's bias columns
+    For sums over atoms the forecaster knows the atoms, and predicts what the readout's bias columns
     explain of the targets, $c + w \cdot \text{features}$ instead of c. A larger structure is not an
     unfamiliar one. As q grows with the square of the number of atoms, it is divided by the square
     of the extent, which is the number of atoms relative to a usual one.
@@ -167,7 +167,7 @@ def guard_from(tensors: dict[str, Tensor]) -> Guard | None:
 
 
 def stacked(guards: Sequence[Guard]) -> Guard:
-    """One guard of K targets out of the guards of single targets, which follow the same rule."""
+    """The guards of K single targets, which all follow the same rule, as one guard."""
     reference = torch.stack([guard.reference for guard in guards])
     by_rigidity = [guard for guard in guards if isinstance(guard, RigidityGuard)]
     if by_rigidity:
@@ -186,7 +186,7 @@ def stacked(guards: Sequence[Guard]) -> Guard:
 def unfamiliarity(q: Tensor, extent: Tensor) -> Tensor:
     """q over the squared extent.
 
-    Where a readout sums over nothing the extent is zero, and so is q, which is then returned.
+    Where a readout sums over nothing, extent and q are both zero, and q is returned.
     """
     return q / torch.where(extent == 0, 1.0, extent.square())
 

@@ -71,13 +71,13 @@ class Inputs:
 
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
         """The standardised inputs of rows, (n, 3 + D)."""
-        return torch.cat([self.first(q, mean), self.standardised(features)], -1)
+        return torch.cat([self.besides_features(q, mean), self.standardised(features)], -1)
 
-    def first(self, q: Tensor, mean: Tensor) -> Tensor:
-        """The inputs that are no features: log q, the prediction and its square, (n, 3)."""
+    def besides_features(self, q: Tensor, mean: Tensor) -> Tensor:
+        """The inputs that are not features: log q, the prediction and its square, (n, 3)."""
         q_centre, q_spread = self.rigidity
         low, high, mean_centre, mean_spread, mean_square = self.output
-        # q may be zero. Its logarithm then lies at the lower end.
+        # q may be zero. Its logarithm is then clipped to the lower end.
         far = FAR_Q * _zero_if_infinite(q_spread)
         standard_q = (q.log().clamp(q_centre - far, q_centre + far) - q_centre) / q_spread
         standard_mean = (mean.clamp(low, high) - mean_centre) / mean_spread
@@ -138,7 +138,7 @@ class Head:
             constants: Constants of each target, (1 + J,).
             bounds: Bounds of h of each target, (2,).
             scales2: Factor of q of each target.
-            shared: Whether all targets have the same features. They are then standardised alike.
+            shared: Whether all targets have the same features and standardise them in the same way.
         """
         if shared:
             centre = inputs[0].centre
@@ -163,7 +163,7 @@ class Head:
 
     @property
     def targets(self) -> int:
-        """K."""
+        """Number of targets K."""
         return len(self.constant)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -174,10 +174,9 @@ class Head:
 class HeadForm(NamedTuple):
     r"""A head, its guard and its distribution folded for speed: plain tensors in one precision.
 
-    For one target, a number that each row has (q, say) is (M, 1). For several targets, a number
-    that each row and target has is (M, K, 1). So it broadcasts against what belongs to the targets,
-    whose shapes are given below for K of them; for one target they lack the K. J is the number of
-    tilts, 8 or 0.
+    Inside, a quantity such as q is (M, 1) for one target, and (M, K, 1) for several, so that it
+    broadcasts against the tensors below. Their shapes are given for K targets; for one target the
+    dimension K is missing. J is the number of tilts, 8 or 0.
 
     Attributes:
         lowest: Features below this are clipped to it, (D,), or (K, D) where targets have features
@@ -260,8 +259,9 @@ class HeadForm(NamedTuple):
         if centre.ndim == 2 and targets == 1:
             centre = centre[0]
             spread = spread[0]
-        # A last column of ones, which may be left out, has the weight zero. A column of counts may
-        # be constant among the training rows, but is looked at by a guard.
+        # A last column of ones has the weight zero and is left out, since callers may leave it out
+        # too. A last column of counts may also be constant among the training rows; it stays where
+        # the guard reads it.
         width = centre.shape[-1]
         guard_reads_last = isinstance(guard, IgnoranceGuard) and bool(
             guard.extent_weight[:, width - 1 :].any()
@@ -298,6 +298,9 @@ class HeadForm(NamedTuple):
             """Values of the targets (K, n), in the shape that predictions broadcast against."""
             return values if targets > 1 else values[0]
 
+        guard_fields = _folded_guard(
+            guard, by_target, width, own_features=own_features, like=q_rate
+        )
         form = cls(
             lowest=(centre - largest_deviation)[..., :width],
             highest=(centre + largest_deviation)[..., :width],
@@ -315,7 +318,15 @@ class HeadForm(NamedTuple):
             low=by_target(torch.cat([head.bounds[:, :1], -steepest], 1)),
             high=by_target(torch.cat([head.bounds[:, 1:], steepest], 1)),
             scale2=by_target(head.scale2[:, None]),
-            **_folded_guard(guard, by_target, width, own_features=own_features, like=q_rate),
+            guard_rate=guard_fields["guard_rate"],
+            growth=guard_fields["growth"],
+            ignorant_level=guard_fields["ignorant_level"],
+            distance_rate=guard_fields["distance_rate"],
+            distance_shift=guard_fields["distance_shift"],
+            distance_weight=guard_fields["distance_weight"],
+            extent_weight=guard_fields["extent_weight"],
+            ramp_rate=guard_fields["ramp_rate"],
+            ramp_shift=guard_fields["ramp_shift"],
             basis=basis,
             second=second if terms > 1 else by_target(second),
         )
@@ -352,8 +363,8 @@ class HeadForm(NamedTuple):
             features = features[..., :width]
         h_and_tilt = self._linear(features)  # (M, 1 + J), or (M, K, 1 + J)
 
-        # What log q and the prediction say of h and of the tilts. q may be zero, and its logarithm
-        # then lies at the lower end.
+        # Add the terms of log q and of the prediction to h and the tilts. q may be zero: its
+        # logarithm is then clipped to the lower end.
         log_q = q.log()
         standard_q = torch.addcmul(self.q_shift, log_q, self.q_rate).clamp(-FAR_Q, FAR_Q)
         standard_mean = torch.addcmul(self.mean_shift, mean, self.mean_rate)

@@ -5,9 +5,9 @@ shape, $\ell_k\, s(x)\, \bar c / c$. It is divided by the row's loss weight c, i
 typical weight $\bar c$ of the calibration rows (their harmonic mean, so that the level is their
 mean noise variance). A row without a weight gets the level times the shape.
 
-Another noise model is another class here, with a name, a shape and, where its level is no free
-choice, the constant `tied` that ties the level to the scale. `NOISES` lists the names that
-`calibrate(noise=...)` and files know.
+Another noise model is another class here, with a name and a shape. Where its level is not a free
+choice, the class also has the constant `tied`, which ties the level to the scale. `NOISES` lists
+the names that `calibrate(noise=...)` and files know.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def noise_named(noise: str | type[Noise] | Noise | Callable[[Any], Tensor]) -> t
 
 @register_noise
 class NoNoise(Noise):
-    """No noise of its own: the paper's form, whose scale includes what noise there is."""
+    """No separate noise: the paper's form, whose scale includes whatever noise there is."""
 
     name = "none"
     tied = 0.0
@@ -128,7 +128,10 @@ class BayesNoise(Noise):
 
 @register_noise
 class FeatureNoise(Noise):
-    """What a head on the features says (`prediction.head`); the level is that of a middling row."""
+    """The noise that a head on the features gives (`prediction.head`).
+
+    The level is the noise variance of a typical row, at the median of the fitted ones.
+    """
 
     name = "features"
 

@@ -16,10 +16,10 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Novelty:
-    """How far what enters each layer lies from what entered it in training.
+    """How far the input of each layer lies from the layer's inputs in training.
 
-    Distances in a layer are relative to the one that 95 % of the calibration rows stay below
-    there: 1 is unusual, 10 is nothing that the layer has seen.
+    A layer's distances are relative to the distance that 95 % of the calibration rows stay below:
+    1 is unusual, 10 is unlike anything that the layer has seen.
 
     Attributes:
         by_layer: Relative distances, (N, L), one row per input and one column per layer.

@@ -27,7 +27,7 @@ def pair(mean: float, std: float) -> str:
 def off_centre(p: Any) -> list[bool]:
     """Whether the distribution's centre lies more than a tenth of a bar off the mean, per entry.
 
-    Then mean ± std is no picture of the intervals.
+    Where it does, mean ± std does not describe the intervals.
     """
     off = (p.centre - p.mean).abs() > 0.1 * p.std
     return [bool(entry_is_off) for entry_is_off in off.flatten()]
@@ -62,7 +62,7 @@ def html(title: str, first: list[Any], ordered: list[Any]) -> str:
 
 
 def _decimals(std: float) -> int:
-    """Digits after the point that show two digits of a finite bar above zero."""
+    """Number of decimals that show two digits of a finite bar above zero."""
     return max(0, 1 - math.floor(math.log10(std)))
 
 

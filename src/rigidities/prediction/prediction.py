@@ -26,19 +26,19 @@ from .entries import Change, regrouped
 __all__ = ["Prediction"]
 
 _FAR = -1e15
-"""In units below a mean. A bound that lies farther cuts nothing."""
+"""Least z of a bound. A bound that lies farther below the mean cuts nothing off."""
 _ROUNDING = torch.finfo(torch.float32).eps
 """Relative rounding of a bound, which may have been computed in single precision."""
 
 
 class _Bound(NamedTuple):
-    """A finite bound of the support, seen from a side on which it is a lower bound.
+    """A finite bound of the support, mirrored where needed so that it is a lower bound.
 
     Attributes:
-        sign: 1 for the lower bound, -1 for the upper one, which is seen in the mirror.
+        sign: 1 for the lower bound, -1 for the upper one, which is mirrored.
         value: The bound, a number or a tensor that broadcasts against the mean.
         distribution: The distribution, or its mirror image.
-        z: The bound in the distribution's units.
+        z: The bound in the units of that distribution, about the mean.
     """
 
     sign: int
@@ -64,11 +64,11 @@ class Prediction:
         epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, the variance that more data would
             shrink. It says by how much the prediction would move if the model were trained again
             on other rows.
-        noise: The rest of the distribution's second moment, a variance. Tails and guard are in it.
-            Zero unless calibrated.
+        noise: The variance that `epistemic` and `from_inputs` leave of the distribution's second
+            moment, with what tails and a guard add. Zero unless calibrated.
         rigidity: The paper's $R = 1/q$, unscaled. It is that of the model's output, in the
             output's units.
-        from_inputs: Variance that uncertain inputs bring. Zero unless asked for.
+        from_inputs: Variance that uncertain inputs cause. Zero unless asked for.
         distribution: Shape of the predictive distribution.
         support: The least and the largest value a target can have, None for no bound. Each is a
             number, or a tensor that broadcasts against the mean.
@@ -77,11 +77,11 @@ class Prediction:
             `prediction.novelty`. None unless the fit was asked for it.
 
     Examples:
-        >>> one = torch.ones(1)
-        >>> p = Prediction(mean=2 * one, epistemic=9 * one, noise=16 * one, rigidity=one)
+        >>> ones = torch.ones(1)
+        >>> p = Prediction(mean=2 * ones, epistemic=9 * ones, noise=16 * ones, rigidity=ones)
         >>> p.std.item(), [round(bound.item(), 2) for bound in p.interval(0.9)]
         (5.0, [-6.22, 10.22])
-        >>> round(p.cdf(7 * one).item(), 4), round(p.crps(2 * one).item(), 4)
+        >>> round(p.cdf(7 * ones).item(), 4), round(p.crps(2 * ones).item(), 4)
         (0.8413, 1.1685)
     """
 
@@ -205,7 +205,7 @@ class Prediction:
         y = self.matched(target)
         y_within = y.clamp(*self._bounds)
         score = self.distribution.crps(self._in_units(y_within))
-        # The unbounded score without what it counts beyond the bounds.
+        # Subtract what the unbounded score counts beyond the bounds.
         for bound in self._finite_bounds:
             score = score - bound.distribution.shortfall(bound.z, 2)
         return (self.unit * score + (y - y_within).abs()).to(self.unit)
@@ -341,7 +341,7 @@ class Prediction:
 
     @classmethod
     def concatenate(cls, predictions: Iterable[Prediction]) -> Prediction:
-        """Predictions of some rows and of others as one, in this order.
+        """Several predictions joined along the rows, in this order.
 
         Raises:
             ValueError: There are none, or they differ in their targets, distribution or conformal
@@ -413,7 +413,7 @@ class Prediction:
         )
 
     def _mirrored_where_negative(self, factor: Tensor) -> Distribution:
-        """The distribution of the entries times their factors, in units of their new scale."""
+        """The distribution, mirrored for entries that are multiplied by a negative factor."""
         is_positive = factor > 0
         if bool(is_positive.all()):
             return self.distribution
@@ -440,14 +440,14 @@ class Prediction:
 
     @property
     def _resolved_conformal(self) -> Any:
-        """The conformal intervals, with groups that no longer depend on the size of bars."""
+        """The conformal intervals with each entry's group fixed, whatever becomes of its bar."""
         return None if self.conformal is None else self.conformal.resolved(self)
 
     def _constant(self, value: Any) -> Tensor:
         """A number, or one for each target, as a float64 tensor.
 
         Raises:
-            TypeError: It is no real number or array of such.
+            TypeError: It is not a real number or an array of real numbers.
             ValueError: Its shape does not broadcast to the prediction's.
         """
         import numpy
@@ -487,7 +487,7 @@ class Prediction:
 
     @property
     def _finite_bounds(self) -> list[_Bound]:
-        """The bounds of the support that exist for at least one entry."""
+        """The bounds of the support that are finite for at least one entry."""
         low, high = self._bounds
         bounds = []
         if bool(torch.as_tensor(low).isfinite().any()):
@@ -499,7 +499,7 @@ class Prediction:
         return bounds
 
     def _in_units(self, value: float | Tensor) -> Tensor:
-        """A value in the distribution's units, about the mean, in float64."""
+        """z = (value - mean) / unit, in float64."""
         return (value - self.mean.double()) / self.unit.double()
 
     def matched(self, target: Tensor) -> Tensor:
@@ -550,7 +550,8 @@ class Prediction:
         )
 
     def _repr_html_(self) -> str:
-        # Of three targets at most: the first rows, and up to about 120 in order of their means.
+        # At most three targets are shown: their first rows in a table, and up to about 120 rows in
+        # order of their means in a drawing.
         places_by_target = self._places.reshape(-1, self.mean.shape[1:].numel()).T[:3]
         first = []
         ordered = []
@@ -562,7 +563,7 @@ class Prediction:
 
 
 def _regrouped(predictions: Sequence[Prediction], change: Change) -> Prediction:
-    """One prediction out of several, by `change` of every tensor that has their entries."""
+    """Combine predictions into one: `change` is applied to every tensor that has their entries."""
     novelties = [p.novelty for p in predictions if p.novelty is not None]
     novelty = change(novelties) if len(novelties) == len(predictions) else None
     return replace(

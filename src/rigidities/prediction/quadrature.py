@@ -12,7 +12,7 @@ from torch import Tensor
 def gauss(points: int) -> tuple[Tensor, Tensor]:
     r"""Nodes and weights of the Gauss-Legendre rule on [0, 1], in float64.
 
-    The nodes are the eigenvalues of the Jacobi matrix, which has $k / \sqrt{4 k^2 - 1}$ beside its
+    The nodes are the eigenvalues of the Jacobi matrix, which has $k / \sqrt{4 k^2 - 1}$ next to its
     diagonal (Golub and Welsch).
 
     Args:
@@ -43,7 +43,7 @@ def increasing_root(
 ) -> Tensor:
     """The roots of increasing functions, one for each entry of `start`.
 
-    Each step is one of Newton's, or halves the bracket where Newton's would leave it. Where the
+    Each step is a Newton step, or halves the bracket where a Newton step would leave it. Where the
     function is NaN the root is NaN.
 
     Args:

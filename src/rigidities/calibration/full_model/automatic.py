@@ -1,6 +1,6 @@
 """`criterion="auto"` for all targets: from the rows to a report on the rung that is taken.
 
-The way of the data: the ridge comes from the evidence, or from the likelihood of the validation
+Data flow: the ridge comes from the evidence, or from the likelihood of the validation
 rows; at that ridge each target gets its table of rows (`target_rows`); the ladder fits all rungs to
 them and takes one (`ladder`); the fits of that rung, or the paper's form, become a `Calibration`,
 and that a report.
@@ -31,13 +31,13 @@ from .target_fit import BOUNDS, Components, TargetFit
 from .target_rows import FAR, TargetRows, clipped_mean, outlier_remark, rows_of_targets
 
 LARGEST_LEVERAGE = 0.5
-"""Share of their own predictions that training rows may decide, on average.
+"""Largest mean leverage c q of training rows, the share of its own prediction that a row decides.
 
-Beyond it a residual as if left out, r / (1 - c q), is mostly a small number over another."""
+Beyond it a left-out residual r / (1 - c q) is mostly the ratio of two small numbers."""
 FEWEST_DIRECTIONS = 2.0
 """Directions that the data must determine for the paper's form to be taken."""
 NARROWEST = 1e-3
-"""Of a large q, the least that a held-out row may have for the paper's form to be taken."""
+"""Least q of a held-out row, as a share of a large q, for the paper's form to be taken."""
 
 
 def automatic_report(
@@ -63,8 +63,8 @@ def automatic_report(
         evidence: The negative log evidence of ridges. Without it the likelihood of the validation
             rows chooses the ridge.
         zero_curvature: As in `search_report`.
-        biases: The columns of the features that belong to biases, if that is known. What they
-            explain of the targets is told from all rows, also where some are left out.
+        biases: The columns of the features that belong to biases, if that is known. The ignorant
+            forecast from these columns is fitted to all rows, even where some are left out.
     """
     data = RidgeRows.of(validation, training, eigenvalues, options, evidence, biases)
     paper = None
@@ -188,7 +188,7 @@ class RidgeRows:
     def common_features(self) -> tuple[Tensor, Tensor] | None:
         """Centre and spread (P,) of the features that several targets share; None without such.
 
-        They are those of all rows: a row that is masked for one target is known of another.
+        They are taken over all rows: a row that is masked for one target may be known for another.
         """
         if not self.share_features or len(self.rows) == 1:
             return None
@@ -228,9 +228,9 @@ def _ridge(
 
 
 def _largest_ridge(eigenvalues: Tensor) -> float:
-    """The ridge at which the data determine one direction; half of one, where there is but one.
+    """The ridge at which the effective rank is one, or one half where there is only one direction.
 
-    Beyond it the rank is near zero: q follows the length of the features alone.
+    Beyond it the rank is near zero, and q follows only the length of the features.
     """
     eigenvalues = eigenvalues.reshape(-1, eigenvalues.shape[-1]).clamp(min=0)  # (K, D)
     if not bool(eigenvalues.any()):
@@ -256,9 +256,9 @@ def _mean_leverage(training: Residuals, eigenvalues: Tensor, ridge: float) -> fl
 
 
 def _errors(validation: Residuals | None, rows: list[TargetRows]) -> list[Tensor]:
-    """The errors of each target's validation rows, or of its left-out training rows without any.
+    """The errors of each target's validation rows; of left-out training rows where there are none.
 
-    Those of validation rows are not bounded.
+    Far errors of validation rows are not bounded here.
     """
     if validation is None:
         return [table.held_out.residual for table in rows]
@@ -286,7 +286,7 @@ class PaperForm:
     def likeliest(
         cls, validation: Residuals, eigenvalues: Tensor, options: CalibrationOptions
     ) -> PaperForm | None:
-        """The likeliest one; None where there is none, as with features that are all zero."""
+        """The likeliest ridge and scale; None where none exist, as with features of zero."""
         paper_options = replace(
             options,
             criterion="nll",
@@ -314,9 +314,9 @@ class PaperForm:
     def may_be_taken(self, eigenvalues: Tensor) -> bool:
         """Whether it gives every row a usable bar.
 
-        It has no noise: the bars of rows with hardly any q would be next to nothing, as with trees
-        whose leaves the training rows fill. And with fewer than two directions it is nearly
-        constant and does not know what is far, which the constant bar does.
+        It has no noise: rows with hardly any q would have bars next to zero, as with trees whose
+        leaves are full of training rows. With fewer than two directions it is nearly constant and,
+        unlike the constant bar, does not grow far from the training rows.
         """
         for q in self.q_of_targets:
             if not float(q.min()) > NARROWEST * float(torch.quantile(q, 0.9)):
@@ -342,7 +342,10 @@ def _ladder(
 
 
 def _barred(paper: PaperForm | None, rows: list[TargetRows], eigenvalues: Tensor) -> frozenset[str]:
-    """Rungs that are not to be taken: the paper's form of few rows, or where it gives no bars."""
+    """Rungs that are not to be taken.
+
+    That is the paper's form where there are few rows, or where it gives some rows no usable bar.
+    """
     if paper is None:
         return frozenset()
     few = min(map(len, rows)) < MANY
@@ -376,7 +379,7 @@ def calibration_of_fits(
     *,
     shared: bool,
 ) -> Calibration:
-    """The fits of all targets on one rung, as everything after them uses them.
+    """The fits of all targets on one rung as one `Calibration`.
 
     Args:
         fits: The fit of each target.
@@ -390,7 +393,8 @@ def calibration_of_fits(
     """
     distribution = _distribution(fits)
     tilts = TERMS if isinstance(distribution, Tilted) else 0
-    head_weights, head_constants = [], []
+    head_weights = []
+    head_constants = []
     for fit in fits:
         head_weight, head_constant = fit.head_weights(tilts)
         head_weights.append(head_weight)
@@ -461,7 +465,7 @@ def _with_joint_scale(
 
 
 def _outlier_remarks(validation: Residuals | None, options: CalibrationOptions) -> list[str]:
-    """Validation rows that count for less than they are, by their numbers."""
+    """Remarks that name the validation rows whose far residuals are cut off."""
     if validation is None:
         return []
     far = GAUSSIAN_FAR if isinstance(options.distribution, Gaussian) else FAR
@@ -475,7 +479,7 @@ def _outlier_remarks(validation: Residuals | None, options: CalibrationOptions) 
 
 
 def _raised_noise_remarks(fits: list[TargetFit]) -> list[str]:
-    """That a small noise was raised, since 99 % intervals would have missed too many rows."""
+    """Remarks that a small noise was raised, since 99 % intervals missed too many rows."""
     remarks = []
     for target, fit in enumerate(fits):
         if fit.floor > BOUNDS:
@@ -488,19 +492,19 @@ def _raised_noise_remarks(fits: list[TargetFit]) -> list[str]:
 
 
 def _target_prefix(target: int, targets: int) -> str:
-    """Which target a remark is on, where there are several."""
+    """Words that name a remark's target; empty where there is one target."""
     return f"Target {target}: " if targets > 1 else ""
 
 
 def _row_remarks(rows: list[TargetRows], options: CalibrationOptions, memorised: int) -> list[str]:
-    """What the rows lack, and what follows from it.
+    """Remarks on what the rows lack, and what follows from it.
 
     `memorised` is the number of training rows that were left aside.
     """
-    held_out = min(int((~table.seen).sum()) for table in rows)
-    seen = min(int(table.seen.sum()) for table in rows)
+    held_out_rows = min(int((~table.seen).sum()) for table in rows)
+    training_rows = min(int(table.seen.sum()) for table in rows)
     remarks = []
-    if not held_out and options.optimism:
+    if not held_out_rows and options.optimism:
         remarks.append(
             "There were no validation rows: training rows as if left out are optimistic for a net "
             "trained end to end. Calibrate on rows that the model has not seen."
@@ -510,12 +514,12 @@ def _row_remarks(rows: list[TargetRows], options: CalibrationOptions, memorised:
             f"The {memorised} training rows were left aside: they decide most of their own "
             "predictions, so that their residuals say little. The validation rows alone decide."
         )
-    elif not seen:
+    elif not training_rows:
         why = "The fit holds no training rows (sample=0, or a file without rows=True)"
         if options.noise_function:
             why = "The noise of training rows is not known"
         remarks.append(f"{why}: the validation rows alone decide.")
-    if held_out and options.early_stopping_remark:
+    if held_out_rows and options.early_stopping_remark:
         remarks.append(options.early_stopping_remark)
     if any(table.grid_step > 0 for table in rows) and isinstance(options.distribution, Tilted):
         remarks.append(

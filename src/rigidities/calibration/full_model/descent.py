@@ -15,11 +15,11 @@ Loss = Callable[[Tensor], tuple[float, Tensor]]
 """A point (P,) to the value there and its gradient (P,)."""
 
 _MEMORY = 20
-"""Changes of point and gradient that are remembered."""
+"""Number of changes of point and gradient that are remembered."""
 _TRIALS = 20
-"""Lengths of a step that are tried at most."""
+"""Largest number of step lengths that are tried."""
 _SUFFICIENT = 1e-4
-"""Of the decrease that the slope promises, what a step must bring (Armijo's condition)."""
+"""Share of the decrease promised by the slope that a step must achieve (Armijo's condition)."""
 
 
 def minimum(
@@ -38,7 +38,7 @@ def minimum(
         loss: The function to minimise. A coordinate with a slope of exactly zero rests: that is how
             the loss says that a bound holds it.
         start: The point to begin at, (P,).
-        preconditioned: Divides a gradient by the curvature, roughly: Newton's step.
+        preconditioned: Divides a gradient by an approximate curvature, which gives Newton's step.
         done: The gain below which nothing more is tried.
         longest: The largest change of a coordinate in one step.
         inside: Moves a point into the bounds, each coordinate by itself.
@@ -99,7 +99,7 @@ def _quasi_newton_step(
 def _shorter(length: float, promised: float, rise: float) -> float:
     """The minimum of the parabola through both ends of a step that was too long.
 
-    `promised` is by how much the slope at its start would have let the value fall.
+    `promised` is the decrease that the slope at the start promises, `rise` the actual increase.
     """
     curvature = rise + promised
     best = 0.0

@@ -1,15 +1,15 @@
 r"""The rungs from one constant bar to the full model of `auto`: cross-validated, and one taken.
 
 Each held-out row is judged by fits without its fold. The richest rung is taken that is not worse
-than any simpler one on these left-out rows. How much worse it may be depends on the rows that were
-fitted to, held out or trained on: of many by two standard errors, since one regularised model
-beats a choice among several; of few it has to show that it is better.
+than any simpler one on these left-out rows. How much worse it may be depends on the number of rows
+that were fitted to, held out or trained on. With many rows it may be worse by two standard errors,
+since one regularised model beats a choice among several; with few it has to be shown to be better.
 
-All targets take the same rung. Where there are many of them and enough rows, the same of all, each
-target is judged on one fold and not on all: the choice then rests on as many left-out rows as that
-of one target.
+All targets take the same rung. Where there are many targets with the same rows, and enough rows,
+each target is judged on one fold instead of all: the choice then rests on as many left-out rows as
+that of one target would.
 
-The way of the data: `rung_fits` fits every rung to the rows of one target; `left_out_scores` does
+Data flow: `rung_fits` fits every rung to the rows of one target; `left_out_scores` does
 so again without each fold and judges its rows; `Ladder` holds both for all targets, and `best_rung`
 chooses.
 """
@@ -31,25 +31,25 @@ from .target_fit import Components, Design, TargetFit, distribution_nll, fitted_
 from .target_rows import TargetRows
 
 CONSTANT, PAPER, NOISE, TAILS, HEAD, FULL = RUNGS
-"""What cross-validation compares, the simplest first. From the third on each has one component
-more.
+"""What cross-validation compares, the simplest first.
 
-The constant bar has the distribution's tails and the guard, so that it still grows beyond the
-data."""
+From the third on, each has one component more than the one before. The constant bar has the
+distribution's tails and the guard, so that it still grows beyond the data."""
 CLEARLY = 2.0
 """Standard errors by which a rung is clearly worse than another."""
 CAUTION = 1.0
-"""Standard errors by which, of few rows, a rung must be better than all simpler ones."""
+"""Standard errors by which a rung must be better than all simpler ones with very few rows."""
 FEW = 150
-"""Rows fitted to, from which on a rung must not be worse than simpler ones; of fewer it must be
-better."""
+"""Number of fitted rows at which a rung must not be worse than simpler ones.
+
+With fewer rows it must be better."""
 MANY = 300
-"""Rows fitted to, from which on a rung must only not be clearly worse."""
+"""Number of fitted rows from which on a rung must only not be `CLEARLY` worse."""
 ENOUGH = 200
-"""Left-out rows of a target that are enough beside those of other targets."""
+"""Number of left-out rows of a target that is enough where other targets are judged too."""
 
 Fits = dict[str, TargetFit]
-"""One target's fit on each rung, but for the paper's form."""
+"""One target's fit on each rung, except the paper's form."""
 Features = tuple[Tensor, Tensor]
 """Centre and spread of the features that targets share."""
 
@@ -61,7 +61,7 @@ class LeftOutScores:
     Attributes:
         nll: The NLL of each row (n,) on each rung, the simplest first.
         places: Where the rows stand among all held-out rows, (n,).
-        fold: With which fold each row was left out, (n,).
+        fold: The fold with which each row was left out, (n,).
         only_fold: The one fold that was left out; None where all were, one after the other.
     """
 
@@ -162,7 +162,7 @@ class Ladder:
         """The rung to take."""
         if self.scores:
             return best_rung(self.scores, self.barred, self.allowed)
-        # Nothing was judged: of few rows the simplest, else the richest.
+        # Nothing was judged: the simplest rung for few rows, else the richest.
         names = list(self.fits[0])
         return names[0] if self.allowed < 0 else names[-1]
 
@@ -181,8 +181,8 @@ class Ladder:
                     others.append(other_folds)
             rung = best_rung(others, self.barred, self.allowed)
             for nll, scores in zip(taken_nll, self.scores, strict=True):
-                out = scores.fold == k
-                nll[out] = scores.nll[rung][out]
+                in_fold = scores.fold == k
+                nll[in_fold] = scores.nll[rung][in_fold]
         gains = []
         for nll, scores, table in zip(taken_nll, self.scores, self.rows, strict=True):
             constant = constant_nll(table.held_out.residual, table.held_out.side)
@@ -208,9 +208,9 @@ def best_rung(scores: list[LeftOutScores], barred: frozenset[str], allowed: floa
 
     Args:
         scores: The scores of each target's left-out rows.
-        barred: Rungs that count for nothing.
+        barred: Rungs that are neither taken nor compared with.
         allowed: Standard errors of the difference in NLL by which a rung may be worse; a negative
-            number asks for a rung that is better by so much.
+            number asks for a rung that is better by as much.
     """
     rungs = [rung for rung in scores[0].nll if rung not in barred]
     for place in range(len(rungs) - 1, 0, -1):
@@ -220,9 +220,9 @@ def best_rung(scores: list[LeftOutScores], barred: frozenset[str], allowed: floa
 
 
 def _within(scores: list[LeftOutScores], rung: str, simpler: str, allowed: float) -> bool:
-    """Whether a rung is worse than a simpler one by at most so many standard errors.
+    """Whether a rung is worse than a simpler one by at most `allowed` standard errors.
 
-    Targets count alike.
+    All targets have equal weight.
     """
     differences = [target_scores.nll[rung] - target_scores.nll[simpler] for target_scores in scores]
     mean = math.fsum(float(rows.mean()) for rows in differences)
@@ -249,9 +249,10 @@ def rung_fits(
         design: The design, as in `fitted_target`.
         neighbour: Fits of another target, as in `fitted_target`.
     """
-    components_of = _rung_components(components)
+    components_of = _rung_components(components)  # by rung
     fits: Fits = {}
-    constants: dict[bool, ScaleFit | None] = {}  # with tails and without, for all rungs
+    # The fits without a head, with tails (True) and without, which several rungs share.
+    constants: dict[bool, ScaleFit | None] = {}
     for rung, rung_components in components_of.items():
         if rung == HEAD and FULL in components_of:
             continue  # it is the full model without its tilt
@@ -303,7 +304,7 @@ def left_out_scores(
         only_fold: The one fold that is left out and judged; None for all of them.
     """
     held_out = ~rows.seen if bool((~rows.seen).any()) else rows.seen
-    held_out_rows = held_out.nonzero()[:, 0]  # their numbers
+    held_out_rows = held_out.nonzero()[:, 0]  # row numbers, (n,)
     fold = folds(len(held_out_rows), held_out_rows.device)
     judged_folds = [only_fold]
     if only_fold is None:
@@ -313,18 +314,18 @@ def left_out_scores(
         if rung in fits or (rung == PAPER and paper_q is not None):
             nll[rung] = rows.q.new_empty(len(held_out_rows))
     for k in judged_folds:
-        out = fold == k
+        in_fold = fold == k
         remaining = torch.ones_like(rows.seen)
-        remaining[held_out_rows[out]] = False
-        left_out = rows[held_out_rows[out]]
+        remaining[held_out_rows[in_fold]] = False
+        left_out = rows[held_out_rows[in_fold]]
         for rung, fit in rung_fits(rows[remaining], components, fits).items():
-            nll[rung][out] = fit.nll(left_out)
+            nll[rung][in_fold] = fit.nll(left_out)
         if paper_q is not None:
             # The paper's form has one number to fit besides its ridge: the scale.
-            others = rows.residual[held_out_rows[~out]]
-            scale2 = (others.square() / paper_q[~out]).mean()
-            nll[PAPER][out] = distribution_nll(
-                Gaussian(), left_out.residual, scale2 * paper_q[out], left_out.side
+            others = rows.residual[held_out_rows[~in_fold]]
+            scale2 = (others.square() / paper_q[~in_fold]).mean()
+            nll[PAPER][in_fold] = distribution_nll(
+                Gaussian(), left_out.residual, scale2 * paper_q[in_fold], left_out.side
             )
     scores = LeftOutScores(nll, torch.arange(len(held_out_rows), device=fold.device), fold)
     if only_fold is None:

@@ -6,17 +6,23 @@ $$ s^2 = \bigl(\tfrac{\bar c}{c}\, e^{h} + \alpha^2 q\bigr)\, e^{-\kappa [\text{
    h = a + w \cdot \phi, $$
 
 with the head's inputs $\phi$ (`prediction.head`), and $\kappa$ for the optimism of rows that were
-trained on. Priors: $\kappa \sim N(0, 1)$, narrower below zero;
-$\log(\nu - 2) \sim N(\log 6, 1.5^2)$; $\log \alpha^2 \sim N(\cdot, 1.5^2)$ about a first estimate,
-since single predictions hardly tell $\alpha^2$ from the noise; w has the precision 2 on the first
-three inputs and $\lambda$ on the others, chosen by Laplace's approximation of the evidence. The
-maximum is found by L-BFGS with the expected information as the curvature to begin with:
-$\log s^2$ has the information $\nu / 2(\nu + 3)$ a row. That matrix is by far the dearest part, so
-that one serves for all steps, for the next penalty, and for the folds of a cross-validation. A row
-whose target lies at a bound of its support shows the distribution's mass beyond it, not a density
-there.
+trained on. The priors are
 
-The way of the data: `ScaleProblem` holds the rows and priors, gives the objective with its gradient
+- $\kappa \sim N(0, 1)$, narrower below zero;
+- $\log(\nu - 2) \sim N(\log 6, 1.5^2)$;
+- $\log \alpha^2 \sim N(\cdot, 1.5^2)$ about a first estimate, since single predictions hardly tell
+  $\alpha^2$ from the noise;
+- w has the precision 2 on the first three inputs and $\lambda$, the penalty, on the others, chosen
+  by Laplace's approximation of the evidence.
+
+The maximum is found by L-BFGS with the expected information as the initial curvature: $\log s^2$
+has the information $\nu / 2(\nu + 3)$ a row. That matrix is by far the most expensive part, so that
+one serves for all steps, for the next penalty, and for the folds of a cross-validation.
+
+A row whose target lies at a bound of its support shows the distribution's mass beyond it, not a
+density there.
+
+Data flow: `ScaleProblem` holds the rows and priors, gives the objective with its gradient
 and information, and finds the maximum for one penalty (`solved`) or the best one (`best`).
 `constant_fit`, `flat_fit` and `headed_fit` are the three models that are fitted with it; each
 returns a `ScaleFit`.
@@ -37,10 +43,10 @@ from ...prediction.distribution import Distribution, Gaussian, StudentT
 from .descent import minimum
 from .target_rows import TargetRows, mean_q, reach
 
-FIRST = 3
-"""Inputs of the head that are no features."""
-FIXED = 3
-"""Parameters before the weights: a, log alpha^2, kappa."""
+FIRST_INPUTS = 3
+"""Number of the head's inputs that come before the features: log q, prediction, its square."""
+FIXED_PARAMETERS = 3
+"""Number of parameters before the weights: a, log alpha^2, kappa."""
 PENALTIES = tuple(10 ** (4 - k / 2) for k in range(10))
 """Values of lambda that are tried, the largest first."""
 FIRST_PENALTY = 2.0
@@ -52,20 +58,21 @@ WIDE = 3.0
 PESSIMISM = 0.25
 """Spread of kappa's prior below zero: a few lucky rows do not make training rows pessimistic."""
 SHARE = 0.1
-"""Of the residuals' variance that the first estimate leaves to the scale at least."""
+"""Least share of the residuals' variance that the first estimate attributes to the scale."""
 GAUSSIAN_FAR = 30.0
-"""Robust units beyond which a residual counts as one of that size under a distribution without
-tails."""
+"""Robust units at which residuals are cut off under a Gaussian."""
 NEGLIGIBLE = 1e-6
-"""Of the residuals' variance, what a constant bar leaves to the scale; and its prior's spread."""
+"""Share of the residuals' variance that a constant bar attributes to the scale.
+
+The prior of log alpha^2 has this number as its spread too, which holds it there."""
 _DONE = (1e-6, 0.01)
-"""Nats that may be left to gain: per row, and of all rows at most."""
+"""Nats that may be left to gain: per row, and for all rows together at most."""
 _ROUGHLY = (1e-4, 0.5)
-"""The same of two ways to a maximum, until one of them is taken."""
+"""The same while two ways to a maximum are compared, before one of them is taken."""
 _CLEAR = 0.1
 """Nats by which the evidence must have fallen for smaller penalties not to be tried."""
 _TAIL_STEP = 0.05
-"""Step of a difference by the tail."""
+"""Step of log(nu - 2) in differences."""
 _CHUNK = 2048
 """Rows of which the information is summed at once: their inputs fit into a cache."""
 _LONGEST = 5.0
@@ -81,7 +88,8 @@ class ScaleFit:
     Attributes:
         vector: a, log alpha^2, kappa, then w, (3 + P,).
         tail: log(nu - 2).
-        gaussian: Whether the distribution has no tails instead.
+        gaussian: Whether the distribution is a Gaussian instead of a Student-t; `tail` then has no
+            meaning.
         penalty: lambda.
         evidence: The log evidence by Laplace, up to a constant; NaN where it was not asked for.
         information: The information of a row on average, without the priors, (3 + P, 3 + P), at the
@@ -117,7 +125,7 @@ class ScaleFit:
 
     def log_noise(self, inputs: Tensor) -> Tensor:
         """h of rows whose inputs are (n, P), (n,)."""
-        return self.vector[0] + inputs @ self.vector[FIXED:]
+        return self.vector[0] + inputs @ self.vector[FIXED_PARAMETERS:]
 
     def squared_scale(self, rows: TargetRows, log_noise: Tensor) -> Tensor:
         """s^2 of rows, the optimism of seen ones included, (n,)."""
@@ -125,7 +133,7 @@ class ScaleFit:
         return noise + epistemic
 
     def variances(self, rows: TargetRows, log_noise: Tensor) -> tuple[Tensor, Tensor]:
-        r"""What noise and what $\alpha^2 q$ add to s^2, each (n,)."""
+        r"""The two terms of s^2, noise and $\alpha^2 q$, each (n,)."""
         optimism = torch.where(rows.seen, (-self.optimism).exp(), 1.0)
         noise = log_noise.exp() * rows.noise_factor * optimism
         epistemic = self.scale2 * rows.q * optimism
@@ -187,10 +195,11 @@ class ScaleProblem:
     Attributes:
         rows: All rows.
         inputs: The head's inputs, (n, P); no columns for a constant noise.
-        square: Squared residuals, plus a little: a residual of zero is no certainty, (n,).
+        square: Squared residuals, plus a little, since a residual of zero does not mean certainty,
+            (n,).
         centre: The prior mean of log alpha^2.
         spread: Its prior spread.
-        gaussian: Whether the distribution has no tails to find.
+        gaussian: Whether the distribution is a Gaussian instead of a Student-t.
     """
 
     rows: TargetRows
@@ -206,10 +215,10 @@ class ScaleProblem:
         """The fit whose penalty has the greatest evidence.
 
         Penalties are tried from the largest downwards. With a likely penalty, `near`, they are
-        tried from the next larger one downwards, and upwards where that one is the best. Where the
-        evidence has two peaks, that may be the other one.
+        tried from the next larger one downwards; where that larger one is the best of these, also
+        upwards. Where the evidence has two peaks, the two searches may end at different ones.
         """
-        if self.inputs.shape[1] <= FIRST:
+        if self.inputs.shape[1] <= FIRST_INPUTS:
             return self.solved(start, FIRST_PENALTY)
         first = 0
         if near in PENALTIES:
@@ -238,7 +247,7 @@ class ScaleProblem:
         information = self.information(fit)
         precision = self._prior(fit.vector, fit.penalty).precision
         curvature = len(self.rows) * information + torch.diag(precision)
-        penalised = max(0, len(fit.vector) - FIXED - FIRST)
+        penalised = max(0, len(fit.vector) - FIXED_PARAMETERS - FIRST_INPUTS)
         evidence = 0.5 * penalised * math.log(fit.penalty) - self.objective(fit, fit.penalty)
         evidence -= 0.5 * float(torch.logdet(curvature))
         return replace(fit, evidence=evidence, information=information)
@@ -257,7 +266,7 @@ class ScaleProblem:
             penalty: lambda.
             information: The information of a row near the start, (3 + P, 3 + P); it is computed
                 where it is not known.
-            done: Nats that may be left to gain: per row, and of all rows at most.
+            done: Nats that may be left to gain: per row, and for all rows together at most.
         """
         rows = len(self.rows)
         if information is None:
@@ -316,29 +325,31 @@ class ScaleProblem:
         """The expected information of a row on average, without the priors, (3 + P, 3 + P)."""
         point = self._point(fit)
         weight = torch.full_like(point.s2, point.information)  # of each row by log s^2
-        if len(self._bound):
-            weight = weight.index_copy(0, self._bound, self._bound_slopes(point)[1])
+        if len(self._rows_at_bound):
+            weight = weight.index_copy(0, self._rows_at_bound, self._bound_slopes(point)[1])
         root = weight.sqrt()
         noise_share = point.noise / point.s2
         # derivatives of log s^2 by a, log alpha^2 and kappa, times the roots, (n, 3)
         fixed = torch.stack([noise_share, 1 - noise_share, -self._seen], 1) * root[:, None]
-        width = FIXED + self.inputs.shape[1]
+        width = FIXED_PARAMETERS + self.inputs.shape[1]
         total = noise_share.new_zeros(width, width)
-        total[:FIXED, :FIXED] = fixed.mT @ fixed
-        if width == FIXED:
+        total[:FIXED_PARAMETERS, :FIXED_PARAMETERS] = fixed.mT @ fixed
+        if width == FIXED_PARAMETERS:
             return total / len(self.rows)
         input_chunks = torch.split(self.inputs, _CHUNK)
         factor_chunks = torch.split(noise_share * root, _CHUNK)
         fixed_chunks = torch.split(fixed, _CHUNK)
-        for inputs, factor, beside in zip(input_chunks, factor_chunks, fixed_chunks, strict=True):
+        for inputs, factor, fixed_chunk in zip(
+            input_chunks, factor_chunks, fixed_chunks, strict=True
+        ):
             columns = inputs * factor[:, None]  # derivatives by w
-            total[FIXED:, FIXED:] += columns.mT @ columns
-            total[FIXED:, :FIXED] += columns.mT @ beside
-        total[:FIXED, FIXED:] = total[FIXED:, :FIXED].mT
+            total[FIXED_PARAMETERS:, FIXED_PARAMETERS:] += columns.mT @ columns
+            total[FIXED_PARAMETERS:, :FIXED_PARAMETERS] += columns.mT @ fixed_chunk
+        total[:FIXED_PARAMETERS, FIXED_PARAMETERS:] = total[FIXED_PARAMETERS:, :FIXED_PARAMETERS].mT
         return total / len(self.rows)
 
     def _point(self, fit: ScaleFit) -> _Point:
-        """What a fit says of the rows."""
+        """The rows under the distribution of a fit."""
         noise, epistemic = fit.variances(self.rows, fit.log_noise(self.inputs))
         s2 = noise + epistemic
         return _Point(
@@ -368,9 +379,9 @@ class ScaleProblem:
             nu = point.nu
             constant = math.lgamma(nu / 2) - math.lgamma((nu + 1) / 2) + 0.5 * math.log(nu)
             losses += constant + (nu + 1) / 2 * point.log_fall
-        if not len(self._bound):
+        if not len(self._rows_at_bound):
             return losses
-        return losses.index_copy(0, self._bound, self._bound_losses(point, point.fit))
+        return losses.index_copy(0, self._rows_at_bound, self._bound_losses(point, point.fit))
 
     def _slopes(self, point: _Point) -> Tensor:
         """Derivatives of the rows' losses by log s^2, (n,)."""
@@ -378,8 +389,8 @@ class ScaleProblem:
             slope = 0.5 - 0.5 * point.square
         else:
             slope = 0.5 - 0.5 * ((point.nu + 1) * point.pull)
-        if len(self._bound):
-            slope = slope.index_copy(0, self._bound, self._bound_slopes(point)[0])
+        if len(self._rows_at_bound):
+            slope = slope.index_copy(0, self._rows_at_bound, self._bound_slopes(point)[0])
         return slope
 
     def _tail_slope(self, point: _Point) -> float:
@@ -395,10 +406,10 @@ class ScaleProblem:
         below, above = torch.digamma(half).tolist()
         slopes = point.log_fall - (nu + 1) / nu * point.pull
         slopes = 0.5 * (nu - 2) * (slopes + (below - above + 1 / nu))
-        if len(self._bound):  # the mass beyond a bound has no simple derivative by nu
+        if len(self._rows_at_bound):  # the mass beyond a bound has no simple derivative by nu
             high = self._bound_losses(point, replace(point.fit, tail=tail + _TAIL_STEP))
             low = self._bound_losses(point, replace(point.fit, tail=tail - _TAIL_STEP))
-            slopes = slopes.index_copy(0, self._bound, (high - low) / (2 * _TAIL_STEP))
+            slopes = slopes.index_copy(0, self._rows_at_bound, (high - low) / (2 * _TAIL_STEP))
         slope = float(slopes.sum()) + (tail - TAILS[0]) / TAILS[1] ** 2
         lowest, highest = _TAIL_RANGE
         outwards = (tail <= lowest and slope > 0) or (tail >= highest and slope < 0)
@@ -412,25 +423,25 @@ class ScaleProblem:
     # --- rows at a bound of the support -----------------------------------------------------------
 
     @cached_property
-    def _bound(self) -> Tensor:
+    def _rows_at_bound(self) -> Tensor:
         """Places of the rows whose target lies at a bound of its support, (B,)."""
         return self.rows.side.nonzero()[:, 0]
 
     def _mass_beyond(self, s2: Tensor, fit: ScaleFit) -> tuple[Tensor, Tensor]:
-        """Of the rows at a bound: its place z in the distribution, and the mass beyond it, (B,).
+        """For the rows at a bound: its place z in the distribution, and the mass beyond it, (B,).
 
         At an upper bound z is mirrored, so that the mass is always that below z.
         """
-        bound = self._bound
-        z = -self.rows.side[bound] * self.rows.residual[bound] / s2[bound].sqrt()
+        at_bound = self._rows_at_bound
+        z = -self.rows.side[at_bound] * self.rows.residual[at_bound] / s2[at_bound].sqrt()
         return z, fit.distribution.cdf(z).clamp(min=1e-300)
 
     def _bound_losses(self, point: _Point, fit: ScaleFit) -> Tensor:
         """Losses of the rows at a bound, (B,), under the distribution of a fit."""
         _, mass = self._mass_beyond(point.s2, fit)
-        # the factor that the densities of other rows lack
-        lacking = 0.5 * math.log(2 * math.pi if self.gaussian else math.pi)
-        return -mass.log() - lacking
+        # `_losses` leaves out this constant of the densities: for masses it is subtracted.
+        constant = 0.5 * math.log(2 * math.pi if self.gaussian else math.pi)
+        return -mass.log() - constant
 
     def _bound_slopes(self, point: _Point) -> tuple[Tensor, Tensor]:
         r"""First and second derivatives by log s^2 of $-\log F(z)$, of the rows at a bound.
@@ -453,8 +464,10 @@ class ScaleProblem:
         """The prior at a vector of parameters, for a penalty of the weights."""
         precision = vector.new_full((len(vector),), penalty)
         optimism_precision = 1.0 if float(vector[2]) > 0 else PESSIMISM**-2
-        precision[:FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, optimism_precision])
-        precision[FIXED : FIXED + FIRST] = FIRST_PENALTY
+        precision[:FIXED_PARAMETERS] = vector.new_tensor(
+            [WIDE**-2, self.spread**-2, optimism_precision]
+        )
+        precision[FIXED_PARAMETERS : FIXED_PARAMETERS + FIRST_INPUTS] = FIRST_PENALTY
         deviation = vector.clone()
         deviation[:2] -= self._prior_centre
         slope = precision * deviation
@@ -476,8 +489,8 @@ def constant_fit(
     Args:
         rows: The rows.
         square: Squared residuals, (n,).
-        gaussian: Whether the distribution has no tails.
-        start: The fit to nearly the same rows, from which the search begins instead.
+        gaussian: Whether the distribution is a Gaussian instead of a Student-t.
+        start: A fit to nearly the same rows, at which the search begins instead.
     """
     square = _bounded_squares(square, gaussian=gaussian)
     mean_square = rows.mean_square
@@ -505,7 +518,7 @@ def constant_fit(
 def flat_fit(
     rows: TargetRows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
 ) -> ScaleFit:
-    """A constant noise that explains all residuals alone: the scale is held near zero.
+    """A constant noise that explains all residuals by itself: the scale is held near zero.
 
     The arguments are those of `constant_fit`.
     """
@@ -542,9 +555,8 @@ def headed_fit(
         square: Squared residuals, (n,).
         constant: The fit of a constant noise, where the search begins; it centres the prior of the
             scale.
-        gaussian: Whether the distribution has no tails.
-        start: The fit to nearly the same rows, where the search begins instead, and whose penalty
-            is kept.
+        gaussian: Whether the distribution is a Gaussian instead of a Student-t.
+        start: A fit to nearly the same rows. The search begins there instead, with its penalty.
         near: A likely penalty, as in `ScaleProblem.best`.
     """
     square = _bounded_squares(square, gaussian=gaussian)
@@ -558,12 +570,12 @@ def headed_fit(
 
 
 def _cholesky(curvature: Tensor) -> Tensor:
-    """The Cholesky factor; where rounding leaves no positive matrix, with a larger diagonal."""
+    """The Cholesky factor; with a larger diagonal where rounding left the matrix indefinite."""
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(curvature)
     if bool(failed):
-        more = 1e-6 * curvature.diagonal().abs().max()
-        factor = torch.linalg.cholesky(curvature + more * torch.eye(len(curvature)).to(curvature))
+        shift = 1e-6 * curvature.diagonal().abs().max()
+        factor = torch.linalg.cholesky(curvature + shift * torch.eye(len(curvature)).to(curvature))
     return factor
 
 
@@ -578,7 +590,7 @@ def _tail_information(nu: float) -> float:
 def _bounded_squares(square: Tensor, *, gaussian: bool) -> Tensor:
     """Squared residuals (n,) as the distribution counts them.
 
-    A Gaussian would follow single far ones, so they are bounded for it.
+    Single far residuals would dominate a Gaussian, so they are bounded for it.
     """
     if not gaussian:
         return square

@@ -2,9 +2,9 @@ r"""The full model of one target, and what is left of it without some of its com
 
 A noise that follows the inputs, plus $\alpha^2 q$, under a Student-t distribution (`scale_fit`), a
 tilt of that distribution (`tilt_fit`), and a guard outside of the data (`prediction.guards`).
-Training rows enter as if left out. Which components are kept is decided by `ladder`.
+Training rows enter as if left out. `ladder` decides which components are kept.
 
-The way of the data: `Design` turns rows into the columns that the head looks at; `fitted_target`
+Data flow: `Design` turns rows into the columns that the head looks at; `fitted_target`
 fits scale, bounds of the noise, tilt and guard to them, one after the other; the `TargetFit` that
 it returns gives squared scales and negative log-likelihoods of new rows.
 """
@@ -21,21 +21,24 @@ from ...prediction.cosine_tilt import CosineTilt
 from ...prediction.distribution import Distribution, StudentT, Tilted
 from ...prediction.guards import Guard, IgnoranceGuard, RigidityGuard
 from ...prediction.head import STEEPEST, Inputs
-from .scale_fit import FIRST, FIXED, ScaleFit, constant_fit, flat_fit, headed_fit
+from .scale_fit import FIRST_INPUTS, FIXED_PARAMETERS, ScaleFit, constant_fit, flat_fit, headed_fit
 from .target_rows import TargetRows
 from .tilt_fit import TiltFit, fitted_tilt
 
 BOUNDS = 0.005
-"""Share of the fitted log-noises beyond each of the bounds it is kept within."""
+"""Share of the fitted log-noises that lie beyond each of the bounds of the log-noise."""
 FLOORS = (BOUNDS, 0.25, 0.5, 0.75, 0.9)
-"""Quantiles of the fitted log-noises: the first that leaves tails long enough bounds them below."""
+"""Quantiles of the fitted log-noises that are tried as their lower bound, in this order.
+
+The first one that leaves tails long enough is taken."""
 FAR_TAIL = 0.01
-"""What lies outside of 99 % intervals."""
+"""Probability outside of 99 % intervals."""
 SHORT = 1.5
-"""How many times as much, under the distribution without its tilt, shows tails that are too
-short."""
+"""Multiple of `FAR_TAIL` outside of the untilted 99 % intervals that shows tails too short."""
 DIRECTIONS = 512
-"""Of the features that the head looks at: beyond, the leading principal ones."""
+"""Largest number of features that the head looks at.
+
+Of more features it looks at as many leading principal directions."""
 COVERED = 0.95
 """Level of the quantile at which the guard's distribution is as wide as a Gaussian."""
 
@@ -102,13 +105,15 @@ class Design:
         return cls(inputs, _directions(inputs, reference) if directed else None)
 
     def columns(self, rows: TargetRows) -> Tensor:
-        """The columns (n, P) of rows, which may have them already by `applied`."""
+        """The columns (n, P) of rows; those that `applied` stored with them, if any."""
         if rows.columns is not None:
             return rows.columns
         columns = self.inputs(rows.q, rows.mean, rows.features)
         if self.directions is None:
             return columns
-        return torch.cat([columns[:, :FIRST], columns[:, FIRST:] @ self.directions], 1)
+        return torch.cat(
+            [columns[:, :FIRST_INPUTS], columns[:, FIRST_INPUTS:] @ self.directions], 1
+        )
 
     def applied(self, rows: TargetRows) -> TargetRows:
         """The rows with their columns in place of the features."""
@@ -134,7 +139,7 @@ class TargetFit:
 
     Attributes:
         design: The columns that the head looks at.
-        constant: The fit without a head, from which that with one began; None for one constant bar.
+        constant: The fit without a head, at which that with a head began; None for a constant bar.
         scale: Noise, scale and tails.
         bounds: The bounds of the log-noise, (2,).
         floor: The share of the fitted log-noises that lie below the lower bound.
@@ -169,10 +174,10 @@ class TargetFit:
     @property
     def headed(self) -> bool:
         """Whether the noise follows the inputs."""
-        return len(self.scale.vector) > FIXED
+        return len(self.scale.vector) > FIXED_PARAMETERS
 
     def squared_scale(self, rows: TargetRows, *, guarded: bool = True) -> Tensor:
-        """s^2 of rows as new ones, (n,)."""
+        """s^2 of rows, taken as new ones (without optimism), (n,)."""
         columns = self.design.columns(rows) if self.headed else _no_columns(rows)
         log_noise = self.scale.log_noise(columns).clamp(*self.bounds)
         s2 = log_noise.exp() * rows.noise_factor + self.scale.scale2 * rows.q
@@ -183,7 +188,7 @@ class TargetFit:
         return self.guard.widened(s2, rows.q, rows.distance, rows.extent)
 
     def nll(self, rows: TargetRows, *, guarded: bool = True, tilted: bool = True) -> Tensor:
-        """The negative log-likelihoods of rows as new ones, (n,)."""
+        """The negative log-likelihoods of rows, taken as new ones (without optimism), (n,)."""
         s2 = self.squared_scale(rows, guarded=guarded)
         distribution = self.scale.distribution
         if tilted and self.tilt is not None:
@@ -197,8 +202,8 @@ class TargetFit:
     def head_weights(self, tilts: int) -> tuple[Tensor, Tensor]:
         """Weight (3 + D, 1 + tilts) and constant (1 + tilts,) of a head: noise first, then tilt."""
         noise_constant = self.scale.vector[0]
-        noise_weight = self.scale.vector[FIXED:, None]
-        width = FIRST + len(self.design.inputs.centre)
+        noise_weight = self.scale.vector[FIXED_PARAMETERS:, None]
+        width = FIRST_INPUTS + len(self.design.inputs.centre)
         if len(noise_weight):
             noise_weight = self._by_feature(noise_weight)
         else:
@@ -217,7 +222,7 @@ class TargetFit:
         directions = self.design.directions
         if directions is None:
             return weight
-        return torch.cat([weight[:FIRST], directions @ weight[FIRST:]])
+        return torch.cat([weight[:FIRST_INPUTS], directions @ weight[FIRST_INPUTS:]])
 
 
 def fitted_target(
@@ -235,10 +240,9 @@ def fitted_target(
         rows: The rows.
         components: The components that are asked for.
         like: A fit to nearly the same rows, whose design, penalties and start are kept.
-        design: The design, where it is known; otherwise that of `like`, or one of these rows.
+        design: The design. By default that of `like`, or else a new one for these rows.
         constant: The fit without a head, where it is known already.
-        neighbour: The fit of another target, near whose penalty that of this one is looked for
-            first.
+        neighbour: The fit of another target. The search for the penalty begins near its penalty.
     """
     if design is None:
         design = Design.of(rows) if like is None else like.design
@@ -338,15 +342,15 @@ def _fitted_shape(
 def _tails_too_short(u: Tensor, tilt: TiltFit | None, columns: Tensor, *, surely: bool) -> bool:
     """Whether too many rows lie outside of 99 % intervals.
 
-    A noise that follows how often targets leave zero, say, is small where they seldom do: those
-    that do are then farther out than the distribution's tails reach. The tilt was fitted to the
-    same rows, so that they lie outside of the untilted distribution too.
+    Say targets are mostly zero. Where they seldom differ from zero, a noise that follows the inputs
+    is small, and the few that differ lie farther out than the distribution's tails reach. Rows must
+    lie outside of the untilted distribution too, since the tilt was fitted to the same rows.
 
     Args:
         u: The rows' probabilities under the untilted distribution, (n,).
         tilt: The tilt, if there is one.
         columns: The head's columns, (n, P).
-        surely: Whether more than chance is asked for.
+        surely: Whether the excess must be larger than chance.
     """
     expected = FAR_TAIL * len(u)
     untilted_outside = float((torch.minimum(u, 1 - u) < FAR_TAIL / 2).sum())
@@ -363,7 +367,8 @@ def _tails_too_short(u: Tensor, tilt: TiltFit | None, columns: Tensor, *, surely
 def _gap(rows: TargetRows, scale: ScaleFit) -> Tensor:
     """Half the gap between the errors of new and of training rows, in units of q.
 
-    Where there are rows of one kind alone it is not known, and the squared scale stands for it.
+    Where all rows are new or all are training rows it is not known, and the squared scale is
+    returned instead.
     """
     if not bool(rows.seen.any() & ~rows.seen.all()):
         return scale.scale2
@@ -375,8 +380,8 @@ def _guard(rows: TargetRows, scale: ScaleFit, kind: bool | Literal["q"]) -> Guar
     """The guard of one target, of the kind that is asked for."""
     if not kind:
         return None
-    # The distribution's 90 % interval shall be that of a Gaussian with the variance that the guard
-    # sets.
+    # The factor makes the distribution's 90 % interval that of a Gaussian with the variance that
+    # the guard sets.
     factor = torch.ones_like(rows.mean_square)
     if not scale.gaussian:
         level = torch.tensor(COVERED, dtype=torch.float64)

@@ -26,25 +26,25 @@ from ..calibration import Support
 from ..residuals import Residuals
 
 LEAST_REMAINING = 0.05
-"""Of 1 - c q, below which a left-out residual is not enlarged further."""
+"""Value of 1 - c q below which a left-out residual is not enlarged further."""
 INFORMATIVE = 1e-3
-"""Of a usual q, below which a row's error is noise alone and says nothing about q."""
+"""Share of a usual q below which a row's error is only noise and says nothing about q."""
 REFERENCE = 0.9
 """Quantile of the left-out training rows' q, beyond which the guard sets in."""
 REFERENCE_ROWS = 20
-"""Training rows that are needed for them alone to fix units and ranges."""
+"""Least number of training rows that fix units and ranges by themselves."""
 FAR = 1e3
-"""Robust units beyond which a residual counts as one of that size."""
+"""Robust units at which single far residuals are cut off."""
 OUTLIERS = 0.02
 """Share of the rows that may be outliers: more of them are data."""
 ROWS_PER_BIAS = 5
-"""Rows for each bias column at least, where an ignorant forecast may tell these apart."""
+"""Least number of rows per bias column for the ignorant forecast to tell the columns apart."""
 TINY = 1e-6
-"""Of the mean squared residual, added to each square."""
+"""Share of the mean squared residual that is added to each square."""
 _NAMED_ROWS = 5
-"""Rows that are named where some lie far out."""
+"""Largest number of far rows that a remark names."""
 _COLUMNS_OF_ALL_ROWS = ("columns", "distance", "extent", "forecast")
-"""Fields that are known once all rows of a target are joined."""
+"""Fields that are computed only once all rows of a target are joined."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class TargetRows:
         columns: The inputs of a head, (n, P), once they are known (`target_fit.Design`). The
             features are then no longer needed, and left out.
         distance: Prediction minus ignorant forecast, (n,), once that forecast is known.
-        extent: How much the readout summed in each row beside a usual one, (n,), once the forecast
-            is known; one where it does not sum.
+        extent: How much the readout summed in each row relative to a usual row, (n,), once the
+            forecast is known; one where it does not sum.
         forecast: The ignorant forecast, fitted to all rows of the target.
     """
 
@@ -117,14 +117,15 @@ class TargetRows:
             seen: Whether the rows were trained on.
             support: The targets' bounds.
         """
-        counts = error.isfinite() & ((weight * q < 1 - 1e-9) | (not seen))
-        error = error[counts]
-        q = q[counts]
-        mean = mean[counts]
+        # A seen row with c q = 1 is fitted exactly and cannot be left out.
+        usable = error.isfinite() & ((weight * q < 1 - 1e-9) | (not seen))
+        error = error[usable]
+        q = q[usable]
+        mean = mean[usable]
         target = mean + error
         side = _sides(mean, error, support)
         if seen:
-            remaining = 1 - weight[counts] * q
+            remaining = 1 - weight[usable] * q
             error = error / remaining.clamp(min=LEAST_REMAINING)
             q = q / remaining.clamp(min=1e-3)
         limit = reach(error)
@@ -132,8 +133,8 @@ class TargetRows:
             residual=error.clamp(-limit, limit),
             q=q,
             mean=mean,
-            features=features[counts],
-            noise_factor=noise_factor[counts],
+            features=features[usable],
+            noise_factor=noise_factor[usable],
             seen=torch.full_like(q, seen, dtype=torch.bool),
             target=torch.where(error.abs() > limit, math.nan, target),
             side=side,
@@ -201,13 +202,13 @@ class TargetRows:
 
     @cached_property
     def informative_held_out(self) -> TargetRows:
-        """The held-out rows that say something about q; all informative rows where none does."""
+        """The held-out rows that say something about q; all informative rows if none does."""
         held_out = self.informative & ~self.seen
         return self[held_out] if bool(held_out.any()) else self[self.informative]
 
     @cached_property
     def informative_reference(self) -> TargetRows:
-        """The reference rows that say something about q; all informative rows where none does."""
+        """The reference rows that say something about q; all informative rows if none does."""
         reference = self.informative & self.seen
         if int(self.seen.sum()) >= REFERENCE_ROWS and bool(reference.any()):
             return self[reference]
@@ -225,7 +226,7 @@ class TargetRows:
 
     @cached_property
     def high_unfamiliarity(self) -> Tensor:
-        """The same of q over the squared extent."""
+        """`high_q` of q over the squared extent."""
         rows = self.informative_reference
         assert rows.extent is not None, "these rows have no ignorant forecast yet"
         return torch.quantile(unfamiliarity(rows.q, rows.extent), REFERENCE)
@@ -243,7 +244,7 @@ class TargetRows:
 
     @cached_property
     def squares(self) -> Tensor:
-        """Squared residuals, plus a little: a residual of zero is no certainty, (n,)."""
+        """Squared residuals, (n,), plus a little: a residual of zero does not mean certainty."""
         return self.residual.square() + TINY * self.mean_square
 
     @cached_property
@@ -359,10 +360,11 @@ def _sides(mean: Tensor, error: Tensor, support: Support | None) -> Tensor:
 
 @dataclass(frozen=True)
 class IgnorantForecast:
-    """What a forecaster says who knows the targets, and nothing of the inputs.
+    """The forecast of someone who knows the targets, but nothing about the inputs.
 
-    That is the mean of the targets. For a readout that sums over atoms the forecaster knows how
-    many there are: what the bias columns explain, so that a constant per atom changes nothing.
+    That is the mean of the targets. For a readout that sums over atoms the forecaster also knows
+    how many atoms there are. The forecast is then what the bias columns explain of the targets,
+    so that a constant added per atom changes nothing.
 
     Attributes:
         constant: The part that is the same for all rows, ().
@@ -397,7 +399,8 @@ class IgnorantForecast:
             return cls._same_for_all(target)
 
         extent_weight = target.new_zeros(rows.features.shape[1])
-        extent_weight[biases] = columns.sum(0).sign()  # outputs may be scaled by a negative number
+        # Bias columns count atoms up to a factor, which is negative where outputs are scaled so.
+        extent_weight[biases] = columns.sum(0).sign()
         extent = rows.features[finite] @ extent_weight
         usual_extent = extent[extent != 0].square().mean().sqrt()  # where there is something to sum
 
@@ -431,7 +434,7 @@ class IgnorantForecast:
         return self.constant + features @ self.by_feature
 
     def extent(self, features: Tensor) -> Tensor:
-        """How much the readout sums in rows (n, P) beside a usual one, (n,)."""
+        """How much the readout sums in rows (n, P) relative to a usual row, (n,)."""
         if not len(self.extent_weight):
             return features.new_ones(len(features))
         return features @ self.extent_weight
@@ -444,21 +447,21 @@ def _bounded_mean_square(missed: Tensor, rank: int) -> Tensor:
 
 
 def mean_q(q: Tensor) -> Tensor:
-    """Their mean, single ones clipped at a thousand times the median; one where there are none."""
+    """The mean q, single ones clipped at a thousand times the median; one where there are none."""
     if not len(q):
         return q.new_ones(())
     return q.clamp(max=float(FAR * q.median())).mean()
 
 
 def robust_unit(squares: Tensor) -> Tensor:
-    """The square of a Gaussian's standard deviation with this median; few outliers do not move it.
+    """The variance of a Gaussian whose squares have this median; few outliers do not move it.
 
     That is the median over 0.455, the median of a squared standard normal number. Where most
-    squares are practically zero, it is taken of the others.
+    squares are practically zero, the median is that of the others.
     """
     if not len(squares):
         return squares.new_zeros(())
-    # What is practically zero is judged beside a mean that the largest rows do not decide.
+    # "Practically zero" is relative to a mean that the largest squares do not dominate.
     outliers = max(1, int(OUTLIERS * len(squares)))
     largest = squares.kthvalue(max(1, len(squares) - outliers)).values
     negligible = 1e-6 * squares.clamp(max=float(largest)).mean()
@@ -470,9 +473,10 @@ def robust_unit(squares: Tensor) -> Tensor:
 
 
 def reach(residual: Tensor, far: float = FAR) -> float:
-    """The size up to which residuals count in full: so many robust units.
+    """The size up to which residuals count in full: `far` robust units.
 
-    Infinite where no row lies beyond, or more than a share `OUTLIERS`: then they are no outliers.
+    It is infinite where no row lies beyond, or more than the share `OUTLIERS` of them: these are
+    data then, not outliers.
     """
     size = residual.abs()
     if not bool(size.any()):
@@ -489,7 +493,7 @@ def outlier_remark(error: Tensor, number: Tensor, far: float = FAR, target: str 
     Args:
         error: Errors of validation rows, (n,); NaN where the target is masked.
         number: Their places in the data, (n,).
-        far: Rows beyond so many robust units are named.
+        far: Number of robust units beyond which rows are named.
         target: What to call the target, where there are several.
     """
     finite = error.isfinite()
@@ -514,6 +518,6 @@ def outlier_remark(error: Tensor, number: Tensor, far: float = FAR, target: str 
 
 
 def clipped_mean(squares: Tensor) -> Tensor:
-    """The mean of squares, those beyond 25 robust units clipped: an outlier counts once."""
+    """The mean of squares, those beyond 25 robust units clipped, so that no outlier dominates."""
     unit = robust_unit(squares)
     return squares.clamp(max=float(25 * unit)).mean().clamp(min=1e-300)

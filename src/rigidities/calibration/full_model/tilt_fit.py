@@ -2,11 +2,12 @@ r"""The shape of one target's distribution: a tilt that follows the head's input
 
 With $u = T_\nu(r/s)$, uniform if the Student-t distribution were true, the density is multiplied by
 $e^{\theta \cdot b(u) - A(\theta)}$, $b_j(u) = \sqrt 2 \cos(j \pi u)$, $\theta = c + W \phi$. The
-penalised likelihood is convex, but for rows at a bound of the support, whose part is the mass
-beyond it. Steps are Newton's for a curvature in which all rows share one covariance of the b, their
-mean one: in the eigenbasis of $\phi^\top \phi$ that is one small matrix for each direction.
+negative log of the penalised likelihood is convex, except for rows at a bound of the support, which
+contribute the mass beyond it. Newton steps use an approximate curvature, in which all rows share
+the mean of their covariances of b: in the eigenbasis of $\phi^\top \phi$ that is one small matrix
+for each direction.
 
-The way of the data: `TiltProblem` holds what the rows show and gives the loss of a tilt;
+Data flow: `TiltProblem` holds what the rows show and gives the loss of a tilt;
 `fitted_tilt` takes the steps.
 """
 
@@ -27,7 +28,7 @@ CONSTANT_PENALTY = 4.0
 _STEPS = 60
 _HALVINGS = 12
 _DONE = 1e-6
-"""Nats per row that a step must bring for another one to follow."""
+"""Nats per row that a step must gain for another one to follow."""
 _CHUNK = 2048
 """Rows whose densities at the nodes are held at once: they fit into the cache of a CPU."""
 
@@ -78,7 +79,7 @@ class TiltProblem:
 
     Attributes:
         inputs: The head's inputs, (n, P).
-        shown: b of each row, (n, J); for a row at a bound, its mean over the mass beyond.
+        shown: b(u) of each row, (n, J); for a row at a bound, the mean of b over the mass beyond.
         nodes: b at the midpoints of the unit interval, (64, J).
         bound: The places of rows at a bound of the support, (B,).
         log_share: For each of those, the logarithm of the share of each node's cell that lies
@@ -185,10 +186,9 @@ def fitted_tilt(
         u: The rows' probabilities under the untilted distribution, (n,).
         inputs: The head's inputs, (n, P).
         penalty: The penalties, (J,); None takes those of the greatest evidence of ridge regressions
-            of b_j(u). Neither counts where there is a `start`.
+            of b_j(u). With a `start`, its penalties are taken instead.
         side: -1 or 1 for rows that show the mass below or above u; 0 for others, (n,).
-        start: The fit to nearly the same rows, whose penalties are kept and from which the search
-            begins.
+        start: A fit to nearly the same rows, at which the search begins.
     """
     problem = TiltProblem.of(u, inputs, side)
     fit = problem.start(penalty) if start is None else start
