@@ -275,7 +275,7 @@ class Processes(Job):
             self._is_over = True
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others of an error, unless all know it. They hear it once their data are read."""
+        """Tell the others of an error, unless all know it. They hear it after their own pass."""
         if self._is_over or self._channel.closed:
             return
         self._is_over = True
