@@ -467,7 +467,7 @@ class ReadoutFit:
                 batch_size=passing.batch_size,
                 progress=passing.shows_progress(processes),
                 any_order=True,
-                passing=checkpoint.remaining,
+                passing=checkpoint.remaining,  # skips batches that an interrupted fit has counted
             )
             statistics = accumulate(
                 statistics,
@@ -540,6 +540,7 @@ class ReadoutFit:
         """
 
         def describe() -> Snapshot | None:
+            # This process's binding, with what must agree with that of others.
             if statistics is None:
                 return None
             description = binding.snapshot()
@@ -549,6 +550,7 @@ class ReadoutFit:
             return replace(description, header={**description.header, "identity": must_agree})
 
         def choose_first(received: Iterator[Snapshot | None]) -> Snapshot:
+            # On the first process: the description of the lowest rank that had data.
             descriptions: dict[int, Snapshot] = {}
             for rank, description in enumerate(chain([describe()], received)):
                 if description is not None:
