@@ -324,7 +324,7 @@ class FitState:
 class ReadoutFit:
     """The fit behind `LastLayerRigidity`: its current state, and all that changes it.
 
-    Changes run one after the other, also if several threads make them. During a change, other
+    Changes run one after the other, even if several threads make them. During a change, other
     threads read the state before it. An error or interruption leaves that state in place.
 
     Args:
@@ -647,7 +647,7 @@ class ReadoutFit:
         require_groups(groups, conformal, merge_groups)
         # Conformal rows are data of their own, or a share of the validation rows.
         conformal_data = None if isinstance(conformal, float) else conformal
-        # Processes must agree in the share, or in that all of them bring data.
+        # Processes must agree on the share, or all of them must bring data.
         share = conformal if conformal_data is None else True
         options = as_text([wanted, share, groups, merge_groups, gradients, gradient_target])
         group = passing.process_group
