@@ -129,7 +129,7 @@ def open_job(
     Raises:
         ValueError: Processes make different calls, or differ in what must be equal, or one of them
             refused its data.
-        RuntimeError: One of them has failed otherwise, or has ended.
+        RuntimeError: One of them has failed with another error, or has ended.
     """
     is_alone = group is False or not (dist.is_available() and dist.is_initialized())
     if not is_alone and dist.get_rank(group) < 0:
@@ -275,7 +275,7 @@ class Processes(Job):
             self._is_over = True
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others of an error unless all know it; they hear of it when they have read."""
+        """Tell the others of an error, unless all know it. They hear it after their own pass."""
         if self._is_over or self._channel.closed:
             return
         self._is_over = True
@@ -312,6 +312,7 @@ class Processes(Job):
             self._channel.send(peer, message)
 
     def _received(self, peer: int) -> Snapshot | None:
+        """The next snapshot of a peer, on this process's device."""
         with self._transfer(peer):
             snapshot = self._channel.receive(peer)
         if snapshot is None:

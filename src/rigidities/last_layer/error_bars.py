@@ -203,7 +203,7 @@ class ErrorBars:
     def of_batch(
         self, batch: Batch, reading: Reading, sample_weight: SampleWeight | None
     ) -> BatchVariances:
-        """The variances of a batch, and what the user's functions say of it.
+        """The variances of a batch, with what the user's functions give for it.
 
         Args:
             batch: The batch, for functions of it.

@@ -324,7 +324,7 @@ class FitState:
 class ReadoutFit:
     """The fit behind `LastLayerRigidity`: its current state, and all that changes it.
 
-    Changes run one after the other, also if several threads make them. During a change, other
+    Changes run one after the other, even if several threads make them. During a change, other
     threads read the state before it. An error or interruption leaves that state in place.
 
     Args:
@@ -467,7 +467,7 @@ class ReadoutFit:
                 batch_size=passing.batch_size,
                 progress=passing.shows_progress(processes),
                 any_order=True,
-                passing=checkpoint.remaining,
+                passing=checkpoint.remaining,  # skips batches that an interrupted fit has counted
             )
             statistics = accumulate(
                 statistics,
@@ -540,6 +540,7 @@ class ReadoutFit:
         """
 
         def describe() -> Snapshot | None:
+            # This process's binding, with what must agree with that of others.
             if statistics is None:
                 return None
             description = binding.snapshot()
@@ -549,6 +550,7 @@ class ReadoutFit:
             return replace(description, header={**description.header, "identity": must_agree})
 
         def choose_first(received: Iterator[Snapshot | None]) -> Snapshot:
+            # On the first process: the description of the lowest rank that had data.
             descriptions: dict[int, Snapshot] = {}
             for rank, description in enumerate(chain([describe()], received)):
                 if description is not None:
@@ -645,7 +647,7 @@ class ReadoutFit:
         require_groups(groups, conformal, merge_groups)
         # Conformal rows are data of their own, or a share of the validation rows.
         conformal_data = None if isinstance(conformal, float) else conformal
-        # Processes must agree in the share, or in that all of them bring data.
+        # Processes must agree on the share, or all of them must bring data.
         share = conformal if conformal_data is None else True
         options = as_text([wanted, share, groups, merge_groups, gradients, gradient_target])
         group = passing.process_group

@@ -178,7 +178,7 @@ class TruncatedNorm(Buffers):
 class FrozenBars(Buffers):
     """What a calibration makes of q: variances, and the distribution's quantiles.
 
-    Of the buffers, `level` is that of the noise and `levels` are those of the quantiles.
+    The buffer `level` belongs to the noise. The buffer `levels` belongs to the quantiles.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class Frozen(nn.Module):
             if "members" in self.outputs:
                 buffers = self.members
                 row_deviation = None
-                if self.loses_members:
+                if self.loses_members:  # which says that rows have deviations of their own
                     row_deviation = RowDeviation(buffers.factor, buffers.mixing)
                 results["members"] = member_outputs(
                     reading,
@@ -355,6 +355,7 @@ class Frozen(nn.Module):
         return f"outputs={self.outputs}, rounding={self.rounding:.2g}{truncated}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the module, and adapt what depends on the model's device and precision."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.readout.renew()
         device, dtype = placement(self.readout.run.model)

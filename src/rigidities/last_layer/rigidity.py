@@ -277,8 +277,8 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Self:
         """Remove data that were in the fit, given as they were added; marks the calibration stale.
 
-        Rows are recognised by hashes. A fit keeps the hashes of all its rows up to 32,768 of them,
-        and of a share of the rows beyond. Where outputs have no input row of their own (atoms of a
+        Rows are recognised by hashes. A fit of up to 32,768 rows keeps the hashes of all of them, a
+        larger one those of a share. Where outputs have no input row of their own (atoms of a
         structure), the features are hashed, and their rounding may hide a tenth of the rows.
 
         Args:
@@ -308,8 +308,8 @@ class LastLayerRigidity(ModelWrapper):
 
         Args:
             others: The other fits, which are not changed.
-            check: Whether to refuse fits that share a row, as far as the hashes tell that a fit
-                keeps: of all rows up to 32,768 of them, and of a share of the rows beyond.
+            check: Whether to refuse fits that share a row, as far as their hashes tell. A fit of up
+                to 32,768 rows keeps the hashes of all of them, a larger one those of a share.
 
         Returns:
             The object itself. An error leaves it as it was.

@@ -19,6 +19,7 @@ class Exact(nn.Module):
     """A module whose own buffers keep their precision, whatever the module is cast to."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What `to`, `half`, `cuda` and the like call, without a cast of the buffers."""
         buffers = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in buffers.items():

@@ -305,6 +305,7 @@ class Jacobian(Probed):
     """Whether samples may depend on one another, so that the batch counts as one sample."""
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
+        """One backward pass for output k of all samples at once; None if samples are coupled."""
         self._check_size(output)
         samples = 1 if self.coupled else len(output)
         rows = output.reshape(samples, -1)
@@ -322,7 +323,7 @@ class Jacobian(Probed):
             unit[:, k] = 1
             blocks = []
             for call, gradient in zip(calls, pull(unit), strict=True):
-                # The outer product of a row's input and its gain, (R, D, K_head).
+                # The outer product of a row's input and its gradient, (R, D or D+1, K_head).
                 products = call.rows[:, :, None] * gradient[:, None, :]
                 blocks.append(joint_columns(products, call.head))
             features.append(self._summed_by_owner(blocks, calls, owners, samples))
@@ -360,6 +361,7 @@ class Parameters(Jacobian):
     _columns_class = ParameterColumns
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
+        """One derivative per output of the batch, by all parameters of the heads."""
         self._check_size(output)
         inner = torch.Size([len(output), output[0].numel()])
         values = output.flatten()

@@ -261,6 +261,7 @@ class Marker(Recorder):
         return tree_map_only(Tensor, self._marked, self.head(*args, **kwargs))
 
     def _marked(self, output: Tensor) -> Tensor:
+        """A tensor that the module returned, with a mark; whole numbers are left as they are."""
         if not output.is_floating_point() and not output.is_complex():
             return output
         zero = output.new_zeros(()).requires_grad_()

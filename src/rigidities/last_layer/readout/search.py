@@ -485,7 +485,7 @@ class Trials:
         probes = [call.probe for call in calls if call.probe is not None]
         several_numbers = False  # of the module act on one output
         several_outputs = False  # of one row of a head act on one output
-        some_values = values[:: max(1, len(values) // 8)][:8]  # eight, evenly spaced
+        some_values = values[:: max(1, len(values) // 8)][:8]  # at most eight, evenly spaced
         for value in some_values:
             gradients = torch.autograd.grad(
                 value, [*leaves, *probes], retain_graph=True, materialize_grads=True

@@ -270,7 +270,7 @@ class Tap(WatchingTap):
     def find_quietly(
         cls, model: nn.Module, source: Source, layer: str | list[str] | None, inputs: Inputs
     ) -> Tap | FeatureTap:
-        """Find the readout without a warning: `notice` says what there is to say.
+        """Find the readout without a warning; the tap's `notice` holds its text, if there is one.
 
         Args:
             model: The trained model.
@@ -826,6 +826,7 @@ class FeatureTap(WatchingTap):
         return self._pattern, self._model()
 
     def _reading(self, *args: Any, **kwargs: Any) -> Reading:
+        """Output and features of one pass, after a check of their shapes."""
         assert self.source.features is not None
         first_batch = not self.layout
         if first_batch:  # on which a model that writes into its inputs is refused

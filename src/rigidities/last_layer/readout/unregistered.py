@@ -99,6 +99,7 @@ class Unregistered:
         return id(leaf) in self._by_id or isinstance(leaf, nn.Parameter)
 
     def _described(self, leaf: Tensor) -> str:
+        """What messages call a leaf: its name, if known, and its shape."""
         shape = tuple(leaf.shape)
         if id(leaf) not in self._by_id:
             return f"one of shape {shape}"
@@ -172,7 +173,7 @@ def _entries(value: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield place, value.__self__
     elif isinstance(value, FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            with suppress(ValueError):  # a cell that is empty as yet
+            with suppress(ValueError):  # a cell that is still empty
                 yield f"{place}: {name}", cell.cell_contents
         for entry in value.__defaults__ or ():
             yield place, entry
