@@ -163,7 +163,7 @@ def sizes(rows: RowScores, data: Samples) -> list[dict[str, Any]]:
 
 def _size(rows: RowScores) -> dict[str, Any]:
     rmse, bar = metrics.rmse(rows.mean, rows.target), float(rows.bar.square().mean().sqrt())
-    held = float(rows.held.double().mean())
+    held = float(rows.covered.double().mean())
     found = {"molecules": len(rows.mean), "rmse": rmse, "bar": bar, "ratio": rmse / bar}
     return found | {"coverage_90": held}
 
