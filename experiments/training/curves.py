@@ -11,9 +11,7 @@ from torch import Tensor
 
 from experiments.data.cosine import NOISE
 
-START = torch.tensor(
-    [0.5, 0.5, -0.5, 0.5, math.log(0.25), math.log(0.25)], dtype=torch.float64
-)
+START = torch.tensor([0.5, 0.5, -0.5, 0.5, math.log(0.25), math.log(0.25)], dtype=torch.float64)
 """Two bumps side by side: prefactors, means and logarithms of the variances."""
 
 PRIOR_PRECISION = NOISE**2
