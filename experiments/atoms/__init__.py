@@ -1,1 +1,1 @@
-"""Models of atoms: structures, SOAP descriptors, a Behler-Parrinello net."""
+"""Models of atoms: structures, SOAP descriptors, a Behler-Parrinello network."""

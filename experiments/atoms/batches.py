@@ -1,9 +1,9 @@
-"""Batches of structures, as the net takes them: atoms one species after another."""
+"""Batches of structures, as the network takes them: atoms one species after another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from experiments.atoms.structures import spans
 
 Batch = dict[str, Tensor]
-"""The net's inputs by name, and "y" where the energies are known."""
+"""The network's inputs by name, and "y" where the energies are known."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Environments:
     """Descriptors of the atoms of N structures, with the structures' energies.
 
     Attributes:
-        x: (A, D).
-        species: (A,) on the CPU, counted from zero.
-        counts: (N,) on the CPU.
-        y: (N,) energies less the baseline.
-        kinds: how many species there are.
+        x: Descriptors, (A, D).
+        species: The species of the atoms, counted from zero, (A,), on the CPU.
+        counts: Numbers of atoms of each structure, (N,), on the CPU.
+        y: Energies less the baseline, (N,).
+        kinds: The number of species.
     """
 
     x: Tensor
@@ -36,7 +36,7 @@ class Environments:
         return len(self.counts)
 
     def batch(self, rows: Tensor) -> Batch:
-        """Some structures. Places are found on the CPU, so that a GPU never waits."""
+        """A batch of some structures. The CPU computes the indices, so that a GPU never waits."""
         counts = self.counts[rows]
         atoms, owners, sizes = arranged(self.counts, self.species, rows, self.kinds)
         where = self.x.device
@@ -49,29 +49,40 @@ class Environments:
         }
 
     def batches(self, size: int, order: torch.Generator | None = None) -> Batches:
-        """All structures, as they stand or in a random order; the last batch may be smaller."""
+        """Batches of all structures; the last may be smaller.
+
+        Args:
+            size: Structures of a batch.
+            order: The generator of a random order; without it they keep their order.
+        """
         return Batches(self, size, order)
 
     def picked(self, rows: Tensor) -> Environments:
-        """Some structures, in the order given."""
-        atoms = spans((self.counts.cumsum(0) - self.counts)[rows], self.counts[rows])
-        x, y = self.x[atoms.to(self.x.device)], self.y[rows.to(self.y.device)]
-        return Environments(x, self.species[atoms], self.counts[rows], y, self.kinds)
+        """Some structures, in the order of their indices."""
+        starts = self.counts.cumsum(0) - self.counts
+        atoms = spans(starts[rows], self.counts[rows])
+        return Environments(
+            x=self.x[atoms.to(self.x.device)],
+            species=self.species[atoms],
+            counts=self.counts[rows],
+            y=self.y[rows.to(self.y.device)],
+            kinds=self.kinds,
+        )
 
     def to(self, device: torch.device) -> Environments:
-        """With descriptors and energies on a device."""
-        x, y = self.x.to(device), self.y.to(device)
-        return Environments(x, self.species, self.counts, y, self.kinds)
+        """The same with descriptors and energies on a device."""
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of all structures, made one after another, as often as they are asked for.
+    """Batches of all structures, made anew in each iteration.
 
     Attributes:
-        data: the structures.
-        size: of a batch; the last may be smaller.
-        order: of the structures, a new one each time; as they stand without it.
+        data: The structures.
+        size: Structures of a batch; the last may be smaller.
+        order: The generator of a random order, another in each iteration; without it the
+            structures keep their order.
     """
 
     data: Environments
@@ -83,8 +94,14 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         count = len(self.data)
-        rows = torch.randperm(count, generator=self.order) if self.order else torch.arange(count)
-        return map(self.data.batch, rows.split(self.size) if count else ())
+        if self.order is None:
+            rows = torch.arange(count)
+        else:
+            rows = torch.randperm(count, generator=self.order)
+        if count == 0:  # `split` would give one empty batch
+            return
+        for batch_rows in rows.split(self.size):
+            yield self.data.batch(batch_rows)
 
 
 def arranged(
@@ -93,22 +110,23 @@ def arranged(
     """The atoms of some structures, one species after another.
 
     Args:
-        counts: (N,) atoms of each of all structures.
-        species: (A,) of their atoms.
-        rows: the structures wanted.
-        kinds: number of species.
+        counts: Numbers of atoms of all structures, (N,).
+        species: The species of all atoms, (A,).
+        rows: Indices of the structures that are wanted.
+        kinds: The number of species.
 
     Returns:
-        Places of the atoms among all; the place of each one's structure in `rows`; atoms of each
-        species, (S,).
+        The indices of their atoms among all; for each of these the place of its structure in
+        `rows`; and the numbers of atoms of each species, (S,).
     """
-    few = counts[rows]
-    atoms = spans((counts.cumsum(0) - counts)[rows], few)
-    owners = torch.arange(len(rows)).repeat_interleave(few)
-    order = species[atoms].argsort(stable=True)
-    return atoms[order], owners[order], species[atoms].bincount(minlength=kinds)
+    starts = counts.cumsum(0) - counts
+    atoms = spans(starts[rows], counts[rows])
+    owners = torch.arange(len(rows)).repeat_interleave(counts[rows])
+    atom_species = species[atoms]
+    order = atom_species.argsort(stable=True)
+    return atoms[order], owners[order], atom_species.bincount(minlength=kinds)
 
 
 def loss_weight(batch: Batch) -> Tensor:
-    """1 / n: what a structure of n atoms counts in the loss sum r^2 / n."""
+    """1 / n: the weight of a structure of n atoms in the loss sum r^2 / n."""
     return 1 / batch["counts"].double()

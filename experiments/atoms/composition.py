@@ -16,8 +16,8 @@ class Composition:
     """Energies of elements.
 
     Attributes:
-        species: atomic numbers.
-        energies: (S,) float64.
+        species: Atomic numbers.
+        energies: Their energies, (S,) float64.
     """
 
     species: tuple[int, ...]
@@ -29,12 +29,14 @@ class Composition:
 
 
 def fitted(structures: Structures, energy: Tensor, species: Sequence[int]) -> Composition:
-    """By least squares; of several solutions (an element that never occurs) the shortest.
+    """Energies of elements by least squares.
+
+    Where an element never occurs there are several solutions; the shortest is taken.
 
     Args:
-        structures: N of them.
-        energy: (N,).
-        species: atomic numbers.
+        structures: N structures.
+        energy: Their energies, (N,).
+        species: Atomic numbers of the elements.
     """
     table = structures.composition(species)
     solution = torch.linalg.lstsq(table, energy.double()[:, None], driver="gelsd").solution

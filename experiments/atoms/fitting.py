@@ -1,4 +1,7 @@
-"""Training of a net of atoms: batches of structures, loss sum r^2 / n."""
+"""Training of a network of atoms: batches of structures, loss sum r^2 / n.
+
+Here r is the error of a structure's energy and n its number of atoms.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,16 @@ CHUNK = 512
 
 
 def energies(net: nn.Module, batch: Batch) -> Tensor:
-    """What the net says of a batch, (N,)."""
-    found: Tensor = net(**{name: value for name, value in batch.items() if name != "y"})
-    return found
+    """The network's energies of the structures of a batch, (N,)."""
+    inputs = {name: value for name, value in batch.items() if name != "y"}
+    predicted: Tensor = net(**inputs)
+    return predicted
 
 
 def squared_error(net: nn.Module, batch: Batch) -> Tensor:
     """The mean of r^2 / n over the structures of a batch."""
-    return ((energies(net, batch) - batch["y"]).square() * loss_weight(batch)).mean()
+    error = energies(net, batch) - batch["y"]
+    return (error.square() * loss_weight(batch)).mean()
 
 
 def fitted(
@@ -39,18 +44,19 @@ def fitted(
     *,
     what: str = "the net",
 ) -> Fitted:
-    """Train a net in place; the weights of the smallest validation loss are kept.
+    """Train a network in place, and keep the weights of the smallest validation loss.
 
     Args:
-        net: with its first weights.
-        train: structures to train on.
-        valid: those that cut the rate and choose the weights.
-        seed: of the order of the batches.
-        protocol: epochs, batch, rate and its cuts, decay.
-        what: is trained, for the progress.
+        net: The network with its first weights.
+        train: Structures to train on.
+        valid: Structures that cut the rate and choose the weights.
+        seed: Seed of the order of the batches.
+        protocol: Epochs, batch, rate and its cuts, decay.
+        what: The word for the network in the progress.
     """
     where = device()
-    train, valid = train.to(where), valid.to(where)
+    train = train.to(where)
+    valid = valid.to(where)
     net.to(where)
 
     def one_pass(optimiser: torch.optim.Optimizer, order: torch.Generator) -> None:
@@ -60,12 +66,15 @@ def fitted(
             squared_error(net, batch).backward()
             optimiser.step()
 
-    return descended(net, protocol, seed, one_pass, lambda: mean_loss(net, valid), what=what)
+    def valid_loss() -> float:
+        return mean_loss(net, valid)
+
+    return descended(net, protocol, seed, one_pass, valid_loss, what=what)
 
 
 @torch.no_grad()
 def mean_loss(net: nn.Module, data: Environments) -> float:
     """The loss of all structures, in evaluation mode."""
     net.eval()
-    parts = [len(batch["y"]) * squared_error(net, batch) for batch in data.batches(CHUNK)]
-    return float(torch.stack(parts).sum()) / len(data)
+    sums = [len(batch["y"]) * squared_error(net, batch) for batch in data.batches(CHUNK)]
+    return float(torch.stack(sums).sum()) / len(data)

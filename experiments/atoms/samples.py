@@ -1,4 +1,4 @@
-"""QM9 divided into training, validation and test, as the net takes it."""
+"""QM9 divided into training, validation and test molecules, as the network takes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from experiments.data.qm9 import Molecules
 from experiments.training.protocol import device
 
 SPECIES = tuple(qm9.ELEMENTS.values())
+"""Atomic numbers of the elements of QM9."""
+
 SOAP = Soap()
+"""Parameters of the descriptor."""
+
 CHUNK = 20_000
 """Atoms whose spectra are computed at once."""
 
@@ -34,12 +38,12 @@ class Samples:
     """One split.
 
     Attributes:
-        molecules: all of them, with energies in kcal/mol.
-        train: places of the molecules to train on.
-        valid: of those to validate and calibrate with.
-        test: of the rest.
-        baseline: of the energies, from the training molecules.
-        files: their expanded densities.
+        molecules: All molecules, with energies in kcal/mol.
+        train: Indices of the training molecules.
+        valid: Indices of the molecules to validate and calibrate with.
+        test: Indices of all other molecules.
+        baseline: The baseline of the energies, from the training molecules.
+        files: The expanded densities of all molecules.
     """
 
     molecules: Molecules
@@ -50,56 +54,76 @@ class Samples:
     files: DescriptorFiles
 
     def environments(self, rows: Tensor) -> Environments:
-        """Some molecules, their power spectra on the device of the training."""
-        return self._made(rows, self.files.rows(rows))
+        """Some molecules, with their power spectra on the device of the training."""
+        return self._environments(rows, self.files.rows(rows))
 
     def test_parts(self) -> Iterator[tuple[Tensor, Environments]]:
         """All test molecules, file after file: places in `test`, and the molecules."""
         for places, values in self.files.parts(self.test):
-            yield places, self._made(self.test[places], values)
+            yield places, self._environments(self.test[places], values)
 
-    def _made(self, rows: Tensor, values: Tensor) -> Environments:
-        own = self.molecules.picked(rows)
-        y = own.energy - self.baseline(own.structures)
-        species = indices(own.structures.numbers, SPECIES)
-        x = spectra(values, device())
-        return Environments(x, species, own.structures.counts, y.to(x.device), len(SPECIES))
+    def _environments(self, rows: Tensor, values: Tensor) -> Environments:
+        """Some molecules, given the expanded densities of their atoms, (A, C, M)."""
+        molecules = self.molecules.picked(rows)
+        structures = molecules.structures
+        where = device()
+        y = molecules.energy - self.baseline(structures)
+        return Environments(
+            x=spectra(values, where),
+            species=indices(structures.numbers, SPECIES),
+            counts=structures.counts,
+            y=y.to(where),
+            kinds=len(SPECIES),
+        )
 
 
 @contextmanager
 def drawn(
     split: int, seed: int, *, train: int, valid: int, molecules: int | None = None
 ) -> Iterator[Samples]:
-    """A random split; it can be used within the context.
+    """A random split, which can be used within the context.
 
     Args:
-        split: which of the seed's splits.
-        seed: of all splits.
-        train: molecules to train on.
-        valid: molecules to validate with.
-        molecules: draw so few of the set, or all if there are no more; their descriptors are not
-            kept then.
+        split: The number of the split.
+        seed: Seed of all splits.
+        train: The number of training molecules.
+        valid: The number of validation molecules.
+        molecules: The number of molecules that are drawn from the set; all by default. The
+            descriptors of drawn molecules are not kept.
     """
-    every = qm9.read()
+    all_molecules = qm9.read()
     with tempfile.TemporaryDirectory() as temporary:
         folder = cache_folder() / "descriptors" / "qm9"
         if molecules is not None:
-            order = torch.Generator().manual_seed(seed)
-            every = every.picked(torch.randperm(len(every), generator=order)[:molecules])
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(all_molecules), generator=generator)
+            all_molecules = all_molecules.picked(order[:molecules])
             folder = Path(temporary)
-        parts = qm9.random(len(every), split, seed, train=train, valid=valid)
-        rows = [torch.as_tensor(part) for part in (parts.train, parts.valid, parts.test)]
-        first = every.picked(rows[0])
-        baseline = composition.fitted(first.structures, first.energy, SPECIES)
-        files = DescriptorFiles(every.structures, SPECIES, SOAP, folder)
-        yield Samples(every, *rows, baseline, files)
+        rows = qm9.random(len(all_molecules), split, seed, train=train, valid=valid)
+        train_rows = torch.as_tensor(rows.train)
+        train_molecules = all_molecules.picked(train_rows)
+        yield Samples(
+            molecules=all_molecules,
+            train=train_rows,
+            valid=torch.as_tensor(rows.valid),
+            test=torch.as_tensor(rows.test),
+            baseline=composition.fitted(
+                train_molecules.structures, train_molecules.energy, SPECIES
+            ),
+            files=DescriptorFiles(all_molecules.structures, SPECIES, SOAP, folder),
+        )
 
 
 def spectra(values: Tensor, where: torch.device) -> Tensor:
-    """Power spectra of many atoms, (A, D), on a device, some atoms after the others."""
+    """Power spectra of many atoms on a device, (A, D), computed chunk by chunk.
+
+    Args:
+        values: Expanded densities, (A, C, M).
+        where: The device.
+    """
     _, channels, _ = values.shape
-    found = values.new_empty(len(values), width(channels, SOAP.angular), device=where)
+    result = values.new_empty(len(values), width(channels, SOAP.angular), device=where)
     for start in range(0, len(values), CHUNK):
-        part = slice(start, start + CHUNK)
-        found[part] = power_spectrum(values[part].to(where))
-    return found
+        chunk = slice(start, start + CHUNK)
+        result[chunk] = power_spectrum(values[chunk].to(where))
+    return result

@@ -6,8 +6,8 @@ functions n and spherical harmonics l, m:
 $$ c^{b}_{nlm}(i) = \sum_{j \in b,\, r_{ij} < r_c} \int R_n(r)\, Y_{lm}(\hat r)\,
 g(\mathbf r - \mathbf r_{ij})\, d\mathbf r $$
 
-The power spectrum (see `spectrum`) is a quadratic form of these numbers, three times as many, so
-the expansion is what is kept.
+The power spectrum (see `spectrum`) is a quadratic form of these numbers, with three times as many
+entries. The expansion is therefore what is kept on disk.
 
 Reference: A. Bartok, R. Kondor, G. Csanyi, "On representing chemical environments" (2013).
 """
@@ -39,14 +39,14 @@ class Soap:
     """Parameters of the descriptor; lengths in angstrom. The defaults are the paper's.
 
     Attributes:
-        cutoff: radius beyond which neighbours are not seen.
-        radial: radial functions (Gaussian-type orbitals).
-        angular: the largest l.
-        width: of the Gaussian of a neighbour.
-        smoothing: width of the shell in which neighbours fade out.
+        cutoff: The radius beyond which neighbours do not count.
+        radial: The number of radial functions (Gaussian-type orbitals).
+        angular: The largest l.
+        width: The width of the Gaussian of a neighbour.
+        smoothing: The width of the shell in which neighbours fade out.
         rate: c in the weight c / (c + (r / r0)^m) of neighbours at the distance r.
-        scale: r0 in it.
-        exponent: m in it.
+        scale: r0 in that weight.
+        exponent: m in that weight.
     """
 
     cutoff: float = 5.0
@@ -59,11 +59,11 @@ class Soap:
     exponent: float = 7.0
 
     def parameters(self) -> dict[str, float]:
-        """By name."""
+        """The parameters by name."""
         return asdict(self)
 
     def of_featomic(self) -> dict[str, Any]:
-        """As featomic takes them; it counts radial functions from zero."""
+        """The parameters as featomic takes them; it counts radial functions from zero."""
         return {
             "cutoff": {
                 "radius": self.cutoff,
@@ -92,15 +92,16 @@ class Soap:
 class Expansion:
     """The expanded densities of many atoms, and how they move with the atoms.
 
-    With C channels (species of the neighbour, then radial function) and M = (angular + 1)^2
+    There are C channels (species of the neighbour, then radial function) and M = (angular + 1)^2
     harmonics (l, then m).
 
     Attributes:
-        values: (A, C, M) float64.
-        pairs: (2, P) atoms within the cutoff of each other: the centre and its neighbour.
-        slopes: (P, 3, radial, M): derivative of the values of the centre, in the channels of the
-            neighbour's species, by the position of the neighbour. By that of the centre it is the
-            opposite. Both are None where derivatives were not asked for.
+        values: The densities, (A, C, M) float64.
+        pairs: Atoms within the cutoff of each other, the centre and its neighbour, (2, P). None
+            without derivatives.
+        slopes: Derivatives of the densities of the centre, in the channels of the neighbour's
+            species, by the position of the neighbour, (P, 3, radial, M). By the position of the
+            centre they are the opposite. None without derivatives.
     """
 
     values: Tensor
@@ -114,42 +115,48 @@ def expansion(
     """Expand the densities around all atoms.
 
     Args:
-        structures: of which the atoms are.
-        species: atomic numbers of the channels, in this order.
-        soap: parameters.
-        slopes: also the derivatives by the positions.
+        structures: The structures of the atoms.
+        species: Atomic numbers of the channels, in this order.
+        soap: Parameters of the descriptor.
+        slopes: Whether the derivatives by the positions are wanted too.
 
     Raises:
-        StructureError: no structures, an element that is not among the species, atoms on top of
-            each other.
+        StructureError: There are no structures, an element is not among the species, or atoms are
+            on top of each other.
         ImportError: featomic is not installed; the message names the extra.
     """
     if not len(structures):
         raise StructureError("There are no structures to describe: give at least one.")
     check_known(structures, species)
     check_apart(structures)
-    chunks = torch.arange(len(structures)).split(CHUNK)
-    return _joined(
-        [_expanded(structures.picked(rows), species, soap, slopes=slopes) for rows in chunks]
-    )
+    chunks = [
+        _expanded(structures.picked(rows), species, soap, slopes=slopes)
+        for rows in torch.arange(len(structures)).split(CHUNK)
+    ]
+    return _joined(chunks)
 
 
-def _joined(parts: Sequence[Expansion]) -> Expansion:
-    """Those of several chunks, whose pairs are counted from each chunk's first atom."""
-    values = torch.cat([part.values for part in parts])
-    pairs, slopes, first = [], [], 0
-    for part in parts:
-        if part.pairs is None or part.slopes is None:
+def _joined(chunks: Sequence[Expansion]) -> Expansion:
+    """The expansions of several chunks as one.
+
+    The pairs of a chunk are counted from its first atom, those of the result from the first of all.
+    """
+    values = torch.cat([chunk.values for chunk in chunks])
+    pairs = []
+    slopes = []
+    first_atom = 0
+    for chunk in chunks:
+        if chunk.pairs is None or chunk.slopes is None:
             return Expansion(values)
-        pairs.append(part.pairs + first)
-        slopes.append(part.slopes)
-        first += len(part.values)
+        pairs.append(chunk.pairs + first_atom)
+        slopes.append(chunk.slopes)
+        first_atom += len(chunk.values)
     return Expansion(values, torch.cat(pairs, dim=1), torch.cat(slopes))
 
 
 @cache
 def _calculator(soap: Soap) -> Any:
-    """To make one takes longer than to expand a few molecules."""
+    """featomic's calculator. Making it takes longer than expanding a few molecules."""
     try:
         from featomic import SphericalExpansion
     except ImportError as error:
@@ -160,47 +167,56 @@ def _calculator(soap: Soap) -> Any:
 def _expanded(
     structures: Structures, species: Sequence[int], soap: Soap, *, slopes: bool
 ) -> Expansion:
-    """A few structures at once."""
+    """The expansion of a few structures, from the blocks of one call of featomic.
+
+    featomic gives one block for each degree l, species of the centre and species of the neighbour.
+    """
     calculator = _calculator(soap)
-    found = calculator.compute(structures.as_ase(), gradients=["positions"] if slopes else [])
+    gradients = ["positions"] if slopes else []
+    blocks = calculator.compute(structures.as_ase(), gradients=gradients)
     harmonics = (soap.angular + 1) ** 2
     values = torch.zeros(len(structures.numbers), len(species), soap.radial, harmonics).double()
-    pairs, kept = [], []
-    moving: dict[tuple[int, int], Tensor] = {}
-    for key, block in found.items():
-        degree, centre, neighbour = (key[k] for k in ("o3_lambda", "center_type", "neighbor_type"))
+    # Pairs and derivatives by the species of centre and neighbour: a pair is the same for all l.
+    pairs: dict[tuple[int, int], Tensor] = {}
+    derivatives: dict[tuple[int, int], Tensor] = {}
+    for key, block in blocks.items():
+        degree = key["o3_lambda"]
+        kinds = (key["center_type"], key["neighbor_type"])
+        neighbour = kinds[1]
         if neighbour not in species or not len(block.samples):
             continue
-        orders = slice(degree**2, (degree + 1) ** 2)
+        orders = slice(degree**2, (degree + 1) ** 2)  # m = -l, ..., l
         atoms = _atoms(block.samples, structures)
-        values[atoms, species.index(neighbour), :, orders] = _tensor(block.values).mT
+        values[atoms, species.index(neighbour), :, orders] = torch.as_tensor(block.values).mT
         if not slopes:
             continue
         gradient = block.gradient("positions")
-        ends = torch.stack(
-            [atoms[_column(gradient.samples, "sample")], _atoms(gradient.samples, structures)]
-        )
-        apart = ends[0] != ends[1]
-        if (centre, neighbour) not in moving:
-            pairs.append(ends[:, apart])
-            kept.append(torch.zeros(int(apart.sum()), 3, soap.radial, harmonics).double())
-            moving[centre, neighbour] = kept[-1]
-        moving[centre, neighbour][..., orders] = _tensor(gradient.values)[apart].mT
+        centres = atoms[_column(gradient.samples, "sample")]
+        neighbours = _atoms(gradient.samples, structures)
+        apart = centres != neighbours
+        if kinds not in pairs:
+            pairs[kinds] = torch.stack([centres, neighbours])[:, apart]
+            count = int(apart.sum())
+            derivatives[kinds] = torch.zeros(count, 3, soap.radial, harmonics).double()
+        derivatives[kinds][..., orders] = torch.as_tensor(gradient.values)[apart].mT
     values = values.flatten(1, 2)
     if not slopes:
         return Expansion(values)
-    none = torch.zeros(2, 0, dtype=torch.long), values.new_zeros(0, 3, soap.radial, harmonics)
-    return Expansion(values, torch.cat([none[0], *pairs], dim=1), torch.cat([none[1], *kept]))
+    # Without any pair there would be nothing to concatenate.
+    no_pairs = torch.zeros(2, 0, dtype=torch.long)
+    no_derivatives = values.new_zeros(0, 3, soap.radial, harmonics)
+    return Expansion(
+        values=values,
+        pairs=torch.cat([no_pairs, *pairs.values()], dim=1),
+        slopes=torch.cat([no_derivatives, *derivatives.values()]),
+    )
 
 
 def _atoms(samples: Any, structures: Structures) -> Tensor:
-    """Places of the samples' atoms among all."""
+    """Indices of the samples' atoms among all atoms."""
     return structures.ends[_column(samples, "system")] + _column(samples, "atom")
 
 
 def _column(samples: Any, name: str) -> Tensor:
+    """A column of featomic's labels of samples."""
     return torch.as_tensor(samples.column(name).copy(), dtype=torch.long)
-
-
-def _tensor(values: Any) -> Tensor:
-    return torch.as_tensor(values)

@@ -1,9 +1,9 @@
-r"""The power spectrum: what of an expanded density does not change when the structure is turned.
+r"""The power spectrum: a descriptor that does not change when the structure is turned.
 
 $$ p^{l}_{kk'} = \frac{s_{kk'}}{\sqrt{2l+1}} \sum_m c_{klm}\, c_{k'lm}, \qquad k \le k', $$
 
-for channels k (species and radial function), with $s = \sqrt 2$ for two different channels, so that
-products of spectra are those of the full, symmetric table.
+of an expanded density c with channels k (species and radial function), where $s = \sqrt 2$ for two
+different channels, so that products of spectra are those of the full, symmetric table.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ def power_spectrum(expansion: Tensor) -> Tensor:
     """Spectra of atoms.
 
     Args:
-        expansion: (A, C, M) with M = (largest l + 1)^2.
+        expansion: Expanded densities, (A, C, M) with M = (largest l + 1)^2.
 
     Returns:
-        (A, D): l after l, of each the pairs of channels (k, k') with k <= k'.
+        (A, D): l after l, and for each l the pairs of channels (k, k') with k <= k'.
     """
-    channels, degrees = expansion.shape[-2], math.isqrt(expansion.shape[-1])
+    channels = expansion.shape[-2]
+    degrees = math.isqrt(expansion.shape[-1])
     first, second = torch.triu_indices(channels, channels, device=expansion.device)
     root = expansion.new_tensor(math.sqrt(2))
     factor = torch.where(first == second, torch.ones_like(root), root)
-    parts = []
+    spectra = []
     for degree in range(degrees):
-        part = expansion[..., degree**2 : (degree + 1) ** 2]
-        products = Products.apply(part, part).flatten(-2)[..., first * channels + second]
-        parts.append(products * (factor / math.sqrt(2 * degree + 1)))
-    return torch.cat(parts, dim=-1)
+        coefficients = expansion[..., degree**2 : (degree + 1) ** 2]  # (A, C, 2 l + 1)
+        products = Products.apply(coefficients, coefficients)  # (A, C, C)
+        upper_triangle = products.flatten(-2)[..., first * channels + second]
+        spectra.append(upper_triangle * (factor / math.sqrt(2 * degree + 1)))
+    return torch.cat(spectra, dim=-1)
 
 
 def width(channels: int, angular: int) -> int:
-    """Numbers of a spectrum.
+    """The number of entries of a spectrum.
 
     >>> width(30, 4)
     2325
@@ -46,10 +48,10 @@ def width(channels: int, angular: int) -> int:
 
 
 class Products(torch.autograd.Function):
-    """a (A, K, m), b (A, L, m) -> a b^T (A, K, L), atom by atom.
+    """The product a b^T of every atom: (A, K, m), (A, L, m) -> (A, K, L).
 
     Under `vmap`, as for derivatives along many directions at once, torch would copy the factor that
-    is the same for all directions and multiply tiny matrices one by one; here the directions become
+    is the same for all directions and multiply tiny matrices one by one. Here the directions become
     rows of the other factor.
     """
 
@@ -60,33 +62,42 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        """Both factors are needed for the derivatives."""
+        """Save both factors for the derivatives."""
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """By a and by b."""
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients by a and by b, given that by the product."""
         a, b = ctx.saved_tensors
-        return Products.apply(slope, b.mT), Products.apply(slope.mT, a.mT)
+        return Products.apply(gradient, b.mT), Products.apply(gradient.mT, a.mT)
 
     @staticmethod
     def jvp(ctx: Any, along_a: Tensor, along_b: Tensor) -> Tensor:
-        """Along directions of a and b."""
+        """The derivative along directions of a and b."""
         a, b = ctx.saved_tensors
         return Products.apply(along_a, b) + Products.apply(a, along_b)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, int | None], a: Tensor, b: Tensor) -> Any:
-        """Many a, many b, or many of both."""
-        if dims[1] is None:
-            many = a.movedim(dims[0], 1)  # (A, B, K, m)
-            found = Products.apply(many.flatten(1, 2), b)
-            return found.unflatten(1, many.shape[1:3]), 1
-        if dims[0] is None:
-            many = b.movedim(dims[1], 1)
-            found = Products.apply(a, many.flatten(1, 2))
-            return found.unflatten(2, many.shape[1:3]), 2
-        both = a.movedim(dims[0], 0), b.movedim(dims[1], 0)
-        found = Products.apply(*(one.flatten(0, 1) for one in both))
-        return found.unflatten(0, both[0].shape[:2]), 0
+        """Products of many a, of many b, or of many of both; returns the place of their dimension.
+
+        Args:
+            info: Not used.
+            dims: The dimensions of a and b that count them; None for a single one.
+            a: The first factor or factors.
+            b: The second factor or factors.
+        """
+        a_dim, b_dim = dims
+        if b_dim is None:
+            many = a.movedim(a_dim, 1)  # (A, B, K, m)
+            products = Products.apply(many.flatten(1, 2), b)
+            return products.unflatten(1, many.shape[1:3]), 1
+        if a_dim is None:
+            many = b.movedim(b_dim, 1)  # (A, B, L, m)
+            products = Products.apply(a, many.flatten(1, 2))
+            return products.unflatten(2, many.shape[1:3]), 2
+        many_a = a.movedim(a_dim, 0)  # (B, A, K, m)
+        many_b = b.movedim(b_dim, 0)
+        products = Products.apply(many_a.flatten(0, 1), many_b.flatten(0, 1))
+        return products.unflatten(0, many_a.shape[:2]), 0

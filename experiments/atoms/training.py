@@ -1,4 +1,4 @@
-"""One net of a split, trained from scratch."""
+"""The network of a split of QM9, trained from scratch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ def trained(data: Samples, seed: int, epochs: int) -> Fitted:
     """Train on the training molecules of a split, on the device of the training.
 
     Args:
-        data: the split.
-        seed: of the first weights and of the order of the batches.
-        epochs: of the training.
+        data: The split.
+        seed: Seed of the first weights and of the order of the batches.
+        epochs: Epochs of the training.
     """
-    known, held = data.environments(data.train), data.environments(data.valid)
-    net = bpnn.drawn(len(SPECIES), known.x.shape[1], seed)
-    net.standardise(known.x.cpu())
+    train = data.environments(data.train)
+    valid = data.environments(data.valid)
+    net = bpnn.drawn(len(SPECIES), train.x.shape[1], seed)
+    net.standardise(train.x.cpu())
     protocol = replace(fitting.PROTOCOL, epochs=epochs)
-    return fitting.fitted(net, known, held, seed, protocol, what="the net of molecules")
+    return fitting.fitted(net, train, valid, seed, protocol, what="the net of molecules")

@@ -1,8 +1,9 @@
-"""Last-layer Laplace approximation by laplace-torch, on nets that are trained already.
+"""Last-layer Laplace approximation by laplace-torch, on networks that are trained already.
 
-The posterior of the last layer's weights with a full Hessian; prior precision and observation noise
+The posterior of the last layer's weights has a full Hessian. Prior precision and observation noise
 maximise the log marginal likelihood of the training rows, by gradient steps from one, as the
-package's documentation suggests. The predictive variance is that of the function plus the noise's.
+package's documentation suggests. The predictive variance is that of the function plus that of the
+noise.
 
 References:
     Daxberger et al., "Laplace redux: effortless Bayesian deep learning", NeurIPS 2021.
@@ -20,8 +21,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 REMEDY = "pip install laplace-torch backpack-for-pytorch"
-STEPS, RATE = 100, 0.1
+
+STEPS = 100
+"""Gradient steps on prior precision and noise."""
+
+RATE = 0.1
+"""Their learning rate."""
+
 BATCH = 4096
+"""Rows of a batch of the fit."""
 
 
 def installed() -> bool:
@@ -30,18 +38,18 @@ def installed() -> bool:
 
 
 def fitted(net: nn.Module, train: tuple[Tensor, Tensor]) -> Any:
-    """laplace-torch's posterior of a net, its two numbers chosen.
+    """laplace-torch's posterior of a network, with prior precision and noise chosen.
 
     Args:
-        net: its last module is a linear layer.
-        train: x (n, d) and y (n, 1).
+        net: A network whose last module is a linear layer.
+        train: Training rows, x (n, d) and y (n, 1).
 
     Raises:
-        ImportError: with the remedy.
+        ImportError: laplace-torch cannot be imported; the message has the remedy.
     """
     options: dict[str, Any] = {"subset_of_weights": "last_layer", "hessian_structure": "full"}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the packages' own, on import too
+        warnings.simplefilter("ignore")  # the packages warn, on import too
         try:
             from laplace import Laplace
         except ImportError as error:
@@ -51,7 +59,8 @@ def fitted(net: nn.Module, train: tuple[Tensor, Tensor]) -> Any:
 
             options["backend"] = BackPackGGN
         # In float32 the factorisation fails on naval.
-        rows = TensorDataset(*(part.double() for part in train))
+        x, y = train
+        rows = TensorDataset(x.double(), y.double())
         posterior = Laplace(copy.deepcopy(net).double(), "regression", **options)
         posterior.fit(DataLoader(rows, batch_size=BATCH))
         _choose(posterior)
@@ -59,7 +68,7 @@ def fitted(net: nn.Module, train: tuple[Tensor, Tensor]) -> Any:
 
 
 def bars(posterior: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation, (n,)."""
+    """Predictive mean and standard deviation of rows, (n,) each."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         mean, variance = posterior(x.double())
@@ -68,7 +77,7 @@ def bars(posterior: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chosen(posterior: Any) -> dict[str, float]:
-    """The two numbers."""
+    """The prior precision and the variance of the noise that were chosen."""
     return {
         "prior_precision": float(posterior.prior_precision),
         "noise_variance": float(posterior.sigma_noise) ** 2,
@@ -76,12 +85,14 @@ def chosen(posterior: Any) -> dict[str, float]:
 
 
 def _choose(posterior: Any) -> None:
-    """Prior precision and noise by the marginal likelihood; they stay in the posterior."""
-    prior, noise = (torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    optimiser = torch.optim.Adam([prior, noise], lr=RATE)
+    """Set prior precision and noise of a posterior by the marginal likelihood."""
+    log_precision = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    log_noise = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.Adam([log_precision, log_noise], lr=RATE)
     for _ in range(STEPS):
         optimiser.zero_grad()
-        (-posterior.log_marginal_likelihood(prior.exp(), noise.exp())).backward()
+        loss = -posterior.log_marginal_likelihood(log_precision.exp(), log_noise.exp())
+        loss.backward()
         optimiser.step()
-    posterior.prior_precision = prior.detach().exp()
-    posterior.sigma_noise = noise.detach().exp()
+    posterior.prior_precision = log_precision.detach().exp()
+    posterior.sigma_noise = log_noise.detach().exp()

@@ -13,13 +13,13 @@ Value = tuple[float, float | None]
 METHODS = ("pbp", "mc_dropout", "deep_ensemble", "llpr")
 
 ERROR_DIVISOR = 5
-"""The paper's script divides standard deviations by the root of this, whatever the splits."""
+"""The paper's script divides standard deviations by the root of this, for any number of splits."""
 
 SPLITS = {"protein": 5, "year": 1}
-"""That the table states, where they are not 20."""
+"""Numbers of splits that the table states, where they are not 20."""
 
 ROUNDING = 0.01
-"""Step of the printed numbers."""
+"""The step of the printed numbers."""
 
 # A line: RMSE of PBP, MC dropout, deep ensemble, LLPR; then NLL of the same.
 _TABLE = """
@@ -35,17 +35,31 @@ year      8.88±N/A   8.86±N/A   8.89±N/A   8.91±N/A    3.60±N/A   3.59±N/A
 """
 
 
-def _value(text: str) -> Value:
-    mean, error = text.split("±")
+def _value(cell: str) -> Value:
+    """A cell such as "5.67±0.09" as numbers."""
+    mean, error = cell.split("±")
     return float(mean), None if error == "N/A" else float(error)
 
 
-def _line(cells: list[str]) -> dict[str, dict[str, Value]]:
-    values = list(map(_value, cells))
-    half = len(METHODS)
-    pairs = zip(METHODS, values[:half], values[half:], strict=True)
-    return {method: {"rmse": rmse, "nll": nll} for method, rmse, nll in pairs}
+def _methods(cells: list[str]) -> dict[str, dict[str, Value]]:
+    """RMSE and NLL of each method, from the cells of a line."""
+    values = [_value(cell) for cell in cells]
+    rmse_values = values[: len(METHODS)]
+    nll_values = values[len(METHODS) :]
+    return {
+        method: {"rmse": rmse, "nll": nll}
+        for method, rmse, nll in zip(METHODS, rmse_values, nll_values, strict=True)
+    }
 
 
-TABLE = {name: _line(cells) for name, *cells in map(str.split, _TABLE.strip().splitlines())}
+def _parsed_table() -> dict[str, dict[str, dict[str, Value]]]:
+    """The lines of the table by the name of the set."""
+    table = {}
+    for line in _TABLE.strip().splitlines():
+        name, *cells = line.split()
+        table[name] = _methods(cells)
+    return table
+
+
+TABLE = _parsed_table()
 """TABLE[set][method]["rmse" or "nll"] is a `Value`."""

@@ -13,16 +13,20 @@ from torch import Tensor
 from experiments.data import download, files, splits
 from experiments.data.download import Fetch
 from experiments.data.sources import CALIFORNIA
-from experiments.data.splits import Fractions, Split
+from experiments.data.splits import Fractions, Split, stacked
 
 LONGITUDE = "Longitude"
-THRESHOLD = -0.3  # standardised, i.e. about 120.2 degrees west
+THRESHOLD = -0.3
+"""The standardised longitude that divides the set: about 120.2 degrees west."""
 
 OUT_OF_DOMAIN: Fractions = (0.6, 0.2, 0.2)
+"""Training, validation and test rows in the out-of-domain study."""
+
 WIDTH: Fractions = (0.2, 0.2, 0.6)
+"""Training, validation and test rows in the study of widths."""
 
 NAMES = (CALIFORNIA.file,)
-"""Of the files that may hold the set."""
+"""Names of the files that may hold the set."""
 
 Pair = tuple[Tensor, Tensor]
 """x (..., 8) and y (..., 1)."""
@@ -36,9 +40,9 @@ class Rows:
 
     Attributes:
         x: (20640, 8) float64.
-        y: (20640,) median house value, in 100,000 US dollars, capped at 5.00001.
-        feature_names: of the 8 columns.
-        target_name: of y.
+        y: (20640,), the median house value in 100,000 US dollars, capped at 5.00001.
+        feature_names: Names of the 8 columns.
+        target_name: The name of y.
     """
 
     x: np.ndarray
@@ -57,9 +61,10 @@ class Rows:
         return (longitude - longitude.mean()) / longitude.std() > THRESHOLD
 
     def random(self, k: int, seed: int, fractions: Fractions = OUT_OF_DOMAIN) -> Split:
-        """The k-th random split of a seed; `WIDTH` are the fractions of the study of widths.
+        """The k-th random split of a seed.
 
-        For the out-of-domain study, ``rows.random(k, seed).within(rows.in_domain)``.
+        The out-of-domain study uses ``rows.random(k, seed).within(rows.in_domain)``, the study of
+        widths the fractions `WIDTH`.
         """
         return splits.random(len(self.x), k, seed, fractions)
 
@@ -77,34 +82,41 @@ def read(
     """The set, downloaded where it is not here.
 
     Args:
-        folder: that holds the file, the only place to look in; default `files.places`.
-        check: that the file is the published one.
-        fetch: instead of scikit-learn's `fetch_california_housing`.
+        folder: The only folder to look in; `files.places` by default.
+        check: Whether the file must be the published one.
+        fetch: Replaces scikit-learn's `fetch_california_housing`.
 
     Raises:
-        FileNotFoundError: with the remedy.
-        ValueError: a file that is damaged or of another format.
+        FileNotFoundError: There is no file; the message has the remedy.
+        ValueError: The file is damaged or of another format.
     """
     path = download.path_of(CALIFORNIA, folder, fetch=fetch)
     stored = files.fields(path, FIELDS, check=check)
-    x, y, names, target = (stored[field] for field in FIELDS)
+    x = stored["X"]
+    y = stored["y"]
+    names = stored["feature_names"]
     if x.ndim != 2 or y.shape != (len(x),) or tuple(names) != tuple(CALIFORNIA.columns):
         raise files.FormatError(
             f"Expected X (n, 8), y (n,) and the columns {', '.join(CALIFORNIA.columns)} in {path}, "
             f"got {x.shape}, {y.shape} and {', '.join(names)}."
         )
-    return Rows(x, y, tuple(map(str, names)), str(target))
+    return Rows(
+        x=x,
+        y=y,
+        feature_names=tuple(str(name) for name in names),
+        target_name=str(stored["target_name"]),
+    )
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Rows of all nets, inputs standardised with the whole set's mean and spread, targets raw.
+    """Rows of B networks, inputs standardised with the whole set's mean and spread, targets raw.
 
     Attributes:
-        train: (nets, n, 8) and (nets, n, 1).
-        valid: the same for validation.
-        test: of each net, (m, 8) and (m, 1); m may differ.
-        inside: of each net's test rows, whether they are in the domain, (m,).
+        train: Training rows, (B, n, 8) and (B, n, 1).
+        valid: Validation rows, of the same form.
+        test: Test rows of each network, (m, 8) and (m, 1); m may differ.
+        inside: Which test rows of each network are in the domain, (m,).
     """
 
     train: Pair
@@ -114,19 +126,20 @@ class Samples:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows of the first net."""
+        """The numbers of rows of the first network."""
         train, valid, test = self.of(0)
         return {"train": len(train[0]), "valid": len(valid[0]), "test": len(test[0])}
 
     def copied(self, times: int) -> Samples:
-        """The same with every training row so many times."""
-        x, y = (part.repeat(1, times, 1) for part in self.train)
-        return replace(self, train=(x, y))
+        """The same rows, with every training row so many times."""
+        x, y = self.train
+        return replace(self, train=(x.repeat(1, times, 1), y.repeat(1, times, 1)))
 
     def of(self, net: int) -> tuple[Pair, Pair, Pair]:
-        """One net's training, validation and test rows."""
-        train, valid = ((x[net], y[net]) for x, y in (self.train, self.valid))
-        return train, valid, self.test[net]
+        """One network's training, validation and test rows."""
+        train_x, train_y = self.train
+        valid_x, valid_y = self.valid
+        return (train_x[net], train_y[net]), (valid_x[net], valid_y[net]), self.test[net]
 
 
 def drawn(
@@ -137,15 +150,16 @@ def drawn(
     restricted: bool = False,
     most: int | None = None,
 ) -> Samples:
-    """One random split a net.
+    """One random split for each network.
 
     Args:
-        nets: number of splits.
-        seed: of the splits.
-        fractions: of the rows for training, validation and test.
-        restricted: keep only rows of the domain for training and validation. Their number then
-            differs between splits; all are cut to the smallest, since stacked nets take the same.
-        most: rows of each part, for a quick look; all by default.
+        nets: The number of splits.
+        seed: Seed of the splits.
+        fractions: Shares of the rows for training, validation and test.
+        restricted: Whether only rows of the domain are used for training and validation. Their
+            number then differs between splits; all are cut to the smallest, since stacked networks
+            have equally many rows.
+        most: The largest number of rows of each kind, for a quick look; all by default.
     """
     rows = read()
     splits = [rows.random(k, seed, fractions) for k in range(nets)]
@@ -154,14 +168,14 @@ def drawn(
     x = torch.from_numpy((rows.x - rows.x.mean(0)) / rows.x.std(0)).float()
     y = torch.from_numpy(rows.y)[:, None].float()
     inside = torch.from_numpy(rows.in_domain)
-    train = _stacked([split.train[:most] for split in splits])
-    valid = _stacked([split.valid[:most] for split in splits])
+    train = torch.from_numpy(stacked([split.train[:most] for split in splits]))
+    valid = torch.from_numpy(stacked([split.valid[:most] for split in splits]))
     test = [torch.from_numpy(split.test[:most]) for split in splits]
     return Samples(
-        (x[train], y[train]),
-        (x[valid], y[valid]),
-        [(x[one], y[one]) for one in test],
-        [inside[one] for one in test],
+        train=(x[train], y[train]),
+        valid=(x[valid], y[valid]),
+        test=[(x[index], y[index]) for index in test],
+        inside=[inside[index] for index in test],
     )
 
 
@@ -178,9 +192,3 @@ def longitudes(edges: Sequence[float]) -> dict[str, list[float] | float | int]:
         "inside": int(rows.in_domain.sum()),
         "outside": int((~rows.in_domain).sum()),
     }
-
-
-def _stacked(indices: Sequence[np.ndarray]) -> Tensor:
-    """(nets, n), each cut to the shortest."""
-    shortest = min(map(len, indices))
-    return torch.from_numpy(np.stack([one[:shortest] for one in indices]))

@@ -8,9 +8,22 @@ import torch
 from torch import Tensor
 
 NOISE = 0.01
+"""The standard deviation of the noise."""
+
 INPUTS = (-0.8, -0.75, 0.0, 0.05, 0.07, 0.7, 0.73)
-CALIBRATION, CALIBRATION_REACH = 20, 1.2
-TEST, TEST_REACH = 400, 1.5
+"""Inputs of the seven training points."""
+
+CALIBRATION = 20
+"""The number of calibration points."""
+
+CALIBRATION_REACH = 1.2
+"""The largest input of a calibration point; the smallest is its negative."""
+
+TEST = 400
+"""The number of test points."""
+
+TEST_REACH = 1.5
+"""The largest input of a test point; the smallest is its negative."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +39,19 @@ class Points:
         return (self.x[:, 0] >= min(INPUTS)) & (self.x[:, 0] <= max(INPUTS))
 
     def part(self, rows: Tensor) -> Points:
-        """Some of the rows."""
+        """Some of the points, given by a mask or indices."""
         return Points(self.x[rows], self.y[rows])
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One draw of everything: seven points to fit, some to calibrate on, some to score."""
+    """One draw of all points.
+
+    Attributes:
+        train: Seven points to fit.
+        calibration: Points to calibrate on.
+        test: Points to score.
+    """
 
     train: Points
     calibration: Points
@@ -42,11 +61,11 @@ class Sample:
     def draw(cls, seed: int) -> Sample:
         """The points of a seed."""
         generator = torch.Generator().manual_seed(seed)
-        seven = torch.tensor(INPUTS, dtype=torch.float64)[:, None]
+        train_inputs = torch.tensor(INPUTS, dtype=torch.float64)[:, None]
         return cls(
-            noisy(seven, generator),
-            noisy(evenly(CALIBRATION, CALIBRATION_REACH), generator),
-            noisy(evenly(TEST, TEST_REACH), generator),
+            train=noisy(train_inputs, generator),
+            calibration=noisy(evenly(CALIBRATION, CALIBRATION_REACH), generator),
+            test=noisy(evenly(TEST, TEST_REACH), generator),
         )
 
 
@@ -56,8 +75,9 @@ def truth(x: Tensor) -> Tensor:
 
 
 def noisy(x: Tensor, generator: torch.Generator) -> Points:
-    """Observations at some inputs."""
-    return Points(x, truth(x) + NOISE * torch.randn(x.shape, generator=generator, dtype=x.dtype))
+    """Noisy observations at some inputs, (N, 1)."""
+    noise = NOISE * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    return Points(x, truth(x) + noise)
 
 
 def evenly(count: int, reach: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""UCI sets with a domain: rows far along the first principal direction are kept from the nets."""
+"""UCI sets with a domain: networks see no rows far along the first principal direction."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from torch import Tensor
 
 from experiments.data import uci
 from experiments.data.benchmark import Samples, standardised
+from experiments.data.splits import stacked
 
 SEED = 77
-"""Of the splits."""
+"""Seed of the splits."""
 
 SHARE = 0.8
-"""Of the rows that lie in the domain."""
+"""Share of the rows that lie in the domain."""
 
 SETS = ("concrete", "energy", "kin8nm", "power", "protein", "wine")
 
@@ -25,8 +26,8 @@ class Divided:
     """Training and validation rows of the domain, and test rows of all.
 
     Attributes:
-        samples: training, validation and test rows of every net.
-        inside: which test rows are in the domain, (B, n).
+        samples: Training, validation and test rows of every network.
+        inside: Which test rows are in the domain, (B, n).
     """
 
     samples: Samples
@@ -38,24 +39,31 @@ def domain(rows: uci.Rows) -> np.ndarray:
 
     Inputs are standardised; the direction points where its largest entry is positive.
     """
-    centre, spread = rows.x.mean(0), rows.x.std(0)
-    z = (rows.x - centre) / np.where(spread > 1e-9 * np.abs(centre), spread, 1.0)
-    direction = np.linalg.svd(z, full_matrices=False)[2][0]
-    along = z @ (direction * np.sign(direction[np.abs(direction).argmax()]))
-    return along <= np.quantile(along, SHARE)
+    centre = rows.x.mean(0)
+    spread = rows.x.std(0)
+    spread = np.where(spread > 1e-9 * np.abs(centre), spread, 1.0)  # constant columns
+    z = (rows.x - centre) / spread
+    _, _, directions = np.linalg.svd(z, full_matrices=False)
+    direction = directions[0]
+    sign = np.sign(direction[np.abs(direction).argmax()])
+    along = z @ (direction * sign)
+    inside: np.ndarray = along <= np.quantile(along, SHARE)
+    return inside
 
 
 def drawn(name: str, nets: int, seed: int = 0) -> Divided:
-    """One random split a net, cut to the sizes of the smallest.
+    """One random split for each network, cut to the sizes of the smallest.
 
     Args:
-        name: of the set.
-        nets: how many splits.
-        seed: other splits.
+        name: The name of the set.
+        nets: The number of splits.
+        seed: Another seed gives other splits.
     """
     rows = uci.read(name)
     inside = domain(rows)
     splits = [rows.random(k, SEED + seed).within(inside) for k in range(nets)]
-    parts = [[getattr(split, part) for split in splits] for part in ("train", "valid", "test")]
-    lists = [np.stack([one[: min(map(len, part))] for one in part]) for part in parts]
-    return Divided(standardised(rows, *lists), torch.from_numpy(inside[lists[2]]))
+    train = stacked([split.train for split in splits])
+    valid = stacked([split.valid for split in splits])
+    test = stacked([split.test for split in splits])
+    samples = standardised(rows, train, valid, test)
+    return Divided(samples, torch.from_numpy(inside[test]))

@@ -1,8 +1,8 @@
 """QM9: small molecules of H, C, N, O and F, and the energies that density-functional theory gives.
 
-130,831 molecules of 3 to 29 atoms (the 3,054 whose geometry is in doubt left out) in
-``qm9.npz``. Where that file is nowhere it is made, once, from the package ``qm9pack`` of the
-set's first author, which carries the numbers as text.
+``qm9.npz`` holds 130,831 molecules of 3 to 29 atoms; the 3,054 whose geometry is in doubt are left
+out. Where that file is nowhere it is made, once, from the package ``qm9pack`` of the set's first
+author, which carries the numbers as text.
 
 Ramakrishnan, Dral, Rupp, von Lilienfeld: Quantum chemistry structures and properties of 134 kilo
 molecules. Scientific Data 1, 140022 (2014).
@@ -26,7 +26,9 @@ from experiments.atoms.structures import Structures
 from experiments.data import files
 from experiments.data.splits import Split
 
-ELECTRONVOLT = 27.211386245988  # per hartree
+ELECTRONVOLT = 27.211386245988
+"""Electronvolts in a hartree."""
+
 KILOCALORIE = 23.060547830619 * ELECTRONVOLT
 """Kilocalories per mole in a hartree."""
 
@@ -36,20 +38,29 @@ ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
 FREE_ATOM = {1: -0.500273, 6: -37.846772, 7: -54.583861, 8: -75.064579, 9: -99.718730}
 """Internal energy of the free atoms at 0 K, in hartree, as published with the set."""
 
-TRAIN = VALID = 10_000
+TRAIN = 10_000
+"""Training molecules of a split."""
+
+VALID = 10_000
+"""Validation molecules of a split."""
 
 NAMES = ("qm9.npz",)
-"""Of the files that may hold the set."""
+"""Names of the files that may hold the set."""
 
 FIELDS = ("id", "n_atoms", "Z", "R", "U0", "atomref_U0")
+"""Arrays of the file."""
 
 PACKAGE = "qm9pack"
 PARTS = ("qm9_part1.csv", "qm9_part2.csv", "qm9_part3.csv")
+"""Tables of the package."""
+
 COLUMNS = ("Index", "N_atoms", "Stoichiometry", "Elements", "XYZ_Ang", "InternalEnergy_0K_au")
+"""Columns of the tables that are read."""
+
 AGAIN = f"Install the package again: pip install --force-reinstall --no-deps {PACKAGE}"
 
 Fetch = Callable[[], str | Path]
-"""Gives the folder with the tables of `PARTS`."""
+"""Returns the folder with the tables of `PARTS`."""
 
 Molecule = tuple[int, list[int], list[float], float]
 """Number in the set, atomic numbers, coordinates of all atoms in a row, internal energy."""
@@ -57,13 +68,13 @@ Molecule = tuple[int, list[int], list[float], float]
 
 @dataclass(frozen=True)
 class Totals:
-    """What is known of the whole set.
+    """Numbers by which the whole set is recognised.
 
     Attributes:
-        molecules: how many.
-        atoms: of each of `ELEMENTS`.
-        energy: mean of the internal energies, in hartree.
-        square: mean square of the coordinates, in square angstrom.
+        molecules: The number of molecules.
+        atoms: The number of atoms of each of `ELEMENTS`.
+        energy: The mean of the internal energies in hartree.
+        square: The mean square of the coordinates in square angstrom.
     """
 
     molecules: int
@@ -73,15 +84,22 @@ class Totals:
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> Totals:
-        """The totals of the fields of our file."""
+        """The totals of the arrays of our file."""
         atoms = np.bincount(arrays["Z"], minlength=10)[list(ELEMENTS.values())]
         square = np.square(arrays["R"], dtype=np.float64).mean()
-        energy = float(arrays["U0"].mean())
-        return cls(len(arrays["id"]), tuple(atoms.tolist()), energy, float(square))
+        return cls(
+            molecules=len(arrays["id"]),
+            atoms=tuple(atoms.tolist()),
+            energy=float(arrays["U0"].mean()),
+            square=float(square),
+        )
 
 
 PUBLISHED = Totals(
-    130_831, (1_208_486, 831_925, 132_498, 183_265, 3_036), -410.8194482642111, 2.9708090700604375
+    molecules=130_831,
+    atoms=(1_208_486, 831_925, 132_498, 183_265, 3_036),
+    energy=-410.8194482642111,
+    square=2.9708090700604375,
 )
 
 
@@ -90,11 +108,11 @@ class Molecules:
     """N molecules and their energies.
 
     Attributes:
-        ids: (N,) numbers in the original set, from 1 to 133,885.
-        structures: elements and positions, in angstrom.
-        energy: (N,) float64, internal energy at 0 K (U0) in kcal/mol.
-        atom_energy: (10,) float64, the same of a free atom, by atomic number; 0 for those that no
-            molecule has. ``atom_energy[structures.numbers]`` is that of every atom.
+        ids: Numbers in the original set, from 1 to 133,885, (N,).
+        structures: Elements, and positions in angstrom.
+        energy: Internal energies at 0 K (U0) in kcal/mol, (N,) float64.
+        atom_energy: Internal energies of free atoms by atomic number, (10,) float64; 0 for elements
+            that no molecule has. ``atom_energy[structures.numbers]`` is that of every atom.
     """
 
     ids: Tensor
@@ -106,25 +124,28 @@ class Molecules:
         return len(self.ids)
 
     def picked(self, rows: np.ndarray | Tensor) -> Molecules:
-        """Some molecules, in the order given: places from 0, as a `Split` has them."""
+        """Some molecules, in the order of their indices, as a `Split` has them."""
         rows = torch.as_tensor(rows, dtype=torch.long)
         return Molecules(
-            self.ids[rows], self.structures.picked(rows), self.energy[rows], self.atom_energy
+            ids=self.ids[rows],
+            structures=self.structures.picked(rows),
+            energy=self.energy[rows],
+            atom_energy=self.atom_energy,
         )
 
 
 def random(count: int, k: int, seed: int, *, train: int = TRAIN, valid: int = VALID) -> Split:
-    """The k-th random split of a seed; what is neither training nor validation is the test.
+    """The k-th random split of a seed; all other molecules are test molecules.
 
     Args:
-        count: molecules in all.
-        k: which split.
-        seed: of all splits.
-        train: molecules to train on.
-        valid: molecules to validate with.
+        count: The number of molecules in all.
+        k: The number of the split.
+        seed: Seed of all splits.
+        train: The number of training molecules.
+        valid: The number of validation molecules.
 
     Raises:
-        ValueError: a part would be empty.
+        ValueError: There are no training, validation or test molecules.
     """
     if min(train, valid) < 1 or count <= train + valid:
         raise ValueError(
@@ -143,8 +164,8 @@ def missing(folder: str | Path | None = None) -> str | None:
     """What is missing and how to get it, or None where the set can be read."""
     if files.find(NAMES, folder) or (folder is None and package()):
         return None
-    again = "and run this again" if folder is None else "and give no folder"
-    remedy = f"pip install {PACKAGE} (the set is inside, about 100 MB) {again}."
+    advice = "and run this again" if folder is None else "and give no folder"
+    remedy = f"pip install {PACKAGE} (the set is inside, about 100 MB) {advice}."
     return files.absence(NAMES, folder, remedy)
 
 
@@ -153,87 +174,124 @@ def read(
 ) -> Molecules:
     """The set; where the file is nowhere, it is first made in the cache from the package.
 
-    The package is not asked where a folder is given. It is with `files.OFFLINE` set, for what is
-    installed needs no network.
+    The package is not used where a folder is given. It is used with `files.OFFLINE` set, since an
+    installed package needs no network.
 
     Args:
-        folder: that holds the file, the only place to look in; default `files.places`.
-        check: that the file is the published one, or the one that was made.
-        fetch: instead of `package`.
+        folder: The only folder to look in; `files.places` by default.
+        check: Whether the file must be the published one, or the one that was made.
+        fetch: Replaces `package`.
 
     Raises:
-        FileNotFoundError: with the remedy.
-        ValueError: a file that is damaged or of another format.
+        FileNotFoundError: There is no file; the message has the remedy.
+        ValueError: The file is damaged or of another format.
     """
     path = path_of(folder, fetch)
     stored = files.fields(path, FIELDS, check=check)
     refuse(stored, path)
-    numbers, positions, counts = (torch.from_numpy(stored[name]) for name in ("Z", "R", "n_atoms"))
+    structures = Structures(
+        numbers=torch.from_numpy(stored["Z"]).long(),
+        positions=torch.from_numpy(stored["R"]).double(),
+        counts=torch.from_numpy(stored["n_atoms"]).long(),
+    )
     return Molecules(
         ids=torch.from_numpy(stored["id"]).long(),
-        structures=Structures(numbers.long(), positions.double(), counts.long()),
+        structures=structures,
         energy=torch.from_numpy(stored["U0"]).double() * KILOCALORIE,
         atom_energy=torch.from_numpy(stored["atomref_U0"]).double() * KILOCALORIE,
     )
 
 
 def path_of(folder: str | Path | None, fetch: Fetch | None) -> Path:
-    """The file: found, or made in the cache."""
-    if found := files.find(NAMES, folder):
-        return found
-    source = None if folder is not None else fetch() if fetch else package()
-    if source is None:
+    """The file: found, or made in the cache from the tables of the package."""
+    path = files.find(NAMES, folder)
+    if path is not None:
+        return path
+    tables = None
+    if folder is None:
+        tables = fetch() if fetch else package()
+    if tables is None:
         raise files.MissingDataError(missing(folder))
-    return files.store(NAMES[0], lambda: checked(table(Path(source)), Path(source)))
+    table_folder = Path(tables)
+    return files.store(NAMES[0], lambda: checked(table(table_folder), table_folder))
 
 
 def refuse(arrays: Mapping[str, np.ndarray], path: Path) -> None:
-    """Refuse a file whose fields do not fit together."""
-    n, atoms = len(arrays["id"]), int(arrays["n_atoms"].sum())
-    expected = dict(zip(FIELDS, [(n,), (n,), (atoms,), (atoms, 3), (n,), (10,)], strict=True))
-    got = {name: arrays[name].shape for name in FIELDS}
-    said = f"{path}. Delete it and get it again."
-    if got != expected:
-        raise files.FormatError(f"Expected the shapes {expected}, got {got} in {said}")
+    """Refuse a file whose arrays do not fit together.
+
+    Raises:
+        FormatError: A shape is another, an element is unknown, or a number is not finite.
+    """
+    molecules = len(arrays["id"])
+    atoms = int(arrays["n_atoms"].sum())
+    expected = {
+        "id": (molecules,),
+        "n_atoms": (molecules,),
+        "Z": (atoms,),
+        "R": (atoms, 3),
+        "U0": (molecules,),
+        "atomref_U0": (10,),
+    }
+    shapes = {name: arrays[name].shape for name in FIELDS}
+    ending = f"{path}. Delete it and get it again."
+    if shapes != expected:
+        raise files.FormatError(f"Expected the shapes {expected}, got {shapes} in {ending}")
     if not np.isin(arrays["Z"], list(FREE_ATOM)).all():
         raise files.FormatError(
             f"Expected the atomic numbers {sorted(FREE_ATOM)}, got "
-            f"{np.unique(arrays['Z']).tolist()} in {said}"
+            f"{np.unique(arrays['Z']).tolist()} in {ending}"
         )
     for name in ("R", "U0", "atomref_U0"):
         if not np.isfinite(arrays[name]).all():
-            raise files.FormatError(f"Expected finite numbers in {name} of {said}")
+            raise files.FormatError(f"Expected finite numbers in {name} of {ending}")
 
 
 # --- the package ---------------------------------------------------------------------------------
 
 
 def package() -> Path | None:
-    """The folder with the tables of the package, which is not imported; None where it is not."""
+    """The folder with the tables of the package; None where it is not installed.
+
+    The package is not imported.
+    """
     spec = find_spec(PACKAGE)
-    places = (spec and spec.submodule_search_locations) or ()
-    folders = (Path(place) / "data" for place in places)
-    return next((folder for folder in folders if folder.is_dir()), None)
+    if spec is None:
+        return None
+    for place in spec.submodule_search_locations or ():
+        folder = Path(place) / "data"
+        if folder.is_dir():
+            return folder
+    return None
 
 
 def checked(arrays: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """The fields, refused where they are not the whole set or hold a molecule twice."""
-    got, ids = Totals.of(arrays), arrays["id"]
-    same = (got.molecules, got.atoms) == (PUBLISHED.molecules, PUBLISHED.atoms)
-    ours, theirs = (got.energy, got.square), (PUBLISHED.energy, PUBLISHED.square)
-    if not same or not np.allclose(ours, theirs, rtol=1e-10, atol=0):
+    """The arrays, refused where they are not the whole set or hold a molecule twice.
+
+    Raises:
+        FormatError: They are not; the message has the remedy.
+    """
+    totals = Totals.of(arrays)
+    same_counts = (totals.molecules == PUBLISHED.molecules) and (totals.atoms == PUBLISHED.atoms)
+    same_means = np.allclose(
+        [totals.energy, totals.square], [PUBLISHED.energy, PUBLISHED.square], rtol=1e-10, atol=0
+    )
+    if not (same_counts and same_means):
         raise files.FormatError(
-            f"Expected {PUBLISHED} in the tables of {folder}, got {got}. {AGAIN}"
+            f"Expected {PUBLISHED} in the tables of {folder}, got {totals}. {AGAIN}"
         )
-    if not (np.diff(ids) > 0).all():
+    if not (np.diff(arrays["id"]) > 0).all():
         raise files.FormatError(f"Expected every molecule once, in order, in {folder}. {AGAIN}")
     return arrays
 
 
 def table(folder: Path) -> dict[str, np.ndarray]:
-    """The fields of our file from the tables of the package."""
-    ids, counts = array("i"), bytearray()
-    numbers, positions, energies = bytearray(), array("f"), array("d")
+    """The arrays of our file from the tables of the package."""
+    # Compact arrays: lists of Python numbers would take gigabytes.
+    ids = array("i")
+    counts = bytearray()
+    numbers = bytearray()
+    positions = array("f")
+    energies = array("d")
     for name in PARTS:
         for index, elements, coordinates, energy in molecules(folder / name):
             ids.append(index)
@@ -241,15 +299,15 @@ def table(folder: Path) -> dict[str, np.ndarray]:
             numbers.extend(elements)
             positions.extend(coordinates)
             energies.append(energy)
-    free = np.zeros(10)
-    free[list(FREE_ATOM)] = list(FREE_ATOM.values())
+    free_atoms = np.zeros(10)
+    free_atoms[list(FREE_ATOM)] = list(FREE_ATOM.values())
     return {
         "id": np.array(ids, np.int32),
         "n_atoms": np.frombuffer(counts, np.uint8),
         "Z": np.frombuffer(numbers, np.uint8),
         "R": np.array(positions, np.float32).reshape(-1, 3),
         "U0": np.array(energies),
-        "atomref_U0": free,
+        "atomref_U0": free_atoms,
     }
 
 
@@ -257,16 +315,18 @@ def molecules(path: Path) -> Iterator[Molecule]:
     """The molecules of one table, in order.
 
     Raises:
-        FormatError: with the file, the line and the remedy.
+        FormatError: The table cannot be read; the message has the file, the line and the remedy.
     """
     if not path.is_file():
         raise files.FormatError(f"Expected a table {path}, and there is none. {AGAIN}")
     with path.open(encoding="utf-8", newline="") as stream:
         reader = csv.reader(stream, strict=True)
         try:
-            chosen = itemgetter(*map(next(reader, []).index, COLUMNS))
+            header = next(reader, [])
+            places = [header.index(column) for column in COLUMNS]
+            wanted_cells = itemgetter(*places)
             for cells in reader:
-                yield molecule(*chosen(cells))
+                yield molecule(*wanted_cells(cells))
         except (ValueError, IndexError, csv.Error) as error:
             raise files.FormatError(
                 f"Expected the columns {', '.join(COLUMNS)} and one molecule a line in {path}, got "
@@ -277,20 +337,23 @@ def molecules(path: Path) -> Iterator[Molecule]:
 def molecule(
     index: str, count: str, stoichiometry: str, elements: str, positions: str, energy: str
 ) -> Molecule:
-    """Of the cells of one line, whose lists are written as Python writes them.
+    """A molecule from the cells of one line, whose lists are written as Python writes them.
+
+    Raises:
+        ValueError: The cells contradict each other.
 
     >>> molecule("3", "2", "[1,0,0,0,1]", "['F','H']", "[[0.,0.,1.],[0.,0.,2.]]", "-100.")
     (3, [9, 1], [0.0, 0.0, 1.0, 0.0, 0.0, 2.0], -100.0)
     """
     symbols = elements[2:-2].split("','")
-    held = [symbols.count(symbol) for symbol in ELEMENTS]
-    published = [int(one) for one in stoichiometry[1:-1].split(",")]
-    coordinates = [float(one) for one in positions[2:-2].replace("],[", ",").split(",")]
-    if held != published or not sum(held) == len(symbols) == int(count):
+    atom_counts = [symbols.count(symbol) for symbol in ELEMENTS]
+    published_counts = [int(number) for number in stoichiometry[1:-1].split(",")]
+    coordinates = [float(number) for number in positions[2:-2].replace("],[", ",").split(",")]
+    if atom_counts != published_counts or not sum(atom_counts) == len(symbols) == int(count):
         raise ValueError(
             f"molecule {index} of {count} atoms and the stoichiometry {stoichiometry} "
             f"({', '.join(ELEMENTS)}) has the elements {elements}"
         )
     if len(coordinates) != 3 * len(symbols):
         raise ValueError(f"molecule {index} of {count} atoms has {len(coordinates)} coordinates")
-    return int(index), [ELEMENTS[one] for one in symbols], coordinates, float(energy)
+    return int(index), [ELEMENTS[symbol] for symbol in symbols], coordinates, float(energy)

@@ -1,4 +1,4 @@
-"""What a downloaded table must be: its columns in our order, its size, its means."""
+"""What is known of the sets that can be downloaded: columns in our order, sizes, means."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Source:
-    """One set, where it can be had, and how to know it.
+    """One set: where it can be fetched, and by what it is recognised.
 
     Attributes:
-        file: the name under which it is kept.
+        file: The name under which it is kept.
         archive: "OpenML", "UCI" or "scikit-learn".
-        number: in that archive.
-        rows: of the published set.
-        columns: name -> mean over all rows, in our order.
-        target: its name.
-        mean: of the target.
-        spellings: of the target elsewhere.
-        others: columns that are neither input nor our target.
-        constants: columns that never change, which some copies leave out.
-        first: target and first inputs of the first row, where the order of the rows matters.
+        number: The number of the set in that archive.
+        rows: The number of rows of the published set.
+        columns: Means over all rows by the names of the inputs, in our order.
+        target: The name of the target.
+        mean: The mean of the target.
+        spellings: Names of the target elsewhere.
+        others: Columns that are neither input nor our target.
+        constants: Values of columns that never change, which some copies leave out.
+        first: Target and first inputs of the first row, where the order of the rows matters.
     """
 
     file: str
@@ -37,12 +37,15 @@ class Source:
 
     @property
     def where(self) -> str:
-        """In words."""
+        """The archive and the number, in words."""
         return f"{self.archive} {self.number}" if self.number else self.archive
 
 
 CONCRETE = Source(
-    *("uci_concrete.npz", "OpenML", 44959, 1030),
+    file="uci_concrete.npz",
+    archive="OpenML",
+    number=44959,
+    rows=1030,
     columns={
         "Cement": 281.168,
         "BlastFurnaceSlag": 73.8958,
@@ -58,7 +61,10 @@ CONCRETE = Source(
     spellings=("strength", "ConcreteCompressiveStrength"),
 )
 ENERGY = Source(
-    *("uci_energy.npz", "OpenML", 44960, 768),
+    file="uci_energy.npz",
+    archive="OpenML",
+    number=44960,
+    rows=768,
     columns={
         "RelativeCompactness": 0.764167,
         "SurfaceArea": 671.708,
@@ -74,7 +80,10 @@ ENERGY = Source(
     others=("CoolingLoad",),
 )
 KIN8NM = Source(
-    *("uci_kin8nm.npz", "OpenML", 44980, 8192),
+    file="uci_kin8nm.npz",
+    archive="OpenML",
+    number=44980,
+    rows=8192,
     columns={
         "theta1": 0.009351,
         "theta2": -0.00723271,
@@ -89,7 +98,10 @@ KIN8NM = Source(
     mean=0.71428349,
 )
 NAVAL = Source(
-    *("uci_naval.npz", "OpenML", 44969, 11934),
+    file="uci_naval.npz",
+    archive="OpenML",
+    number=44969,
+    rows=11934,
     columns={
         "lp": 5.16667,
         "v": 15.0,
@@ -115,13 +127,19 @@ NAVAL = Source(
     constants={"T1": 288.0, "P1": 0.998},
 )
 POWER = Source(
-    *("uci_power.npz", "UCI", 294, 9568),
+    file="uci_power.npz",
+    archive="UCI",
+    number=294,
+    rows=9568,
     columns={"AT": 19.6512, "V": 54.3058, "AP": 1013.26, "RH": 73.309},
     target="PE",
     mean=454.36501,
 )
 PROTEIN = Source(
-    *("uci_protein.npz", "OpenML", 44963, 45730),
+    file="uci_protein.npz",
+    archive="OpenML",
+    number=44963,
+    rows=45730,
     columns={
         "F1": 9871.6,
         "F2": 3017.37,
@@ -137,7 +155,10 @@ PROTEIN = Source(
     mean=7.7485284,
 )
 WINE = Source(
-    *("uci_wine.npz", "OpenML", 44972, 1599),
+    file="uci_wine.npz",
+    archive="OpenML",
+    number=44972,
+    rows=1599,
     columns={
         "fixed_acidity": 8.31964,
         "volatile_acidity": 0.527821,
@@ -155,7 +176,10 @@ WINE = Source(
     mean=5.6360225,
 )
 YACHT = Source(
-    *("uci_yacht.npz", "UCI", 243, 308),
+    file="uci_yacht.npz",
+    archive="UCI",
+    number=243,
+    rows=308,
     columns={
         "LongitudinalPosition": -2.38182,
         "PrismaticCoefficient": 0.564136,
@@ -168,7 +192,10 @@ YACHT = Source(
     mean=10.495357,
 )
 YEAR = Source(
-    *("uci_year.npz", "UCI", 203, 515345),
+    file="uci_year.npz",
+    archive="UCI",
+    number=203,
+    rows=515345,
     columns=dict.fromkeys(
         [f"timbre_avg_{i:02}" for i in range(1, 13)] + [f"timbre_cov_{i:02}" for i in range(1, 79)],
         float("nan"),
@@ -180,7 +207,10 @@ YEAR = Source(
 """The means of this one are not known here; its first row is."""
 
 CALIFORNIA = Source(
-    *("california_housing.npz", "scikit-learn's fetch_california_housing", 0, 20640),
+    file="california_housing.npz",
+    archive="scikit-learn's fetch_california_housing",
+    number=0,
+    rows=20640,
     columns={
         "MedInc": 3.87067,
         "HouseAge": 28.6395,

@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 Fractions = tuple[float, float, float]
+"""Shares of the rows for training, validation and test."""
 
 BENCHMARK: Fractions = (0.8, 0.1, 0.1)
+"""The shares of the PBP benchmark."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows are for what: three index arrays without a row in common."""
+    """Three index arrays without a row in common.
+
+    Attributes:
+        train: Training rows.
+        valid: Validation rows.
+        test: Test rows.
+    """
 
     train: np.ndarray
     valid: np.ndarray
     test: np.ndarray
 
     def within(self, domain: np.ndarray) -> Split:
-        """Training and validation keep the rows of a mask alone; the test rows stay all.
+        """The same split with training and validation rows of a domain alone.
 
         Args:
-            domain: (n,) booleans over all rows of the set.
+            domain: Which rows of the set lie in the domain, (n,). All test rows stay.
         """
-        return Split(self.train[domain[self.train]], self.valid[domain[self.valid]], self.test)
+        train = self.train[domain[self.train]]
+        valid = self.valid[domain[self.valid]]
+        return Split(train, valid, self.test)
 
 
 def sizes(rows: int, fractions: Fractions = BENCHMARK) -> tuple[int, int, int]:
-    """Rows of each part: validation and test to the nearest row, training the rest.
+    """Numbers of rows: validation and test to the nearest row, training all others.
 
     >>> sizes(768)
     (614, 77, 77)
@@ -39,10 +50,12 @@ def sizes(rows: int, fractions: Fractions = BENCHMARK) -> tuple[int, int, int]:
         raise ValueError(
             f"Expected three positive fractions (train, valid, test) of sum 1, got {fractions}."
         )
-    valid, test = (math.floor(fraction * rows + 0.5) for fraction in fractions[1:])
-    if min(rows - valid - test, valid, test) < 1:
+    valid = math.floor(fractions[1] * rows + 0.5)
+    test = math.floor(fractions[2] * rows + 0.5)
+    train = rows - valid - test
+    if min(train, valid, test) < 1:
         raise ValueError(f"Expected rows in every part of {fractions}, got {rows} rows in all.")
-    return rows - valid - test, valid, test
+    return train, valid, test
 
 
 def random(rows: int, k: int, seed: int, fractions: Fractions = BENCHMARK) -> Split:
@@ -57,5 +70,11 @@ def official(train: np.ndarray, test: np.ndarray) -> Split:
 
     With lists of 90 % and 10 % that is 80/10/10, of the sizes that `random` gives.
     """
-    valid = math.floor(len(train) / 9 + 0.5)
-    return Split(train[: len(train) - valid], train[len(train) - valid :], test)
+    first_valid = len(train) - math.floor(len(train) / 9 + 0.5)
+    return Split(train[:first_valid], train[first_valid:], test)
+
+
+def stacked(indices: Sequence[np.ndarray]) -> np.ndarray:
+    """Index arrays of several splits as one, (B, n), each cut to the shortest."""
+    shortest = min(len(index) for index in indices)
+    return np.stack([index[:shortest] for index in indices])

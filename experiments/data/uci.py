@@ -1,8 +1,9 @@
 """The UCI regression sets of the PBP benchmark: ``uci_<name>.npz``.
 
 The published splits (Hernandez-Lobato and Adams 2015, in the order of Gal and Ghahramani 2016)
-come with the files; a set that was downloaded anew has none, as its rows may stand in another
-order. The exception is ``year``, whose split is by place: the first 463,715 rows and the rest.
+come with the files. A set that was downloaded anew has none, as its rows may stand in another
+order. The exception is ``year``, whose split is by place: the first 463,715 rows train, the others
+test.
 """
 
 from __future__ import annotations
@@ -28,13 +29,22 @@ SETS = {
     "yacht": sources.YACHT,
     "year": sources.YEAR,
 }
+"""Sets by name, and where they can be fetched."""
+
 SAMPLE = "year_msd_sample1176.npz"
+"""A file with the first rows of ``year``."""
+
 YEAR_TRAIN = 463_715
+"""Training rows of ``year``."""
+
 YEAR_TEXTS = ("YearPredictionMSD.txt", "YearPredictionMSD.txt.gz")
-"""As UCI publishes it, unpacked: the year, then 90 inputs."""
+"""Files of ``year`` as UCI publishes it, unpacked: the year, then 90 inputs."""
 
 TABLE = ("X", "y", "feature_names", "target_name")
+"""Arrays of a file."""
+
 INDICES = ("train_index", "test_index")
+"""Arrays of a file that has published splits."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,11 @@ class Rows:
     """A set as published, nothing scaled.
 
     Attributes:
-        name: of the set.
+        name: The name of the set.
         x: (n, d) float64.
         y: (n,) float64.
-        feature_names: of the d columns.
-        target_name: of y.
+        feature_names: Names of the d columns.
+        target_name: The name of y.
         train_index: (splits, n_train), in the published order, or None.
         test_index: (splits, n_test), or None.
     """
@@ -61,15 +71,15 @@ class Rows:
 
     @property
     def splits(self) -> int:
-        """Number of published splits."""
+        """The number of published splits."""
         return 0 if self.train_index is None else len(self.train_index)
 
     def official(self, k: int) -> Split:
         """The k-th published split, the last ninth of its training list as validation.
 
         Raises:
-            ValueError: the set was downloaded without the published indices.
-            IndexError: there is no such split.
+            ValueError: The set was downloaded without the published indices.
+            IndexError: There is no such split.
         """
         if self.train_index is None or self.test_index is None:
             raise ValueError(
@@ -105,14 +115,14 @@ def read(
     """One set, downloaded where it is not here.
 
     Args:
-        name: one of `SETS`.
-        folder: that holds the files, the only place to look in; default `files.places`.
-        check: that the file is the published one.
-        fetch: instead of the library's download.
+        name: One of `SETS`.
+        folder: The only folder to look in; `files.places` by default.
+        check: Whether the file must be the published one.
+        fetch: Replaces the archive's download function.
 
     Raises:
-        FileNotFoundError: with the remedy.
-        ValueError: unknown name, or a file that is damaged or of another format.
+        FileNotFoundError: There is no file; the message has the remedy.
+        ValueError: The name is unknown, or the file is damaged or of another format.
     """
     if name not in SETS:
         raise ValueError(missing(name))
@@ -130,10 +140,10 @@ def read(
 def read_sample(folder: str | Path | None = None, *, check: bool = True) -> Rows:
     """The first 1,176 rows of ``year``, to try code on; they are too few to report results.
 
-    Its one split is by place like that of the whole: the first nine tenths, then the rest.
+    Its one split is by place like that of the whole set: the first nine tenths train.
 
     Raises:
-        FileNotFoundError: there is no download of the sample; `read` has the whole set.
+        FileNotFoundError: The sample cannot be downloaded; `read` has the whole set.
     """
     path = files.find([SAMPLE], folder)
     if path is None:
@@ -147,15 +157,25 @@ def read_sample(folder: str | Path | None = None, *, check: bool = True) -> Rows
 def by_place(
     stored: dict[str, np.ndarray], path: Path, train: int, rows: int
 ) -> dict[str, np.ndarray]:
-    """One split: the first rows to train, the last to test."""
+    """The index arrays of one split by place.
+
+    Args:
+        stored: Arrays of the file.
+        path: The file, for the message.
+        train: The number of rows to train on, which come first.
+        rows: The number of rows that the set must have.
+
+    Raises:
+        FormatError: The set has another number of rows.
+    """
     if len(stored["X"]) != rows:
         raise files.FormatError(f"Expected {rows} rows in {path}, got {len(stored['X'])}.")
     order = np.arange(rows, dtype=np.int32)[None]
-    return dict(zip(INDICES, (order[:, :train], order[:, train:]), strict=True))
+    return {"train_index": order[:, :train], "test_index": order[:, train:]}
 
 
 def year_fields(text: bytes) -> dict[str, np.ndarray]:
-    """The published text of ``year`` as the fields of our files."""
+    """The published text of ``year`` as the arrays of our files."""
     try:
         import pandas
     except ImportError as error:
@@ -166,12 +186,18 @@ def year_fields(text: bytes) -> dict[str, np.ndarray]:
         raise files.FormatError(
             f"Expected a year and {len(columns)} inputs in each line, got {values.shape[1]} values."
         )
-    target = np.array(sources.YEAR.target)
-    return dict(zip(TABLE, (values[:, 1:], values[:, 0], columns, target), strict=True))
+    return {
+        "X": values[:, 1:],
+        "y": values[:, 0],
+        "feature_names": columns,
+        "target_name": np.array(sources.YEAR.target),
+    }
 
 
 def _rows(name: str, stored: dict[str, np.ndarray], path: Path) -> Rows:
-    x, y, columns, target = (stored[field] for field in TABLE)
+    """The set from the arrays of a file, refused where they do not fit together."""
+    x = stored["X"]
+    y = stored["y"]
     if x.ndim != 2 or y.shape != (len(x),):
         raise files.FormatError(
             f"Expected X (n, d) and y (n,) in {path}, got {x.shape} and {y.shape}."
@@ -179,16 +205,19 @@ def _rows(name: str, stored: dict[str, np.ndarray], path: Path) -> Rows:
     if any(field in stored for field in INDICES):
         files.require(stored, INDICES, path)
     return Rows(
-        name,
-        x.astype(np.float64),
-        y.astype(np.float64),
-        tuple(map(str, columns)),
-        str(target),
-        *(stored.get(field) for field in INDICES),
+        name=name,
+        x=x.astype(np.float64),
+        y=y.astype(np.float64),
+        feature_names=tuple(str(column) for column in stored["feature_names"]),
+        target_name=str(stored["target_name"]),
+        train_index=stored.get("train_index"),
+        test_index=stored.get("test_index"),
     )
 
 
 def names(name: str) -> tuple[str, ...]:
-    """Of the files that may hold a set."""
-    own = SETS[name].file
-    return (own, *YEAR_TEXTS) if name == "year" else (own,)
+    """Names of the files that may hold a set."""
+    file = SETS[name].file
+    if name == "year":
+        return (file, *YEAR_TEXTS)
+    return (file,)

@@ -1,10 +1,10 @@
 """Rain in Australia: today's records of a station, and tomorrow's maximum temperature.
 
-As in the paper (appendix on the details), with two of its slips put right. Rows with any missing
-value go, the columns on rain today and tomorrow too; each wind direction becomes a point of the
-unit circle. That leaves 16 + 3 x 2 = 22 continuous inputs from 26 stations (the paper has 26
-inputs). The target is the maximum of the next *calendar day* at the same station, which is not
-always the next row.
+The set is prepared as in the paper (appendix on the details), with two of its slips put right. Rows
+with any missing value are left out, and so are the columns on rain today and tomorrow. Each wind
+direction becomes a point of the unit circle. That leaves 16 + 3 x 2 = 22 continuous inputs from 26
+stations (the paper has 26 inputs). The target is the maximum of the next *calendar day* at the same
+station, which is not always the next row.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Rows:
     """One row a station and day, nothing scaled, in the order of the file.
 
     Attributes:
-        continuous: (n, 22) float64.
-        station: (n,) places in `station_names`.
-        y: (n,) maximum temperature of the next calendar day, degrees Celsius.
-        names: of the 22 columns.
-        station_names: in alphabetical order.
-        date: (n,) the day of the inputs, datetime64[D].
+        continuous: Inputs, (n, 22) float64.
+        station: Places in `station_names`, (n,).
+        y: Maximum temperature of the next calendar day in degrees Celsius, (n,).
+        names: Names of the 22 columns.
+        station_names: Names of the stations in alphabetical order.
+        date: The day of the inputs, (n,) datetime64[D].
     """
 
     continuous: np.ndarray
@@ -71,19 +71,21 @@ class Rows:
 
 def missing(folder: str | Path | None = None) -> str | None:
     """What is missing and how to get it, or None where the set can be read."""
-    return None if files.find(NAMES, folder) else files.absence(NAMES, folder, REMEDY)
+    if files.find(NAMES, folder):
+        return None
+    return files.absence(NAMES, folder, REMEDY)
 
 
 def read(folder: str | Path | None = None, *, check: bool = True) -> Rows:
     """The prepared set: 56,474 rows.
 
     Args:
-        folder: that holds the file, the only place to look in; default `files.places`.
-        check: that the file is the published one.
+        folder: The only folder to look in; `files.places` by default.
+        check: Whether the file must be the published one.
 
     Raises:
-        FileNotFoundError: with the remedy.
-        ValueError: a file that is damaged or of another format.
+        FileNotFoundError: There is no file; the message has the remedy.
+        ValueError: The file is damaged or of another format.
     """
     try:
         import pandas
@@ -94,7 +96,8 @@ def read(folder: str | Path | None = None, *, check: bool = True) -> Rows:
         raise files.MissingDataError(files.absence(NAMES, folder, REMEDY))
     records = pandas.read_csv(io.BytesIO(files.contents(path, check=check)))
     wanted = ["Location", *DROPPED, *NUMERIC, *WINDS]
-    if absent := [name for name in wanted if name not in records]:
+    absent = [name for name in wanted if name not in records]
+    if absent:
         raise files.FormatError(
             f"Expected the columns {', '.join(wanted)} in {path}; missing {absent}."
         )
@@ -106,29 +109,34 @@ def prepared(records: DataFrame) -> Rows:
     day = records["Date"].to_numpy().astype("datetime64[D]")
     target = tomorrow(records["Location"].to_numpy(), day, records["MaxTemp"].to_numpy(float))
     complete = records.drop(columns=list(DROPPED)).notna().all(axis=1).to_numpy()
-    kept = complete & np.isfinite(target)
-    records = records[kept]
-    points = np.concatenate([circle(records[wind].to_numpy()) for wind in WINDS], axis=1)
-    names, station = np.unique(records["Location"].to_numpy().astype(str), return_inverse=True)
+    usable = complete & np.isfinite(target)
+    records = records[usable]
+    numeric = records[list(NUMERIC)].to_numpy(np.float64)  # (n, 16)
+    winds = [circle(records[wind].to_numpy()) for wind in WINDS]  # (n, 2) each
+    locations = records["Location"].to_numpy().astype(str)
+    station_names, station = np.unique(locations, return_inverse=True)
     return Rows(
-        continuous=np.concatenate([records[list(NUMERIC)].to_numpy(np.float64), points], axis=1),
+        continuous=np.concatenate([numeric, *winds], axis=1),
         station=station,
-        y=target[kept],
+        y=target[usable],
         names=COLUMNS,
-        station_names=tuple(map(str, names)),
-        date=day[kept],
+        station_names=tuple(str(name) for name in station_names),
+        date=day[usable],
     )
 
 
 def tomorrow(station: np.ndarray, day: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The value of the next calendar day at the same station, nan where there is none."""
-    recorded = dict(zip(zip(station, day.astype(int), strict=True), values, strict=True))
+    days = day.astype(int)
+    recorded = {}
+    for one_station, one_day, value in zip(station, days, values, strict=True):
+        recorded[one_station, one_day] = value
     if len(recorded) != len(values):
         raise files.FormatError(
             f"Expected one record a station and day, got {len(values)} for {len(recorded)}."
         )
-    following = zip(station, day.astype(int) + 1, strict=True)
-    return np.array([recorded.get(key, np.nan) for key in following])
+    next_days = zip(station, days + 1, strict=True)
+    return np.array([recorded.get(key, np.nan) for key in next_days])
 
 
 def circle(directions: np.ndarray) -> np.ndarray:
@@ -137,8 +145,10 @@ def circle(directions: np.ndarray) -> np.ndarray:
     >>> circle(np.array(["N", "E", "SW"])).round(3).tolist()
     [[0.0, 1.0], [1.0, 0.0], [-0.707, -0.707]]
     """
-    places = {point: place for place, point in enumerate(COMPASS)}
-    if unknown := sorted(set(map(str, directions)) - set(places)):
+    place_of = {point: place for place, point in enumerate(COMPASS)}
+    unknown = sorted(set(map(str, directions)) - set(place_of))
+    if unknown:
         raise files.FormatError(f"Expected the directions {', '.join(COMPASS)}; got {unknown}.")
-    angle = np.array([places[str(point)] for point in directions]) * (2 * np.pi / len(COMPASS))
+    places = np.array([place_of[str(point)] for point in directions])
+    angle = places * (2 * np.pi / len(COMPASS))
     return np.stack([np.sin(angle), np.cos(angle)], axis=1)

@@ -1,1 +1,1 @@
-"""What every experiment stands in: the command's list, parts kept on disk, pages, figures."""
+"""What all experiments share: the command's list, parts kept on disk, pages and figures."""

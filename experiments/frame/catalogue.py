@@ -1,4 +1,4 @@
-"""Which experiments there are: one line each."""
+"""The list of all experiments, with what each needs and how long it takes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Experiment:
     """An entry of the list.
 
     Attributes:
-        name: of the command and of the module ``experiments.studies.<name>.run``, whose
+        name: The name in the command and of the module ``experiments.studies.<name>.run``, whose
             ``run(*, quick: bool, seed: int) -> Outcome`` does the work.
-        summary: one line.
-        minutes: that a whole run takes on two cores.
-        needs: packages beyond the library's own.
-        extra: of this package, which brings them.
+        summary: One line about it.
+        minutes: Minutes that a whole run takes on two cores.
+        needs: Packages that it imports beyond those of the library.
+        extra: The extra of this package that brings them.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Experiment:
     extra: str = "experiments"
 
     def missing(self) -> str | None:
-        """What to install, or None where everything is."""
+        """What to install; None where everything is installed."""
         packages = [package for package in self.needs if find_spec(package) is None]
         if not packages:
             return None
@@ -39,8 +39,14 @@ class Experiment:
         )
 
     def run(self, *, quick: bool, seed: int) -> Outcome:
-        """Run it: the module is imported only now."""
-        outcome = import_module(f"experiments.studies.{self.name}.run").run(quick=quick, seed=seed)
+        """Run the experiment, whose module is imported only now.
+
+        Args:
+            quick: Whether small sizes are used, which show that everything runs.
+            seed: Seed of everything random.
+        """
+        module = import_module(f"experiments.studies.{self.name}.run")
+        outcome = module.run(quick=quick, seed=seed)
         if not isinstance(outcome, Outcome):
             raise TypeError(
                 f"experiments.studies.{self.name}.run.run must return an Outcome, got "
@@ -142,12 +148,14 @@ _ALL = (
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
+"""Experiments by name, in the order of the list."""
 
 
 def listing() -> str:
-    """The names with their lines and minutes."""
-    width = max(map(len, EXPERIMENTS))
-    return "\n".join(
-        f"  {one.name:<{width}}  {one.minutes:>3g} min  {one.summary}"
-        for one in EXPERIMENTS.values()
-    )
+    """The names with their minutes and summaries, one line each."""
+    width = max(len(name) for name in EXPERIMENTS)
+    lines = [
+        f"  {experiment.name:<{width}}  {experiment.minutes:>3g} min  {experiment.summary}"
+        for experiment in EXPERIMENTS.values()
+    ]
+    return "\n".join(lines)

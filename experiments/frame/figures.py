@@ -20,11 +20,13 @@ SKY, ORANGE, BLACK, GREY = "#56B4E9", "#E69F00", "#000000", "#666666"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
 
 WIDTH = 9.0
-"""Of a figure, in inches."""
+"""The largest width of a figure in inches."""
 
 DPI = 130
+"""Pixels an inch."""
+
 LARGEST = 300_000
-"""Bytes that a picture may have."""
+"""The largest number of bytes of a picture."""
 
 
 def style() -> dict[str, Any]:
@@ -55,22 +57,23 @@ def panels(
     """A figure and its axes, row by row.
 
     Args:
-        columns: panels in a row.
-        rows: number of rows.
-        width: of the figure in inches, at most nine.
-        height: of one row in inches.
-        options: of `Figure.subplots` (``sharey=True``).
+        columns: The number of panels in a row.
+        rows: The number of rows.
+        width: The width of the figure in inches, at most nine.
+        height: The height of one row in inches.
+        options: Options of `Figure.subplots`, such as ``sharey=True``.
     """
     from matplotlib.figure import Figure
 
     # Without pyplot there is no backend to choose, and no screen is needed.
     figure = Figure(figsize=(min(width, WIDTH), rows * height))
     figure.set_layout_engine("constrained", w_pad=0.06, h_pad=0.06)
-    return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, list(axes.flat)
 
 
 def png(figure: Figure) -> bytes:
-    """The picture as a file."""
+    """The picture as the bytes of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()

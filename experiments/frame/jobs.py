@@ -1,4 +1,11 @@
-"""Parts of a long experiment: computed side by side, kept on disk, so that a run can go on."""
+"""Parts of a long experiment: computed side by side and kept on disk, so that a run can go on.
+
+A study lists its `Job`s and calls `results`. A part that is on disk with the same settings and data
+is read; the others are computed, in worker processes where there are several cores, and each is
+written to ``~/.cache/rigidities/experiments/<experiment>/`` as soon as it is finished. A file
+records the machine and the digests of the code that computed it. A part of other code is used all
+the same; the run and the page say so, and ``--fresh`` computes everything again.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +16,6 @@ import shutil
 import signal
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -19,23 +25,39 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.data.files import cache_folder, digest
-from experiments.frame import keys, progress, sources
-from experiments.frame.files import replace
+from experiments.data.files import digest
+from experiments.frame import progress, sources
+from experiments.frame.files import kept_file, kept_folder, replace
 from experiments.frame.machine import machine
 from experiments.frame.outcome import plain
 from experiments.training.protocol import device
 
 
-@dataclass(frozen=True)
-class Job:
-    """One part.
+class Part(NamedTuple):
+    """A finished job.
 
     Attributes:
-        name: unique within the experiment, such as "concrete, llpr".
-        work: a function of a module; its result is what JSON can hold.
-        arguments: of the function, by name; what JSON can hold.
-        data: names of the files it reads, any of which may do: other data are another part.
+        value: What the job's function returned, as JSON gives it back.
+        seconds: How long it took.
+        machine: On what it was computed.
+        other_code: Whether it was read from disk and computed by other code than today's.
+    """
+
+    value: Any
+    seconds: float
+    machine: str
+    other_code: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One part of an experiment that is to be computed.
+
+    Attributes:
+        name: Unique within the experiment, such as "concrete, llpr".
+        work: A function of a module. It returns what JSON can hold, tensors or arrays.
+        arguments: The function's keyword arguments, which JSON can hold.
+        data: Alternative names of the data file that it reads. Other data are another part.
     """
 
     name: str
@@ -44,81 +66,92 @@ class Job:
     data: Sequence[str] = ()
 
     def __call__(self) -> Part:
-        """The result as JSON gives it back, whether or not it was ever on disk."""
+        """Compute the part; its value is the same whether or not it was ever on disk."""
         start = time.monotonic()
-        value = json.loads(json.dumps(self.work(**self.arguments), default=_listed))
+        result = self.work(**self.arguments)
+        value = json.loads(json.dumps(result, default=_as_list))
         return Part(value, time.monotonic() - start, machine())
 
 
-class Part(NamedTuple):
-    """A finished job: its result, the seconds it took, and on what."""
+earlier: list[Part] = []
+"""The parts that this process read from disk instead of computing them."""
 
-    value: Any
-    seconds: float
-    machine: str
+finished: list[Path] = []
+"""The files of the parts that the same command would find again."""
+
+
+class CacheError(OSError):
+    """The folder for finished parts cannot be written to."""
+
+
+class WorkerError(RuntimeError):
+    """A worker process ended before its part was finished."""
 
 
 def results(
     experiment: str, jobs: Sequence[Job], *, keep: bool = True, workers: int | None = None
 ) -> dict[str, Any]:
-    """The results of all jobs by name.
+    """The results of all jobs by name, in the order of the jobs.
 
     Args:
-        experiment: whose jobs they are.
-        jobs: independent of each other.
-        keep: results on disk, and take those that are there already: an interrupted experiment
-            goes on where it was. They are found by the job's arguments, its data and what the
-            code does, wherever they were computed: `earlier` tells where.
-        workers: processes; one a core by default, none besides this one on a GPU.
+        experiment: The experiment whose jobs they are.
+        jobs: Jobs that do not depend on each other.
+        keep: Whether parts that are on disk are used, and new ones are written there. An
+            interrupted experiment then goes on where it was.
+        workers: Number of processes. By default one a core; on a GPU this process alone.
+
+    Raises:
+        CacheError: The folder for finished parts cannot be written to.
+        WorkerError: A worker process ended abruptly.
     """
-    records = {job.name: _record(job) for job in jobs} if keep else {}
-    files = {name: _file(experiment, record) for name, record in records.items()}
-    for file in files.values():
-        _require_writable(file.parent)
-    taken = [name for name, file in files.items() if keys.rekeyed(file)]
-    found = {name: _read(file) for name, file in files.items() if file.exists()}
-    origins = Counter(keys.origin(files[name], found[name].machine) for name in taken)
-    for origin, count in origins.items():
-        print(f"  {count} of {len(jobs)} parts re-keyed, computed {origin}")
-    finished.extend(files[name] for name in found)
-    if found:
-        earlier.extend(found.values())
-        print(f"  {len(found)} of {len(jobs)} parts are there from an earlier run")
-    for name, part in _computed([job for job in jobs if job.name not in found], workers):
-        if keep:
-            replace(files[name], json.dumps({**records[name], **part._asdict()}).encode())
-            finished.append(files[name])
-        found[name] = part
-    return {job.name: found[job.name].value for job in jobs}
+    if not keep:
+        computed = dict(_computed(jobs, workers))
+        return {job.name: computed[job.name].value for job in jobs}
 
+    _require_writable(kept_folder(experiment))
+    code = sources.digests(experiment)
+    settings = {job.name: _settings(job) for job in jobs}
+    files = {
+        name: kept_file(experiment, name, [entry["arguments"], entry["data"]], ".json")
+        for name, entry in settings.items()
+    }
 
-earlier: list[Part] = []
-"""The parts that this process did not compute, but found."""
+    parts = {name: _read(file, code) for name, file in files.items() if file.exists()}
+    if parts:
+        print(f"  {len(parts)} of {len(jobs)} parts are there from an earlier run")
+    outdated = sum(part.other_code for part in parts.values())
+    if outdated:
+        print(f"  {outdated} of them were computed by {sources.OTHER_CODE}: --fresh recomputes")
+    earlier.extend(parts.values())
+    finished.extend(files[name] for name in parts)
 
-finished: list[Path] = []
-"""Files of the parts that the same command would find."""
-
-
-class CacheError(OSError):
-    """Results cannot be kept."""
-
-
-class WorkerError(RuntimeError):
-    """A worker process is gone."""
+    missing_jobs = [job for job in jobs if job.name not in parts]
+    for name, part in _computed(missing_jobs, workers):
+        record = {
+            **settings[name],
+            "code": code,
+            "value": part.value,
+            "seconds": part.seconds,
+            "machine": part.machine,
+        }
+        replace(files[name], json.dumps(record).encode())
+        finished.append(files[name])
+        parts[name] = part
+    return {job.name: parts[job.name].value for job in jobs}
 
 
 def forget(experiment: str) -> None:
-    """Remove what is kept of an experiment."""
-    shutil.rmtree(_folder(experiment), ignore_errors=True)
+    """Remove everything that is kept of an experiment."""
+    shutil.rmtree(kept_folder(experiment), ignore_errors=True)
 
 
 def kept(experiment: str) -> list[Path]:
-    """The files of all parts that were ever finished and not forgotten."""
-    return sorted(_folder(experiment).glob("*.json"))
+    """The files of all parts of an experiment that are on disk."""
+    return sorted(kept_folder(experiment).glob("*.json"))
 
 
 def _require_writable(folder: Path) -> None:
-    """Known before hours of work, not after."""
+    """Raise before hours of work rather than after them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -130,28 +163,49 @@ def _require_writable(folder: Path) -> None:
         ) from error
 
 
+def _settings(job: Job) -> dict[str, Any]:
+    """What a job's result depends on besides the code, with the name of its function."""
+    return {
+        "name": job.name,
+        "work": f"{job.work.__module__}:{job.work.__qualname__}",
+        "arguments": plain(job.arguments),
+        "data": digest(job.data),
+    }
+
+
+def _read(file: Path, code: Mapping[str, str]) -> Part:
+    """A part from disk, compared with the digests of today's code."""
+    record = json.loads(file.read_text(encoding="utf-8"))
+    return Part(
+        value=record["value"],
+        seconds=record["seconds"],
+        machine=record["machine"],
+        other_code=record["code"] != code,
+    )
+
+
 def _computed(jobs: Sequence[Job], workers: int | None) -> Iterator[tuple[str, Part]]:
-    """Names and results, as they come."""
+    """Names and parts, in the order in which they are finished."""
     if workers is None:
-        workers = 1 if device().type != "cpu" else _cores()
+        workers = _cores() if device().type == "cpu" else 1
     workers = min(workers, len(jobs))
     if workers <= 1:
         for job in jobs:
             yield job.name, job()
         return
-    pool = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_alone
-    )
+
+    spawning = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=spawning, initializer=_prepare_worker)
     try:
         names = {pool.submit(job): job.name for job in jobs}
-        for done in progress.steps(as_completed(names), "parts", total=len(jobs)):
-            yield names[done], done.result()
+        for future in progress.steps(as_completed(names), "parts", total=len(jobs)):
+            yield names[future], future.result()
     except BrokenProcessPool as error:
         raise WorkerError(
             "A worker process ended abruptly: stopped from outside, or out of memory. Finished "
             "parts are kept: the same command goes on from there."
         ) from error
-    except BaseException:  # an interruption, or a part that failed: wait for no other
+    except BaseException:  # an interruption, or a part that failed: do not wait for the others
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in multiprocessing.active_children():
             worker.terminate()
@@ -160,44 +214,19 @@ def _computed(jobs: Sequence[Job], workers: int | None) -> Iterator[tuple[str, P
 
 
 def _cores() -> int:
-    """That this process may use, as far as the system tells."""
+    """The number of cores that this process may use, as far as the system tells."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _alone() -> None:
-    """One thread a process, or they fight over the cores; and no bars over each other."""
-    torch.set_num_threads(1)
-    progress.quieten()
+def _prepare_worker() -> None:
+    """Make a process one of several that work side by side."""
+    torch.set_num_threads(1)  # more threads would fight over the cores
+    progress.quieten()  # several bars would overwrite each other
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process, which ends us
 
 
-def _folder(experiment: str) -> Path:
-    return cache_folder() / "experiments" / experiment
-
-
-def _record(job: Job) -> dict[str, Any]:
-    """What a job's result depends on: another argument, number or piece of code is another file."""
-    work = f"{job.work.__module__}:{job.work.__qualname__.split('.')[0]}"
-    asked = {"name": job.name, "arguments": plain(job.arguments), "data": digest(job.data)}
-    return {**asked, "work": work, "code": sources.digest(work)}
-
-
-def _file(experiment: str, record: Mapping[str, Any]) -> Path:
-    question = [record["arguments"], record["data"]]
-    return keys.path(_folder(experiment), record["name"], question, record["code"], ".json")
-
-
-def _listed(value: Any) -> Any:
-    """Tensors and arrays as lists; all digits are kept."""
+def _as_list(value: Any) -> Any:
+    """A tensor or an array as nested lists, with all digits."""
     return value.tolist()
-
-
-def _read(file: Path) -> Part:
-    """A part that was kept: with its record, or as a mere list."""
-    stored = json.loads(file.read_text(encoding="utf-8"))
-    if isinstance(stored, list):
-        stored = dict(zip(Part._fields, stored, strict=True))
-    machine = stored["machine"] + keys.mark(file, stored.get("code"))
-    return Part(stored["value"], stored["seconds"], machine)

@@ -1,4 +1,4 @@
-"""On what a part of an experiment was computed."""
+"""The machine on which a part of an experiment is computed, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment hands back: its numbers, and a page of text, tables and pictures."""
+"""What an experiment returns: its numbers, and a page of text, tables and pictures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Found = dict[str, Any]
-"""Numbers by name, nested, as an experiment finds them and JSON keeps them."""
+"""Numbers by name, nested, as an experiment computes them and JSON stores them."""
 
 Cell = str | float | None
-"""Of a table."""
+"""A cell of a table."""
 
 DIGITS = 8
-"""Significant digits of the numbers that are kept: more would only differ between machines."""
+"""Significant digits of the numbers that are stored: more would only differ between machines."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Table:
     """A Markdown table.
 
     Attributes:
-        columns: the header.
-        rows: one cell per column: text, or a number, which is shown with three digits.
-        caption: a sentence above it.
+        columns: The header.
+        rows: Rows with one cell a column: text, or a number, which is shown with three digits.
+        caption: A sentence above the table.
     """
 
     columns: Sequence[str]
@@ -46,7 +46,9 @@ class Table:
         lines = [self.columns, ["---"] * len(self.columns)]
         lines += [[cell(value) for value in row] for row in self.rows]
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return f"{self.caption}\n\n{table}" if self.caption else table
+        if not self.caption:
+            return table
+        return f"{self.caption}\n\n{table}"
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ class Picture:
     """A figure; it is written to ``<experiment>-<name>.png``.
 
     Attributes:
-        name: short, lower case, without blanks.
-        figure: made by `experiments.frame.figures.panels`.
-        caption: what one sees; also the alternative text.
+        name: A short name in lower case, without blanks.
+        figure: A figure made by `experiments.frame.figures.panels`.
+        caption: What one sees; also the alternative text.
     """
 
     name: str
@@ -69,11 +71,11 @@ class Outcome:
     """The result of a run.
 
     Attributes:
-        title: the heading of the page.
-        numbers: every number of the tables and figures: nested mappings with string keys,
+        title: The heading of the page.
+        numbers: Every number of the tables and figures: nested mappings with string keys,
             sequences, strings, numbers, tensors and arrays.
-        page: Markdown paragraphs, tables and pictures, in reading order. It says what was done and
-            what to expect.
+        page: Markdown paragraphs, tables and pictures, in reading order. They say what was done
+            and what to expect.
     """
 
     title: str
@@ -87,7 +89,7 @@ class Outcome:
 
 
 Entry = str | Table | Picture
-"""Of a page."""
+"""An entry of a page."""
 
 
 def cell(value: Cell) -> str:
@@ -104,8 +106,9 @@ def cell(value: Cell) -> str:
         return str(value)
     if value == 0:
         return "0"
-    large = math.isfinite(value) and 1000 <= abs(value) < 1e6
-    return f"{value:.0f}" if large else f"{value:#.3g}".rstrip(".")
+    if 1000 <= abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:#.3g}".rstrip(".")
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -133,7 +136,12 @@ def with_error(mean: float, error: float, digits: int = 2) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The same as JSON has it: tensors and arrays as lists, eight digits, nan and infinity as text.
+    """A value as JSON can hold it.
+
+    Tensors and arrays become lists, numbers have eight digits, nan and infinity become text.
+
+    Raises:
+        TypeError: There is something else in it.
 
     >>> plain({"a": (1 / 3, float("inf")), "b": True})
     {'a': [0.33333333, 'inf'], 'b': True}
@@ -145,7 +153,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, range)):
         return [plain(entry) for entry in value]
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
+        if not math.isfinite(value):
+            return str(value)
+        return float(f"{value:.{DIGITS}g}")
     if value is None or isinstance(value, (str, bool, int)):
         return value
     raise TypeError(
@@ -155,6 +165,7 @@ def plain(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
+    """A key of a mapping as text."""
     if not isinstance(key, (str, int, float)) or isinstance(key, bool):
         raise TypeError(f"Expected keys that are text or numbers, got {key!r}.")
     return key if isinstance(key, str) else f"{key:g}"

@@ -12,13 +12,13 @@ from tqdm.auto import tqdm
 T = TypeVar("T")
 
 SECONDS = 10.0
-"""Between two lines, where there is no terminal."""
+"""Seconds between two lines, where there is no terminal."""
 
 _quiet = False
 
 
 def quieten() -> None:
-    """Say nothing more in this process: for one of several that work side by side."""
+    """Print nothing more in this process, which is one of several that work side by side."""
     global _quiet
     _quiet = True
 
@@ -27,24 +27,27 @@ def steps(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T
     """The same items, with their progress on standard error.
 
     Args:
-        items: what to go through.
-        what: is being done.
-        total: how many there are, where the items do not know.
+        items: The items to go through.
+        what: The word for them.
+        total: Their number, where the items do not know it.
     """
-    total = len(items) if total is None and isinstance(items, Collection) else total
+    if total is None and isinstance(items, Collection):
+        total = len(items)
     if _quiet:
         yield from items
     elif sys.stderr.isatty():
         yield from tqdm(items, desc=what, total=total, leave=False)
     else:
-        yield from _told(items, what, total)
+        yield from _with_lines(items, what, total)
 
 
-def _told(items: Iterable[T], what: str, total: int | None) -> Iterator[T]:
-    start = said = time.monotonic()
+def _with_lines(items: Iterable[T], what: str, total: int | None) -> Iterator[T]:
+    """The same items, with a line on standard error every few seconds and at the end."""
+    start = time.monotonic()
+    last_line = start
     for done, item in enumerate(items, start=1):
         yield item
         now = time.monotonic()
-        if done == total or now - said > SECONDS:
-            said = now
+        if done == total or now - last_line > SECONDS:
+            last_line = now
             print(f"  {what}: {done} of {total}, {now - start:.0f} s", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""An outcome as files: ``<name>.json``, ``<name>.md`` and one PNG a picture."""
+"""Writes an outcome to files: ``<name>.json``, ``<name>.md`` and one PNG for each picture."""
 
 from __future__ import annotations
 
@@ -10,70 +10,88 @@ from typing import Any
 
 from experiments.frame.figures import LARGEST, png
 from experiments.frame.files import replace
-from experiments.frame.outcome import Outcome, Picture, Table, plain
+from experiments.frame.jobs import Part
+from experiments.frame.outcome import Entry, Outcome, Picture, plain
+from experiments.frame.sources import OTHER_CODE
 
 
 def write(name: str, outcome: Outcome, where: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write everything, each file whole or not at all.
 
-    All are made in memory first: an outcome that cannot be written leaves the folder as it was.
+    All contents are made in memory first: an outcome that cannot be written leaves the folder as it
+    was.
 
     Args:
-        name: of the experiment.
-        outcome: its result.
-        where: the circumstances, as `benchmarks.provenance` tells them, and ``minutes``.
-        folder: made if need be.
+        name: The name of the experiment.
+        outcome: Its result.
+        where: The circumstances, as `footer` reads them.
+        folder: The folder of the files. It is made if need be.
 
     Returns:
         The files.
     """
-    files = {
+    contents = {
         f"{name}.json": rendered_numbers(outcome),
         f"{name}.md": rendered_page(name, outcome, where).encode(),
     }
     for picture in outcome.pictures:
-        files[picture_file(name, picture)] = checked_png(picture)
+        contents[picture_file(name, picture)] = checked_png(picture)
     folder.mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-        replace(folder / file, content)
-    return [folder / file for file in files]
+    for file_name, content in contents.items():
+        replace(folder / file_name, content)
+    return [folder / file_name for file_name in contents]
 
 
 def rendered_numbers(outcome: Outcome) -> bytes:
-    """The JSON file: the numbers and nothing else, lists of numbers on one line."""
+    """The JSON file: the numbers and nothing else, with lists of numbers on one line."""
     return (_indented(plain(outcome.numbers)) + "\n").encode()
 
 
 def rendered_page(name: str, outcome: Outcome, where: Mapping[str, Any]) -> str:
-    """The Markdown page."""
-    blocks = [f"# {outcome.title}", *(_block(name, block) for block in outcome.page)]
-    return "\n\n".join([*blocks, footer(name, where)]) + "\n"
+    """The Markdown page: title, entries and footer."""
+    blocks = [f"# {outcome.title}"]
+    blocks += [_rendered_entry(name, entry) for entry in outcome.page]
+    blocks.append(footer(name, where))
+    return "\n\n".join(blocks) + "\n"
 
 
 def footer(name: str, where: Mapping[str, Any]) -> str:
-    """Command, hardware and time."""
-    found = _found(where.get("earlier", ()))
+    """The end of a page: the command, the time it took, the hardware and the versions.
+
+    Args:
+        name: The name of the experiment.
+        where: What `benchmarks.frame.provenance` tells, and ``minutes``; ``earlier``, the parts
+            that were read from disk, and ``gpu``, where there are any.
+    """
+    earlier_parts = _earlier_parts(where.get("earlier", ()))
     gpu = f", {where['gpu']}" if "gpu" in where else ""
     return (
         f"Every number above and in the figures is in [{name}.json]({name}.json).\n\n"
-        f"Made by `{where['command']}` in {where['minutes']:.1f} minutes{found}, {where['date']}, "
-        f"{where['cpu']}, {where['cores']} cores, {where['threads']} threads{gpu}, "
-        f"torch {where['torch']}, Python {where['python']}."
+        f"Made by `{where['command']}` in {where['minutes']:.1f} minutes{earlier_parts}, "
+        f"{where['date']}, {where['cpu']}, {where['cores']} cores, {where['threads']} threads"
+        f"{gpu}, torch {where['torch']}, Python {where['python']}."
     )
 
 
-def _found(earlier: Sequence[Any]) -> str:
-    """What was there already, and on what it was computed."""
-    if not earlier:
+def _earlier_parts(parts: Sequence[Part]) -> str:
+    """How long the parts took that were read from disk, on what, and whether by other code."""
+    if not parts:
         return ""
-    machines = Counter(part.machine for part in earlier)
-    listed = "; ".join(f"{name}: {count}" for name, count in machines.items())
-    minutes = sum(part.seconds for part in earlier) / 60
-    return f", after {minutes:.1f} minutes of parts found from earlier runs ({listed})"
+    counts = Counter(
+        f"{part.machine}, {OTHER_CODE}" if part.other_code else part.machine for part in parts
+    )
+    origins = "; ".join(f"{origin}: {count}" for origin, count in counts.items())
+    minutes = sum(part.seconds for part in parts) / 60
+    clause = f", after {minutes:.1f} minutes of parts found from earlier runs ({origins})"
+    if any(part.other_code for part in parts):
+        clause += (
+            f" (*{OTHER_CODE}*: the library or the study has changed since; `--fresh` recomputes)"
+        )
+    return clause
 
 
 def picture_file(name: str, picture: Picture) -> str:
-    """The file of a picture."""
+    """The file name of a picture."""
     return f"{name}-{picture.name}.png"
 
 
@@ -88,21 +106,24 @@ def checked_png(picture: Picture) -> bytes:
     return content
 
 
-def _block(name: str, block: str | Table | Picture) -> str:
-    if isinstance(block, Picture):
-        alternative = block.caption.replace("[", "(").replace("]", ")")
-        return f"![{alternative}]({picture_file(name, block)})\n\n*{block.caption}*"
-    return str(block).strip()
+def _rendered_entry(name: str, entry: Entry) -> str:
+    """An entry of the page as Markdown."""
+    if isinstance(entry, Picture):
+        # Brackets would end the alternative text of a Markdown picture.
+        alternative = entry.caption.replace("[", "(").replace("]", ")")
+        return f"![{alternative}]({picture_file(name, entry)})\n\n*{entry.caption}*"
+    return str(entry).strip()
 
 
 def _indented(value: Any, depth: int = 0) -> str:
     """JSON with one entry of a mapping a line, and lists of plain values on one line."""
-    inner, outer = "\n" + "  " * (depth + 1), "\n" + "  " * depth
+    line_break = "\n" + "  " * (depth + 1)
+    last_line_break = "\n" + "  " * depth
+    separator = "," + line_break
     if isinstance(value, dict) and value:
-        entries = (f"{json.dumps(key)}: {_indented(v, depth + 1)}" for key, v in value.items())
-        return "{" + inner + ("," + inner).join(entries) + outer + "}"
+        entries = [f"{json.dumps(k)}: {_indented(v, depth + 1)}" for k, v in value.items()]
+        return "{" + line_break + separator.join(entries) + last_line_break + "}"
     if isinstance(value, list) and any(isinstance(entry, (dict, list)) for entry in value):
-        return (
-            "[" + inner + ("," + inner).join(_indented(v, depth + 1) for v in value) + outer + "]"
-        )
+        entries = [_indented(entry, depth + 1) for entry in value]
+        return "[" + line_break + separator.join(entries) + last_line_break + "]"
     return json.dumps(value, allow_nan=False, ensure_ascii=False)

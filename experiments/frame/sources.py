@@ -1,241 +1,97 @@
-"""The code that a result depends on: what it does, whatever its words and places.
+"""Digests of the code that computes the results of an experiment.
 
-A digest is of statements, not of files: those that the work of a part reaches through the names it
-uses, and, where one of these names is the library's, all of the library that computes. It sees
-every change of their code: an operation, a constant, a default, a field, a name that means another
-definition or another library's function.
+A part of an experiment that is read from disk may have been computed by an earlier state of the
+code. Each part therefore records the digests of its time; where they differ from today's, the run
+and the page say "other code", and ``--fresh`` computes the part again.
 
-It does not see docstrings, comments, the layout, annotations of functions, what an error says, and
-in which file and order definitions stand; nor, as ever, other versions of other libraries and code
-reached at run time alone (named by a string, or imported for what its import does).
+A digest covers whole files: every file of the library that computes, or every file of the
+experiments that a study may use. Comments, layout and docstrings do not count. Nor do the versions
+of other packages; the description of the machine, which a part records too, holds torch's.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import rigidities
 
-HERE = Path(__file__).parents[1]
+EXPERIMENTS = Path(__file__).parents[1]
 LIBRARY = Path(rigidities.__file__).parent
-OURS = {"experiments": HERE, "rigidities": LIBRARY, "benchmarks": HERE.parent / "benchmarks"}
-KEEPING = ("files.py", "jobs.py", "keys.py", "machine.py", "progress.py", "sources.py")
-APART = {LIBRARY, OURS["benchmarks"], *(HERE / "frame" / name for name in KEEPING)}
-"""Not followed: the library counts as a whole; measuring, keeping and showing not at all."""
+
 SHOWS_ONLY = ("__init__.py", "_version.py", "ase", "cli", "plots.py", "report")
-"""Parts of the library that list or show and change no result."""
-DEPTH = 5
-"""So many steps apart may definitions of one text and name differ, to be told from each other."""
+"""Files and folders of the library that list or show, and change no result."""
+
+SHARED_FOLDERS = ("atoms", "baselines", "data", "judging", "training")
+"""Folders of the experiments whose code any study may use."""
+
+OTHER_CODE = "other code"
+"""Marks a result whose recorded digests differ from today's."""
 
 
 @cache
-def digest(*works: str, library: bool | None = None) -> str:
-    """Of pieces of work, what they reach in the experiments, and the library that computes.
+def digests(experiment: str) -> dict[str, str]:
+    """Digests of the library and of what a study adds to it.
 
     Args:
-        works: functions, ``module:name``, or modules with all that they define.
-        library: whether the results depend on it; by default whether anything of it is used.
+        experiment: The name of the study.
+
+    Returns:
+        ``library`` and ``study``, each a SHA-256 in hexadecimal digits.
     """
-    library = leans(*works) if library is None else library
-    counted = reached(*works).union(*(_parsed(file)[0] for file in computing() if library))
-    marks = dict.fromkeys(counted, "")
-    for _ in range(DEPTH):  # a statement is told by its text and by the statements it uses
-        marks = {
-            one: _hash([one.text, *sorted({marks.get(used, "") for used in one.uses()})])
-            for one in counted
-        }
-    return _hash([*(work.partition(":")[2] for work in works), *sorted(marks.values())])
-
-
-def leans(*works: str) -> bool:
-    """Whether pieces of work use anything of the library."""
-    used = (file for one in reached(*works) for file, _ in one.used)
-    return any(LIBRARY in file.parents for file in used)
-
-
-def reached(*works: str) -> set[Statement]:
-    """What pieces of work use, outside the library, and the effects in the files where it stands.
-
-    Raises:
-        ImportError: no module defines one of them.
-    """
-    found: set[Statement] = set()
-    waiting = [one for work in works for one in _work(*work.partition(":")[::2])]
-    while waiting:
-        one = waiting.pop()
-        if one not in found and APART.isdisjoint({one.file, *one.file.parents}):
-            found.add(one)
-            waiting += [*one.uses(), *(other for other in _parsed(one.file)[0] if not other.names)]
-    return found
-
-
-def computing() -> list[Path]:
-    """The files of the library that computes."""
-    files = sorted(LIBRARY.rglob("*.py"))
-    return [file for file in files if file.relative_to(LIBRARY).parts[0] not in SHOWS_ONLY]
-
-
-@dataclass(frozen=True, eq=False)
-class Statement:
-    """A definition or an effect.
-
-    Attributes:
-        file: where it stands.
-        names: that it defines; none for an effect.
-        text: its code, without words and places.
-        used: names of ours in it and the files they are taken from; no name for a whole module.
-    """
-
-    file: Path
-    names: frozenset[str]
-    text: str
-    used: frozenset[tuple[Path, str]]
-
-    def uses(self) -> set[Statement]:
-        """The statements that define what is used."""
-        return {one for file, name in self.used for one in _meant(file, name)}
-
-
-def _work(module: str, name: str) -> set[Statement]:
-    if found := _meant(Path(str(import_module(module).__file__)), name):
-        return found
-    raise ImportError(f"Expected a function that {module} defines, got {name!r}. Write it there.")
+    library_files = [
+        file
+        for file in LIBRARY.rglob("*.py")
+        if file.relative_to(LIBRARY).parts[0] not in SHOWS_ONLY
+    ]
+    return {
+        "library": _digest(LIBRARY, library_files),
+        "study": folders_digest(*SHARED_FOLDERS, f"studies/{experiment}"),
+    }
 
 
 @cache
-def _meant(file: Path, name: str) -> set[Statement]:
-    """What defines a name of a file, which may have it from elsewhere; everything for no name."""
-    statements, imports = _parsed(file)
-    here = {one for one in statements if not name or name in one.names}
-    origin, path = _located(*imports[name]) if name in imports and not here else (None, "")
-    return _meant(origin, path.split(".")[0]) if origin else here
+def folders_digest(*folders: str) -> str:
+    """The digest of folders of the experiments, without their pages.
+
+    Args:
+        folders: Paths below ``experiments/``. A folder that does not exist has no files.
+    """
+    files = [
+        file
+        for folder in folders
+        for file in (EXPERIMENTS / folder).rglob("*.py")
+        if file.name != "page.py"
+    ]
+    return _digest(EXPERIMENTS, files)
 
 
-@cache
-def _parsed(file: Path) -> tuple[list[Statement], dict[str, tuple[Path, str]]]:
-    """The statements of a file, and where the names come from that it imports."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    imports = dict(_imports(tree, file))
-    own = {one: frozenset(_bound(one)) for one in tree.body}
-    found = []
-    for one, names in own.items():
-        bare = _Bare(file, frozenset().union(*own.values()), imports)
-        kept = bare.visit(one)
-        if kept is not None and "__all__" not in names:
-            found.append(Statement(file, names, _text(kept), frozenset(bare.used)))
-    return found, imports
+def _digest(root: Path, files: Iterable[Path]) -> str:
+    """SHA-256 of the files' names below a root and of their code, in the order of the names."""
+    total = hashlib.sha256()
+    for file in sorted(files):
+        total.update(file.relative_to(root).as_posix().encode())
+        total.update(normal_form(file.read_text(encoding="utf-8")).encode())
+    return total.hexdigest()
 
 
-def _imports(tree: ast.Module, file: Path) -> Iterator[tuple[str, tuple[Path, str]]]:
-    """Names, and the folder and dotted path that each stands for."""
+def normal_form(source: str) -> str:
+    """Python source without comments and docstrings, in one layout.
+
+    >>> normal_form('def f(x):  # a comment\\n    "A docstring."\\n    return (x)')
+    'def f(x):\\n    return x'
+    """
+    tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            folder = file.parents[node.level - 1] if node.level else Path()
-            for alias in node.names:
-                path = f"{node.module}.{alias.name}" if node.module else alias.name
-                yield alias.asname or alias.name, (folder, path)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                first = alias.name.split(".")[0]
-                yield alias.asname or first, (Path(), alias.name if alias.asname else first)
+        body = getattr(node, "body", None)
+        if isinstance(body, list):  # a lambda's body is a single expression
+            node.body = [child for child in body if not _is_constant(child)]
+    return ast.unparse(tree)
 
 
-def _bound(statement: ast.AST) -> Iterator[str]:
-    """Names that a statement gives a meaning."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield statement.name
-        return
-    if isinstance(statement, ast.Name) and isinstance(statement.ctx, ast.Store):
-        yield statement.id
-    for inner in ast.iter_child_nodes(statement):
-        yield from _bound(inner)
-
-
-def _located(folder: Path, path: str) -> tuple[Path | None, str]:
-    """The file of one of our modules at the beginning of a dotted path, and the rest of it."""
-    first, *rest = path.split(".")
-    place, rest = (OURS.get(first), rest) if folder == Path() else (folder, [first, *rest])
-    if place is None:
-        return None, path
-    while rest and ((place / rest[0]).is_dir() or (place / f"{rest[0]}.py").exists()):
-        place /= rest.pop(0)
-    return (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")), ".".join(rest)
-
-
-class _Bare(ast.NodeTransformer):
-    """Takes words and places out of a statement and notes what of ours it uses.
-
-    A name from elsewhere becomes the one that it has there: of ours without the module, of other
-    libraries with it.
-    """
-
-    def __init__(
-        self, file: Path, own: frozenset[str], imports: dict[str, tuple[Path, str]]
-    ) -> None:
-        self.file, self.own, self.imports = file, own, imports
-        self.used: set[tuple[Path, str]] = set()
-
-    def visit_Name(self, node: ast.Name | ast.Attribute) -> ast.AST:
-        file, path = self.file, _dotted(node)
-        first, *rest = path.split(".")
-        if first not in self.own and first not in self.imports:
-            return self.generic_visit(node)
-        if first not in self.own:
-            folder, start = self.imports[first]
-            file, path = _located(folder, ".".join([start, *rest]))
-        if file is not None:
-            self.used.add((file, path.split(".")[0]))
-        return ast.Name(path, node.ctx)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        return ast.arg(node.arg)
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if _dotted(node.test).endswith("TYPE_CHECKING") else self.generic_visit(node)
-
-    def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        if isinstance(node.exc, ast.Call):
-            node.exc = node.exc.func
-        return self.generic_visit(node)
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        node.values = [part for part in node.values if getattr(part, "value", None) != ""]
-        return self.generic_visit(node)  # without the empty texts that some versions of Python add
-
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        return None
-
-    visit_Attribute, visit_ImportFrom = visit_Name, visit_Import
-
-
-def _dotted(node: ast.AST) -> str:
-    """``a.b.c``; empty for any other expression."""
-    if isinstance(node, ast.Attribute):
-        inner = _dotted(node.value)
-        return inner and f"{inner}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _text(node: object) -> str:
-    """The same in every version of Python, whose own dumps differ in what they leave out."""
-    if isinstance(node, ast.AST):
-        held = (f"{k}={_text(v)}" for k, v in ast.iter_fields(node) if v is not None and v != [])
-        return f"{type(node).__name__}({','.join(held)})"
-    return f"[{','.join(map(_text, node))}]" if isinstance(node, list) else repr(node)
-
-
-def _hash(parts: Iterable[str]) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+def _is_constant(node: ast.AST) -> bool:
+    """Whether a statement is a constant alone, such as a docstring: it has no effect."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,4 +1,4 @@
-"""Numbers in words: lists, means with their errors, and what may be called a difference."""
+"""Numbers in words: lists, means with their errors, and whether two scores differ."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from experiments.frame.outcome import with_error
 
 BEYOND = 2
-"""Standard errors from which on a difference is called one."""
+"""Standard errors beyond which two numbers are said to differ."""
 
 LARGE = 1000.0
-"""From here on a power of ten is shorter."""
+"""The size from which on numbers are written with a power of ten."""
 
 SHARED_ROWS = (
     "A word on the standard errors: the splits are drawn from one set, so that repetitions share "
@@ -24,15 +24,17 @@ WHOLE_SCALE = (
 )
 
 
-def listed(parts: Sequence[str]) -> str:
-    """Commas, and an "and" before the last.
+def listed(words: Sequence[str]) -> str:
+    """A list in words, with commas, and an "and" before the last.
 
     >>> listed(["a", "b", "c"]), listed(["a", "b"]), listed(["a"])
     ('a, b and c', 'a and b', 'a')
     """
-    if not parts:
+    if not words:
         raise ValueError("Expected at least one part to list, got none. Leave the clause out.")
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def measured(pair: Sequence[float], digits: int = 3) -> str:
@@ -42,21 +44,27 @@ def measured(pair: Sequence[float], digits: int = 3) -> str:
     ('0.905 ± 0.012', '-')
     """
     mean, error = pair
-    return "-" if math.isnan(mean) else with_error(mean, error, digits)
+    if math.isnan(mean):
+        return "-"
+    return with_error(mean, error, digits)
 
 
 def with_quartiles(values: Sequence[float], digits: int = 2) -> str:
-    """Median and quartiles for a cell.
+    """Median, lower and upper quartile for a cell.
 
     >>> with_quartiles([-1.0, -1.5, 0.25])
     '-1.00 (-1.50 to 0.25)'
     >>> with_quartiles([1.5, 1.0, 398874.1])
     '1.50 (1.00 to 4.0e+05)'
     """
-    middle, low, high = (
-        f"{value:.1e}" if abs(value) >= LARGE else f"{value:.{digits}f}" for value in values
-    )
-    return f"{middle} ({low} to {high})"
+
+    def word(value: float) -> str:
+        if abs(value) >= LARGE:
+            return f"{value:.1e}"
+        return f"{value:.{digits}f}"
+
+    middle, low, high = values
+    return f"{word(middle)} ({word(low)} to {word(high)})"
 
 
 def direction(pair: Sequence[float]) -> int:
@@ -66,13 +74,13 @@ def direction(pair: Sequence[float]) -> int:
     (1, -1, 0)
     """
     mean, error = pair
-    if not abs(mean) > BEYOND * error:  # nan, of a single repetition, decides nothing
+    if not abs(mean) > BEYOND * error:  # the error of a single repetition is nan
         return 0
     return 1 if mean > 0 else -1
 
 
 def changed(pair: Sequence[float], digits: int = 3) -> str:
-    """How a score changes, with the numbers.
+    """Whether a score rises or falls, with the numbers.
 
     >>> changed([-0.5, 0.1], 2)
     'falls (-0.50 ± 0.10)'
@@ -82,9 +90,10 @@ def changed(pair: Sequence[float], digits: int = 3) -> str:
 
 
 def compared(difference: Sequence[float]) -> str:
-    """How one score lies to another, by their difference.
+    """Whether one score is above or below another, by their difference.
 
     >>> compared([-0.1, 0.01]), compared([0.1, 0.06])
     ('is below', 'does not clearly differ from')
     """
-    return {1: "is above", -1: "is below", 0: "does not clearly differ from"}[direction(difference)]
+    words = {1: "is above", -1: "is below", 0: "does not clearly differ from"}
+    return words[direction(difference)]

@@ -18,21 +18,21 @@ CALIBRATIONS = {
     "evidence": "evidence",
     "floor": "noise floor",
 }
-"""What a page calls them."""
+"""What a page calls each calibration."""
 
 
 def labels(names: Iterable[str]) -> dict[str, str]:
-    """The names of some calibrations."""
+    """What a page calls some calibrations, by their names."""
     return {name: CALIBRATIONS[name] for name in names}
 
 
 def heads(names: Iterable[str]) -> list[str]:
-    """Of columns of scores."""
+    """The heads of the columns of some scores."""
     return [SCORES[name].head for name in names]
 
 
 def cells(scores: Found, names: Iterable[str]) -> list[Cell]:
-    """[mean, standard error] of each score, nothing where there is none."""
+    """The cells of a row: mean and standard error of each score, None for a missing one."""
     return [measured(scores[name]) if name in scores else None for name in names]
 
 
@@ -42,15 +42,20 @@ def score_rows(
     labelled: Mapping[str, str] = CALIBRATIONS,
     first: Iterable[str] = (),
 ) -> list[list[Cell]]:
-    """One row a calibration, and the constant bar's.
+    """The rows of a table: one for each calibration, and one for the constant bar.
 
     Args:
-        calibrations: by name, blocks with "scores" and "constant".
-        names: of the scores.
-        labelled: what the calibrations are called.
-        first: cells before each row.
+        calibrations: Blocks with "scores" and "constant", by the name of the calibration.
+        names: Names of the scores.
+        labelled: What the calibrations are called.
+        first: Cells before each row.
     """
-    names, first = list(names), list(first)
-    found = [[*first, labelled[k], *cells(one["scores"], names)] for k, one in calibrations.items()]
-    constant = next(iter(calibrations.values()))["constant"]["scores"]
-    return [*found, [*first, "constant", *cells(constant, names)]]
+    names = list(names)
+    first = list(first)
+    rows: list[list[Cell]] = []
+    for calibration, block in calibrations.items():
+        rows.append([*first, labelled[calibration], *cells(block["scores"], names)])
+    # The constant bar is the same beside every calibration.
+    any_block = next(iter(calibrations.values()))
+    rows.append([*first, "constant", *cells(any_block["constant"]["scores"], names)])
+    return rows

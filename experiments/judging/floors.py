@@ -1,7 +1,9 @@
-r"""How close to the line a binned plot can come: the log ratio of bars that nothing is wrong with.
+r"""How close to the line a binned plot can come: the log ratio of error bars that are right.
 
 The mean of $n$ squared errors scatters by $\sqrt{(\kappa - 1) / n}$ of itself, where $\kappa$ is
-their kurtosis (3 for Gaussian ones): right bars have a log ratio above zero.
+the kurtosis of the errors (3 for Gaussian ones). Even right bars therefore have a log ratio above
+zero: `floors` draws errors that have these bars, and `hindsight` gives the best ratio that any
+ridge and scale could reach on the rows.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ import rigidities as rg
 from rigidities import metrics
 
 DRAWS = 20
+"""Draws over which `floors` takes a mean."""
+
 RIDGES = 57
-"""Tried by `hindsight`, ..."""
+"""Number of ridges that `hindsight` tries."""
+
 DECADES = (-10.0, 4.0)
-"""... over these decades of the largest eigenvalue, which is where a calibration looks too."""
+"""Decades of the largest eigenvalue over which they lie. A calibration looks there too."""
 
 
 def kurtosis(error: Tensor) -> float:
@@ -30,18 +35,18 @@ def kurtosis(error: Tensor) -> float:
 
 
 def floors(error: Tensor, std: Tensor, bin_size: int, seed: int) -> dict[str, float]:
-    """Mean log ratio over draws of errors that have these very bars.
+    """The mean log ratio over draws of errors that have these very bars.
 
     Args:
-        error: of the predictions, (N,).
-        std: their bars, (N,).
-        bin_size: rows of a bin.
-        seed: of the draws.
+        error: Errors of the predictions, (N,).
+        std: Error bars, (N,).
+        bin_size: Rows of a bin.
+        seed: Seed of the draws.
 
     Returns:
-        "gaussian": with e = σ times a normal number; "shuffled": with e = σ z, where z are the
-        observed e / σ in another order, their mean square scaled to one: errors of the observed
-        shape that know nothing of their bars.
+        "gaussian", with errors σ times a normal number, and "shuffled", with errors σ z. There z
+        are the observed errors over their bars in another order, scaled to a mean square of one:
+        errors of the observed shape that do not depend on their bars.
     """
     generator = torch.Generator().manual_seed(seed)
     observed = error / std
@@ -61,19 +66,30 @@ def hindsight(
 ) -> dict[str, float]:
     """The best log ratio of any ridge and scale, chosen on the very rows it is measured on.
 
-    No calibration, since it has seen the answers: a bound on what α² q can reach. For one ridge the
-    bins do not depend on the scale, and the mean of |log10(MSE / q) - 2 log10 α| is smallest where
-    2 log10 α is the median of the bins.
+    This is no calibration, since it has seen the answers, but a bound on what α² q can reach. For
+    one ridge the bins do not depend on the scale, and the mean of |log10(MSE / q) - 2 log10 α| is
+    smallest where 2 log10 α is the median over the bins.
+
+    Args:
+        uq: Error bars that were fitted.
+        x: Inputs of the rows.
+        error: Errors of the predictions, (N,).
+        bin_size: Rows of a bin.
+
+    Returns:
+        "binned_log_ratio", the smallest ratio, and "log_relative_ridge", the logarithm of its ridge
+        over the largest eigenvalue.
     """
-    posterior, features = uq.posterior, uq.features(x)
+    posterior = uq.posterior
+    features = uq.features(x)
     largest = float(posterior.eigenvalues.max())
     zero = torch.zeros_like(error)
-    found = {"binned_log_ratio": float("inf"), "log_relative_ridge": float("nan")}
+    best = {"binned_log_ratio": float("inf"), "log_relative_ridge": float("nan")}
     for decade in torch.linspace(*DECADES, RIDGES, dtype=torch.float64).tolist():
         std = posterior.with_ridge(10**decade * largest).quadratic(features).double().sqrt()
         variance, mse = metrics.binned(zero, std.flatten(), error, bin_size)
-        logs = (mse / variance).log10()
-        ratio = float((logs - logs.median()).abs().mean())
-        if ratio < found["binned_log_ratio"]:
-            found = {"binned_log_ratio": ratio, "log_relative_ridge": decade}
-    return found
+        log_ratios = (mse / variance).log10()
+        mean_log_ratio = float((log_ratios - log_ratios.median()).abs().mean())
+        if mean_log_ratio < best["binned_log_ratio"]:
+            best = {"binned_log_ratio": mean_log_ratio, "log_relative_ridge": decade}
+    return best

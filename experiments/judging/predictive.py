@@ -1,9 +1,12 @@
-r"""Scores of predictive distributions, row by row: any object with a density, a cdf, a CRPS and
-intervals.
+r"""Scores of predictive distributions, row by row.
 
-Where targets lie on a grid a density can grow without bound at the grid's points; such targets are
-judged by the mass of their cell, $-\log (F(y + \delta/2) - F(y - \delta/2))$ with the step
-$\delta$. An interval's score is its width plus $2/(1 - \ell)$ times what a target lies outside.
+`row_scores` judges any object with a density, a cdf, a CRPS and intervals (`Predictive`), `summary`
+takes means over the rows, and `differences` compares two methods over the splits of a set.
+
+Where targets lie on a grid, a density can grow without bound at the points of the grid. Such
+targets are judged by the mass of their cell, $-\log (F(y + \delta/2) - F(y - \delta/2))$ with the
+step $\delta$ of the grid. The score of an interval of level $\ell$ is its width plus
+$2/(1 - \ell)$ times the distance of a target that lies outside.
 
 References:
     Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation", JASA 2007.
@@ -22,17 +25,19 @@ import torch
 from torch import Tensor
 
 LEVEL = 0.9
-"""Of the intervals that are judged."""
+"""Level of the intervals that are judged."""
 
 FIFTHS = 5
-NODES = 65
-"""Of the trapezoidal rule in a cell, ..."""
+"""Number of equal groups of rows whose coverage is given."""
+
 SMALL = 1e-3
-"""... which takes the place of the cdf's difference where the mass is below this: of nearly equal
-numbers the difference keeps too few digits."""
+"""Mass of a cell below which the difference of two values of the cdf has too few digits."""
+
+NODES = 65
+"""Nodes of the trapezoidal rule that integrates the density over a cell of small mass."""
 
 Scores = dict[str, Any]
-"""Numbers by name; the coverage of fifths is a list."""
+"""Numbers by name; the coverages of the fifths are lists."""
 
 
 class Predictive(Protocol):
@@ -57,9 +62,14 @@ class Predictive(Protocol):
 class Normal:
     """A Gaussian for every row.
 
-    >>> one = Normal(torch.zeros(1), torch.ones(1))
-    >>> round(one.crps(torch.zeros(1)).item(), 4), [round(x.item(), 3) for x in one.interval(0.9)]
-    (0.2337, [-1.645, 1.645])
+    Attributes:
+        mean: Means, of any shape.
+        std: Standard deviations, of the same shape.
+
+    >>> standard = Normal(torch.zeros(1), torch.ones(1))
+    >>> low, high = standard.interval(0.9)
+    >>> round(standard.crps(torch.zeros(1)).item(), 4), round(low.item(), 3), round(high.item(), 3)
+    (0.2337, -1.645, 1.645)
     """
 
     mean: Tensor
@@ -67,42 +77,43 @@ class Normal:
 
     @property
     def distribution(self) -> torch.distributions.Normal:
-        """As torch has it."""
+        """The same as a distribution of torch."""
         return torch.distributions.Normal(self.mean, self.std)
 
     def log_prob(self, target: Tensor) -> Tensor:
-        """Of the density."""
+        """The logarithm of the density at the target."""
         return self.distribution.log_prob(target)
 
     def cdf(self, target: Tensor) -> Tensor:
-        """The probability below."""
+        """The probability of values below the target."""
         return self.distribution.cdf(target)
 
     def crps(self, target: Tensor) -> Tensor:
-        r"""$\sigma (z (2 \Phi(z) - 1) + 2 \phi(z) - 1 / \sqrt\pi)$."""
+        r"""The CRPS, $\sigma (z (2 \Phi(z) - 1) + 2 \phi(z) - 1 / \sqrt\pi)$."""
         z = (target - self.mean) / self.std
         density = (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
         unit = z * (2 * torch.special.ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi)
         return self.std * unit
 
     def interval(self, level: float = LEVEL) -> tuple[Tensor, Tensor]:
-        """The central one."""
+        """The central interval of a level."""
         half = statistics.NormalDist().inv_cdf((1 + level) / 2) * self.std
         return self.mean - half, self.mean + half
 
 
 @dataclass(frozen=True)
 class RowScores:
-    """Of every row, (N,) each; None where a method has none.
+    """Predictions and their scores, (N,) each; None where a method does not give a score.
 
     Attributes:
-        mean: what is predicted.
-        bar: the predictive standard deviation, or what orders rows by their uncertainty.
-        target: what was observed.
-        low, high: ends of the interval.
-        nll: less the logarithm of the density.
-        crps: the continuous ranked probability score.
-        cell: less the logarithm of the mass of the target's cell.
+        mean: Predicted values.
+        bar: Predictive standard deviations, or what else orders rows by their uncertainty.
+        target: Observed values.
+        low: Lower ends of the intervals.
+        high: Upper ends of the intervals.
+        nll: Negative logarithms of the density at the target.
+        crps: Continuous ranked probability scores.
+        cell: Negative logarithms of the mass of the target's cell.
     """
 
     mean: Tensor
@@ -114,89 +125,130 @@ class RowScores:
     crps: Tensor | None = None
     cell: Tensor | None = None
 
+    @property
+    def covered(self) -> Tensor:
+        """Whether the intervals cover the targets, (N,)."""
+        return (self.low <= self.target) & (self.target <= self.high)
+
     def in_unit(self, unit: float) -> RowScores:
-        """The same where a target of one means `unit`."""
-        lengths = ("mean", "bar", "target", "low", "high", "crps")
-        values = {name: getattr(self, name) for name in lengths}
-        scaled = {name: value * unit for name, value in values.items() if value is not None}
-        nll = None if self.nll is None else self.nll + math.log(unit)
-        return replace(self, **scaled, nll=nll)
+        """The same scores where a target of one means `unit`.
+
+        Lengths are multiplied by the unit, and a density is divided by it. The mass of a cell has
+        no unit.
+        """
+        return replace(
+            self,
+            mean=self.mean * unit,
+            bar=self.bar * unit,
+            target=self.target * unit,
+            low=self.low * unit,
+            high=self.high * unit,
+            nll=None if self.nll is None else self.nll + math.log(unit),
+            crps=None if self.crps is None else self.crps * unit,
+        )
 
     def picked(self, rows: Tensor) -> RowScores:
-        """Some rows."""
-        return RowScores(*(None if one is None else one[rows] for one in vars(self).values()))
-
-    @property
-    def held(self) -> Tensor:
-        """Whether the intervals hold the targets, (N,)."""
-        return (self.low <= self.target) & (self.target <= self.high)
+        """Some of the rows, given by their indices or a mask."""
+        columns = {
+            name: None if column is None else column[rows] for name, column in vars(self).items()
+        }
+        return RowScores(**columns)
 
 
 def row_scores(p: Predictive, target: Tensor, step: float | None = None) -> RowScores:
     """Judge predictions.
 
     Args:
-        p: N of them.
-        target: shaped like their mean.
-        step: between neighbouring targets that lie on a grid.
+        p: Predictions of N rows.
+        target: Observed values, shaped like the mean of the predictions.
+        step: The distance of neighbouring targets that lie on a grid. Without it cells are not
+            judged.
+
+    Returns:
+        The scores in float64.
     """
+
+    def column(values: Tensor) -> Tensor:
+        return values.double().flatten()
+
     low, high = p.interval(LEVEL)
-    parts = (p.mean, p.std, target, low, high, -p.log_prob(target), p.crps(target))
-    cell = None if step is None else -log_mass(p, target, step)
-    return RowScores(*(one.double().flatten() for one in parts), cell)
+    return RowScores(
+        mean=column(p.mean),
+        bar=column(p.std),
+        target=column(target),
+        low=column(low),
+        high=column(high),
+        nll=column(-p.log_prob(target)),
+        crps=column(p.crps(target)),
+        cell=None if step is None else -log_mass(p, target, step),
+    )
 
 
 def log_mass(p: Predictive, target: Tensor, step: float) -> Tensor:
-    """Of the cell of this width around each target, (N,)."""
-    below, above = target - step / 2, target + step / 2
+    """The logarithm of the probability of the cell around each target, (N,).
+
+    Args:
+        p: Predictions of N rows.
+        target: Centres of the cells.
+        step: Width of the cells.
+    """
+    below = target - step / 2
+    above = target + step / 2
     mass = (p.cdf(above).double() - p.cdf(below).double()).flatten()
-    log = mass.clamp_min(SMALL).log()
-    if bool((mass >= SMALL).all()):
-        return log
-    inside = torch.linspace(-0.5, 0.5, NODES).tolist()
-    densities = torch.stack([p.log_prob(target + at * step).double().flatten() for at in inside])
+    log_difference = mass.clamp_min(SMALL).log()
+    accurate = mass >= SMALL
+    if bool(accurate.all()):
+        return log_difference
+
+    # Where the mass is small, the trapezoidal rule over the density takes the difference's place.
+    nodes = torch.linspace(-0.5, 0.5, NODES).tolist()
+    log_densities = torch.stack(
+        [p.log_prob(target + node * step).double().flatten() for node in nodes]
+    )  # (NODES, N)
     weights = torch.full((NODES, 1), step / (NODES - 1), dtype=torch.float64)
     weights[0] = weights[-1] = weights[0] / 2
-    return torch.where(mass >= SMALL, log, (densities + weights.log()).logsumexp(0))
+    log_integral = (log_densities + weights.log()).logsumexp(0)
+    return torch.where(accurate, log_difference, log_integral)
 
 
 def summary(rows: RowScores) -> Scores:
     """Means over the rows, the coverage of the intervals, and that in fifths of the rows."""
-    held = rows.held.double()
-    given = {name: getattr(rows, name) for name in ("nll", "cell", "crps")}
-    return {
-        "rmse": float((rows.mean - rows.target).square().mean().sqrt()),
-        **{name: float(one.mean()) for name, one in given.items() if one is not None},
-        "coverage_90": float(held.mean()),
-        "interval_score": float(interval_scores(rows).mean()),
-        "fifths_of_prediction": fifths(rows.mean, held),
-        "fifths_of_bar": fifths(rows.bar, held),
-    }
+    covered = rows.covered.double()
+    scores: Scores = {"rmse": float((rows.mean - rows.target).square().mean().sqrt())}
+    for name in ("nll", "cell", "crps"):
+        values = getattr(rows, name)
+        if values is not None:
+            scores[name] = float(values.mean())
+    scores["coverage_90"] = float(covered.mean())
+    scores["interval_score"] = float(interval_scores(rows).mean())
+    scores["fifths_of_prediction"] = fifths(rows.mean, covered)
+    scores["fifths_of_bar"] = fifths(rows.bar, covered)
+    return scores
 
 
 def interval_scores(rows: RowScores) -> Tensor:
-    """Of every row, (N,)."""
+    """The interval score of every row, (N,)."""
     outside = (rows.low - rows.target).clamp_min(0) + (rows.target - rows.high).clamp_min(0)
     return rows.high - rows.low + 2 / (1 - LEVEL) * outside
 
 
-def fifths(by: Tensor, held: Tensor) -> list[float]:
-    """Means of equal parts of the rows, in the order of a value.
+def fifths(key: Tensor, values: Tensor) -> list[float]:
+    """Means of the values in fifths of the rows, which are ordered by a key.
 
-    >>> by = torch.tensor([5.0, 1, 2, 3, 4])
-    >>> fifths(by, torch.tensor([0.5, 1, 0, 1, 0]))
+    >>> key = torch.tensor([5.0, 1, 2, 3, 4])
+    >>> fifths(key, torch.tensor([0.5, 1, 0, 1, 0]))
     [1.0, 0.0, 1.0, 0.0, 0.5]
     """
-    ordered = held[by.argsort(stable=True)]
-    return [float(part.mean()) for part in ordered.tensor_split(FIFTHS)]
+    ordered = values[key.argsort(stable=True)]
+    return [float(group.mean()) for group in ordered.tensor_split(FIFTHS)]
 
 
 def with_and_without(rows: RowScores, copied: Tensor) -> dict[str, Scores]:
-    """The summary of all rows, and of the new ones where some are copies of training rows.
+    """The summary of "all" rows, and of the "new" ones, which are no copies of training rows.
 
     Args:
-        rows: judged.
-        copied: which rows equal a training row, (N,).
+        rows: The judged rows.
+        copied: Which of them equal a training row, (N,).
     """
     return {"all": summary(rows), "new": summary(rows.picked(~copied))}
 
@@ -205,27 +257,43 @@ def corrected(differences: Sequence[float], test: int, train: int) -> list[float
     r"""[mean, standard error] over splits of one set, whose training rows overlap.
 
     The error is $\sqrt{1/J + n_\mathrm{test} / n_\mathrm{train}}$ times the standard deviation over
-    the J splits (Nadeau and Bengio); nan for one split.
+    the J splits (Nadeau and Bengio). It is nan for one split.
+
+    Args:
+        differences: One number a split.
+        test: Test rows of a split.
+        train: Training rows of a split.
 
     >>> mean, error = corrected([1.0, 3.0], test=1, train=2)
     >>> mean, round(error, 4)
     (2.0, 1.4142)
     """
-    mean = math.fsum(differences) / len(differences)
-    if len(differences) == 1:
+    splits = len(differences)
+    mean = math.fsum(differences) / splits
+    if splits == 1:
         return [mean, math.nan]
-    share = 1 / len(differences) + test / train
+    share = 1 / splits + test / train
     return [mean, math.sqrt(share) * statistics.stdev(differences)]
 
 
 def differences(
-    ones: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]], test: int, train: int
+    method: Sequence[Mapping[str, Any]],
+    reference: Sequence[Mapping[str, Any]],
+    test: int,
+    train: int,
 ) -> dict[str, list[float]]:
-    """`corrected` of every number that both have, split by split."""
-    shared = [
-        name for name, value in ones[0].items() if name in others[0] and not isinstance(value, list)
-    ]
-    return {
-        name: corrected([a[name] - b[name] for a, b in zip(ones, others, strict=True)], test, train)
-        for name in shared
-    }
+    """`corrected` differences, method less reference, of every number that both have.
+
+    Args:
+        method: Scores by name, one mapping a split.
+        reference: The same of another method, on the same splits.
+        test: Test rows of a split.
+        train: Training rows of a split.
+    """
+    results = {}
+    for name, value in method[0].items():
+        if name not in reference[0] or isinstance(value, list):
+            continue
+        by_split = [a[name] - b[name] for a, b in zip(method, reference, strict=True)]
+        results[name] = corrected(by_split, test, train)
+    return results

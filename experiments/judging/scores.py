@@ -1,7 +1,8 @@
 """How good error bars are, beside a constant one: the numbers that every experiment gives.
 
-`SCORES` is the one place that knows a score: what it computes, the head of its column, and which
-way is better.
+`SCORES` is the one place that defines a score: what it computes, the head of its column, and which
+way is better. `beside_constant` scores one network's bars, `beside_constant_over_seeds` takes means
+over repetitions, and `pictured` gives the numbers of the two plots.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ POINTS = 1500
 
 
 class Rows(NamedTuple):
-    """What is judged, (N,) each."""
+    """Predictions that are judged, (N,) each.
+
+    Attributes:
+        mean: Predicted values.
+        std: Error bars.
+        target: Observed values.
+    """
 
     mean: Tensor
     std: Tensor
@@ -31,7 +38,7 @@ class Rows(NamedTuple):
 
     @property
     def error(self) -> Tensor:
-        """Of each prediction, with its sign."""
+        """The error of each prediction, with its sign."""
         return self.mean - self.target
 
 
@@ -40,9 +47,10 @@ class Score:
     """One number about error bars.
 
     Attributes:
-        head: of its column.
+        head: The head of its column.
         better: 1 where larger is better, -1 where smaller is, 0 where neither.
-        of: the value for some rows and so many rows a bin; None where a study adds it by itself.
+        of: A function of the rows and of the number of rows a bin, which returns the score. None
+            where a study adds the score by itself.
     """
 
     head: str
@@ -50,14 +58,16 @@ class Score:
     of: Callable[[Rows, int], float] | None = None
 
 
-def _offset(rows: Rows, size: int) -> float:
+def _offset(rows: Rows, bin_size: int) -> float:
     """The mean over bins of log10(MSE / variance), with its sign."""
-    variance, mse = metrics.binned(*rows, size)
+    variance, mse = metrics.binned(*rows, bin_size)
     return float((mse / variance).log10().mean())
 
 
-def _ence(rows: Rows, size: int) -> float:
-    return metrics.ence(*rows, bins=len(metrics.binned(*rows, size)[0]))
+def _ence(rows: Rows, bin_size: int) -> float:
+    """The expected normalised calibration error over as many bins as the other scores use."""
+    variance, _ = metrics.binned(*rows, bin_size)
+    return metrics.ence(*rows, bins=len(variance))
 
 
 SCORES = {
@@ -84,7 +94,7 @@ SCORES = {
 
 
 def scores(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, float]:
-    """All that rows and bars alone give."""
+    """All scores that predictions, bars and targets alone give."""
     rows = Rows(mean, std, target)
     return {name: score.of(rows, bin_size) for name, score in SCORES.items() if score.of}
 
@@ -97,29 +107,42 @@ def beside_constant(
     bin_size: int,
     more: Callable[[Tensor], dict[str, float]] = lambda std: {},
 ) -> dict[str, Any]:
-    """The scores of the bars and of a constant one, with the gain in NLL over it.
+    """The scores of error bars and of a constant bar, with the gain in NLL over it.
 
     Args:
-        mean, std, target: of the rows, (N,) each.
-        constant: the other bar.
-        bin_size: rows of a bin.
-        more: further scores of bars, (N,).
+        mean: Predicted values, (N,).
+        std: Error bars, (N,).
+        target: Observed values, (N,).
+        constant: The constant bar.
+        bin_size: Rows of a bin.
+        more: A function of bars, (N,), which returns further scores of theirs.
+
+    Returns:
+        {"scores": ..., "constant": {"scores": ...}}.
     """
-    flat = torch.full_like(std, constant)
-    own, other = (scores(mean, bar, target, bin_size) for bar in (std, flat))
+    constant_std = torch.full_like(std, constant)
+    bar_scores = scores(mean, std, target, bin_size)
+    constant_scores = scores(mean, constant_std, target, bin_size)
+    gain = constant_scores["nll"] - bar_scores["nll"]
     return {
-        "scores": {**own, "gain": other["nll"] - own["nll"], **more(std)},
-        "constant": {"scores": other | more(flat)},
+        "scores": {**bar_scores, "gain": gain, **more(std)},
+        "constant": {"scores": constant_scores | more(constant_std)},
     }
 
 
-def by_distribution(found: Mapping[str, Any], rows: RowScores) -> dict[str, Any]:
-    """What `beside_constant` gives, with likelihood, CRPS and coverage by the predictive
-    distribution."""
-    own = {"crps": rows.crps, "nll": rows.nll, "coverage": rows.held.double()}
-    means = {name: float(one.mean()) for name, one in own.items() if one is not None}
-    gain = found["constant"]["scores"]["nll"] - means["nll"]
-    return {**found, "scores": {**found["scores"], **means, "gain": gain}}
+def by_distribution(block: Mapping[str, Any], rows: RowScores) -> dict[str, Any]:
+    """A block of `beside_constant` with scores by the predictive distribution.
+
+    NLL, CRPS, coverage and gain are replaced; the other scores do not depend on the distribution.
+
+    Args:
+        block: What `beside_constant` returned.
+        rows: The same rows, judged by their distribution.
+    """
+    columns = {"crps": rows.crps, "nll": rows.nll, "coverage": rows.covered.double()}
+    means = {name: float(column.mean()) for name, column in columns.items() if column is not None}
+    gain = block["constant"]["scores"]["nll"] - means["nll"]
+    return {**block, "scores": {**block["scores"], **means, "gain": gain}}
 
 
 def pictured(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, Any]:
@@ -128,43 +151,58 @@ def pictured(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[s
 
 
 def bins(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, Any]:
-    """The binned plot's numbers."""
+    """The numbers of the binned plot."""
     variance, mse = metrics.binned(mean, std, target, bin_size)
     return {"bin_size": bin_size, "variance": variance, "mse": mse}
 
 
 def points(mean: Tensor, std: Tensor, target: Tensor, seed: int = 0) -> dict[str, Any]:
-    """The scatter plot's numbers, for at most `POINTS` rows drawn at random."""
+    """The numbers of the scatter plot, for at most `POINTS` rows drawn at random."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(std), generator=generator)[:POINTS].sort().values
     return {"std": std[rows], "error": (target - mean).abs()[rows], "rows": len(std)}
 
 
-def over_seeds(repeated: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+def over_seeds(repetitions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """[mean, standard error] of every score over repetitions."""
-    return {name: list(mean_and_error([one[name] for one in repeated])) for name in repeated[0]}
-
-
-def beside_constant_over_seeds(repeated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The same of what `beside_constant` gives."""
-    constant = [one["constant"]["scores"] for one in repeated]
     return {
-        "scores": over_seeds([one["scores"] for one in repeated]),
-        "constant": {"scores": over_seeds(constant)},
+        name: list(mean_and_error([scores[name] for scores in repetitions]))
+        for name in repetitions[0]
+    }
+
+
+def beside_constant_over_seeds(repetitions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """[mean, standard error] of every score in blocks of `beside_constant`, over repetitions."""
+    bar_scores = [block["scores"] for block in repetitions]
+    constant_scores = [block["constant"]["scores"] for block in repetitions]
+    return {
+        "scores": over_seeds(bar_scores),
+        "constant": {"scores": over_seeds(constant_scores)},
     }
 
 
 def paired(
-    repeated: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]
+    repetitions: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]
 ) -> dict[str, list[float]]:
-    """[mean, standard error] of the differences, repetition by repetition."""
-    differences = [{k: a[k] - b[k] for k in a} for a, b in zip(repeated, other, strict=True)]
+    """[mean, standard error] of the differences to a reference, repetition by repetition."""
+    differences = [
+        {name: scores[name] - reference_scores[name] for name in scores}
+        for scores, reference_scores in zip(repetitions, reference, strict=True)
+    ]
     return over_seeds(differences)
 
 
-def from_paper(own: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """The same between each calibration and the paper's."""
-    return {name: paired(of, own["paper"]) for name, of in own.items() if name != "paper"}
+def from_paper(calibrations: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """`paired` differences between each calibration and the paper's.
+
+    Args:
+        calibrations: Scores of every repetition, by the name of the calibration.
+    """
+    return {
+        name: paired(repetitions, calibrations["paper"])
+        for name, repetitions in calibrations.items()
+        if name != "paper"
+    }
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
@@ -179,6 +217,6 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return [middle, low, high]
 
 
-def quartiles_of_each(repeated: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """The same of every score over repetitions."""
-    return {name: quartiles([one[name] for one in repeated]) for name in repeated[0]}
+def quartiles_of_each(repetitions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """`quartiles` of every score over repetitions."""
+    return {name: quartiles([scores[name] for scores in repetitions]) for name in repetitions[0]}

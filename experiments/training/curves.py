@@ -11,10 +11,12 @@ from torch import Tensor
 
 from experiments.data.cosine import NOISE
 
-# Two bumps side by side: prefactors, means and logarithms of the variances.
-START = torch.tensor([0.5, 0.5, -0.5, 0.5, *[math.log(0.25)] * 2], dtype=torch.float64)
+START = torch.tensor([0.5, 0.5, -0.5, 0.5, math.log(0.25), math.log(0.25)], dtype=torch.float64)
+"""Two bumps side by side: prefactors, means and logarithms of the variances."""
+
 PRIOR_PRECISION = NOISE**2
-"""Of the Gaussians' parameters about their start: the noise's variance over a prior one of one."""
+"""Precision of the Gaussians' parameters about their start: the variance of the noise over a prior
+variance of one."""
 
 
 def cubic(coefficients: Tensor, x: Tensor) -> Tensor:
@@ -34,7 +36,13 @@ def prior(parameters: Tensor) -> Tensor:
 
 
 def minimised(loss: Callable[[Tensor], Tensor], start: Tensor, **options: Any) -> Tensor:
-    """The parameters of the smallest loss, by L-BFGS with these options of torch's."""
+    """The parameters of the smallest loss, by L-BFGS.
+
+    Args:
+        loss: A function of the parameters.
+        start: The first parameters.
+        options: Options of `torch.optim.LBFGS`.
+    """
     parameters = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS([parameters], line_search_fn="strong_wolfe", **options)
 

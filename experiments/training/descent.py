@@ -1,4 +1,8 @@
-"""Stochastic descent of a stack: epochs, batches, the best weights by validation loss."""
+"""Training of a stack of networks: epochs, batches, the best weights by validation loss.
+
+Each network has its own training and validation rows, its own order of batches and its own learning
+rate. It is trained as if it were alone; only the arithmetic is shared.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,17 @@ from experiments.training.protocol import Protocol, device
 from experiments.training.stack import Stack
 
 Rows = tuple[Tensor, Tensor]
-"""x (B, N, d) and y (B, N, K), of each net."""
+"""x (B, N, d) and y (B, N, K): the rows of each of B networks."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Nets at the end of their training.
+    """Networks at the end of their training.
 
     Attributes:
-        best: with the weights of the smallest validation loss; the last where there was none.
-        last: with the weights of the last epoch.
-        epoch: of the best, (B,), counted from one.
+        best: With the weights of the smallest validation loss; without validation rows, the last.
+        last: With the weights of the last epoch.
+        epoch: The epoch of the best weights, (B,), counted from one.
     """
 
     best: Stack
@@ -38,14 +42,14 @@ class Trained:
 def trained(
     train: Rows, valid: Rows | None, protocol: Protocol, seeds: Sequence[int], what: str = "nets"
 ) -> Trained:
-    """B nets on the mean squared error, each on its own rows.
+    """Train B networks on the mean squared error, each on its own rows.
 
     Args:
-        train: (B, n, d) and (B, n, K), standardised.
-        valid: the same for the rows that choose the rate and the weights.
-        protocol: of the training.
-        seeds: of each net's first weights and batches.
-        what: is trained, for the progress.
+        train: Training rows, (B, n, d) and (B, n, K), standardised.
+        valid: Validation rows, which cut the rate and choose the weights; None for neither.
+        protocol: How the networks are trained.
+        seeds: The seed of each network's first weights and batches.
+        what: The word for the networks in the progress.
     """
     sizes = (train[0].shape[2], *protocol.hidden, train[1].shape[2])
     stack = Stack.drawn(
@@ -65,18 +69,21 @@ def descended(
     loss: Callable[[Stack, Tensor, Tensor], Tensor] = mean_squares,
     what: str = "nets",
 ) -> Trained:
-    """Train a stack in place, by any objective; the arguments are those of `trained`.
+    """Train a stack in place, by any objective.
 
     Args:
-        stack: the first weights.
-        train: rows.
-        valid: rows, or None: no rate is then cut and the last weights are the best.
-        protocol: of the training.
-        seeds: of the order of each net's batches, whatever its companions. `trained` draws its
-            first weights from the same ones.
-        objective: writes the gradients.
-        loss: on the validation rows, (B,).
-        what: is trained, for the progress.
+        stack: Networks with their first weights.
+        train: Training rows.
+        valid: Validation rows, or None: no rate is then cut and the last weights are the best.
+        protocol: How the networks are trained.
+        seeds: The seed of the order of each network's batches, which does not depend on its
+            companions. `trained` draws the first weights from the same seeds.
+        objective: Writes the gradients.
+        loss: The loss of each network on validation rows, (B,).
+        what: The word for the networks in the progress.
+
+    Raises:
+        FloatingPointError: The weights of a network are not finite.
     """
     where = stack.flat.device
     train = (train[0].to(where), train[1].to(where))
@@ -86,16 +93,17 @@ def descended(
     if valid is not None:
         valid = (valid[0].to(where), valid[1].to(where))
         plateau = Plateau(stack.flat, optimiser.rate, protocol)
+
     for epoch in steps(range(protocol.epochs), f"epochs of {what}"):
         if protocol.cosine:
-            optimiser.rate.fill_(
-                protocol.rate * (1 + math.cos(math.pi * epoch / protocol.epochs)) / 2
-            )
+            rate = protocol.rate * (1 + math.cos(math.pi * epoch / protocol.epochs)) / 2
+            optimiser.rate.fill_(rate)
         for x, y in _batches(train, protocol.batch, generators):
             objective(stack, x, y)
             optimiser.step(stack.gradient)
         if plateau is not None and valid is not None:
-            plateau.update(loss(stack, *valid))
+            plateau.update(loss(stack, valid[0], valid[1]))
+
     _require_finite(stack)
     if plateau is None:
         return Trained(stack, stack, torch.full((len(stack),), protocol.epochs))
@@ -104,8 +112,9 @@ def descended(
 
 
 def _require_finite(stack: Stack) -> None:
-    """Refuse nets that came to nothing, before their numbers enter a table."""
-    lost = (~stack.flat.isfinite().all(1)).nonzero().flatten().tolist()
+    """Refuse networks with weights that are not finite, before their numbers enter a table."""
+    finite = stack.flat.isfinite().all(1)
+    lost = (~finite).nonzero().flatten().tolist()
     if lost:
         raise FloatingPointError(
             f"Expected finite weights after the training, got others in nets {lost} of "
@@ -114,9 +123,10 @@ def _require_finite(stack: Stack) -> None:
 
 
 def _batches(rows: Rows, size: int, generators: Sequence[torch.Generator]) -> list[Rows]:
-    """The rows of every net in an order of its own, cut into batches."""
+    """The rows of every network in an order of its own, cut into batches."""
     x, y = rows
-    order = torch.stack([torch.randperm(x.shape[1], generator=g) for g in generators])
-    order = order.to(x.device)[..., None]
-    x, y = (t.gather(1, order.expand(-1, -1, t.shape[2])) for t in (x, y))
+    orders = [torch.randperm(x.shape[1], generator=generator) for generator in generators]
+    order = torch.stack(orders).to(x.device)[..., None]  # (B, N, 1)
+    x = x.gather(1, order.expand(-1, -1, x.shape[2]))
+    y = y.gather(1, order.expand(-1, -1, y.shape[2]))
     return list(zip(x.split(size, 1), y.split(size, 1), strict=True))

@@ -14,7 +14,6 @@ from safetensors.torch import save
 from experiments.atoms import nets
 from experiments.atoms.nets import Kept
 from experiments.atoms.samples import Samples
-from experiments.frame import keys
 from experiments.frame.files import replace
 from experiments.training.kept import FOLDER
 
@@ -39,9 +38,7 @@ def of(data: Samples, *, seed: int, epochs: int, keep: bool) -> tuple[Kept, int 
         with safetensors.safe_open(PATH, framework="pt") as stored:
             header = stored.metadata() or {}
         if header.get("question") == question(data, seed, epochs):
-            found = nets.read(PATH)
-            machine = found.machine.removesuffix(keys.MARK)  # its name tells no code
-            return Kept(found.net, found.epoch, found.loss, machine), int(header["done"])
+            return nets.read(PATH), int(header["done"])
     return nets.of_split(data, split=SPLIT, seed=seed, epochs=epochs, keep=keep), None
 
 

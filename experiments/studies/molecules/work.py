@@ -201,7 +201,7 @@ def sizes(rows: RowScores, data: Samples) -> list[dict[str, Any]]:
                 "rmse": rmse,
                 "bar": bar,
                 "ratio": rmse / bar,
-                "coverage_90": float(rows_of_size.held.double().mean()),
+                "coverage_90": float(rows_of_size.covered.double().mean()),
             }
         )
     return sizes_with_scores

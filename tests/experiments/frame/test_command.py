@@ -140,12 +140,10 @@ def test_an_interrupted_run_says_what_is_kept(fake, tmp_path, monkeypatch, capsy
     assert "earlier run" not in capsys.readouterr().out
 
 
-def test_parts_of_other_code_are_rekeyed_on_demand_and_the_page_names_them(
-    fake, tmp_path, monkeypatch, capsys
-) -> None:
+def test_a_page_made_from_parts_of_other_code_says_so(fake, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with monkeypatch.context() as before:
-        before.setattr(jobs.sources, "digest", lambda work: "other code")
+        before.setattr(jobs.sources, "digests", lambda experiment: {"library": "another"})
         jobs.results("fake", [JOB])
 
     def run(*, quick: bool, seed: int) -> Outcome:
@@ -153,18 +151,17 @@ def test_parts_of_other_code_are_rekeyed_on_demand_and_the_page_names_them(
         return outcome()
 
     fake(run)
-    assert command.main(["fake", "--rekey", "--out", str(tmp_path / "new")]) == 0
-    said = capsys.readouterr().out
-    assert "you assert" in said and "1 of 1 parts re-keyed, computed" in said
-    assert f"({jobs.machine()}, re-keyed: 1)" in (tmp_path / "new/fake.md").read_text()
-    assert jobs.keys.VARIABLE not in os.environ
-    assert command.main(["fake", "--out", str(tmp_path / "new")]) == 0
-    assert "assert" not in capsys.readouterr().out
-    assert ", re-keyed: 1)" in (tmp_path / "new/fake.md").read_text()
-    for other in ("--quick", "--fresh"):
-        with pytest.raises(SystemExit):
-            command.main(["fake", "--rekey", other])
-        assert "--rekey goes on from kept parts" in capsys.readouterr().err
+    page = tmp_path / "new/fake.md"
+    for _ in range(2):  # using a part does not make it one of today's code
+        assert command.main(["fake", "--out", str(page.parent)]) == 0
+        said = capsys.readouterr().out
+        assert "1 of them were computed by other code: --fresh recomputes" in said
+        assert f"({jobs.machine()}, other code: 1) (*other code*: the library" in page.read_text()
+    assert command.main(["fake", "--fresh", "--out", str(page.parent)]) == 0
+    assert "earlier" not in page.read_text()
+    assert command.main(["fake", "--out", str(page.parent)]) == 0
+    assert f"found from earlier runs ({jobs.machine()}: 1), 20" in page.read_text()
+    assert "other code" not in page.read_text() + capsys.readouterr().out
     assert len(jobs.kept("fake")) == 1
 
 

@@ -3,10 +3,7 @@
 import json
 import math
 import os
-import re
 import time
-from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +11,9 @@ import pytest
 import torch
 from experiments.frame.jobs import Job, results
 
-from experiments.frame import jobs, keys, sources
+from experiments.frame import jobs
 
 NAMES = ("first", "second", "third")
-NETS = "experiments.studies.uci.work"
 
 
 def squares(name: str, numbers: list[float], log: str) -> dict[str, Any]:
@@ -83,13 +79,6 @@ def test_other_arguments_are_computed_anew(log: Path) -> None:
     assert len(calls(log)) == 6
 
 
-def test_changed_code_is_run_again(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results("trial", made(log), workers=1)
-    monkeypatch.setattr(jobs.sources, "digest", lambda work: "other text")
-    results("trial", made(log), workers=1)
-    assert len(calls(log)) == 6
-
-
 def test_forgetting_removes_one_experiment_alone(log: Path) -> None:
     for experiment in ("trial", "other"):
         results(experiment, made(log), workers=1)
@@ -141,37 +130,6 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_work(log: Path, monke
     assert list(results("trial", made(log), keep=False, workers=1)) == list(NAMES)
 
 
-def test_the_code_a_part_depends_on_is_followed_through_its_imports() -> None:
-    names = {one.file.relative_to(sources.HERE).as_posix() for one in sources.reached(NETS)}
-    assert names >= {
-        *("studies/uci/work.py", "data/benchmark.py", "training/kept.py"),
-        *("judging/error_bars.py", "judging/predictive.py", "studies/uci/judged.py"),
-        *("training/descent.py", "training/stack.py", "training/adam.py", "training/plateau.py"),
-        *("data/uci.py", "data/splits.py", "data/files.py", "data/download.py"),
-    }
-
-
-STUDIES = sources.HERE / "studies"
-WORKS = [file.relative_to(STUDIES).parts[:-1] for file in sorted(STUDIES.rglob("work.py"))]
-
-
-@pytest.mark.parametrize("study", WORKS, ids="/".join)
-def test_no_part_depends_on_a_page_or_another_study(study: tuple[str, ...]) -> None:
-    module = ".".join(["experiments.studies", *study, "work"])
-    names = {one.file.relative_to(sources.HERE).as_posix() for one in sources.reached(module)}
-    assert f"studies/{'/'.join(study)}/work.py" in names
-    assert {name.split("/")[1] for name in names if name.startswith("studies")} == {study[0]}
-    assert not any(
-        name.endswith(("page.py", "figures.py", "parity.py", "run.py")) for name in names
-    )
-
-
-def test_the_library_that_computes_counts_and_what_only_shows_does_not() -> None:
-    names = {path.relative_to(sources.LIBRARY).as_posix() for path in sources.computing()}
-    assert names >= {"posterior/gram.py", "losses.py", "last_layer/readout/search.py"}
-    assert not names & {"cli/demo.py", "plots.py", "report/__init__.py", "__init__.py"}
-
-
 def ended(name: str) -> str:
     """Work whose process is gone before it is done."""
     if name == "second":
@@ -190,91 +148,30 @@ def test_a_worker_that_is_gone_is_told_and_the_finished_parts_are_kept(log: Path
 # --- parts of other code --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def code(log: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Sets the digest of the code; two parts are there, which "old" code computed."""
-
-    def now(digest: str) -> None:
-        monkeypatch.setattr(jobs.sources, "digest", lambda work: digest)
-
-    now("old")
-    with monkeypatch.context() as there:
-        there.setattr(jobs, "machine", lambda: "a large card")
-        results("trial", made(log)[:2], workers=1)
-    now("new")
-    monkeypatch.setenv(keys.VARIABLE, "same")
+def test_parts_of_other_code_serve_and_are_told(log: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(jobs, "earlier", [])
-    return now
-
-
-def test_parts_of_other_code_are_rekeyed_where_the_user_asks_for_it(
-    log: Path, code, monkeypatch, capsys
-) -> None:
-    before = {path.read_bytes() for path in jobs.kept("trial")}
-    found = results("trial", made(log), workers=1)
-    assert list(found) == list(NAMES) and calls(log) == list(NAMES)
-    assert before < {path.read_bytes() for path in jobs.kept("trial")}
-    assert len(jobs.kept("trial")) == 3
-    today = f"{datetime.now():%Y-%m-%d}"
-    assert f"2 of 3 parts re-keyed, computed {today} on a large card\n" in capsys.readouterr().out
-    monkeypatch.delenv(keys.VARIABLE)
-    jobs.earlier.clear()
-    assert results("trial", made(log), workers=1).keys() == found.keys()
-    machines = [part.machine for part in jobs.earlier]
-    assert machines == ["a large card, re-keyed"] * 2 + [jobs.machine()]
-    code("old")
-    results("trial", made(log)[:1], workers=1)
-    assert len(calls(log)) == 4
-
-
-def test_without_the_option_nothing_is_rekeyed(log: Path, code, monkeypatch) -> None:
-    monkeypatch.delenv(keys.VARIABLE)
+    monkeypatch.setattr(jobs.sources, "digests", lambda experiment: {"library": "old"})
     results("trial", made(log)[:2], workers=1)
-    assert len(calls(log)) == len(jobs.kept("trial")) == 4
+    before = {path: path.read_bytes() for path in jobs.kept("trial")}
+    monkeypatch.setattr(jobs.sources, "digests", lambda experiment: {"library": "new"})
+    results("trial", made(log), workers=1)
+    said = capsys.readouterr().out
+    assert "2 of 3 parts are there from an earlier run" in said
+    assert "2 of them were computed by other code: --fresh recomputes" in said
+    assert calls(log) == list(NAMES)
+    assert before.items() < {path: path.read_bytes() for path in jobs.kept("trial")}.items()
+    jobs.earlier.clear()
+    results("trial", made(log), workers=1)
+    assert [part.other_code for part in jobs.earlier] == [True, True, False]
 
 
-def test_parts_of_other_arguments_are_not_rekeyed(log: Path, code, capsys) -> None:
-    results("trial", made(log, (1.0, 2.5))[:1], workers=1)
-    assert calls(log) == ["first", "second", "first"]
-    told = "first: not re-keyed. 1 kept with other arguments or data.\n"
-    assert told in capsys.readouterr().out
-
-
-def test_a_part_of_todays_code_is_never_replaced_and_the_newest_serves(
-    log: Path, code, monkeypatch
-) -> None:
-    with monkeypatch.context() as without:
-        without.delenv(keys.VARIABLE)
-        results("trial", made(log)[:1], workers=1)
-    os.utime(jobs.finished[-1], (0, 0))  # long before the part of the old code
-    kept = {path: path.read_bytes() for path in jobs.kept("trial")}
+def test_a_part_records_what_it_was_computed_from(log: Path) -> None:
     results("trial", made(log)[:1], workers=1)
-    assert {path: path.read_bytes() for path in jobs.kept("trial")} == kept
-    code("last")
-    results("trial", made(log)[:1], workers=1)
-    (gone,) = set(kept) - set(jobs.kept("trial"))
-    assert json.loads(kept[gone])["code"] == "old"
-
-
-@pytest.mark.parametrize(
-    ("way", "digits", "told"),
-    [
-        ("same", "0", "1 kept that cannot tell arguments and data: --rekey named takes it"),
-        ("named", "0", "1 of 1 parts re-keyed, computed .* on a laptop\n"),
-        ("named", "01", "2 kept that cannot tell arguments and data: delete all but the right"),
-    ],
-)
-def test_a_part_that_tells_nothing_is_rekeyed_by_its_name_alone_if_the_user_asks_for_that(
-    way: str, digits: str, told: str, log: Path, code, monkeypatch, capsys
-) -> None:
-    monkeypatch.setenv(keys.VARIABLE, way)
-    for name in ("third", "third-rate"):
-        for digit in digits:
-            path = jobs._folder("trial") / f"{name}-{digit * 16}.json"
-            path.write_text(json.dumps([5, 60.0, "a laptop"]))
-    found = results("trial", made(log)[2:], workers=1)["third"]
-    assert re.search(told, capsys.readouterr().out)
-    served = "parts re-keyed" in told
-    assert (found == 5) is served and ("third" in calls(log)) is not served
-    assert [part.machine for part in jobs.earlier] == ["a laptop, re-keyed"] * served
-    assert len(jobs.kept("trial")) == 2 + 2 * len(digits) + (not served)
+    (path,) = jobs.kept("trial")
+    record = json.loads(path.read_text())
+    assert record["name"] == "first"
+    assert record["work"] == f"{__name__}:squares"
+    assert record["arguments"] == {"name": "first", "numbers": [1.0, 2.0], "log": str(log)}
+    assert record["data"] == ""
+    assert record["code"] == jobs.sources.digests("trial")
+    assert record["machine"] == jobs.machine()

@@ -161,7 +161,7 @@ def test_sizes_have_their_own_errors_and_coverage(data) -> None:
         assert one["molecules"] == len(own.mean)
         ratio = float(((own.mean - own.target).square().mean() / own.bar.square().mean()).sqrt())
         assert one["ratio"] == pytest.approx(ratio)
-        assert one["coverage_90"] == pytest.approx(float(own.held.double().mean()))
+        assert one["coverage_90"] == pytest.approx(float(own.covered.double().mean()))
 
 
 def test_differences_are_paired() -> None:

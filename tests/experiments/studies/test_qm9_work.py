@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,11 @@ from experiments.frame.machine import machine
 from experiments.frame.outcome import plain
 from experiments.studies.qm9 import costs, work
 from experiments.training.loop import Fitted
-from safetensors.torch import save_file
 from torch import Tensor
 
 import rigidities as rg
 from experiments.atoms import batches, bpnn, composition, nets, samples, training
 from experiments.data import files, qm9
-from experiments.frame import keys, sources
 from rigidities import metrics
 from tests.support import synthetic_data
 from tests.support.tensors import close
@@ -211,7 +208,7 @@ def test_a_net_is_trained_once(data: Samples, tmp_path, monkeypatch) -> None:
     assert len(kept) == 2 and all(name.startswith("trained-2-") for name in kept)
 
 
-def test_other_arguments_data_or_code_are_another_file(cache: Path, tmp_path, monkeypatch) -> None:
+def test_other_arguments_or_data_are_another_file(cache: Path, tmp_path, monkeypatch) -> None:
     def name() -> str:
         return nets.file(1, 3, 5, [100, 60, TEST]).name
 
@@ -223,39 +220,26 @@ def test_other_arguments_data_or_code_are_another_file(cache: Path, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setenv(files.VARIABLE, str(made_in(tmp_path / "other", seed=1)))
         found.add(name())
-    monkeypatch.setattr(sources, "digest", lambda *modules, library: f"{modules} {library}")
-    found.add(name())
-    assert len(found) == 7
+    assert len(found) == 6
 
 
-def test_a_net_of_other_code_is_rekeyed_where_the_user_asks_for_it(
+def test_a_network_of_other_code_serves_and_says_so(
     data: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     net = bpnn.drawn(5, 2325, 0)
     with monkeypatch.context() as before:
-        before.setattr(sources, "digest", lambda *_, library: "other code")
+        before.setattr(nets, "code", lambda: "other")
         before.setattr(training, "trained", lambda *_: Fitted(net, 2, 1 / 3))
-        nets.of_split(data, split=2, seed=7, epochs=9)
+        assert nets.of_split(data, split=2, seed=7, epochs=9).machine == machine()
+        assert nets.of_split(data, split=2, seed=7, epochs=9).machine == machine()
+    assert capsys.readouterr().out == ""
     monkeypatch.setattr(training, "trained", no_training)
-    monkeypatch.setenv(keys.VARIABLE, "same")
+    assert nets.of_split(data, split=2, seed=7, epochs=9).machine == f"{machine()}, other code"
+    said = "network of split 2 trained by other code: --fresh retrains"
+    assert said in capsys.readouterr().out
     with pytest.raises(AssertionError, match="a net was trained"):
         nets.of_split(data, split=2, seed=8, epochs=9)
-    assert "trained-2: not re-keyed. 1 kept with other arguments" in capsys.readouterr().out
-    assert nets.of_split(data, split=2, seed=7, epochs=9).machine == f"{machine()}, re-keyed"
-    assert f"net of split 2 re-keyed, trained {date.today()} on" in capsys.readouterr().out
-    (path,) = tmp_path.rglob("trained*")
-    header = {"epoch": "2", "loss": "0.5", "machine": "a laptop"}  # as it was once
-    save_file(net.state_dict(), path.with_name(f"trained-3-{'a' * 16}.safetensors"), header)
-    monkeypatch.setenv(keys.VARIABLE, "named")
-    assert nets.of_split(data, split=3, seed=7, epochs=9).machine == "a laptop, re-keyed"
-
-
-def test_the_key_follows_the_modules_of_the_training() -> None:
-    followed = {one.file.name for one in sources.reached(training.__name__, Samples.__module__)}
-    own = {"bpnn.py", "fitting.py", "batches.py", "soap.py", "spectrum.py", "composition.py"}
-    assert own | {"samples.py", "loop.py", "qm9.py", "training.py"} <= followed
-    assert not {"nets.py", "work.py", "costs.py"} & followed
 
 
 def test_a_training_that_fails_keeps_nothing(data: Samples, tmp_path, monkeypatch) -> None:

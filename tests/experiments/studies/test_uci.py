@@ -25,7 +25,7 @@ from experiments import __main__ as command
 from experiments.baselines import laplace, published
 from experiments.data import benchmark as samples
 from experiments.data import files, uci
-from experiments.frame import catalogue, sources
+from experiments.frame import catalogue
 from experiments.training import kept
 from tests.support import synthetic_data
 from tests.support.numbers_on_pages import unsupported
@@ -298,14 +298,6 @@ def test_the_rivals_follow_the_unit_of_the_target(folder: Path, monkeypatch) -> 
         assert large_unit["nll"] - small_unit["nll"] == pytest.approx(math.log(100), rel=1e-2)
         assert large_unit["cell"] == pytest.approx(small_unit["cell"], rel=1e-2)
         assert large_unit["coverage_90"] == small_unit["coverage_90"]
-
-
-def test_rivals_are_computed_without_the_library() -> None:
-    """What they keep is found again whatever changes there; the others' parts are not."""
-    for name in ("ensembles", "dropout"):
-        assert not sources.leans(f"{rivals.__name__}:{name}")
-    assert not sources.leans(f"{others.__name__}:bars")
-    assert sources.leans(f"{work.__name__}:last_layers")
 
 
 # --- the entries ---------------------------------------------------------------------------------
