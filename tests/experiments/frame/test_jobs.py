@@ -145,7 +145,7 @@ def test_the_code_a_part_depends_on_is_followed_through_its_imports() -> None:
     names = {one.file.relative_to(sources.HERE).as_posix() for one in sources.reached(NETS)}
     assert names >= {
         *("studies/uci/work.py", "data/benchmark.py", "training/kept.py"),
-        *("judging/error_bars.py", "judging/predictive.py", "studies/uci/judged.py"),
+        *("judging/error_bars.py", "judging/predictive.py"),
         *("training/descent.py", "training/stack.py", "training/adam.py", "training/plateau.py"),
         *("data/uci.py", "data/splits.py", "data/files.py", "data/download.py"),
     }
