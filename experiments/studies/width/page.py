@@ -259,6 +259,7 @@ def opening(numbers: Found) -> tuple[str, ...]:
     settings = numbers["settings"]
     rows = settings["rows"]
     epochs = settings["epochs"]
+    decay = settings["decay"]
     widths = [str(width) for width in numbers["widths"]]
     return (
         f"""\
@@ -273,7 +274,7 @@ SiLU; the last layer has no bias, so that the features are the last hidden layer
 level of the targets, which are not standardised, must be learnt (the paper disables biases; those
 of the hidden layers are kept here). Inputs are {WHOLE_SCALE}.
 AdamW with learning rate 0.001 (cut by ten after 100 epochs without a better validation loss) and
-weight decay {settings["decay"]:g}, batches of 32, {epochs} epochs, the weights of the best validation
+weight decay {decay:g}, batches of 32, {epochs} epochs, the weights of the best validation
 loss. Ridge and scale are chosen by the paper's bins and by the likelihood of the validation
 rows, without noise; and as a control the ridge by the evidence of the training rows, scale and a
 constant noise floor by the likelihood. The constant bar is the root mean square of the
