@@ -254,11 +254,12 @@ def _nll_change(entry: Found, form: str) -> float:
 
 def network_source(sets: Found) -> str:
     """Whether the networks come with the project or were trained by this run."""
-    trained = [title(name) for name, entry in sets.items() if not entry["committed"]]
-    if not trained:
+    trained_sets = [title(name) for name, entry in sets.items() if not entry["committed"]]
+    if not trained_sets:
         return "All nets come with the project (`experiments/nets/`); nothing was trained here."
     return (
-        f"Trained by this run, for want of nets that come with the project: {', '.join(trained)}."
+        "Trained by this run, for want of nets that come with the project: "
+        f"{', '.join(trained_sets)}."
     )
 
 

@@ -83,12 +83,12 @@ def judged_forms(
         ``seconds``.
     """
     start = time.monotonic()
-    trained = kept.nets(study, name, count=count, seed=seed, epochs=epochs)
-    networks = [judged(case) for case in cases(study, name, trained.stack, seed)]
+    kept_networks = kept.nets(study, name, count=count, seed=seed, epochs=epochs)
+    networks = [judged(case) for case in cases(study, name, kept_networks.stack, seed)]
     return {
         "forms": {form: [network["forms"][form] for network in networks] for form in FORMS},
         "auroc": [network["auroc"] for network in networks if network["auroc"] is not None],
-        "committed": trained.committed,
+        "committed": kept_networks.committed,
         "nets": nets,
         "rows": networks[0]["rows"],
         "seconds": time.monotonic() - start,

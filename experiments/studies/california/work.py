@@ -58,33 +58,33 @@ def networks(*, count: int, seed: int, epochs: int, bin_size: int, digest: str) 
         first network's rows and bins; counts of rows; and whether the networks were "committed".
     """
     samples = drawn(count, seed, OUT_OF_DOMAIN, restricted=True)
-    trained = kept.nets("california", NETS, count=count, seed=seed, epochs=epochs)
+    kept_networks = kept.nets("california", NETS, count=count, seed=seed, epochs=epochs)
     calibrations = []
     limits = []
-    shown: dict[str, Any] = {}
-    for k, network in enumerate(stacks.judged(trained.stack, samples)):
+    plots: dict[str, Any] = {}
+    for k, network in enumerate(stacks.judged(kept_networks.stack, samples)):
         inside = samples.inside[k]
         bars = {}
         by_calibration = {}
         for name, calibration in CALIBRATIONS.items():
             # The try on the farthest rows comes first: it leaves another calibration behind.
-            tried = farthest(network.uq, network.valid, calibration)
+            farthest_scores = farthest(network.uq, network.valid, calibration)
             bars[name] = network.bars(calibration)
             by_calibration[name] = {
                 **_scores(network, bars[name], inside, bin_size),
-                "farthest": tried,
+                "farthest": farthest_scores,
                 "chosen": bars[name].chosen,
             }
         calibrations.append(by_calibration)
         limits.append(_limits(network, bars, inside, bin_size, seed=k))
         if k == 0:
-            shown = {name: _plots(network, bars[name], inside, bin_size) for name in SHOWN}
+            plots = {name: _plots(network, bars[name], inside, bin_size) for name in SHOWN}
     return {
         "each": calibrations,
         "limits": limits,
-        "shown": shown,
-        "epoch": trained.epoch,
-        "committed": trained.committed,
+        "shown": plots,
+        "epoch": kept_networks.epoch,
+        "committed": kept_networks.committed,
         "nets": digest,
         "train": samples.counts["train"],
         "valid": samples.counts["valid"],

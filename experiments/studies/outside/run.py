@@ -131,9 +131,9 @@ def summary(networks: Networks, form: str) -> dict[str, float]:
     log_ratios = []
     for network in networks:
         scores = network["forms"][form]
-        compared = network["forms"][BESIDE]
-        nll_changes.append(scores["inside"]["nll"] - compared["inside"]["nll"])
-        ratio = scores["outside"]["interval_score"] / compared["outside"]["interval_score"]
+        base = network["forms"][BESIDE]
+        nll_changes.append(scores["inside"]["nll"] - base["inside"]["nll"])
+        ratio = scores["outside"]["interval_score"] / base["outside"]["interval_score"]
         log_ratios.append(math.log(ratio))
     nll_outside = [scores["nll"] for scores in outside]
     coverage = [scores["coverage_90"] for scores in outside]

@@ -167,10 +167,10 @@ def ridges(numbers: Found) -> Figure:
     figure, axes = panels(columns=2, height=0.42 * len(conditions) + 1.4, sharey=True)
     titles = {"nll": "by the likelihood", "bins": "by the paper's bins"}
     for ax, (criterion, title) in zip(axes, titles.items(), strict=True):
-        without = [condition[criterion] for condition in conditions.values()]
-        floored = [condition[f"{criterion}, floor"] for condition in conditions.values()]
-        _draw_ridges(ax, without, -0.16, BLUE, "no noise")
-        _draw_ridges(ax, floored, 0.16, VERMILION, "noise floor")
+        without_floor = [condition[criterion] for condition in conditions.values()]
+        with_floor = [condition[f"{criterion}, floor"] for condition in conditions.values()]
+        _draw_ridges(ax, without_floor, -0.16, BLUE, "no noise")
+        _draw_ridges(ax, with_floor, 0.16, VERMILION, "noise floor")
         ax.axvline(0, color=GREY, lw=1, ls="--")
         ax.set(title=title, xlabel="log10 (ridge / largest eigenvalue)")
     axes[0].set_yticks(range(len(conditions)), list(conditions))

@@ -213,11 +213,11 @@ def effects(conditions: Conditions, decays: Sequence[float]) -> dict[str, Any]:
         pairs[f"two copies, decay {decay:g}"] = (name_of(decay, 2, best), name_of(decay, 1, best))
 
     differences = {}
-    for label, (changed, unchanged) in pairs.items():
+    for label, (with_change, without_change) in pairs.items():
         differences[label] = {
             calibration: difference(
-                [network[calibration] for network in conditions[changed]],
-                [network[calibration] for network in conditions[unchanged]],
+                [network[calibration] for network in conditions[with_change]],
+                [network[calibration] for network in conditions[without_change]],
             )
             for calibration in CALIBRATIONS
         }
@@ -248,11 +248,14 @@ def difference(there: OfNetworks, here: OfNetworks) -> dict[str, Any]:
     pairs = list(zip(there, here, strict=True))
     changes: dict[str, Any] = {}
     for name in RIDGES:
-        ranges = [range_of_change(changed, unchanged, name) for changed, unchanged in pairs]
+        ranges = [
+            range_of_change(with_change, without_change, name)
+            for with_change, without_change in pairs
+        ]
         changes[name] = signs(ranges)
     for name in SCORES:
         changes[name] = _mean_and_error(
-            [changed[name] - unchanged[name] for changed, unchanged in pairs]
+            [with_change[name] - without_change[name] for with_change, without_change in pairs]
         )
     return changes
 

@@ -21,7 +21,7 @@ from experiments.judging.scores import quartiles
 Range = tuple[float, float]
 """The least and the most that a number can be; the same twice where it is known."""
 
-Net = Mapping[str, Any]
+NetworkNumbers = Mapping[str, Any]
 """Numbers of a network, "at_lower_edge" and "at_upper_edge" among them."""
 
 LEVEL = 0.05
@@ -34,15 +34,15 @@ FAR = 1e9
 """Stands for infinity in quartiles, where infinity times a weight of zero would be nan."""
 
 
-def range_of(net: Net, score: str) -> Range:
+def range_of(network: NetworkNumbers, score: str) -> Range:
     """What is known of a ridge."""
-    value = net[score]
-    least = -math.inf if net["at_lower_edge"] else value
-    most = math.inf if net["at_upper_edge"] else value
+    value = network[score]
+    least = -math.inf if network["at_lower_edge"] else value
+    most = math.inf if network["at_upper_edge"] else value
     return least, most
 
 
-def range_of_change(there: Net, here: Net, score: str) -> Range:
+def range_of_change(there: NetworkNumbers, here: NetworkNumbers, score: str) -> Range:
     """What is known of the ridge `there` minus the ridge `here`."""
     least_there, most_there = range_of(there, score)
     least_here, most_here = range_of(here, score)

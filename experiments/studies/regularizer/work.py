@@ -83,11 +83,11 @@ def networks(
         patience=max(1, Protocol.patience // copies),
     )
     label = f"nets of decay {decay:g}, {copies} copies"
-    trained = stacks.trained(samples, protocol, seed, label)
+    training = stacks.trained(samples, protocol, seed, label)
     return {
-        "best": [_judged(network, bin_size) for network in stacks.judged(trained.best, samples)],
-        "last": [_judged(network, bin_size) for network in stacks.judged(trained.last, samples)],
-        "epoch": trained.epoch,
+        "best": [_judged(network, bin_size) for network in stacks.judged(training.best, samples)],
+        "last": [_judged(network, bin_size) for network in stacks.judged(training.last, samples)],
+        "epoch": training.epoch,
         "rows": samples.counts,
     }
 

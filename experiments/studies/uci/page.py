@@ -141,7 +141,7 @@ def difference_table(
         block: of an entry: "paired" for all test rows, "paired_new" for those that are no copies.
     """
     keys = [f"{first} - {second}" for first, second in pairs]
-    present = [
+    shown_keys = [
         key
         for key in keys
         if any(
@@ -153,12 +153,12 @@ def difference_table(
         score = metric or likelihood(entry)
         digits = decimals(entry["llpr"][score])
         row: list[Cell] = [name]
-        for key in present:
+        for key in shown_keys:
             value = entry[block].get(key, {}).get(score)
             row.append(_cell(value, digits, clearly_lower(value)))
         rows.append(row)
     columns = ["set"]
-    for key in present:
+    for key in shown_keys:
         first, second = key.split(" - ")
         columns.append(f"{LABELS[first]} - {LABELS[second]}")
     which_rows = ""
@@ -284,10 +284,10 @@ def quoted_table(sets: Found) -> Table:
 
 
 def seconds_table(sets: Found) -> Table:
-    """How long the parts took."""
-    parts = sorted({part for entry in sets.values() for part in entry["seconds"]})
+    """How long the jobs took, by kind."""
+    kinds = sorted({kind for entry in sets.values() for kind in entry["seconds"]})
     rows = [
-        [name, entry["rows"], *(entry["seconds"].get(part) for part in parts)]
+        [name, entry["rows"], *(entry["seconds"].get(kind) for kind in kinds)]
         for name, entry in sets.items()
     ]
     caption = (
@@ -295,7 +295,7 @@ def seconds_table(sets: Found) -> Table:
         "and t*, *best* and *best, refitted*; the training of the rigidities' nets is not counted "
         "where they come with the project."
     )
-    return Table(["set", "rows", *(LABELS.get(part, part) for part in parts)], rows, caption)
+    return Table(["set", "rows", *(LABELS.get(kind, kind) for kind in kinds)], rows, caption)
 
 
 def methods_with(sets: Found, metric: str) -> list[str]:
@@ -487,21 +487,21 @@ splits."""
 
 def _trainer(sets: Found) -> str:
     """Whether the networks come with the project or were trained by this run."""
-    trained = []
-    trained_random = []
+    trained_sets = []
+    trained_random_sets = []
     for name, entry in sets.items():
-        official = [yes for part, yes in entry["committed"].items() if part != "random"]
+        official = [yes for kind, yes in entry["committed"].items() if kind != "random"]
         if not all(official):
-            trained.append(name)
+            trained_sets.append(name)
         if not entry["committed"].get("random", True):
-            trained_random.append(name)
-    if len(trained) == len(sets):
+            trained_random_sets.append(name)
+    if len(trained_sets) == len(sets):
         return "They were trained by this run."
     exceptions = []
-    if trained:
-        exceptions.append(f"those of {listed(trained)}")
-    if trained_random:
-        exceptions.append(f"those of the random splits of {listed(trained_random)}")
+    if trained_sets:
+        exceptions.append(f"those of {listed(trained_sets)}")
+    if trained_random_sets:
+        exceptions.append(f"those of the random splits of {listed(trained_random_sets)}")
     clause = ""
     if exceptions:
         clause = f" but {' and '.join(exceptions)}, which were trained by this run"

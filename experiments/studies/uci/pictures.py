@@ -107,10 +107,10 @@ def _draw_beside_each_other(
     ax: Axes, values: Values, set_names: Sequence[str], labels: Mapping[str, str]
 ) -> None:
     """Draw points with two standard errors, the methods of a set beside each other."""
-    present = {method: of_sets for method, of_sets in values.items() if any(of_sets)}
-    for place, (method, of_sets) in enumerate(present.items()):
+    by_method = {method: of_sets for method, of_sets in values.items() if any(of_sets)}
+    for place, (method, of_sets) in enumerate(by_method.items()):
         # The methods share the middle 80 % of a set's width.
-        offset = 0.8 * ((place + 0.5) / len(present) - 0.5)
+        offset = 0.8 * ((place + 0.5) / len(by_method) - 0.5)
         positions = []
         means = []
         bars = []

@@ -36,7 +36,7 @@ LARGEST = "year"
 """A ninth set, which joins the others where its file is there."""
 
 FIVE = "five"
-"""The part of the mean of five networks."""
+"""The kind of jobs on the mean of five networks."""
 
 RELATIVE_TIME = {
     "deep_ensemble_400": 10,
@@ -47,7 +47,7 @@ RELATIVE_TIME = {
     "deep_ensemble": 1,
     **dict.fromkeys(work.OTHER_METHODS, 0.5),
 }
-"""Rough time of a part for each row and split.
+"""Rough time of a job for each row and split, by its kind.
 
 The longest jobs begin first, so that all workers end together.
 """
@@ -117,8 +117,8 @@ def run(*, quick: bool, seed: int) -> Outcome:
             "copies": copies(rows, divisions(rows, splits[name], OFFICIAL, seed)),
             "settings": settings(rows, sizes),
         }
-        by_part = results_by_part(name, job_results)
-        entries[name] = entry(by_part, name=name, seed=seed, about=about)
+        by_kind = results_by_kind(name, job_results)
+        entries[name] = entry(by_kind, name=name, seed=seed, about=about)
     numbers = rounded(entries)
     title = "The benchmark of probabilistic backpropagation"
     return Outcome(title, numbers, page.entries(numbers))
@@ -187,20 +187,20 @@ def rival_jobs(name: str, rows: int, splits: int, sizes: Sizes, seed: int) -> li
 
 def effort(job: Job, rows: int) -> float:
     """The rough time of a job on a set of so many rows, in arbitrary units."""
-    part = job.name.split(", ")[1]
+    kind = job.name.split(", ")[1]
     # The networks of `protein` and `year` are twice as wide.
-    return RELATIVE_TIME[part] * rows * job.arguments["splits"] * width(job.arguments["name"])
+    return RELATIVE_TIME[kind] * rows * job.arguments["splits"] * width(job.arguments["name"])
 
 
-def results_by_part(name: str, job_results: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The results of a set's jobs by part, each in the order of the splits."""
-    by_part: dict[str, list[Any]] = {part: [] for part in RELATIVE_TIME}
+def results_by_kind(name: str, job_results: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The results of a set's jobs by kind, each in the order of the splits."""
+    by_kind: dict[str, list[Any]] = {kind: [] for kind in RELATIVE_TIME}
     for job_name, result in job_results.items():
-        # "<set>, <part>" or "<set>, <part>, <first split>"
-        set_name, part, *_ = job_name.split(", ")
+        # "<set>, <kind>" or "<set>, <kind>, <first split>"
+        set_name, kind, *_ = job_name.split(", ")
         if set_name == name:
-            by_part[part].append(result)
-    return by_part
+            by_kind[kind].append(result)
+    return by_kind
 
 
 # --- what the page tells of a set ----------------------------------------------------------------

@@ -38,7 +38,7 @@ BASELINES = ("mc_dropout", "deep_ensemble", "deep_ensemble_400")
 """Methods with networks of their own."""
 
 JUDGED = ("official", "five", "random", "constant", "variance_head", "laplace", "boosted")
-"""Parts whose jobs judge the networks that come with the project."""
+"""Kinds of jobs that judge the networks that come with the project."""
 
 METHODS = ("llpr", *OURS, *ON_THE_NET, *BASELINES, "llpr_random")
 
@@ -55,7 +55,7 @@ Splits = Sequence[Mapping[str, Scores]]
 """Scores of one method: the summaries "all" and "new" of every split."""
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Results of a set's jobs by part, each in the order of the splits."""
+"""Results of a set's jobs by kind, each in the order of the splits."""
 
 
 def likelihood(entry: Mapping[str, Any]) -> str:
@@ -91,14 +91,14 @@ def entry(results: Results, *, name: str, seed: int, about: Mapping[str, Any]) -
         "per_split": {method: split_by_split(splits) for method, splits in methods.items()},
         "chosen": chosen(methods, results),
         "committed": {
-            part: all(result["committed"] for result in results[part])
-            for part in JUDGED
-            if results.get(part)
+            kind: all(result["committed"] for result in results[kind])
+            for kind in JUDGED
+            if results.get(kind)
         },
         "seconds": {
-            part: sum(result["seconds"] for result in of_part)
-            for part, of_part in results.items()
-            if of_part
+            kind: sum(result["seconds"] for result in of_kind)
+            for kind, of_kind in results.items()
+            if of_kind
         },
     }
 
@@ -106,8 +106,8 @@ def entry(results: Results, *, name: str, seed: int, about: Mapping[str, Any]) -
 def method_scores(results: Results, name: str, seed: int) -> dict[str, Splits]:
     """The scores of all methods that were run, in the order of `METHODS`."""
     scores: dict[str, Splits] = {}
-    for part in JUDGED:
-        for result in results.get(part, ()):
+    for kind in JUDGED:
+        for result in results.get(kind, ()):
             scores.update(result["methods"])
     for method in BASELINES:
         if results.get(method):

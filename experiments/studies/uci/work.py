@@ -120,18 +120,18 @@ def split_rows(name: str, splits: int, drawing: str, seed: int) -> Iterator[Spli
         )
 
 
-def add_scores(methods: Methods, split: SplitRows, scored: Iterable[MethodScores]) -> None:
+def add_scores(methods: Methods, split: SplitRows, method_scores: Iterable[MethodScores]) -> None:
     """Append the scores of one split to those of its methods, in the target's unit.
 
     Args:
         methods: the scores of earlier splits, which are extended.
         split: the split that was judged.
-        scored: the scores of each method; they may be computed while they are read.
+        method_scores: the scores of each method; they may be computed while they are read.
     """
     with warnings.catch_warnings():
         # The published sets contain some rows several times; the page says so.
         warnings.filterwarnings("ignore", message=REPEATED)
-        for method, rows, chosen in scored:
+        for method, rows, chosen in method_scores:
             scores = with_and_without(rows.in_unit(split.unit), split.copied)
             methods.setdefault(method, []).append({**scores, "chosen": chosen})
 
@@ -197,8 +197,8 @@ def mean_of_five(name: str, *, splits: int, seed: int, epochs: int, nets: str) -
     for k, split in enumerate(split_rows(name, splits, OFFICIAL, seed)):
         model = rg.MeanOf([networks.stack.module(k) for networks in members])
         uq = error_bars.fitted(model, split.train)
-        scored = calibrated_scores("best_of_five", uq, split, error_bars.AUTO)
-        add_scores(methods, split, [scored])
+        scores = calibrated_scores("best_of_five", uq, split, error_bars.AUTO)
+        add_scores(methods, split, [scores])
     return {
         "methods": methods,
         "committed": all(networks.committed for networks in members),

@@ -79,9 +79,9 @@ def choice_table(kinds: Found) -> Table:
     for target, kind in kinds.items():
         for name, calibration in kind["calibrations"].items():
             chosen = calibration["chosen"]
-            ways = "; ".join(f"{way} ({count})" for way, count in chosen["ways"].items())
+            choices = "; ".join(f"{way} ({count})" for way, count in chosen["ways"].items())
             values = [chosen["ridge"], chosen["scale"], chosen["noise_variance"]]
-            rows.append([TARGETS[target], LABELS[name], ways, *values])
+            rows.append([TARGETS[target], LABELS[name], choices, *values])
     columns = ["target", "bars", "criterion, noise (nets)", "ridge", "scale", "noise variance"]
     return Table(columns, rows, CHOICES)
 

@@ -51,10 +51,10 @@ def judged(
     network_seed = 1000 * seed + split
     network = forecaster(inputs, len(samples.stations), network_seed)
     protocol = replace(FORECASTS, epochs=epochs)
-    trained = loop.fitted(
+    training = loop.fitted(
         network, samples.train, samples.valid, protocol, network_seed, what=f"net {split}"
     )
-    uq = rg.LastLayerRigidity(trained.net).fit(samples.train, progress=False)
+    uq = rg.LastLayerRigidity(training.net).fit(samples.train, progress=False)
     calibrations = {
         "paper": error_bars.BINS,
         "nll": error_bars.PAPER,
@@ -70,7 +70,7 @@ def judged(
             for name, of_calibration in bars.items()
         },
         "stations": {name: _per_station(bars[name], target, samples) for name in SHOWN},
-        "epoch": trained.epoch,
+        "epoch": training.epoch,
         "inputs": inputs,
         "rows": {
             "train": len(samples.train[-1]),
@@ -121,13 +121,13 @@ def _scored(
         """What bars would score if nothing were wrong with them."""
         return {"floor": floors(target - bars.mean, std, bin_size, seed=0)["shuffled"]}
 
-    scored = scores.beside_constant(
+    block = scores.beside_constant(
         bars.mean, bars.std, target, constant, bin_size, more=floor_score
     )
-    scored["chosen"] = bars.chosen
+    block["chosen"] = bars.chosen
     if name in SHOWN:
-        scored.update(scores.pictured(bars.mean, bars.std, target, bin_size))
-    return scored
+        block.update(scores.pictured(bars.mean, bars.std, target, bin_size))
+    return block
 
 
 def _per_station(bars: error_bars.Bars, target: Tensor, samples: WeatherSplit) -> dict[str, Any]:

@@ -201,11 +201,11 @@ def beyond_axes(figure: Figure) -> BeyondAxes:
 
 def binned(numbers: Found) -> Figure:
     """The paper's panels: one width each, by the paper's calibration."""
-    shown = numbers["shown"]
-    figure, axes = panels(columns=2, rows=(len(shown) + 1) // 2, height=4.0)
-    for ax, (width, bins) in zip(axes, shown.items(), strict=False):
+    bins_by_width = numbers["shown"]
+    figure, axes = panels(columns=2, rows=(len(bins_by_width) + 1) // 2, height=4.0)
+    for ax, (width, bins) in zip(axes, bins_by_width.items(), strict=False):
         parity.binned(ax, {LABELS["paper"]: bins}, f"{width} neurons a layer")
-    for ax in axes[len(shown) :]:
+    for ax in axes[len(bins_by_width) :]:
         ax.set_axis_off()
     return figure
 

@@ -65,7 +65,7 @@ def numbers(
     ]
     job_results = results("width", jobs, keep=not quick, workers=1 if quick else None)
     stacks = {width: job_results[f"width {width}"] for width in widths}
-    shown = widths if quick else SHOWN
+    drawn_widths = widths if quick else SHOWN
     return {
         "settings": {
             **sizes,
@@ -81,7 +81,9 @@ def numbers(
         },
         "trends": {name: _trends(stacks, name) for name in work.CALIBRATIONS},
         "shown": {
-            width: stack["paper"]["bins"] for width, stack in stacks.items() if width in shown
+            width: stack["paper"]["bins"]
+            for width, stack in stacks.items()
+            if width in drawn_widths
         },
     }
 

@@ -37,18 +37,18 @@ def networks(
     samples = drawn(count, seed, WIDTH, most=most)
     protocol = Protocol((width, width), "silu", last_bias=False, epochs=epochs, decay=decay)
     stack = stacks.trained(samples, protocol, seed, f"nets of width {width}").best
-    judged: dict[str, Any] = {name: {"each": []} for name in CALIBRATIONS}
+    calibrations: dict[str, Any] = {name: {"each": []} for name in CALIBRATIONS}
     for k, network in enumerate(stacks.judged(stack, samples)):
         for name, calibration in CALIBRATIONS.items():
             bars = network.bars(calibration)
             if k == 0:
                 mean, std, target = network.rows(bars)
-                judged[name]["bins"] = scores.bins(mean, std, target, bin_size)
-            judged[name]["each"].append(
+                calibrations[name]["bins"] = scores.bins(mean, std, target, bin_size)
+            calibrations[name]["each"].append(
                 {
                     **network.scored(bars, bin_size),
                     "smallest_bar": float(bars.std.min() / bars.std.median()),
                     "chosen": bars.chosen,
                 }
             )
-    return {**judged, "rows": samples.counts}
+    return {**calibrations, "rows": samples.counts}
