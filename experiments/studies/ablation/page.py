@@ -1,4 +1,8 @@
-"""The page: what each part brings in the domain, and what happens outside it."""
+"""The page: what each part brings in the domain, and what happens outside it.
+
+Everything here reads the entries of `run.entry` by the name of the set, "<study>, <name>", as the
+JSON file has them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from experiments.frame.wording import direction, measured
 from experiments.judging.predictive import LEVEL
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LABELS = {
@@ -22,7 +27,16 @@ LABELS = {
     "all": "head, t, tilt (default)",
     "unguarded": "default without guard",
 }
-COLOURS = dict(zip(LABELS, (BLACK, GREY, GREEN, ORANGE, BLUE, VERMILION), strict=True))
+"""What the page calls the forms."""
+
+COLOURS = {
+    "paper": BLACK,
+    "floor": GREY,
+    "floor_t": GREEN,
+    "head_t": ORANGE,
+    "all": BLUE,
+    "unguarded": VERMILION,
+}
 PARTS = {
     "floor - paper": "constant floor",
     "floor_t - floor": "Student-t",
@@ -31,50 +45,75 @@ PARTS = {
     "all - paper": "all together",
     "all - unguarded": "cost of the guard",
 }
+"""What the page calls the differences between forms."""
+
+FAR_FORMS = ("paper", "all", "unguarded")
+"""Forms that are shown outside the domain."""
+
 CALIFORNIA = {"relu": "California, ReLU", "silu": "California, SiLU"}
 
 
-def entries(found: Found) -> list[Entry]:
+def entries(sets: Found) -> list[Entry]:
     """The page."""
-    far = outside(found)
     return [
         INTRODUCTION,
-        which_nets(found),
-        difference_table(found, "inside"),
-        Picture("parts", pictured(found), CAPTION),
-        score_table(found, "inside"),
-        *([OUTSIDE, outside_table(far), difference_table(far, "outside")] if far else []),
-        *([score_table(far, "outside"), auroc_table(far)] if far else []),
-        said(found),
+        network_source(sets),
+        difference_table(sets, "inside"),
+        Picture("parts", gains_and_coverage(sets), CAPTION),
+        score_table(sets, "inside"),
+        *outside_entries(with_outside_rows(sets)),
+        conclusion(sets),
+    ]
+
+
+def outside_entries(far_sets: Found) -> list[Entry]:
+    """What the page says of rows outside the domain, where there are some."""
+    if not far_sets:
+        return []
+    return [
+        OUTSIDE,
+        coverage_table(far_sets),
+        difference_table(far_sets, "outside"),
+        score_table(far_sets, "outside"),
+        auroc_table(far_sets),
     ]
 
 
 def title(name: str) -> str:
-    """Of a set.
+    """What the page calls a set.
 
     >>> title("uci, yacht"), title("outside, wine"), title("california, relu")
     ('yacht', 'wine, domain', 'California, ReLU')
     """
-    study, own = name.split(", ")
-    return CALIFORNIA.get(own, own) + (", domain" if study == "outside" else "")
+    study, set_name = name.split(", ")
+    label = CALIFORNIA.get(set_name, set_name)
+    if study == "outside":
+        return f"{label}, domain"
+    return label
 
 
-def likelihood(one: Found) -> str:
-    """The NLL that counts: of cells where targets lie on a grid."""
-    return "cell" if "cell" in one["forms"]["paper"]["inside"] else "nll"
+def likelihood(entry: Found) -> str:
+    """The NLL that counts for a set: that of cells where targets lie on a grid."""
+    if "cell" in entry["forms"]["paper"]["inside"]:
+        return "cell"
+    return "nll"
 
 
-def outside(found: Found) -> Found:
+def with_outside_rows(sets: Found) -> Found:
     """The sets with rows outside the domain."""
-    return {name: one for name, one in found.items() if "outside" in one["forms"]["paper"]}
+    return {name: entry for name, entry in sets.items() if "outside" in entry["forms"]["paper"]}
 
 
-def difference_table(found: Found, side: str) -> Table:
-    """Of the NLL, part by part."""
+# --- tables --------------------------------------------------------------------------------------
+
+
+def difference_table(sets: Found, side: str) -> Table:
+    """What each part changes in the NLL, "inside" or "outside" the domain."""
     rows: list[list[Cell]] = []
-    for name, one in found.items():
-        values = [one["differences"][pair][side][likelihood(one)] for pair in PARTS]
-        rows.append([title(name), one["nets"], *map(_marked, values)])
+    for name, entry in sets.items():
+        differences = [entry["differences"][pair][side][likelihood(entry)] for pair in PARTS]
+        cells = [_bold_where_lower(difference) for difference in differences]
+        rows.append([title(name), entry["nets"], *cells])
     where = "in the domain" if side == "inside" else "outside the domain"
     caption = (
         f"What each part changes in the NLL of test rows {where}, added to what stands left of it: "
@@ -84,16 +123,13 @@ def difference_table(found: Found, side: str) -> Table:
     return Table(["set", "nets", *PARTS.values()], rows, caption)
 
 
-def score_table(found: Found, side: str) -> Table:
-    """CRPS over the paper's, and coverage, of every form."""
+def score_table(sets: Found, side: str) -> Table:
+    """NLL, CRPS and coverage of every form, "inside" or "outside" the domain."""
     rows: list[list[Cell]] = []
-    for name, one in found.items():
-        forms = {form: scores[side] for form, scores in one["forms"].items()}
-        for label, metric in (
-            ("NLL", likelihood(one)),
-            ("CRPS", "crps"),
-            ("in 90 %", "coverage_90"),
-        ):
+    for name, entry in sets.items():
+        forms = {form: scores[side] for form, scores in entry["forms"].items()}
+        metrics = {"NLL": likelihood(entry), "CRPS": "crps", "in 90 %": "coverage_90"}
+        for label, metric in metrics.items():
             digits = _digits(forms["paper"][metric][0])
             cells = [measured(scores[metric], digits) for scores in forms.values()]
             rows.append([title(name), label, *cells])
@@ -105,44 +141,38 @@ def score_table(found: Found, side: str) -> Table:
     return Table(["set", "", *LABELS.values()], rows, caption)
 
 
-def outside_table(found: Found) -> Table:
-    """What the intervals hold, in and out."""
+def coverage_table(far_sets: Found) -> Table:
+    """The share of the targets that the intervals cover, inside and outside."""
+    columns = ["set"]
+    for form in FAR_FORMS:
+        columns += [f"{LABELS[form]}, inside", f"{LABELS[form]}, outside"]
+    columns.append("lowest of a net")
     rows: list[list[Cell]] = []
-    for name, one in found.items():
-        cells = [
-            measured(one["forms"][form][side]["coverage_90"])
-            for form in ("paper", "all", "unguarded")
-            for side in ("inside", "outside")
-        ]
-        rows.append(
-            [title(name), *cells, f"{one['forms']['all']['outside']['lowest_coverage']:.3f}"]
-        )
-    columns = [
-        f"{LABELS[form]}, {side}"
-        for form in ("paper", "all", "unguarded")
-        for side in ("inside", "outside")
-    ]
+    for name, entry in far_sets.items():
+        forms = entry["forms"]
+        row: list[Cell] = [title(name)]
+        for form in FAR_FORMS:
+            row.append(measured(forms[form]["inside"]["coverage_90"]))
+            row.append(measured(forms[form]["outside"]["coverage_90"]))
+        row.append(f"{forms['all']['outside']['lowest_coverage']:.3f}")
+        rows.append(row)
     caption = (
         "Share of the test targets that the 90 % intervals hold, inside and outside the domain: "
         "mean over the nets and standard error; last, the net of the default that holds least."
     )
-    return Table(["set", *columns, "lowest of a net"], rows, caption)
+    return Table(columns, rows, caption)
 
 
-def auroc_table(found: Found) -> Table:
-    """Telling far rows."""
-    rows: list[list[Cell]] = [
-        [
-            title(name),
-            one["rows"]["inside"],
-            one["rows"]["outside"],
-            measured(one["auroc"]),
-            *(measured(one["forms"][form]["auroc"]) for form in ("paper", "all", "unguarded")),
-        ]
-        for name, one in found.items()
-    ]
+def auroc_table(far_sets: Found) -> Table:
+    """How well rigidity and bars tell far rows."""
+    rows: list[list[Cell]] = []
+    for name, entry in far_sets.items():
+        of_bars = [measured(entry["forms"][form]["auroc"]) for form in FAR_FORMS]
+        counts = entry["rows"]
+        rigidity = measured(entry["auroc"])
+        rows.append([title(name), counts["inside"], counts["outside"], rigidity, *of_bars])
     columns = ["set", "rows inside", "rows outside", "rigidity"]
-    columns += [f"bar of {LABELS[form]}" for form in ("paper", "all", "unguarded")]
+    columns += [f"bar of {LABELS[form]}" for form in FAR_FORMS]
     caption = (
         "AUROC: the probability that a test row outside the domain has the smaller rigidity (at "
         "the default's ridge), or the larger bar, than one inside; mean over the nets and standard "
@@ -151,50 +181,126 @@ def auroc_table(found: Found) -> Table:
     return Table(columns, rows, caption)
 
 
-def pictured(found: Found) -> Figure:
-    """Gains in the domain, coverage outside."""
-    far = outside(found)
-    figure, axes = panels(rows=2 if far else 1, height=3.4)
-    for place, form in enumerate(list(LABELS)[1:]):
-        pairs = [_against_paper(one, form) for one in found.values()]
-        at = [k + 0.13 * (place - 2) for k in range(len(found))]
-        axes[0].plot(at, pairs, "o", color=COLOURS[form], ms=5, label=LABELS[form])
-    axes[0].axhline(0, color=BLACK, lw=0.8)
-    axes[0].set_yscale("symlog", linthresh=0.1)
-    axes[0].set_ylim(*(1.2 * end for end in axes[0].get_ylim()))
-    axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes[0].set_xticks(range(len(found)), [title(name) for name in found], rotation=30, ha="right")
-    axes[0].set(ylabel="NLL - paper's form", title="Inside")
-    if far:
-        for place, form in enumerate(("paper", "all", "unguarded")):
-            shares = [one["forms"][form]["outside"]["coverage_90"][0] for one in far.values()]
-            at = [k + 0.15 * (place - 1) for k in range(len(far))]
-            label = LABELS[form] if form == "paper" else None  # the others stand above
-            axes[1].plot(at, shares, "o", color=COLOURS[form], ms=5, label=label)
-        axes[1].axhline(LEVEL, color=BLACK, lw=0.8)
-        axes[1].set_xticks(range(len(far)), [title(name) for name in far], rotation=30, ha="right")
-        axes[1].set(ylabel="held by 90 % intervals", title="Outside", ylim=(0, 1.02))
-    figure.legend(loc="outside upper center", ncols=3)
-    return figure
-
-
-def _against_paper(one: Found, form: str) -> float:
-    forms, metric = one["forms"], likelihood(one)
-    return forms[form]["inside"][metric][0] - forms["paper"]["inside"][metric][0]
-
-
-def _marked(value: Sequence[float]) -> str:
-    text = measured(value)
-    return f"**{text}**" if direction(value) < 0 else text
+def _bold_where_lower(difference: Sequence[float]) -> str:
+    """The cell of a difference, bold where it is clearly below zero."""
+    text = measured(difference)
+    if direction(difference) < 0:
+        return f"**{text}**"
+    return text
 
 
 def _digits(size: float) -> int:
-    """Three, or more for small values.
+    """Three decimals, or more for small values.
 
     >>> _digits(0.5), _digits(-3.0), _digits(0.0004)
     (3, 3, 6)
     """
-    return max(3, 2 - math.floor(math.log10(abs(size)))) if size else 3
+    if size == 0:
+        return 3
+    return max(3, 2 - math.floor(math.log10(abs(size))))
+
+
+# --- figure --------------------------------------------------------------------------------------
+
+
+def gains_and_coverage(sets: Found) -> Figure:
+    """The NLL of all forms inside, and below it the coverage outside, where there are such rows."""
+    far_sets = with_outside_rows(sets)
+    figure, axes = panels(rows=2 if far_sets else 1, height=3.4)
+    _draw_gains(axes[0], sets)
+    if far_sets:
+        _draw_coverage(axes[1], far_sets)
+    figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+def _draw_gains(ax: Axes, sets: Found) -> None:
+    """Each form's NLL in the domain less that of the paper's form."""
+    for place, form in enumerate(list(LABELS)[1:]):
+        gains = [_nll_change(entry, form) for entry in sets.values()]
+        positions = [k + 0.13 * (place - 2) for k in range(len(sets))]
+        ax.plot(positions, gains, "o", color=COLOURS[form], ms=5, label=LABELS[form])
+    ax.axhline(0, color=BLACK, lw=0.8)
+    ax.set_yscale("symlog", linthresh=0.1)
+    low, high = ax.get_ylim()
+    ax.set_ylim(1.2 * low, 1.2 * high)
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.set_xticks(range(len(sets)), [title(name) for name in sets], rotation=30, ha="right")
+    ax.set(ylabel="NLL - paper's form", title="Inside")
+
+
+def _draw_coverage(ax: Axes, far_sets: Found) -> None:
+    """What the intervals of some forms cover outside the domain."""
+    for place, form in enumerate(FAR_FORMS):
+        shares = [entry["forms"][form]["outside"]["coverage_90"][0] for entry in far_sets.values()]
+        positions = [k + 0.15 * (place - 1) for k in range(len(far_sets))]
+        label = LABELS[form] if form == "paper" else None  # the panel above names the others
+        ax.plot(positions, shares, "o", color=COLOURS[form], ms=5, label=label)
+    ax.axhline(LEVEL, color=BLACK, lw=0.8)
+    names = [title(name) for name in far_sets]
+    ax.set_xticks(range(len(far_sets)), names, rotation=30, ha="right")
+    ax.set(ylabel="held by 90 % intervals", title="Outside", ylim=(0, 1.02))
+
+
+def _nll_change(entry: Found, form: str) -> float:
+    """The mean NLL of a form in the domain less that of the paper's form."""
+    metric = likelihood(entry)
+    forms = entry["forms"]
+    return forms[form]["inside"][metric][0] - forms["paper"]["inside"][metric][0]
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+def network_source(sets: Found) -> str:
+    """Whether the networks come with the project or were trained by this run."""
+    trained_sets = [title(name) for name, entry in sets.items() if not entry["committed"]]
+    if not trained_sets:
+        return "All nets come with the project (`experiments/nets/`); nothing was trained here."
+    return (
+        "Trained by this run, for want of nets that come with the project: "
+        f"{', '.join(trained_sets)}."
+    )
+
+
+def conclusion(sets: Found) -> str:
+    """What the guard costs, and where the default fails."""
+    paragraphs = [_guard_cost(sets)]
+    far_sets = with_outside_rows(sets)
+    if far_sets:
+        paragraphs.append(_worst_outside(far_sets))
+    return "\n\n".join(paragraphs)
+
+
+def _guard_cost(sets: Found) -> str:
+    """The largest and the average loss of NLL in the domain."""
+    costs = [
+        (entry["differences"]["all - unguarded"]["inside"][likelihood(entry)][0], title(name))
+        for name, entry in sets.items()
+    ]
+    largest, set_title = max(costs)
+    average = math.fsum(cost for cost, _ in costs) / len(costs)
+    return (
+        f"**What the guard costs.** In the domain at most {largest:.3f} of NLL ({set_title}), on "
+        f"average {average:.3f}."
+    )
+
+
+def _worst_outside(far_sets: Found) -> str:
+    """The set on which the default's intervals cover least outside the domain."""
+    coverages = {
+        name: {form: entry["forms"][form]["outside"]["coverage_90"][0] for form in FAR_FORMS}
+        for name, entry in far_sets.items()
+    }
+    worst = min(coverages, key=lambda name: coverages[name]["all"])
+    coverage = coverages[worst]
+    where = title(worst).removesuffix(", domain")
+    return (
+        f"**Where it fails.** Outside the domain on {where} the default's 90 % "
+        f"intervals hold {100 * coverage['all']:.0f} % (the paper's form "
+        f"{100 * coverage['paper']:.0f} %, without the guard {100 * coverage['unguarded']:.0f} %): "
+        "far from all training rows the last layer alone cannot know how wrong the features are."
+    )
 
 
 INTRODUCTION = """\
@@ -203,7 +309,8 @@ last features makes different from row to row; a Student-t distribution; a tilt 
 distribution, again by a head; and a guard, which widens the bars beyond the rigidities of the
 training rows. Here they are put together part by part, on trained nets that stay as they are, with
 the library's own calibration each time (`calibrate(valid, criterion="auto", noise=...,
-distribution=...)`, guard included), and the guard is taken out of the whole. The paper's form is `criterion="nll"` without noise. Everything
+distribution=...)`, guard included), and the guard is taken out of the whole. The paper's \
+form is `criterion="nll"` without noise. Everything
 is calibrated on the validation rows that also stopped the training, and judged on test rows."""
 
 CAPTION = (
@@ -216,41 +323,3 @@ Outside the domain: nets of the sets marked *domain* have seen no row beyond the
 the first principal direction of the inputs, those of California no row west of the threshold of its
 own page. Validation rows come from the domain alone, so that no calibration knows what happens
 outside; what a form does there it does by itself."""
-
-
-def which_nets(found: Found) -> str:
-    """Whose they are."""
-    fresh = [title(name) for name, one in found.items() if not one["committed"]]
-    if not fresh:
-        return "All nets come with the project (`experiments/nets/`); nothing was trained here."
-    return f"Trained by this run, for want of nets that come with the project: {', '.join(fresh)}."
-
-
-def said(found: Found) -> str:
-    """What the guard costs, and where the default fails."""
-    costs = [
-        (one["differences"]["all - unguarded"]["inside"][likelihood(one)][0], title(name))
-        for name, one in found.items()
-    ]
-    cost, most = max(costs)
-    sentences = [
-        f"**What the guard costs.** In the domain at most {cost:.3f} of NLL ({most}), on average "
-        f"{math.fsum(value for value, _ in costs) / len(costs):.3f}."
-    ]
-    if far := outside(found):
-        shares = {
-            name: one["forms"]["all"]["outside"]["coverage_90"][0] for name, one in far.items()
-        }
-        worst = min(shares, key=shares.__getitem__)
-        paper, bare = (
-            far[worst]["forms"][form]["outside"]["coverage_90"][0]
-            for form in ("paper", "unguarded")
-        )
-        where = title(worst).removesuffix(", domain")
-        sentences.append(
-            f"**Where it fails.** Outside the domain on {where} the default's 90 % "
-            f"intervals hold {100 * shares[worst]:.0f} % (the paper's form {100 * paper:.0f} %, "
-            f"without the guard {100 * bare:.0f} %): far from all training rows the last layer "
-            "alone cannot know how wrong the features are."
-        )
-    return "\n\n".join(sentences)

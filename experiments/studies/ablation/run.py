@@ -1,4 +1,8 @@
-"""What each part of the default error bars brings, and what the guard costs."""
+"""What each part of the default error bars brings, and what the guard costs.
+
+One job a set judges trained networks by every form of the error bars (`work.judged_forms`); `entry`
+averages over the networks and pairs the forms network by network.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from experiments.training import kept
 
 SETS = ("concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 SINGLE = ("rmse", "nll", "cell", "crps", "coverage_90", "interval_score")
+"""Scores that are one number a network."""
 
 STEPS = (
     ("floor", "paper"),
@@ -27,20 +32,23 @@ STEPS = (
     ("all", "paper"),
     ("all", "unguarded"),
 )
-"""What is compared: each part with what was there before it, the whole, the guard."""
+"""Forms that are compared: each part with what was there before it, the whole, the guard."""
+
+OfNetworks = Sequence[Mapping[str, Any]]
+"""One entry a network: the scores of one form on each side."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a run.
+    """The size of a run.
 
     Attributes:
-        uci: sets, ...
-        outside: ... sets with a domain, ...
-        california: ... and nets of California.
-        splits: of each UCI set.
-        nets: of each of the others.
-        epochs: of the nets.
+        uci: UCI sets on their official splits.
+        outside: UCI sets with a domain.
+        california: kinds of California's networks.
+        splits: the splits of each UCI set.
+        nets: the networks of each of the other sets.
+        epochs: the epochs of the networks.
     """
 
     uci: tuple[str, ...] = SETS
@@ -52,72 +60,90 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(("yacht",), ("energy",), (), splits=2, nets=2, epochs=15)
+QUICK = Sizes(uci=("yacht",), outside=("energy",), california=(), splits=2, nets=2, epochs=15)
 
 
 def run(*, quick: bool, seed: int) -> Outcome:
-    """Judge the nets that come with the project."""
-    sizes = QUICK if quick else FULL
-    asked = jobs(sizes, seed)
-    done = results("ablation", asked, keep=not quick, workers=1 if quick else None)
-    found = {job.name: entry(done[job.name]) for job in asked}
-    return Outcome("What each part of the error bars brings", found, page.entries(found))
+    """Judge the networks that come with the project."""
+    set_jobs = jobs(QUICK if quick else FULL, seed)
+    job_results = results("ablation", set_jobs, keep=not quick, workers=1 if quick else None)
+    numbers = {job.name: entry(job_results[job.name]) for job in set_jobs}
+    return Outcome("What each part of the error bars brings", numbers, page.entries(numbers))
 
 
 def jobs(sizes: Sizes, seed: int) -> list[Job]:
-    """One a set."""
-    found = []
-    for study, names, count in (
-        ("uci", sizes.uci, sizes.splits),
-        ("outside", sizes.outside, sizes.nets),
-        ("california", sizes.california, sizes.nets),
-    ):
-        for name in names:
-            asked = {"study": study, "name": name, "count": count, "seed": seed}
-            asked |= {"epochs": sizes.epochs, "nets": kept.digest(study)}
-            data = NAMES if study == "california" else uci.names(name)
-            found.append(Job(f"{study}, {name}", work.parts, asked, data))
-    return found
+    """One job a set."""
+    set_jobs = [_job("uci", name, sizes.splits, sizes.epochs, seed) for name in sizes.uci]
+    for name in sizes.outside:
+        set_jobs.append(_job("outside", name, sizes.nets, sizes.epochs, seed))
+    for name in sizes.california:
+        set_jobs.append(_job("california", name, sizes.nets, sizes.epochs, seed))
+    return set_jobs
 
 
-def entry(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Means over the nets, and paired differences."""
-    forms, rows = part["forms"], part["rows"]
+def _job(study: str, name: str, count: int, epochs: int, seed: int) -> Job:
+    """The job of one set, with so many networks."""
+    arguments = {
+        "study": study,
+        "name": name,
+        "count": count,
+        "seed": seed,
+        "epochs": epochs,
+        "nets": kept.digest(study),
+    }
+    data = NAMES if study == "california" else uci.names(name)
+    return Job(f"{study}, {name}", work.judged_forms, arguments, data)
+
+
+def entry(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of one set: means over the networks, and paired differences.
+
+    Args:
+        result: what `work.judged_forms` returned.
+    """
+    forms = result["forms"]
+    rows = result["rows"]
     sides = [side for side in ("inside", "outside") if side in forms["paper"][0]]
-    listed = {"test": rows["test"], "train": rows["train"] + rows["valid"]}
+    paired: dict[str, Any] = {}
+    for form, earlier in STEPS:
+        paired[f"{form} - {earlier}"] = {
+            side: differences(
+                [network[side] for network in forms[form]],
+                [network[side] for network in forms[earlier]],
+                test=rows["test"],
+                train=rows["train"] + rows["valid"],
+            )
+            for side in sides
+        }
+    auroc = None
+    if result["auroc"]:
+        auroc = list(mean_and_error(result["auroc"]))
     return {
         "nets": len(forms["paper"]),
         "rows": rows,
-        "committed": part["committed"],
-        "forms": {form: averaged(each, sides) for form, each in forms.items()},
-        "differences": {
-            f"{one} - {other}": {
-                side: differences(
-                    [net[side] for net in forms[one]], [net[side] for net in forms[other]], **listed
-                )
-                for side in sides
-            }
-            for one, other in STEPS
-        },
-        "auroc": list(mean_and_error(part["auroc"])) if part["auroc"] else None,
-        "seconds": part["seconds"],
+        "committed": result["committed"],
+        "forms": {form: averaged(networks, sides) for form, networks in forms.items()},
+        "differences": paired,
+        "auroc": auroc,
+        "seconds": result["seconds"],
     }
 
 
-def averaged(each: Sequence[Mapping[str, Any]], sides: Sequence[str]) -> dict[str, Any]:
-    """[mean, standard error] of every number on each side, and of the bar's AUROC."""
-    found: dict[str, Any] = {
-        side: {
-            name: list(mean_and_error([one[side][name] for one in each]))
-            for name in SINGLE
-            if name in each[0][side]
-        }
-        | {"lowest_coverage": min(one[side]["coverage_90"] for one in each)}
-        for side in sides
-    }
+def averaged(networks: OfNetworks, sides: Sequence[str]) -> dict[str, Any]:
+    """[mean, standard error] of every score of a form on each side, and of the bar's AUROC."""
+    averages: dict[str, Any] = {}
     for side in sides:
-        fifths = zip(*(one[side]["fifths_of_bar"] for one in each), strict=True)
-        found[side]["fifths_of_bar"] = [math.fsum(part) / len(part) for part in fifths]
+        scores = [network[side] for network in networks]
+        of_side: dict[str, Any] = {
+            name: list(mean_and_error([score[name] for score in scores]))
+            for name in SINGLE
+            if name in scores[0]
+        }
+        of_side["lowest_coverage"] = min(score["coverage_90"] for score in scores)
+        # One tuple a fifth, of its coverages in all networks.
+        columns = zip(*(score["fifths_of_bar"] for score in scores), strict=True)
+        of_side["fifths_of_bar"] = [math.fsum(column) / len(column) for column in columns]
+        averages[side] = of_side
     if "outside" in sides:
-        found["auroc"] = list(mean_and_error([one["auroc"] for one in each]))
-    return found
+        averages["auroc"] = list(mean_and_error([network["auroc"] for network in networks]))
+    return averages

@@ -1,4 +1,8 @@
-"""Error bars inside and outside the training domain, on California housing (paper, Sec. 4.5)."""
+"""Error bars inside and outside the training domain, on California housing (paper, Sec. 4.5).
+
+Two jobs do the work: `work.networks` judges every network's error bars on both sides of the
+threshold, `work.histogram` counts the rows on both sides. `numbers` averages over the networks.
+"""
 
 from __future__ import annotations
 
@@ -17,110 +21,140 @@ from experiments.training import kept
 
 FULL = {"count": kept.NETS, "epochs": kept.EPOCHS, "bin_size": 100}
 QUICK = {"count": 2, "epochs": 4, "bin_size": 25}
-Each = Sequence[dict[str, Any]]
-"""One entry a net: by calibration, the two domains' scores, "auroc"s and "chosen"."""
+"""Networks, epochs of their training, and rows of a bin."""
 
 HISTOGRAM = 60
 """Bins between -3 and 3; the threshold is an edge."""
 
+OfNetworks = Sequence[dict[str, Any]]
+"""One entry a network. For a calibration: the two domains' scores, "auroc"s and "chosen"."""
+
 
 def run(*, quick: bool, seed: int) -> Outcome:
     """Train on one side of the threshold, judge on both."""
-    found = numbers(QUICK if quick else FULL, seed, keep=not quick)
-    return Outcome("In and out of the domain: California housing", found, page.entries(found))
+    if quick:
+        page_numbers = numbers(QUICK, seed, keep=False)
+    else:
+        page_numbers = numbers(FULL, seed, keep=True)
+    title = "In and out of the domain: California housing"
+    return Outcome(title, page_numbers, page.entries(page_numbers))
 
 
 def numbers(sizes: dict[str, Any], seed: int, *, keep: bool) -> dict[str, Any]:
-    """Everything that the page shows."""
+    """Everything that the page shows.
+
+    Args:
+        sizes: `FULL` or `QUICK`.
+        seed: the seed of splits and networks.
+        keep: whether results are kept on disk.
+    """
+    arguments = {**sizes, "seed": seed, "digest": kept.digest("california")}
     jobs = [
-        Job(
-            "nets",
-            work.nets,
-            {**sizes, "seed": seed, "digest": kept.digest("california")},
-            NAMES,
-        ),
+        Job("nets", work.networks, arguments, NAMES),
         Job("longitude", work.histogram, {"bins": HISTOGRAM}, NAMES),
     ]
-    found = results("california", jobs, keep=keep, workers=1)
-    nets, protocol = found["nets"], kept.PROTOCOLS[work.NETS]
-    rows = {name: nets[name] for name in ("train", "valid", "inside", "outside")}
+    job_results = results("california", jobs, keep=keep, workers=1)
+    networks = job_results["nets"]
+    protocol = kept.PROTOCOLS[work.NETS]
     return {
         "settings": {
             **sizes,
             "hidden": protocol.hidden[0],
             "decay": protocol.decay,
-            "committed": nets["committed"],
+            "committed": networks["committed"],
             "shown": 0,
             "level": page.LEVEL,
             "farthest": work.FARTHEST,
             "draws": DRAWS,
             "gaussian_kurtosis": 3,
         },
-        "rows": {**rows, "smallest_test": min(rows["inside"]), "largest_test": max(rows["inside"])},
-        "epoch": nets["epoch"],
-        "longitude": found["longitude"],
-        **summary(nets["each"]),
-        "limits": limits(nets["limits"]),
-        "shown": nets["shown"],
+        "rows": {
+            "train": networks["train"],
+            "valid": networks["valid"],
+            "inside": networks["inside"],
+            "outside": networks["outside"],
+            "smallest_test": min(networks["inside"]),
+            "largest_test": max(networks["inside"]),
+        },
+        "epoch": networks["epoch"],
+        "longitude": job_results["longitude"],
+        **summary(networks["each"]),
+        "limits": limits(networks["limits"]),
+        "shown": networks["shown"],
     }
 
 
-def summary(each: Each) -> dict[str, Any]:
-    """By calibration, and the paired differences from the paper's."""
+def summary(networks: OfNetworks) -> dict[str, Any]:
+    """Averages of every calibration, and its paired differences from the paper's.
+
+    Args:
+        networks: one entry a network, with the scores of each calibration.
+    """
+    by_calibration = {name: [network[name] for network in networks] for name in CALIBRATIONS}
     return {
-        "calibrations": {name: _calibration([one[name] for one in each]) for name in CALIBRATIONS},
+        "calibrations": {
+            name: _averages(of_networks) for name, of_networks in by_calibration.items()
+        },
         "differences": {
-            name: _difference([one[name] for one in each], [one["paper"] for one in each])
-            for name in CALIBRATIONS
+            name: _differences(of_networks, by_calibration["paper"])
+            for name, of_networks in by_calibration.items()
             if name != "paper"
         },
     }
 
 
-def limits(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How close to the line the bars can come, over the nets."""
-    kurtoses = [one["kurtosis"] for one in each]
+def limits(networks: OfNetworks) -> dict[str, Any]:
+    """How close to the line the bars can come, over the networks.
+
+    Args:
+        networks: the "limits" of each network.
+    """
+    kurtoses = [network["kurtosis"] for network in networks]
     return {
         "kurtosis": scores.quartiles(kurtoses),
         "kurtosis_of_each": kurtoses,
         "floors": {
-            name: scores.over_seeds([one["floors"][name] for one in each])
-            for name in each[0]["floors"]
+            name: scores.over_seeds([network["floors"][name] for network in networks])
+            for name in networks[0]["floors"]
         },
-        "hindsight": scores.over_seeds([one["hindsight"] for one in each]),
+        "hindsight": scores.over_seeds([network["hindsight"] for network in networks]),
     }
 
 
-def _calibration(repeated: Each) -> dict[str, Any]:
-    sides = {
-        domain: {
-            **scores.beside_constant_over_seeds([one[domain] for one in repeated]),
-            "coverage_of_each": (each := [one[domain]["scores"]["coverage"] for one in repeated]),
-            "lowest_coverage": min(each),
+def _averages(networks: OfNetworks) -> dict[str, Any]:
+    """One calibration over the networks: means, standard errors, medians of its choices."""
+    averages: dict[str, Any] = {}
+    for domain in DOMAINS:
+        coverages = [network[domain]["scores"]["coverage"] for network in networks]
+        averages[domain] = {
+            **scores.beside_constant_over_seeds([network[domain] for network in networks]),
+            "coverage_of_each": coverages,
+            "lowest_coverage": min(coverages),
         }
-        for domain in DOMAINS
+    aurocs = [network["auroc"] for network in networks]
+    aurocs_of_rigidity = [network["auroc_of_rigidity"] for network in networks]
+    chosen = [network["chosen"] for network in networks]
+    averages["auroc"] = list(mean_and_error(aurocs))
+    averages["auroc_of_rigidity"] = list(mean_and_error(aurocs_of_rigidity))
+    averages["auroc_of_each"] = aurocs
+    averages["farthest"] = scores.over_seeds([network["farthest"] for network in networks])
+    averages["chosen"] = {
+        "ridge": statistics.median(choice["ridge"] for choice in chosen),
+        "scale": statistics.median(choice["scale"] for choice in chosen),
+        "noise": statistics.median(choice["noise_variance"] for choice in chosen) ** 0.5,
     }
-    auroc = {name: [one[name] for one in repeated] for name in ("auroc", "auroc_of_rigidity")}
-    chosen = [one["chosen"] for one in repeated]
-    return {
-        **sides,
-        **{name: list(mean_and_error(values)) for name, values in auroc.items()},
-        "auroc_of_each": auroc["auroc"],
-        "farthest": scores.over_seeds([one["farthest"] for one in repeated]),
-        "chosen": {
-            "ridge": statistics.median(one["ridge"] for one in chosen),
-            "scale": statistics.median(one["scale"] for one in chosen),
-            "noise": statistics.median(one["noise_variance"] for one in chosen) ** 0.5,
-        },
-    }
+    return averages
 
 
-def _difference(repeated: Each, other: Each) -> dict[str, Any]:
-    sides = {
-        domain: scores.paired(
-            [one[domain]["scores"] for one in repeated], [one[domain]["scores"] for one in other]
+def _differences(networks: OfNetworks, paper: OfNetworks) -> dict[str, Any]:
+    """The scores of one calibration minus the paper's, network by network."""
+    differences: dict[str, Any] = {}
+    for domain in DOMAINS:
+        differences[domain] = scores.paired(
+            [network[domain]["scores"] for network in networks],
+            [network[domain]["scores"] for network in paper],
         )
-        for domain in DOMAINS
-    }
-    auroc = [a["auroc"] - b["auroc"] for a, b in zip(repeated, other, strict=True)]
-    return {**sides, "auroc": list(mean_and_error(auroc))}
+    pairs = zip(networks, paper, strict=True)
+    auroc = [network["auroc"] - of_paper["auroc"] for network, of_paper in pairs]
+    differences["auroc"] = list(mean_and_error(auroc))
+    return differences

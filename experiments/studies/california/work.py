@@ -1,4 +1,9 @@
-"""Nets trained on one side of a threshold, and their error bars on both sides of it."""
+"""Networks trained on one side of a threshold, and their error bars on both sides of it.
+
+`networks` takes a stack of trained networks, each with a split of its own. Every network is
+calibrated in all ways of `CALIBRATIONS` on validation rows inside the domain, and its bars are
+judged on the test rows inside and outside.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +31,10 @@ CALIBRATIONS = {
 with Bayesian linear regression's noise, as a warning."""
 
 SHOWN = ("paper", "auto")
-"""Those whose single rows and bins are kept, of the first net."""
+"""Calibrations whose single rows and bins are stored, of the first network."""
 
 NETS = "silu"
-"""Of California's nets that come with the project."""
+"""Which of California's networks that come with the project."""
 
 FARTHEST = 0.2
 """The share of validation rows, those of the largest bars, on which a calibration by the others is
@@ -38,90 +43,127 @@ tried: all that can be known of far rows without any."""
 DOMAINS = ("inside", "outside")
 
 
-def nets(*, count: int, seed: int, epochs: int, bin_size: int, digest: str) -> dict[str, Any]:
-    """Judge each net of a stack.
+def networks(*, count: int, seed: int, epochs: int, bin_size: int, digest: str) -> dict[str, Any]:
+    """Judge each network of a stack.
 
     Args:
-        count: of nets, each with a split of its own.
-        seed: of splits, first weights and batches.
-        epochs: of the training.
-        bin_size: rows of a bin.
-        digest: of the nets that come with the project.
+        count: the number of networks, each with a split of its own.
+        seed: the seed of splits, first weights and batches.
+        epochs: the epochs of the training.
+        bin_size: the rows of a bin.
+        digest: the digest of the networks that come with the project.
 
     Returns:
-        "each", one entry a net; "limits", how close to the line its bars can come; "shown", the
-        first net's rows and bins; counts of rows; and whether the nets were "committed".
+        "each", one entry a network; "limits", how close to the line its bars can come; "shown", the
+        first network's rows and bins; counts of rows; and whether the networks were "committed".
     """
     samples = drawn(count, seed, OUT_OF_DOMAIN, restricted=True)
-    found = kept.nets("california", NETS, count=count, seed=seed, epochs=epochs)
-    nets = enumerate(zip(stacks.judged(found.stack, samples), samples.inside, strict=True))
-    judged = [_judged(one, inside, k, bin_size) for k, (one, inside) in nets]
+    kept_networks = kept.nets("california", NETS, count=count, seed=seed, epochs=epochs)
+    calibrations = []
+    limits = []
+    plots: dict[str, Any] = {}
+    for k, network in enumerate(stacks.judged(kept_networks.stack, samples)):
+        inside = samples.inside[k]
+        bars = {}
+        by_calibration = {}
+        for name, calibration in CALIBRATIONS.items():
+            # The try on the farthest rows comes first: it leaves another calibration behind.
+            farthest_scores = farthest(network.uq, network.valid, calibration)
+            bars[name] = network.bars(calibration)
+            by_calibration[name] = {
+                **_scores(network, bars[name], inside, bin_size),
+                "farthest": farthest_scores,
+                "chosen": bars[name].chosen,
+            }
+        calibrations.append(by_calibration)
+        limits.append(_limits(network, bars, inside, bin_size, seed=k))
+        if k == 0:
+            plots = {name: _plots(network, bars[name], inside, bin_size) for name in SHOWN}
     return {
-        "each": [{name: one[name] for name in CALIBRATIONS} for one in judged],
-        "limits": [one["limits"] for one in judged],
-        "shown": judged[0]["shown"],
-        "epoch": found.epoch,
-        "committed": found.committed,
+        "each": calibrations,
+        "limits": limits,
+        "shown": plots,
+        "epoch": kept_networks.epoch,
+        "committed": kept_networks.committed,
         "nets": digest,
         "train": samples.counts["train"],
         "valid": samples.counts["valid"],
-        "inside": [int(mask.sum()) for mask in samples.inside],
-        "outside": [int((~mask).sum()) for mask in samples.inside],
+        "inside": [int(inside.sum()) for inside in samples.inside],
+        "outside": [int((~inside).sum()) for inside in samples.inside],
     }
 
 
 def histogram(*, bins: int) -> dict[str, Any]:
-    """Of the standardised longitude, between -3 and 3."""
+    """Count the rows in bins of the standardised longitude, between -3 and 3."""
     return longitudes([-3 + 6 * k / bins for k in range(bins + 1)])
 
 
-def _judged(one: Judged, inside: Tensor, k: int, bin_size: int) -> dict[str, Any]:
-    """One net's error bars by all calibrations, which see validation rows inside the domain."""
-    sides = {"inside": inside, "outside": ~inside}
-    found: dict[str, Any] = {}
-    stds = {}
-    for name, how in CALIBRATIONS.items():
-        beyond = farthest(one.uq, one.valid, how)
-        bars = one.bars(how)
-        mean, stds[name], target = one.rows(bars, inside)
-        found[name] = {
-            **{d: one.scored(bars, bin_size, side) for d, side in sides.items()},
-            "auroc": metrics.auroc(*(bars.std[side] for side in sides.values())),
-            "auroc_of_rigidity": metrics.auroc(*(softness(bars)[side] for side in sides.values())),
-            "farthest": beyond,
-            "chosen": bars.chosen,
-        }
-        if name in SHOWN:
-            plots = {d: _plots(one.rows(bars, side), bin_size) for d, side in sides.items()}
-            found.setdefault("shown", {})[name] = plots
-    stds["constant"] = torch.full_like(stds["paper"], one.constant)
-    error = target - mean
-    found["limits"] = {
-        "kurtosis": kurtosis(error),
-        "floors": {name: floors(error, std, bin_size, seed=k) for name, std in stds.items()},
-        "hindsight": hindsight(one.uq, one.test[0][inside], error, bin_size),
-    }
-    return found
-
-
 def farthest(
-    uq: rg.LastLayerRigidity, valid: Pair, how: error_bars.Calibration
+    uq: rg.LastLayerRigidity, valid: Pair, calibration: error_bars.Calibration
 ) -> dict[str, float]:
-    """Calibrate on the validation rows of small bars, judge on those of the largest."""
-    error_bars.calibrated(uq, valid, how)
+    """Calibrate on the validation rows of small bars and judge those of the largest.
+
+    Args:
+        uq: a fitted rigidity, whose calibration is replaced.
+        valid: the validation rows.
+        calibration: how to calibrate, first on all rows to order them by their bars.
+
+    Returns:
+        The coverage of 90 % intervals and the NLL of the share `FARTHEST` of the rows.
+    """
+    error_bars.calibrated(uq, valid, calibration)
     x, y = valid
     order = uq.predict(x).std.flatten().argsort(stable=True)
-    near, far = order.split([(n := len(x)) - int(FARTHEST * n), int(FARTHEST * n)])
-    error_bars.calibrated(uq, (x[near], y[near]), how)
-    p = uq.predict(x[far])
-    found = summary(row_scores(p, y[far]))
-    return {"coverage": found["coverage_90"], "nll": found["nll"]}
+    far_count = int(FARTHEST * len(x))
+    near, far = order.split([len(x) - far_count, far_count])
+    error_bars.calibrated(uq, (x[near], y[near]), calibration)
+    far_scores = summary(row_scores(uq.predict(x[far]), y[far]))
+    return {"coverage": far_scores["coverage_90"], "nll": far_scores["nll"]}
 
 
-def softness(bars: error_bars.Bars) -> Tensor:
-    """What the data leave open, q = 1 / rigidity, (N,)."""
-    return 1 / bars.prediction.rigidity.double().flatten()
+def _scores(
+    network: Judged, bars: error_bars.Bars, inside: Tensor, bin_size: int
+) -> dict[str, Any]:
+    """The scores on both sides, and how well bars and q tell far rows from near ones."""
+    softness = 1 / bars.prediction.rigidity.double().flatten()  # q, (N,)
+    return {
+        "inside": network.scored(bars, bin_size, inside),
+        "outside": network.scored(bars, bin_size, ~inside),
+        "auroc": metrics.auroc(bars.std[inside], bars.std[~inside]),
+        "auroc_of_rigidity": metrics.auroc(softness[inside], softness[~inside]),
+    }
 
 
-def _plots(rows: scores.Rows, bin_size: int) -> dict[str, Any]:
-    return {"points": scores.points(*rows), "bins": scores.bins(*rows, bin_size)}
+def _limits(
+    network: Judged, bars: dict[str, error_bars.Bars], inside: Tensor, bin_size: int, seed: int
+) -> dict[str, Any]:
+    """How close to the line the bars of one network can come on the rows inside.
+
+    Args:
+        network: the network.
+        bars: its bars by calibration. All have the same means.
+        inside: which test rows lie in the domain, (N,).
+        bin_size: the rows of a bin.
+        seed: the seed of the drawn errors.
+    """
+    rows = {name: network.rows(of_calibration, inside) for name, of_calibration in bars.items()}
+    error = -rows["paper"].error
+    stds = {name: of_calibration.std for name, of_calibration in rows.items()}
+    stds["constant"] = torch.full_like(stds["paper"], network.constant)
+    return {
+        "kurtosis": kurtosis(error),
+        "floors": {name: floors(error, std, bin_size, seed=seed) for name, std in stds.items()},
+        "hindsight": hindsight(network.uq, network.test[0][inside], error, bin_size),
+    }
+
+
+def _plots(network: Judged, bars: error_bars.Bars, inside: Tensor, bin_size: int) -> dict[str, Any]:
+    """Single rows and bins of one calibration on both sides."""
+    plots = {}
+    for domain, side in (("inside", inside), ("outside", ~inside)):
+        mean, std, target = network.rows(bars, side)
+        plots[domain] = {
+            "points": scores.points(mean, std, target),
+            "bins": scores.bins(mean, std, target, bin_size),
+        }
+    return plots

@@ -1,4 +1,7 @@
-"""The page: tables of what each answer tells, and one figure."""
+"""The page: tables of what each answer tells, and one figure.
+
+Everything here reads the numbers of `run.numbers`, as the JSON file has them.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,34 @@ ANSWERS = {
     "input": "first layer watched",
     "novelty": "novelty",
 }
-TAIL = ("flagged inside", "flagged outside", "90 % hold inside", "90 % hold outside")
+"""What the page calls the answers."""
+
+SCORE_COLUMNS = (
+    *(f"AUROC, {label}" for label in ANSWERS.values()),
+    "flagged inside",
+    "flagged outside",
+    "90 % hold inside",
+    "90 % hold outside",
+)
+"""Heads of the cells of `_score_cells`."""
+
+MARGIN = 0.01
+"""By so much of AUROC the rigidity must be better than novelty to be named."""
 
 
-def entries(found: Found) -> list[Entry]:
+def entries(numbers: Found) -> list[Entry]:
     """The page."""
     return [
-        opening(found),
-        kind_table(found),
-        Picture("auroc", pictured(found), CAPTION),
-        set_table(found),
-        unseen_table(found),
-        said(found),
+        opening(numbers),
+        kind_table(numbers),
+        Picture("auroc", auroc_figure(numbers), CAPTION),
+        set_table(numbers),
+        unseen_table(numbers),
+        conclusion(numbers),
     ]
 
 
-def opening(found: Found) -> str:
+def opening(numbers: Found) -> str:
     """What was done."""
     return (
         "Nets are fitted by `fit(..., novelty=True)`, calibrated by default on rows like those of "
@@ -39,93 +54,107 @@ def opening(found: Found) -> str:
         "*AUROC*: the probability that an answer is larger for a row outside than for one inside; "
         "0.5 is blind. *Flagged*: above what one calibration row in a hundred is above "
         "(`report.novelty_usual`). *Hold*: what the default's 90 % intervals hold of the true "
-        f"values. The sets: {found['settings']['nets']} nets on domains as in the study of what "
+        f"values. The sets: {numbers['settings']['nets']} nets on domains as in the study of what "
         "bars hold outside, half of them with a last layer of two units. The other kinds: "
-        f"{found['settings']['seeds']} nets each."
+        f"{numbers['settings']['seeds']} nets each."
     )
 
 
-def _cells(one: Mapping[str, Any]) -> list[Cell]:
-    aurocs = [f"{one['auroc'][name]:.3f}" for name in ANSWERS]
-    shares = [one["flagged"]["inside"], one["flagged"]["outside"]]
-    shares += [one["held"]["inside"], one["held"]["outside"]]
-    return [*aurocs, *(f"{share:.3f}" for share in shares)]
+# --- tables --------------------------------------------------------------------------------------
 
 
-def kind_table(found: Found) -> Table:
-    """One of each kind of nets."""
+def kind_table(numbers: Found) -> Table:
+    """Networks of each kind, by what is unlike in the rows outside."""
     rows: list[list[Cell]] = []
-    for name, kind in found["kinds"].items():
-        rows += [
-            [name, unlike, *_cells(one), f"`{one['layer']}`"]
-            for unlike, one in kind["unlike"].items()
-        ]
-    columns = ["net", "outside", *(f"AUROC, {label}" for label in ANSWERS.values()), *TAIL]
-    return Table([*columns, "most telling layer"], rows, KINDS)
+    for name, kind in numbers["kinds"].items():
+        for unlike, means in kind["unlike"].items():
+            rows.append([name, unlike, *_score_cells(means), f"`{means['layer']}`"])
+    columns = ["net", "outside", *SCORE_COLUMNS, "most telling layer"]
+    return Table(columns, rows, KINDS)
 
 
-def set_table(found: Found) -> Table:
-    """By set, and all."""
+def set_table(numbers: Found) -> Table:
+    """Each set, and all of them, by architecture."""
+    groups = {**numbers["sets"], "all": numbers["all"]}
     rows: list[list[Cell]] = []
-    for name, by_net in {**found["sets"], "all": found["all"]}.items():
-        rows += [[name, net, *_cells(one)] for net, one in by_net.items()]
-    columns = ["set", "net", *(f"AUROC, {label}" for label in ANSWERS.values()), *TAIL]
-    return Table(columns, rows, SETS)
+    for name, by_architecture in groups.items():
+        for architecture, means in by_architecture.items():
+            rows.append([name, architecture, *_score_cells(means)])
+    return Table(["set", "net", *SCORE_COLUMNS], rows, SETS)
 
 
-def unseen_table(found: Found) -> Table:
+def unseen_table(numbers: Found) -> Table:
     """Failures that have no sign in the inputs."""
-    rows: list[list[Cell]] = [[name, *_cells(one)] for name, one in found["unseen"].items()]
-    columns = ["outside", *(f"AUROC, {label}" for label in ANSWERS.values()), *TAIL]
-    return Table(columns, rows, UNSEEN)
+    rows: list[list[Cell]] = [
+        [name, *_score_cells(means)] for name, means in numbers["unseen"].items()
+    ]
+    return Table(["outside", *SCORE_COLUMNS], rows, UNSEEN)
 
 
-def pictured(found: Found) -> Figure:
-    """AUROC of the last layer and of novelty, case by case."""
-    cases = {}
-    for name, kind in found["kinds"].items():
-        for unlike, one in kind["unlike"].items():
-            cases[f"{name}: {unlike}"] = one["auroc"]
-    for net, one in found["all"].items():
-        cases[f"sets, {net}"] = one["auroc"]
-    for name, one in found["unseen"].items():
-        cases[f"nothing sees: {name}"] = one["auroc"]
-    figure, axes = panels(columns=1, height=0.36 * len(cases) + 1.1)
-    places = list(range(len(cases), 0, -1))
-    for place, one in zip(places, cases.values(), strict=True):
-        axes[0].plot([one["softness"], one["novelty"]], [place, place], color=BLACK, lw=0.6)
+def _score_cells(means: Mapping[str, Any]) -> list[Cell]:
+    """The cells of `SCORE_COLUMNS`, from the means of `run.mean_of`."""
+    values = [means["auroc"][answer] for answer in ANSWERS]
+    values += [means["flagged"]["inside"], means["flagged"]["outside"]]
+    values += [means["held"]["inside"], means["held"]["outside"]]
+    return [f"{value:.3f}" for value in values]
+
+
+# --- figure --------------------------------------------------------------------------------------
+
+
+def auroc_figure(numbers: Found) -> Figure:
+    """The AUROC of the last layer and of novelty, one line a case."""
+    aurocs = _aurocs(numbers)
+    figure, (ax,) = panels(columns=1, height=0.36 * len(aurocs) + 1.1)
+    places = list(range(len(aurocs), 0, -1))
+    for place, auroc in zip(places, aurocs.values(), strict=True):
+        ax.plot([auroc["softness"], auroc["novelty"]], [place, place], color=BLACK, lw=0.6)
     for answer, colour in (("softness", ORANGE), ("novelty", BLUE)):
-        values = [one[answer] for one in cases.values()]
-        axes[0].plot(values, places, "o", color=colour, label=ANSWERS[answer])
-    axes[0].axvline(0.5, color=BLACK, lw=0.8, ls=":")
-    axes[0].set_yticks(places, list(cases))
-    axes[0].set(xlabel="AUROC", xlim=(0.4, 1.02))
+        values = [auroc[answer] for auroc in aurocs.values()]
+        ax.plot(values, places, "o", color=colour, label=ANSWERS[answer])
+    ax.axvline(0.5, color=BLACK, lw=0.8, ls=":")
+    ax.set_yticks(places, list(aurocs))
+    ax.set(xlabel="AUROC", xlim=(0.4, 1.02))
     figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
-def said(found: Found) -> str:
+def _aurocs(numbers: Found) -> dict[str, Mapping[str, float]]:
+    """The AUROCs of the answers by case: kinds of networks, all sets, unseen failures."""
+    aurocs = {}
+    for name, kind in numbers["kinds"].items():
+        for unlike, means in kind["unlike"].items():
+            aurocs[f"{name}: {unlike}"] = means["auroc"]
+    for architecture, means in numbers["all"].items():
+        aurocs[f"sets, {architecture}"] = means["auroc"]
+    for name, means in numbers["unseen"].items():
+        aurocs[f"nothing sees: {name}"] = means["auroc"]
+    return aurocs
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+def conclusion(numbers: Found) -> str:
     """What it comes to."""
-    plain, narrow = found["all"].values() if len(found["all"]) == 2 else (None, None)
-    text = "**What it comes to.** "
-    if plain is not None and narrow is not None:
-        text += (
-            "On the sets the last layer's rigidity tells rows outside with an AUROC of "
-            f"{plain['auroc']['softness']:.2f} and novelty with {plain['auroc']['novelty']:.2f}; "
-            "where the last layer has two units these are "
-            f"{narrow['auroc']['softness']:.2f} and {narrow['auroc']['novelty']:.2f}. "
-        )
-    blind = []
-    for name, kind in found["kinds"].items():
-        for unlike, one in kind["unlike"].items():
-            if one["auroc"]["novelty"] < one["auroc"]["softness"] - 0.01:
-                blind.append(f"{name} ({unlike})")
-    if blind:
-        text += f"The rigidity sees more than novelty of: {', '.join(blind)}. "
-    return (
-        text + "Neither says anything where inputs are as ever and the truth is another: only "
-        "labels do."
+    wide, narrow = (means["auroc"] for means in numbers["all"].values())
+    sentences = [
+        "**What it comes to.** On the sets the last layer's rigidity tells rows outside with an "
+        f"AUROC of {wide['softness']:.2f} and novelty with {wide['novelty']:.2f}; where the last "
+        f"layer has two units these are {narrow['softness']:.2f} and {narrow['novelty']:.2f}."
+    ]
+    rigidity_is_better = []
+    for name, kind in numbers["kinds"].items():
+        for unlike, means in kind["unlike"].items():
+            if means["auroc"]["novelty"] < means["auroc"]["softness"] - MARGIN:
+                rigidity_is_better.append(f"{name} ({unlike})")
+    if rigidity_is_better:
+        cases = ", ".join(rigidity_is_better)
+        sentences.append(f"The rigidity sees more than novelty of: {cases}.")
+    sentences.append(
+        "Neither says anything where inputs are as ever and the truth is another: only labels do."
     )
+    return " ".join(sentences)
 
 
 CAPTION = "How well rows outside are told from rows inside, by the last layer and by all layers."

@@ -1,4 +1,7 @@
-"""The page: tables over all nets, by set, domain and architecture; one figure."""
+"""The page: tables over all networks, by set, domain and architecture; one figure.
+
+Everything here reads the numbers of `run.numbers`, as the JSON file has them.
+"""
 
 from __future__ import annotations
 
@@ -19,39 +22,42 @@ LABELS = {
     "constant": "one constant bar",
     "ensemble": "deep ensemble",
 }
-COLOURS = dict(zip(LABELS, (BLACK, VERMILION, ORANGE, BLUE, GREY, GREEN), strict=True))
-COLUMNS = (
-    "bars",
-    "NLL inside, change",
-    "90 % hold inside",
-    "90 % hold outside",
-    "nets with 85 to 99.5 % outside",
-    "NLL outside, mean (median)",
-    "interval score outside, ratio",
-)
+"""What the page calls the forms."""
+
+COLOURS = {
+    "paper": BLACK,
+    "unguarded": VERMILION,
+    "q": ORANGE,
+    "default": BLUE,
+    "constant": GREY,
+    "ensemble": GREEN,
+}
 LEVEL = 0.9
+"""The share of the targets that intervals are meant to cover."""
+
 SHOWN = ("paper", "q", "default", "constant")
-"""Forms of the tables by groups."""
+"""Forms in the figure and in the tables by groups."""
 
 
-def entries(found: Found) -> list[Entry]:
+def entries(numbers: Found) -> list[Entry]:
     """The page."""
     return [
-        opening(found),
-        form_table(found["all"], ALL),
-        Picture("coverage", pictured(found), CAPTION),
-        group_table(found["sets"], "set", SETS),
-        group_table(found["kinds"], "left out", KINDS),
-        group_table(found["nets"], "net", NETS),
-        form_table(found["with_ensembles"], ENSEMBLES),
-        said(found),
+        opening(numbers),
+        form_table(numbers["all"], ALL),
+        Picture("coverage", coverage_figure(numbers), CAPTION),
+        group_table(numbers["sets"], "set", SETS),
+        group_table(numbers["kinds"], "left out", KINDS),
+        group_table(numbers["nets"], "net", NETS),
+        form_table(numbers["with_ensembles"], ENSEMBLES),
+        conclusion(numbers),
     ]
 
 
-def opening(found: Found) -> str:
+def opening(numbers: Found) -> str:
     """What was done."""
     return (
-        f"{found['settings']['nets']} nets were trained on a part of a set and judged on the rest: "
+        f"{numbers['settings']['nets']} nets were trained on a part of a set and judged on the "
+        "rest: "
         "without the upper or lower quarter along an input (as nearly as equal values allow), the "
         "same along the first principal direction of the inputs, or without one of five k-means "
         "clusters. Nets have one or two "
@@ -63,80 +69,108 @@ def opening(found: Found) -> str:
     )
 
 
-def form_table(forms: Mapping[str, Mapping[str, float]], caption: str) -> Table:
-    """Every form over the nets."""
-    rows: list[list[Cell]] = [
-        [
-            LABELS[form],
-            f"{one['nll_inside_change']:+.4f}",
-            f"{one['coverage_inside']:.3f}",
-            f"{one['coverage_outside']:.3f}",
-            f"{one['within']:.2f}",
-            f"{one['nll_outside']:.2f} ({one['median_nll_outside']:.2f})",
-            f"{one['interval_score']:.3f}",
-        ]
-        for form, one in forms.items()
+def form_table(forms: Mapping[str, Any], caption: str) -> Table:
+    """All forms, one a row.
+
+    Args:
+        forms: the summaries of `run.summary` by form.
+        caption: the text above the table.
+    """
+    columns = [
+        "bars",
+        "NLL inside, change",
+        "90 % hold inside",
+        "90 % hold outside",
+        "nets with 85 to 99.5 % outside",
+        "NLL outside, mean (median)",
+        "interval score outside, ratio",
     ]
-    return Table(COLUMNS, rows, caption)
-
-
-def group_table(groups: Mapping[str, Any], what: str, caption: str) -> Table:
-    """Coverage outside, and what the default's guard costs inside, group by group."""
     rows: list[list[Cell]] = []
-    for name, forms in groups.items():
-        change = forms["default"]["nll_inside_change"]
-        shares = [f"{forms[form]['coverage_outside']:.3f}" for form in SHOWN]
-        medians = [f"{forms[form]['median_nll_outside']:.2f}" for form in ("q", "default")]
-        rows.append([name, f"{change:+.4f}", *shares, *medians])
-    columns = [what, "NLL inside, default", *(f"hold outside, {LABELS[form]}" for form in SHOWN)]
-    columns += [f"median NLL outside, {LABELS[form]}" for form in ("q", "default")]
+    for form, summary in forms.items():
+        rows.append(
+            [
+                LABELS[form],
+                f"{summary['nll_inside_change']:+.4f}",
+                f"{summary['coverage_inside']:.3f}",
+                f"{summary['coverage_outside']:.3f}",
+                f"{summary['within']:.2f}",
+                f"{summary['nll_outside']:.2f} ({summary['median_nll_outside']:.2f})",
+                f"{summary['interval_score']:.3f}",
+            ]
+        )
     return Table(columns, rows, caption)
 
 
-def pictured(found: Found) -> Figure:
-    """Coverage outside by set, and of all nets in order."""
-    figure, axes = panels(columns=2, height=3.6, width_ratios=(1.6, 1))
-    sets = found["sets"]
+def group_table(groups: Mapping[str, Any], head: str, caption: str) -> Table:
+    """Coverage outside, and what the default's guard costs inside, group by group.
+
+    Args:
+        groups: by the name of the group, the summaries of each form.
+        head: the head of the groups' column.
+        caption: the text above the table.
+    """
+    columns = [head, "NLL inside, default"]
+    columns += [f"hold outside, {LABELS[form]}" for form in SHOWN]
+    columns += [f"median NLL outside, {LABELS[form]}" for form in ("q", "default")]
+    rows: list[list[Cell]] = []
+    for name, forms in groups.items():
+        change = forms["default"]["nll_inside_change"]
+        coverages = [f"{forms[form]['coverage_outside']:.3f}" for form in SHOWN]
+        medians = [f"{forms[form]['median_nll_outside']:.2f}" for form in ("q", "default")]
+        rows.append([name, f"{change:+.4f}", *coverages, *medians])
+    return Table(columns, rows, caption)
+
+
+def coverage_figure(numbers: Found) -> Figure:
+    """Coverage outside: by set, and of all networks in order."""
+    figure, (left, right) = panels(columns=2, height=3.6, width_ratios=(1.6, 1))
+    sets = numbers["sets"]
     for place, form in enumerate(SHOWN):
-        at = [k + 0.16 * (place - 1.5) for k in range(len(sets))]
-        shares = [forms[form]["coverage_outside"] for forms in sets.values()]
-        axes[0].plot(at, shares, "o", color=COLOURS[form], ms=5, label=LABELS[form])
-        ordered = sorted(one["coverage"][form] for one in found["each"])
-        share = [(k + 0.5) / len(ordered) for k in range(len(ordered))]
-        axes[1].plot(ordered, share, color=COLOURS[form])
-    axes[0].axhline(LEVEL, color=BLACK, lw=0.8)
-    axes[0].set_xticks(range(len(sets)), list(sets), rotation=30, ha="right")
-    axes[0].set(ylabel="held by 90 % intervals", title="Outside, by set", ylim=(0, 1.02))
-    axes[1].axvline(LEVEL, color=BLACK, lw=0.8)
-    axes[1].set(xlabel="held by 90 % intervals", ylabel="share of the nets", title="Net by net")
+        positions = [k + 0.16 * (place - 1.5) for k in range(len(sets))]
+        of_sets = [forms[form]["coverage_outside"] for forms in sets.values()]
+        left.plot(positions, of_sets, "o", color=COLOURS[form], ms=5, label=LABELS[form])
+        # The empirical distribution of the networks' coverages.
+        of_networks = sorted(network["coverage"][form] for network in numbers["each"])
+        shares = [(k + 0.5) / len(of_networks) for k in range(len(of_networks))]
+        right.plot(of_networks, shares, color=COLOURS[form])
+    left.axhline(LEVEL, color=BLACK, lw=0.8)
+    left.set_xticks(range(len(sets)), list(sets), rotation=30, ha="right")
+    left.set(ylabel="held by 90 % intervals", title="Outside, by set", ylim=(0, 1.02))
+    right.axvline(LEVEL, color=BLACK, lw=0.8)
+    right.set(xlabel="held by 90 % intervals", ylabel="share of the nets", title="Net by net")
     figure.legend(loc="outside upper center", ncols=len(SHOWN))
     return figure
 
 
-def said(found: Found) -> str:
+def conclusion(numbers: Found) -> str:
     """What it comes to, in sentences that follow the numbers."""
-    default, other = found["all"]["default"], found["all"]["q"]
-    changes = {name: forms["default"]["nll_inside_change"] for name, forms in found["sets"].items()}
+    default = numbers["all"]["default"]
+    by_q = numbers["all"]["q"]
+    paper = numbers["all"]["paper"]
+    changes = {}
+    coverages = {}
+    for name, forms in numbers["sets"].items():
+        changes[name] = forms["default"]["nll_inside_change"]
+        coverages[name] = forms["default"]["coverage_outside"]
     worst = max(changes, key=changes.__getitem__)
-    shares = {name: forms["default"]["coverage_outside"] for name, forms in found["sets"].items()}
-    least = min(shares, key=shares.__getitem__)
-    better = sum(one["coverage"]["default"] > one["coverage"]["q"] for one in found["each"]) / len(
-        found["each"]
-    )
+    least = min(coverages, key=coverages.__getitem__)
+    networks = numbers["each"]
+    wider = [network["coverage"]["default"] > network["coverage"]["q"] for network in networks]
+    share_wider = sum(wider) / len(networks)
     return (
         f"**What it comes to.** Outside, the default's 90 % intervals hold "
         f"{100 * default['coverage_outside']:.0f} % on average, those of a guard by q alone "
-        f"{100 * other['coverage_outside']:.0f} %, the paper's form "
-        f"{100 * found['all']['paper']['coverage_outside']:.0f} %. Inside, the NLL changes by "
+        f"{100 * by_q['coverage_outside']:.0f} %, the paper's form "
+        f"{100 * paper['coverage_outside']:.0f} %. Inside, the NLL changes by "
         f"{default['nll_inside_change']:+.4f} on average and by {changes[worst]:+.4f} at worst "
         f"({worst}). The default does not hold more everywhere: it does so for "
-        f"{100 * better:.0f} % of the nets, those whose bars by q were far too short, and holds "
-        "less where these were enough or too long. What it removes are disasters: the mean NLL "
-        f"outside falls from {other['nll_outside']:.2f} to {default['nll_outside']:.2f}, and the "
-        f"worst net holds {100 * default['lowest_coverage_outside']:.0f} % instead of "
-        f"{100 * other['lowest_coverage_outside']:.0f} %. It holds least on {least}, "
-        f"{100 * shares[least]:.0f} %: an average is no promise for one model. The rigidity tells "
-        f"rows outside from rows inside with an AUROC of {found['auroc']:.2f} on average."
+        f"{100 * share_wider:.0f} % of the nets, those whose bars by q were far too short, and "
+        "holds less where these were enough or too long. What it removes are disasters: the mean "
+        f"NLL outside falls from {by_q['nll_outside']:.2f} to {default['nll_outside']:.2f}, and "
+        f"the worst net holds {100 * default['lowest_coverage_outside']:.0f} % instead of "
+        f"{100 * by_q['lowest_coverage_outside']:.0f} %. It holds least on {least}, "
+        f"{100 * coverages[least]:.0f} %: an average is no promise for one model. The rigidity "
+        f"tells rows outside from rows inside with an AUROC of {numbers['auroc']:.2f} on average."
     )
 
 

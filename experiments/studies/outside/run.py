@@ -1,10 +1,14 @@
-"""What error bars hold outside the domain of the training, on many sets, domains and nets."""
+"""What error bars cover outside the domain of the training, on many sets, domains and networks.
+
+One job a set trains networks on domains of the set and judges their error bars on both sides
+(`work.judged`). `numbers` averages over all networks, and over groups of them.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +20,24 @@ from experiments.frame.outcome import Outcome
 from experiments.studies.outside import page, work
 
 NEITHER = (0.85, 0.995)
-"""Coverages of 90 % intervals between which a net's bars are neither narrow nor idle."""
+"""Coverages of 90 % intervals between which a network's bars are neither narrow nor idle."""
 
 BESIDE = "q"
-"""The form that others are compared with, net by net."""
+"""The form with which the others are compared, network by network."""
 
-Nets = Sequence[Mapping[str, Any]]
-"""One entry a net, as `work.judged` gives it, with its set."""
+Networks = Sequence[Mapping[str, Any]]
+"""One entry a network, as `work.judged` gives it, with its set."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a run: the sets, domains of each kind, and steps of a net's training."""
+    """The size of a run.
+
+    Attributes:
+        sets: names of the sets.
+        count: domains of each kind, for each set.
+        steps: the steps of a network's training.
+    """
 
     sets: tuple[str, ...] = SETS
     count: int = 2
@@ -35,94 +45,107 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(("yacht",), count=1, steps=60)
+QUICK = Sizes(sets=("yacht",), count=1, steps=60)
 
 
 def run(*, quick: bool, seed: int) -> Outcome:
     """Train on the domains, judge on both sides."""
     sizes = QUICK if quick else FULL
-    jobs = [
-        Job(
-            name,
-            work.judged,
-            {"name": name, "count": sizes.count, "seed": seed, "steps": sizes.steps},
-            NAMES if name == "california" else uci.names(name),
-        )
-        for name in sizes.sets
-    ]
-    done = results("outside", jobs, keep=not quick, workers=1 if quick else None)
-    found = numbers(done, seed)
-    return Outcome("Outside the domain of the training", found, page.entries(found))
+    jobs = []
+    for name in sizes.sets:
+        arguments = {"name": name, "count": sizes.count, "seed": seed, "steps": sizes.steps}
+        data = NAMES if name == "california" else uci.names(name)
+        jobs.append(Job(name, work.judged, arguments, data))
+    by_set = results("outside", jobs, keep=not quick, workers=1 if quick else None)
+    page_numbers = numbers(by_set, seed)
+    return Outcome("Outside the domain of the training", page_numbers, page.entries(page_numbers))
 
 
-def numbers(done: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Everything that the page shows."""
-    nets = [{"set": name, **net} for name, part in done.items() for net in part["nets"]]
+def numbers(by_set: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Everything that the page shows.
+
+    Args:
+        by_set: the results of the jobs by the name of the set.
+        seed: the seed of the run.
+    """
+    networks = []
+    for name, result in by_set.items():
+        networks += [{"set": name, **network} for network in result["nets"]]
+    with_ensembles = [network for network in networks if "ensemble" in network["forms"]]
     forms = [*work.FORMS, "constant"]
-    beside_ensembles = [net for net in nets if "ensemble" in net["forms"]]
     return {
         "settings": {
             "seed": seed,
-            "nets": len(nets),
-            "hidden": {name: list(one.hidden) for name, one in work.NETS.items()},
+            "nets": len(networks),
+            "hidden": {name: list(protocol.hidden) for name, protocol in work.NETS.items()},
             "within": list(NEITHER),
             "beside": BESIDE,
         },
-        "rows": {name: part["rows"] for name, part in done.items()},
-        "seconds": {name: part["seconds"] for name, part in done.items()},
-        "all": {form: summary(nets, form) for form in forms},
-        "with_ensembles": {form: summary(beside_ensembles, form) for form in [*forms, "ensemble"]},
-        "sets": grouped(nets, lambda net: net["set"], list(done), forms),
-        "kinds": grouped(nets, lambda net: net["kind"], KINDS, forms),
-        "nets": grouped(nets, lambda net: net["net"], list(work.NETS), forms),
-        "auroc": statistics.fmean(net["auroc"] for net in nets),
-        "each": [
-            {
-                "set": net["set"],
-                "domain": net["domain"],
-                "net": net["net"],
-                "coverage": {
-                    form: one["outside"]["coverage_90"] for form, one in net["forms"].items()
-                },
-            }
-            for net in nets
-        ],
+        "rows": {name: result["rows"] for name, result in by_set.items()},
+        "seconds": {name: result["seconds"] for name, result in by_set.items()},
+        "all": {form: summary(networks, form) for form in forms},
+        "with_ensembles": {form: summary(with_ensembles, form) for form in [*forms, "ensemble"]},
+        "sets": grouped(networks, "set", list(by_set), forms),
+        "kinds": grouped(networks, "kind", KINDS, forms),
+        "nets": grouped(networks, "net", list(work.NETS), forms),
+        "auroc": statistics.fmean(network["auroc"] for network in networks),
+        "each": [_coverage_outside(network) for network in networks],
+    }
+
+
+def _coverage_outside(network: Mapping[str, Any]) -> dict[str, Any]:
+    """What the intervals of one network cover outside, by form."""
+    return {
+        "set": network["set"],
+        "domain": network["domain"],
+        "net": network["net"],
+        "coverage": {
+            form: scores["outside"]["coverage_90"] for form, scores in network["forms"].items()
+        },
     }
 
 
 def grouped(
-    nets: Nets, key: Callable[[Mapping[str, Any]], str], names: Sequence[str], forms: Sequence[str]
+    networks: Networks, field: str, names: Sequence[str], forms: Sequence[str]
 ) -> dict[str, Any]:
-    """The summaries of every form, by what the key says of a net."""
-    found = {}
+    """The summaries of every form, group by group.
+
+    Args:
+        networks: all networks.
+        field: the field of a network that names its group: "set", "kind" or "net".
+        names: the names of the groups.
+        forms: the forms to summarise.
+    """
+    groups = {}
     for name in names:
-        some = [net for net in nets if key(net) == name]
-        found[name] = {form: summary(some, form) for form in forms}
-    return found
+        members = [network for network in networks if network[field] == name]
+        groups[name] = {form: summary(members, form) for form in forms}
+    return groups
 
 
-def summary(nets: Nets, form: str) -> dict[str, float]:
-    """Of one form over the nets, beside the form `BESIDE` where nets are compared."""
-    own = [net["forms"][form] for net in nets]
-    other = [net["forms"][BESIDE] for net in nets]
-    inside = [one["inside"]["nll"] for one in own]
-    outside = [one["outside"]["nll"] for one in own]
-    coverage = [one["outside"]["coverage_90"] for one in own]
-    ratios = [
-        math.log(a["outside"]["interval_score"] / b["outside"]["interval_score"])
-        for a, b in zip(own, other, strict=True)
-    ]
+def summary(networks: Networks, form: str) -> dict[str, float]:
+    """Scores of one form over the networks, some of them relative to the form `BESIDE`."""
+    inside = [network["forms"][form]["inside"] for network in networks]
+    outside = [network["forms"][form]["outside"] for network in networks]
+    nll_changes = []
+    log_ratios = []
+    for network in networks:
+        scores = network["forms"][form]
+        base = network["forms"][BESIDE]
+        nll_changes.append(scores["inside"]["nll"] - base["inside"]["nll"])
+        ratio = scores["outside"]["interval_score"] / base["outside"]["interval_score"]
+        log_ratios.append(math.log(ratio))
+    nll_outside = [scores["nll"] for scores in outside]
+    coverage = [scores["coverage_90"] for scores in outside]
     low, high = NEITHER
     return {
-        "nll_inside": statistics.fmean(inside),
-        "nll_inside_change": statistics.fmean(
-            a - b["inside"]["nll"] for a, b in zip(inside, other, strict=True)
-        ),
-        "coverage_inside": statistics.fmean(one["inside"]["coverage_90"] for one in own),
+        "nll_inside": statistics.fmean(scores["nll"] for scores in inside),
+        "nll_inside_change": statistics.fmean(nll_changes),
+        "coverage_inside": statistics.fmean(scores["coverage_90"] for scores in inside),
         "coverage_outside": statistics.fmean(coverage),
         "lowest_coverage_outside": min(coverage),
-        "within": statistics.fmean(low <= one <= high for one in coverage),
-        "nll_outside": statistics.fmean(outside),
-        "median_nll_outside": statistics.median(outside),
-        "interval_score": math.exp(statistics.fmean(ratios)),
+        "within": statistics.fmean(low <= share <= high for share in coverage),
+        "nll_outside": statistics.fmean(nll_outside),
+        "median_nll_outside": statistics.median(nll_outside),
+        "interval_score": math.exp(statistics.fmean(log_ratios)),
     }

@@ -1,4 +1,9 @@
-"""Nets trained on one domain of a set, judged by several error bars inside and outside it."""
+"""Networks trained on one domain of a set, judged by several error bars inside and outside it.
+
+`judged` draws domains of a set, trains one network a domain and architecture on rows of the domain,
+and scores each form of `FORMS`, a constant bar and, for one architecture, a deep ensemble on test
+rows inside and outside.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.baselines import deep_ensemble
 from experiments.data import domains
@@ -33,94 +38,124 @@ NETS = {
     "2 x 64 ReLU": Protocol((64, 64), "relu", batch=64),
     "2 x 64 SiLU": Protocol((64, 64), "silu", batch=64),
 }
+"""Architectures by name."""
+
 ENSEMBLES = "50 ReLU"
-"""The nets beside which deep ensembles are trained."""
+"""The architecture beside which deep ensembles are trained."""
 
 FIRST_SEED = 50_000
-"""Of the nets, none of which the guard was chosen with."""
+"""The first seed of the networks, none of which the guard was chosen with."""
+
+FIRST_ENSEMBLE_SEED = 10_000
 
 STEPS = 8000
-"""Of the training, about, in 40 to 300 epochs."""
+"""The steps of the training, about, in 40 to 300 epochs."""
 
 KEPT = ("nll", "coverage_90", "interval_score", "rmse")
+"""Scores that are stored of each side."""
 
 
 def judged(name: str, *, count: int, seed: int, steps: int) -> dict[str, Any]:
-    """All nets of a set by all error bars.
+    """Judge all networks of a set by all error bars.
 
     Args:
-        name: of the set.
+        name: the name of the set.
         count: domains of each kind.
-        seed: of rows, domains and nets.
-        steps: of a net's training.
+        seed: the seed of rows, domains and networks.
+        steps: the steps of a network's training.
 
     Returns:
-        ``nets``, one entry a net: its domain, its architecture, the scores of every form inside
+        ``nets``, one entry a network: its domain, its architecture, the scores of every form inside
         and outside, the AUROC of q; ``rows``; ``seconds``.
     """
     start = time.monotonic()
     divided = domains.drawn(name, count, seed)
-    train, valid, test = divided.samples.parts
-    found = []
-    for architecture, protocol in NETS.items():
-        protocol = protocol.of_length(train[0].shape[1], steps)
-        seeds = range(FIRST_SEED + 100 * seed, FIRST_SEED + 100 * seed + len(divided.domains))
+    train, valid, (test_x, test_y) = divided.samples.parts
+    first_seed = FIRST_SEED + 100 * seed
+    seeds = range(first_seed, first_seed + len(divided.domains))
+    networks = []
+    for architecture, base_protocol in NETS.items():
+        protocol = base_protocol.of_length(train[0].shape[1], steps)
         stack = trained(train, valid, protocol, seeds, f"{name}, {architecture}").best
         ensembles = None
         if architecture == ENSEMBLES:
             ensembles = _ensembles(divided, seed, name)
         for k, domain in enumerate(divided.domains):
-            entry = _one(stack.module(k), divided, k)
+            forms, auroc = _scores(stack.module(k), divided, k)
             if ensembles is not None:
-                mean, variance = (part[k][:, None] for part in ensembles)
-                entry["forms"]["ensemble"] = _sides(
-                    Normal(mean, variance.sqrt()), test[1][k].double(), divided.inside
-                )
-            found.append({"domain": domain.name, "kind": domain.kind, "net": architecture, **entry})
+                mean, variance = ensembles
+                ensemble = Normal(mean[k][:, None], variance[k][:, None].sqrt())
+                forms["ensemble"] = _sides(ensemble, test_y[k].double(), divided.inside)
+            networks.append(
+                {
+                    "domain": domain.name,
+                    "kind": domain.kind,
+                    "net": architecture,
+                    "forms": forms,
+                    "auroc": auroc,
+                }
+            )
     rows = {
         "train": train[0].shape[1],
         "valid": valid[0].shape[1],
         "inside": divided.inside,
-        "outside": test[0].shape[1] - divided.inside,
+        "outside": test_x.shape[1] - divided.inside,
     }
-    return {"nets": found, "rows": rows, "seconds": time.monotonic() - start}
+    return {"nets": networks, "rows": rows, "seconds": time.monotonic() - start}
 
 
-def _one(net: torch.nn.Module, divided: Divided, k: int) -> dict[str, Any]:
-    """One net by all forms and by a constant bar, in units of the targets' spread."""
-    train, valid, (x, y) = ((a[k], b[k]) for a, b in divided.samples.parts)
-    uq = error_bars.fitted(net, train)
+def _scores(network: nn.Module, divided: Divided, k: int) -> tuple[dict[str, Any], float]:
+    """Judge one network by all forms and by a constant bar, in units of the targets' spread.
+
+    Args:
+        network: the trained network of the k-th domain.
+        divided: the rows of all domains.
+        k: the domain.
+
+    Returns:
+        The scores of each form on both sides, and the AUROC of q.
+    """
+    train, valid, (x, y) = ((inputs[k], targets[k]) for inputs, targets in divided.samples.parts)
+    uq = error_bars.fitted(network, train)
     forms: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=error_bars.REPEATED)
-        for form, how in FORMS.items():
-            report = error_bars.calibrated(uq, valid, how)
-            p = uq.predict(x)
-            forms[form] = _sides(p, y, divided.inside) | {"rung": report.rung}
+        for form, calibration in FORMS.items():
+            report = error_bars.calibrated(uq, valid, calibration)
+            prediction = uq.predict(x)
+            forms[form] = _sides(prediction, y, divided.inside)
+            forms[form]["rung"] = report.rung
+    # Mean and rigidity are those of the last form, the default.
+    mean = prediction.mean.double()
     with torch.no_grad():
-        constant = error_bars.constant(net(valid[0]), valid[1])
-    bar = torch.full_like(p.mean.double(), constant)
-    forms["constant"] = _sides(Normal(p.mean.double(), bar), y.double(), divided.inside)
-    softness = 1 / p.rigidity.double().flatten()
+        constant = error_bars.constant(network(valid[0]), valid[1])
+    constant_bar = Normal(mean, torch.full_like(mean, constant))
+    forms["constant"] = _sides(constant_bar, y.double(), divided.inside)
+    softness = 1 / prediction.rigidity.double().flatten()  # q, (N,)
     auroc = metrics.auroc(softness[: divided.inside], softness[divided.inside :])
-    return {"forms": forms, "auroc": auroc}
+    return forms, auroc
 
 
-def _sides(p: Predictive, y: Tensor, inside: int) -> dict[str, Any]:
-    """Scores of the rows inside, which come first, and outside."""
-    rows = row_scores(p, y)
-    near = torch.arange(len(y)) < inside
-    sides = {"inside": summary(rows.picked(near)), "outside": summary(rows.picked(~near))}
-    return {side: {name: one[name] for name in KEPT} for side, one in sides.items()}
+def _sides(prediction: Predictive, y: Tensor, inside_count: int) -> dict[str, Any]:
+    """Score the rows inside, which come first, and those outside."""
+    rows = row_scores(prediction, y)
+    is_inside = torch.arange(len(y)) < inside_count
+    inside = summary(rows.picked(is_inside))
+    outside = summary(rows.picked(~is_inside))
+    return {
+        "inside": {name: inside[name] for name in KEPT},
+        "outside": {name: outside[name] for name in KEPT},
+    }
 
 
 def _ensembles(divided: Divided, seed: int, name: str) -> tuple[Tensor, Tensor]:
-    """Mean and variance (nets, n) of the test rows by deep ensembles, one a domain."""
-    train, _, test = divided.samples.parts
+    """Train one deep ensemble a domain; mean and variance of the test rows, (domains, n) each."""
+    (train_x, train_y), _, (test_x, _) = divided.samples.parts
+    # The members of a domain lie beside each other in one stack of (domains * members) networks.
     members = deep_ensemble.MEMBERS
-    repeated = (train[0].repeat_interleave(members, 0), train[1].repeat_interleave(members, 0))
-    first = 10_000 + 1000 * seed
-    seeds = range(first, first + len(repeated[0]))
+    repeated = (train_x.repeat_interleave(members, 0), train_y.repeat_interleave(members, 0))
+    first_seed = FIRST_ENSEMBLE_SEED + 1000 * seed
+    seeds = range(first_seed, first_seed + len(repeated[0]))
     protocol = replace(deep_ensemble.OWN, hidden=NETS[ENSEMBLES].hidden)
     stack = deep_ensemble.trained(repeated, protocol, seeds, f"{name}, ensembles")
-    return deep_ensemble.predicted(stack, test[0])
+    return deep_ensemble.predicted(stack, test_x)

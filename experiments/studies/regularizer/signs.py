@@ -5,6 +5,9 @@ end at most that small. A mean of such numbers says where the search ends. Media
 known, or bounded, and so may the sign of a change and whether it is larger than another. A change
 between two ridges at the same end is open and left out of tests: that is fair, since it is as open
 the other way round.
+
+So every number is a `Range`. `range_of` and `range_of_change` make ranges of ridges, `signs` and
+`bounded_quartiles` summarise several, `bounded` and `counted` put them into words.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from experiments.judging.scores import quartiles
 Range = tuple[float, float]
 """The least and the most that a number can be; the same twice where it is known."""
 
-Net = Mapping[str, Any]
-"""Numbers of a net, "at_lower_edge" and "at_upper_edge" among them."""
+NetworkNumbers = Mapping[str, Any]
+"""Numbers of a network, "at_lower_edge" and "at_upper_edge" among them."""
 
 LEVEL = 0.05
-"""Of the test."""
+"""The level of the test."""
 
 SAME = 0.005
 """Decades by which a ridge must move to have moved."""
@@ -31,19 +34,19 @@ FAR = 1e9
 """Stands for infinity in quartiles, where infinity times a weight of zero would be nan."""
 
 
-def range_of(net: Net, score: str) -> Range:
+def range_of(network: NetworkNumbers, score: str) -> Range:
     """What is known of a ridge."""
-    value = net[score]
-    return (
-        -math.inf if net["at_lower_edge"] else value,
-        math.inf if net["at_upper_edge"] else value,
-    )
+    value = network[score]
+    least = -math.inf if network["at_lower_edge"] else value
+    most = math.inf if network["at_upper_edge"] else value
+    return least, most
 
 
-def range_of_change(there: Net, here: Net, score: str) -> Range:
-    """What is known of a difference of two ridges."""
-    (a, b), (c, d) = range_of(there, score), range_of(here, score)
-    return a - d, b - c
+def range_of_change(there: NetworkNumbers, here: NetworkNumbers, score: str) -> Range:
+    """What is known of the ridge `there` minus the ridge `here`."""
+    least_there, most_there = range_of(there, score)
+    least_here, most_here = range_of(here, score)
+    return least_there - most_here, most_there - least_here
 
 
 def bounded_quartiles(ranges: Sequence[Range]) -> list[Range]:
@@ -52,14 +55,25 @@ def bounded_quartiles(ranges: Sequence[Range]) -> list[Range]:
     >>> bounded_quartiles([(1, 1), (2, 2), (3, 3), (4, math.inf), (4, math.inf)])
     [(3.0, 3.0), (2.0, 2.0), (4.0, inf)]
     """
-    least, most = (
-        quartiles([max(-FAR, min(FAR, end)) for end in ends]) for ends in zip(*ranges, strict=True)
-    )
-    return [(_whole(a), _whole(b)) for a, b in zip(least, most, strict=True)]
+    least = quartiles([_finite(low) for low, _ in ranges])
+    most = quartiles([_finite(high) for _, high in ranges])
+    return [(_infinite(low), _infinite(high)) for low, high in zip(least, most, strict=True)]
+
+
+def _finite(value: float) -> float:
+    """The value, or `FAR` for infinity."""
+    return max(-FAR, min(FAR, value))
+
+
+def _infinite(value: float) -> float:
+    """Infinity where a quartile contains a share of `FAR`."""
+    if abs(value) > 1e-3 * FAR:
+        return math.copysign(math.inf, value)
+    return value
 
 
 def signs(ranges: Sequence[Range]) -> dict[str, Any]:
-    """How many rose, fell, stayed, or may have done either, and what a test of ranks says.
+    """Count the changes that rose, fell, stayed, or may have done either, and test their ranks.
 
     Returns:
         "up", "down", "same" and "open"; the two-sided "p" of `rank_test`; "says": "rises", "falls"
@@ -68,16 +82,22 @@ def signs(ranges: Sequence[Range]) -> dict[str, Any]:
     up = sum(low > SAME for low, _ in ranges)
     down = sum(high < -SAME for _, high in ranges)
     same = sum(low >= -SAME and high <= SAME for low, high in ranges)
-    rises, falls = rank_test(ranges), rank_test([(-high, -low) for low, high in ranges])
-    p = min(rises, falls)
-    clear = "rises" if rises < falls else "falls"
+    p_of_rise = rank_test(ranges)
+    p_of_fall = rank_test([(-high, -low) for low, high in ranges])
+    p = min(p_of_rise, p_of_fall)
+    if p >= LEVEL:
+        verdict = "no clear change"
+    elif p_of_rise < p_of_fall:
+        verdict = "rises"
+    else:
+        verdict = "falls"
     return {
         "up": up,
         "down": down,
         "same": same,
         "open": len(ranges) - up - down - same,
         "p": p,
-        "says": clear if p < LEVEL else "no clear change",
+        "says": verdict,
         "median": list(bounded_quartiles(ranges)[0]),
     }
 
@@ -92,29 +112,35 @@ def rank_test(ranges: Sequence[Range]) -> float:
     >>> rank_test([(1, 1), (2, math.inf), (3, 3), (5, math.inf)]), rank_test([(-1, -1)])
     (0.125, 1.0)
     """
-    known = [low for low, _ in ranges if low > SAME] + [low for low, high in ranges if high < -SAME]
-    sizes = sorted(map(abs, known))
-    # average ranks of ties, doubled to be whole
-    doubled = [2 * sizes.index(abs(x)) + sizes.count(abs(x)) + 1 for x in known]
-    ways = {0: 1}  # sums of ranks: sign patterns
-    for rank in doubled:
-        ways = {
-            total: ways.get(total, 0) + ways.get(total - rank, 0)
-            for total in {*ways, *(one + rank for one in ways)}
+    # In both directions the lower end is the one against the rise.
+    changes = [low for low, high in ranges if low > SAME or high < -SAME]
+    sizes = sorted(abs(change) for change in changes)
+    # Average ranks of ties, doubled to be whole: of positions i+1 to i+n the sum of both ends.
+    doubled_ranks = [
+        2 * sizes.index(abs(change)) + sizes.count(abs(change)) + 1 for change in changes
+    ]
+    # The number of sign patterns for each sum of ranks, one rank added after the other.
+    patterns = {0: 1}
+    for rank in doubled_ranks:
+        totals = {*patterns, *(total + rank for total in patterns)}
+        patterns = {
+            total: patterns.get(total, 0) + patterns.get(total - rank, 0) for total in totals
         }
-    observed = sum(rank for rank, x in zip(doubled, known, strict=True) if x > 0)
-    tail = sum(count for total, count in ways.items() if total >= observed)
-    return min(1.0, 2 * tail / 2 ** len(known))
+    pairs = zip(doubled_ranks, changes, strict=True)
+    observed = sum(rank for rank, change in pairs if change > 0)
+    tail = sum(count for total, count in patterns.items() if total >= observed)
+    return min(1.0, 2 * tail / 2 ** len(changes))
 
 
-def bounded(one: Sequence[float], digits: int = 2) -> str:
-    """A number of which the least and the most are known.
+def bounded(limits: Sequence[float], digits: int = 2) -> str:
+    """A number of which the least and the most are known, in words.
 
     >>> bounded((4, math.inf)), bounded((-1, -1)), bounded((-math.inf, math.inf))
     ('≥ 4.00', '-1.00', 'unknown')
     """
-    low, high = one
-    least, most = (f"{end:.{digits}f}" for end in one)
+    low, high = limits
+    least = f"{low:.{digits}f}"
+    most = f"{high:.{digits}f}"
     if least == most:
         return least
     if math.isinf(low) and math.isinf(high):
@@ -127,16 +153,13 @@ def bounded(one: Sequence[float], digits: int = 2) -> str:
 
 
 def counted(change: Mapping[str, Any]) -> str:
-    """The counts of `signs` in words.
+    """The counts of `signs` in words; "same" and "open" are left out where there are none.
 
     >>> counted({"up": 5, "down": 2, "same": 0, "open": 1})
     '5 up, 2 down, 1 open'
     """
-    always, sometimes = ("up", "down"), ("same", "open")
-    names = [*always, *(name for name in sometimes if change[name])]
-    return ", ".join(f"{change[name]} {name}" for name in names)
-
-
-def _whole(value: float) -> float:
-    """Infinity where a quartile holds a part of it."""
-    return math.copysign(math.inf, value) if abs(value) > 1e-3 * FAR else value
+    clauses = [f"{change['up']} up", f"{change['down']} down"]
+    for name in ("same", "open"):
+        if change[name]:
+            clauses.append(f"{change[name]} {name}")
+    return ", ".join(clauses)

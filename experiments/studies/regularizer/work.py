@@ -1,4 +1,9 @@
-"""What ridge a calibration chooses, after trainings with and without regularisation."""
+"""What ridge a calibration chooses, after trainings with and without regularisation.
+
+`networks` trains one stack and takes two weights of every network, those of the best epoch and of
+the last. Each is calibrated in all ways of `CALIBRATIONS`; `_judged` notes the ridges and the
+scores of the test rows, and `without_bias` what the bias of the last layer contributes.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,8 @@ CALIBRATIONS = {
     "bins": error_bars.BINS,
     "bins, floor": Calibration("bins", "constant"),
 }
+"""The likelihood and the paper's bins, each without noise and with a constant noise floor."""
+
 JUDGED = ("nll", "binned_log_ratio", "slope", "decades", "spearman", "coverage")
 """Scores of the bars on the test rows."""
 
@@ -31,15 +38,16 @@ STOPPING = ("best", "last")
 
 
 def name_of(decay: float, copies: int, stopping: str) -> str:
-    """Of a condition.
+    """The name of a condition.
 
     >>> name_of(0.01, 2, "best")
     'decay 0.01, 2 copies, best'
     """
-    return f"decay {decay:g}, {copies} {'copy' if copies == 1 else 'copies'}, {stopping}"
+    noun = "copy" if copies == 1 else "copies"
+    return f"decay {decay:g}, {copies} {noun}, {stopping}"
 
 
-def nets(
+def networks(
     *,
     copies: int,
     count: int,
@@ -53,18 +61,18 @@ def nets(
     """Train a stack and calibrate its best and its last weights.
 
     Args:
-        copies: of each training row, in the training and in the Gram. The epochs are divided by
-            it, so that the number of steps is the same.
-        count: of nets, each with a split of its own.
-        seed: of splits, first weights and batches.
-        epochs: of the training.
-        hidden: width of both hidden layers.
-        decay: of the weights.
-        bin_size: rows of a bin.
-        most: rows of each part, or None for all.
+        copies: copies of each training row, in the training and in the Gram. The epochs are divided
+            by it, so that the number of steps is the same.
+        count: the number of networks, each with a split of its own.
+        seed: the seed of splits, first weights and batches.
+        epochs: the epochs of the training.
+        hidden: the width of both hidden layers.
+        decay: the weight decay.
+        bin_size: the rows of a bin.
+        most: the largest number of rows of each part, or None for all.
 
     Returns:
-        By stopping: one entry a net.
+        "best" and "last", one entry a network; the best "epoch" of each; the numbers of "rows".
     """
     samples = drawn(count, seed, WIDTH, most=most).copied(copies)
     protocol = Protocol(
@@ -74,80 +82,102 @@ def nets(
         decay=decay,
         patience=max(1, Protocol.patience // copies),
     )
-    what = f"nets of decay {decay:g}, {copies} copies"
-    found = stacks.trained(samples, protocol, seed, what)
-    each: dict[str, Any] = {
-        stopping: [
-            _judged(one, bin_size) for one in stacks.judged(getattr(found, stopping), samples)
-        ]
-        for stopping in STOPPING
-    }
-    return {**each, "epoch": found.epoch, "rows": samples.counts}
-
-
-def _judged(one: Judged, bin_size: int) -> dict[str, Any]:
-    """One net: by calibration what was chosen and how good it is; and the effect of the bias."""
-    found: dict[str, Any] = {
-        name: _calibrated(one, how, bin_size) for name, how in CALIBRATIONS.items()
-    }
+    label = f"nets of decay {decay:g}, {copies} copies"
+    training = stacks.trained(samples, protocol, seed, label)
     return {
-        **found,
-        "bias": without_bias(one, bin_size),
-        "weights": math.sqrt(sum(float(p.detach().square().sum()) for p in one.net.parameters())),
-        "valid_rmse": _rmse(one.net, one.valid),
-        "test_rmse": _rmse(one.net, one.test),
+        "best": [_judged(network, bin_size) for network in stacks.judged(training.best, samples)],
+        "last": [_judged(network, bin_size) for network in stacks.judged(training.last, samples)],
+        "epoch": training.epoch,
+        "rows": samples.counts,
     }
 
 
-def _calibrated(one: Judged, how: Calibration, bin_size: int) -> dict[str, float]:
-    report = error_bars.calibrated(one.uq, one.valid, how)
-    largest = float(one.uq.posterior.eigenvalues.max())
+def _judged(network: Judged, bin_size: int) -> dict[str, Any]:
+    """One network: by calibration the choices and their scores; and the effect of the bias."""
+    calibrations = {
+        name: _calibrated(network, calibration, bin_size)
+        for name, calibration in CALIBRATIONS.items()
+    }
+    squares = [float(weights.detach().square().sum()) for weights in network.net.parameters()]
+    return {
+        **calibrations,
+        "bias": without_bias(network, bin_size),
+        "weights": math.sqrt(sum(squares)),
+        "valid_rmse": _rmse(network.net, network.valid),
+        "test_rmse": _rmse(network.net, network.test),
+    }
+
+
+def _calibrated(network: Judged, calibration: Calibration, bin_size: int) -> dict[str, float]:
+    """The ridge that a calibration chooses, and the scores of its bars on the test rows."""
+    report = error_bars.calibrated(network.uq, network.valid, calibration)
+    largest_eigenvalue = float(network.uq.posterior.eigenvalues.max())
     return {
         "log_ridge": math.log10(report.ridge),
-        "log_relative_ridge": math.log10(report.ridge / largest),
-        "log_largest": math.log10(largest),
+        "log_relative_ridge": math.log10(report.ridge / largest_eigenvalue),
+        "log_largest": math.log10(largest_eigenvalue),
         "at_lower_edge": float(report.at_edge == "lower"),
         "at_upper_edge": float(report.at_edge == "upper"),
         "effective_rank": float(report.effective_rank),
         "noise": math.sqrt(float(report.noise_level)),
-        **_scores(_rows(one.uq, one.test), bin_size),
+        **_scores(_test_rows(network.uq, network.test), bin_size),
     }
 
 
-def without_bias(one: Judged, bin_size: int) -> dict[str, float]:
-    """Bars from features without the column of ones, beside those with it; both by likelihood.
+def without_bias(network: Judged, bin_size: int) -> dict[str, float]:
+    """Compare bars from features without the column of ones with those that have it.
+
+    Both are calibrated by the likelihood.
 
     Returns:
-        Scores without minus scores with it; the mean of |log10| of the bars' ratio; and the rank
-        correlation of the two.
+        Scores without the column minus scores with it; the mean of |log10| of the bars' ratio; the
+        rank correlation of the two; and the change of the log ridge.
     """
-    bare = rg.LastLayerRigidity(one.net, features=lambda model, x: model[:-1](x))
-    bare.fit(one.train, progress=False)
-    for uq in (one.uq, bare):
-        error_bars.calibrated(uq, one.valid, error_bars.PAPER)
-    rows = [_rows(uq, one.test) for uq in (one.uq, bare)]
-    with_it, without = (_scores(each, bin_size) for each in rows)
-    wide, narrow = (each.std for each in rows)
-    zero = torch.zeros_like(wide)
+    with_ones = network.uq
+    without_ones = rg.LastLayerRigidity(network.net, features=_hidden_features)
+    without_ones.fit(network.train, progress=False)
+    error_bars.calibrated(with_ones, network.valid, error_bars.PAPER)
+    error_bars.calibrated(without_ones, network.valid, error_bars.PAPER)
+    rows_with = _test_rows(with_ones, network.test)
+    rows_without = _test_rows(without_ones, network.test)
+    scores_with = _scores(rows_with, bin_size)
+    scores_without = _scores(rows_without, bin_size)
+    log_ratio = (rows_without.std / rows_with.std).log10()
+    zero = torch.zeros_like(rows_with.std)
     return {
-        **{name: without[name] - with_it[name] for name in without},
-        "log_ratio_of_bars": float((narrow / wide).log10().abs().mean()),
-        "rank_correlation_of_bars": metrics.spearman(zero, narrow, wide),
-        "log_ridge": math.log10(bare.ridge) - math.log10(one.uq.ridge),
+        **{name: scores_without[name] - scores_with[name] for name in scores_without},
+        "log_ratio_of_bars": float(log_ratio.abs().mean()),
+        # The library correlates |target - mean| with std; here these are the two bars.
+        "rank_correlation_of_bars": metrics.spearman(zero, rows_without.std, rows_with.std),
+        "log_ridge": math.log10(without_ones.ridge) - math.log10(with_ones.ridge),
     }
 
 
-def _rows(uq: rg.LastLayerRigidity, test: Pair) -> Rows:
-    p = uq.predict(test[0])
-    return Rows(*(part.double().flatten() for part in (p.mean, p.std, test[1])))
+def _hidden_features(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    """The input of the last layer, without a column of ones for its bias."""
+    features: torch.Tensor = model[:-1](x)
+    return features
+
+
+def _test_rows(uq: rg.LastLayerRigidity, test: Pair) -> Rows:
+    """Means, bars and targets of the test rows, (N,) each in float64."""
+    x, y = test
+    prediction = uq.predict(x)
+    return Rows(
+        mean=prediction.mean.double().flatten(),
+        std=prediction.std.double().flatten(),
+        target=y.double().flatten(),
+    )
 
 
 def _scores(rows: Rows, bin_size: int) -> dict[str, float]:
-    """Those of `experiments.judging.scores` that bars without a constant one beside them have."""
-    found = scores.scores(*rows, bin_size)
-    return {name: found[name] for name in JUDGED}
+    """The scores `JUDGED`."""
+    all_scores = scores.scores(rows.mean, rows.std, rows.target, bin_size)
+    return {name: all_scores[name] for name in JUDGED}
 
 
-def _rmse(net: nn.Module, rows: Pair) -> float:
+def _rmse(network: nn.Module, rows: Pair) -> float:
+    """The root mean square error of a network on some rows."""
+    x, y = rows
     with torch.no_grad():
-        return metrics.rmse(net(rows[0]), rows[1])
+        return metrics.rmse(network(x), y)

@@ -1,4 +1,8 @@
-"""The page: tables, figures, and texts that follow the numbers."""
+"""The page: tables, figures, and texts that follow the numbers.
+
+Everything here reads the numbers of `run.run`, as the JSON file has them. A *kind* is a kind of
+targets, "raw" or "standardised".
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,20 @@ from experiments.judging.columns import cells, heads, labels, score_rows
 from experiments.studies.weather.work import SHOWN
 
 LABELS = labels(("paper", "nll", "best", "best_bins"))
+"""What the page calls the calibrations."""
+
 COLUMNS = (
     *("rmse", "nll", "gain", "crps", "binned_log_ratio", "floor", "ence", "coverage"),
     *("slope", "decades", "spearman"),
 )
+"""Scores of the first table."""
+
+COMPARED = ("rmse", "nll", "crps", "binned_log_ratio", "ence", "coverage", "spearman")
+"""Scores of the table of differences."""
+
 TARGETS = {"raw": "degrees", "standardised": "standardised"}
+"""What the page calls the kinds of targets."""
+
 EXTREME = 3
 """Stations shown at either end."""
 
@@ -24,82 +37,90 @@ EXTREME = 3
 def entries(numbers: Found) -> list[Entry]:
     """The page."""
     kinds = numbers["targets"]
-    of_stations = kinds["raw"]["stations"]["paper"]
+    stations = kinds["raw"]["stations"]["paper"]
     return [
         *opening(numbers["settings"]),
-        score_table(kinds, SCORES),
+        score_table(kinds),
         *closing(kinds),
         Picture("bars", rows_and_bins(kinds["raw"]), ROWS_CAPTION),
-        difference_table(kinds, numbers["standardised_minus_raw"], DIFFERENCES),
-        choice_table(kinds, CHOICES),
-        Picture("stations", stations(of_stations), STATION_CAPTION),
-        station_table(of_stations, STATIONS),
+        difference_table(kinds, numbers["standardised_minus_raw"]),
+        choice_table(kinds),
+        Picture("stations", station_figure(stations), STATION_CAPTION),
+        station_table(stations),
     ]
 
 
-def score_table(found: Found, caption: str) -> Table:
-    """All calibrations of both kinds of nets, and the constant bar."""
+# --- tables --------------------------------------------------------------------------------------
+
+
+def score_table(kinds: Found) -> Table:
+    """All calibrations of both kinds of networks, and the constant bar."""
     rows: list[list[Cell]] = []
-    for target, one in found.items():
-        rows += score_rows(one["calibrations"], COLUMNS, first=[TARGETS[target]])
-    return Table(["target", "bars", *heads(COLUMNS)], rows, caption)
+    for target, kind in kinds.items():
+        rows += score_rows(kind["calibrations"], COLUMNS, first=[TARGETS[target]])
+    return Table(["target", "bars", *heads(COLUMNS)], rows, SCORES)
 
 
-def difference_table(found: Found, between: Found, caption: str) -> Table:
-    """Calibrations minus the paper's on the same nets, and one kind of nets minus the other."""
-    names = ("rmse", "nll", "crps", "binned_log_ratio", "ence", "coverage", "spearman")
-    rows: list[list[Cell]] = [
-        [TARGETS[target], f"{LABELS[name]} - paper", *cells(one, names)]
-        for target, kind in found.items()
-        for name, one in kind["differences"].items()
-    ]
-    rows += [
-        ["standardised - degrees", LABELS[name], *cells(one, names)]
-        for name, one in between.items()
-    ]
-    return Table(["target", "bars", *heads(names)], rows, caption)
+def difference_table(kinds: Found, between_kinds: Found) -> Table:
+    """Calibrations minus the paper's on the same networks, and one kind minus the other."""
+    rows: list[list[Cell]] = []
+    for target, kind in kinds.items():
+        for name, differences in kind["differences"].items():
+            row = [TARGETS[target], f"{LABELS[name]} - paper", *cells(differences, COMPARED)]
+            rows.append(row)
+    for name, differences in between_kinds.items():
+        rows.append(["standardised - degrees", LABELS[name], *cells(differences, COMPARED)])
+    return Table(["target", "bars", *heads(COMPARED)], rows, DIFFERENCES)
 
 
-def choice_table(found: Found, caption: str) -> Table:
+def choice_table(kinds: Found) -> Table:
     """What each calibration chose."""
     rows: list[list[Cell]] = []
-    for target, kind in found.items():
-        for name, one in kind["calibrations"].items():
-            chosen = one["chosen"]
-            ways = "; ".join(f"{way} ({count})" for way, count in chosen["ways"].items())
-            numbers = [chosen[key] for key in ("ridge", "scale", "noise_variance")]
-            rows.append([TARGETS[target], LABELS[name], ways, *numbers])
+    for target, kind in kinds.items():
+        for name, calibration in kind["calibrations"].items():
+            chosen = calibration["chosen"]
+            choices = "; ".join(f"{way} ({count})" for way, count in chosen["ways"].items())
+            values = [chosen["ridge"], chosen["scale"], chosen["noise_variance"]]
+            rows.append([TARGETS[target], LABELS[name], choices, *values])
     columns = ["target", "bars", "criterion, noise (nets)", "ridge", "scale", "noise variance"]
-    return Table(columns, rows, caption)
+    return Table(columns, rows, CHOICES)
 
 
-def station_table(stations: Found, caption: str) -> Table:
+def station_table(stations: Found) -> Table:
     """The stations of the smallest and of the largest errors."""
     names = list(stations)
-    shown = names if len(names) <= 2 * EXTREME else names[:EXTREME] + names[-EXTREME:]
-    rows: list[list[Cell]] = [
-        [name, stations[name]["rows"], *(measured(stations[name][k], 2) for k in ("bar", "rmse"))]
-        for name in shown
-    ]
-    return Table(["station", "test rows", "bar", "RMSE"], rows, caption)
+    if len(names) > 2 * EXTREME:
+        names = names[:EXTREME] + names[-EXTREME:]
+    rows: list[list[Cell]] = []
+    for name in names:
+        station = stations[name]
+        rows.append(
+            [name, station["rows"], measured(station["bar"], 2), measured(station["rmse"], 2)]
+        )
+    return Table(["station", "test rows", "bar", "RMSE"], rows, STATIONS)
 
 
-def rows_and_bins(found: Found) -> Figure:
+# --- figures -------------------------------------------------------------------------------------
+
+
+def rows_and_bins(kind: Found) -> Figure:
     """One column a calibration: absolute errors above, bins below."""
-    return parity.pairs({LABELS[name]: found["calibrations"][name] for name in SHOWN}, height=3.3)
+    return parity.pairs({LABELS[name]: kind["calibrations"][name] for name in SHOWN}, height=3.3)
 
 
-def stations(found: Found) -> Figure:
-    """The error of each station against its bar."""
+def station_figure(stations: Found) -> Figure:
+    """The error of each station against its bar; the first and the last station are named."""
     figure, (ax,) = panels(width=5.0, height=4.4)
-    bars, errors = ([one[k][0] for one in found.values()] for k in ("bar", "rmse"))
-    spread = [one["rmse"][1] for one in found.values()]
-    ax.errorbar(bars, errors, yerr=spread, fmt="o", color=BLUE, ms=4, lw=1)
-    low, high = min(bars + errors), max(bars + errors)
+    bars = [station["bar"][0] for station in stations.values()]
+    errors = [station["rmse"][0] for station in stations.values()]
+    standard_errors = [station["rmse"][1] for station in stations.values()]
+    ax.errorbar(bars, errors, yerr=standard_errors, fmt="o", color=BLUE, ms=4, lw=1)
+    low = min(bars + errors)
+    high = max(bars + errors)
     margin = 0.08 * (high - low)
     ends = [low - margin, high + margin]
     ax.plot(ends, ends, color=BLACK, lw=1)
-    names = list(found)
+    names = list(stations)
     for place in {0, len(names) - 1}:
         ax.annotate(
             names[place],
@@ -112,6 +133,8 @@ def stations(found: Found) -> Figure:
     ax.set_box_aspect(1)
     return figure
 
+
+# --- captions ------------------------------------------------------------------------------------
 
 SCORES = (
     "Test rows; mean ± standard error over splits. Errors in degrees Celsius. *Gain* is the NLL of "
@@ -143,6 +166,9 @@ STATION_CAPTION = (
     "Root mean square error of every station against its root mean square bar (paper's "
     "calibration, targets in degrees, mean over splits; vertical bars are standard errors)."
 )
+
+
+# --- texts ---------------------------------------------------------------------------------------
 
 
 def opening(settings: Found) -> tuple[str, ...]:
@@ -180,75 +206,93 @@ constant bar. Scores are taken in bins of {settings["bin_size"]} rows, as in the
     )
 
 
-def closing(found: Found) -> tuple[str, ...]:
+def closing(kinds: Found) -> tuple[str, ...]:
     """What came out, in sentences that follow the numbers."""
     return (
-        " ".join(_binned(target, one) for target, one in found.items()),
-        " ".join(_likelihood(target, one) for target, one in found.items()),
-        """\
+        " ".join(_binned(target, kind) for target, kind in kinds.items()),
+        " ".join(_likelihood(target, kind) for target, kind in kinds.items()),
+        READING,
+        _stations(kinds["raw"]["stations"]["paper"]),
+    )
+
+
+READING = """\
 **Reading the log ratio.** It says how far bars are wrong on average over bins, not whether they
 tell rows apart: read it beside the gain, the decades and the rank correlation. Where errors have
 heavier tails than a Gaussian's, bins scatter more than the band shows even if the variances are
 right. The *floor* is what these very bars would score if nothing were wrong with them: with errors
-σ z, where z are the observed e / σ in a random order.""",
-        _stations(found["raw"]["stations"]["paper"]),
-    )
+σ z, where z are the observed e / σ in a random order."""
 
 
-def _stations(stations: Found) -> str:
-    """How far the stations' bars reach beside their errors."""
-    errors, bars = (sorted(one[k][0] for one in stations.values()) for k in ("rmse", "bar"))
-    return (
-        f"**Stations.** Their root mean square errors go from {errors[0]:.2f} to {errors[-1]:.2f} "
-        f"degrees, their bars from {bars[0]:.2f} to {bars[-1]:.2f} (paper's calibration, targets "
-        "in degrees). A bar by rigidity says how well the training rows support a prediction; it "
-        "does not know that the weather of one place is harder to foresee than that of another."
-    )
-
-
-def _binned(target: str, one: Found) -> str:
-    ways, lead = one["calibrations"], one["leaders"]["binned_log_ratio"]
+def _binned(target: str, kind: Found) -> str:
+    """Which calibration has the smallest binned log ratio."""
+    calibrations = kind["calibrations"]
+    lead = kind["leaders"]["binned_log_ratio"]
     best = lead["name"]
-    ratio = {name: measured(way["scores"]["binned_log_ratio"]) for name, way in ways.items()}
-    constant = measured(ways["paper"]["constant"]["scores"]["binned_log_ratio"])
-    from_constant = one["from_constant"][best]["binned_log_ratio"]
-    paper = "" if best == "paper" else f"is {ratio['paper']} with the paper's calibration; it "
+    smallest = measured(calibrations[best]["scores"]["binned_log_ratio"])
+    paper = ""
+    if best != "paper":
+        ratio = measured(calibrations["paper"]["scores"]["binned_log_ratio"])
+        paper = f"is {ratio} with the paper's calibration; it "
+    constant = measured(calibrations["paper"]["constant"]["scores"]["binned_log_ratio"])
+    from_constant = kind["from_constant"][best]["binned_log_ratio"]
     return (
         f"**Targets: {TARGETS[target]}.** The binned log ratio {paper}has the smallest mean with "
-        f"*{LABELS[best]}*, {ratio[best]}; {_ties(lead)}. That mean {compared(from_constant)} the "
+        f"*{LABELS[best]}*, {smallest}; {_ties(lead)}. That mean {compared(from_constant)} the "
         f"constant bar's {constant} ({measured(from_constant)} split by split)."
     )
 
 
-def _likelihood(target: str, one: Found) -> str:
-    ways, lead = one["calibrations"], one["leaders"]["gain"]
+def _likelihood(target: str, kind: Found) -> str:
+    """Which calibration gains most in likelihood over a constant bar."""
+    calibrations = kind["calibrations"]
+    lead = kind["leaders"]["gain"]
     best = lead["name"]
-    gain = {name: measured(way["scores"]["gain"]) for name, way in ways.items()}
-    paper = "" if best == "paper" else f" (the paper's {gain['paper']})"
+    largest = measured(calibrations[best]["scores"]["gain"])
+    paper = ""
+    if best != "paper":
+        paper = f" (the paper's {measured(calibrations['paper']['scores']['gain'])})"
     return (
         f"With targets: {TARGETS[target]}, the gain in likelihood over a constant bar has the "
-        f"largest mean with *{LABELS[best]}*, {gain[best]} a row{paper}; {_ties(lead)}."
+        f"largest mean with *{LABELS[best]}*, {largest} a row{paper}; {_ties(lead)}."
     )
 
 
 def _ties(lead: Found) -> str:
-    """Which calibrations share the first place, and which clearly do not."""
-    same, tied = lead["same"], lead["tied"]
+    """Which calibrations share the first place, and which clearly do not.
+
+    Args:
+        lead: what `run.leader` gives.
+    """
+    same = lead["same"]
+    tied = lead["tied"]
     behind = [name for name in lead["others"] if name not in (*same, *tied)]
     clauses = []
     if same:
-        clauses.append(
-            f"{listed([f'*{LABELS[name]}*' for name in same])} has the same on every split"
-        )
+        names = listed([f"*{LABELS[name]}*" for name in same])
+        clauses.append(f"{names} has the same on every split")
     if tied:
         verb = "does" if len(tied) == 1 else "do"
-        clauses.append(f"{_apart(lead, tied)} {verb} not clearly differ from it")
+        clauses.append(f"{_with_differences(lead, tied)} {verb} not clearly differ from it")
     if behind:
         verb = "is" if len(behind) == 1 else "are"
-        clauses.append(f"{_apart(lead, behind)} {verb} clearly behind")
+        clauses.append(f"{_with_differences(lead, behind)} {verb} clearly behind")
     return "; ".join(clauses)
 
 
-def _apart(lead: Found, names: list[str]) -> str:
+def _with_differences(lead: Found, names: list[str]) -> str:
     """Calibrations with their differences from the leader, split by split."""
     return listed([f"*{LABELS[name]}* ({measured(lead['others'][name])})" for name in names])
+
+
+def _stations(stations: Found) -> str:
+    """How far the stations' bars reach beside their errors."""
+    errors = [station["rmse"][0] for station in stations.values()]
+    bars = [station["bar"][0] for station in stations.values()]
+    return (
+        f"**Stations.** Their root mean square errors go from {min(errors):.2f} to "
+        f"{max(errors):.2f} degrees, their bars from {min(bars):.2f} to {max(bars):.2f} (paper's "
+        "calibration, targets in degrees). A bar by rigidity says how well the training rows "
+        "support a prediction; it does not know that the weather of one place is harder to foresee "
+        "than that of another."
+    )

@@ -1,4 +1,9 @@
-"""One net: trained on a split, calibrated in several ways, judged on the test rows."""
+"""One network: trained on a split, calibrated in several ways, judged on the test rows.
+
+The way of the data: `drawn` reads the records and makes a `WeatherSplit`; a `Forecaster` is trained
+on it; every calibration gives the test rows error bars, which `_bars` turns into degrees Celsius;
+`_scored` and `_per_station` judge them.
+"""
 
 from __future__ import annotations
 
@@ -27,58 +32,72 @@ SHOWN = ("paper", "best", "best_bins")
 def judged(
     *, split: int, seed: int, standardised: bool, epochs: int, bin_size: int, rows: int | None
 ) -> dict[str, Any]:
-    """Train one net and judge its error bars; all in degrees Celsius.
+    """Train one network and judge its error bars; all in degrees Celsius.
 
     Args:
-        split: which of the seed's splits; its first weights and batches follow it too.
-        seed: of the whole.
-        standardised: whether the net sees standardised targets.
-        epochs: of the training.
-        bin_size: rows of a bin of the scores.
-        rows: at most so many of each part; None for all.
+        split: which of the seed's splits. First weights and batches follow it too.
+        seed: the seed of the whole.
+        standardised: whether the network sees standardised targets.
+        epochs: the epochs of the training.
+        bin_size: the rows of a bin of the scores.
+        rows: the largest number of rows of each part; None for all.
 
     Returns:
         "calibrations", each with its scores, what it chose, and the numbers of the figures;
         "stations"; the epoch of the best weights; the numbers of inputs and rows.
     """
     samples = drawn(split, seed, standardised=standardised, rows=rows)
-    own = 1000 * seed + split
-    net = forecaster(samples.train[0].shape[1], len(samples.stations), own)
+    inputs = samples.train[0].shape[1]
+    network_seed = 1000 * seed + split
+    network = forecaster(inputs, len(samples.stations), network_seed)
     protocol = replace(FORECASTS, epochs=epochs)
-    trained = loop.fitted(net, samples.train, samples.valid, protocol, own, what=f"net {split}")
-    uq = rg.LastLayerRigidity(trained.net).fit(samples.train, progress=False)
-    ways = {
+    training = loop.fitted(
+        network, samples.train, samples.valid, protocol, network_seed, what=f"net {split}"
+    )
+    uq = rg.LastLayerRigidity(training.net).fit(samples.train, progress=False)
+    calibrations = {
         "paper": error_bars.BINS,
         "nll": error_bars.PAPER,
         "best": error_bars.best(uq, samples.valid),
         "best_bins": best_bins(uq, samples.valid, bin_size),
     }
     constant = _constant(uq, samples)
-    bars = {name: _bars(uq, samples, how) for name, how in ways.items()}
+    bars = {name: _bars(uq, samples, calibration) for name, calibration in calibrations.items()}
     target = samples.degrees(samples.test[-1])
     return {
         "calibrations": {
-            name: _scored(one, target, constant, bin_size, name) for name, one in bars.items()
+            name: _scored(of_calibration, target, constant, bin_size, name)
+            for name, of_calibration in bars.items()
         },
         "stations": {name: _per_station(bars[name], target, samples) for name in SHOWN},
-        "epoch": trained.epoch,
-        "inputs": samples.train[0].shape[1],
-        "rows": {name: len(getattr(samples, name)[-1]) for name in ("train", "valid", "test")},
+        "epoch": training.epoch,
+        "inputs": inputs,
+        "rows": {
+            "train": len(samples.train[-1]),
+            "valid": len(samples.valid[-1]),
+            "test": len(samples.test[-1]),
+        },
     }
 
 
+# --- error bars in degrees -----------------------------------------------------------------------
+
+
 def _bars(
-    uq: rg.LastLayerRigidity, samples: Samples, how: error_bars.Calibration
+    uq: rg.LastLayerRigidity, samples: WeatherSplit, calibration: Calibration
 ) -> error_bars.Bars:
-    """Of the test rows; ridge and scale stay in the net's unit."""
-    bars = error_bars.bars(uq, samples.valid, samples.test[:-1], how)
-    mean, std = samples.level + samples.spread * bars.mean, samples.spread * bars.std
-    noise = samples.spread**2 * float(bars.chosen["noise_variance"])
-    return error_bars.Bars(mean, std, {**bars.chosen, "noise_variance": noise})
+    """The bars of the test rows in degrees; ridge and scale stay in the network's unit."""
+    bars = error_bars.bars(uq, samples.valid, samples.test[:-1], calibration)
+    noise_variance = samples.spread**2 * float(bars.chosen["noise_variance"])
+    return error_bars.Bars(
+        mean=samples.level + samples.spread * bars.mean,
+        std=samples.spread * bars.std,
+        chosen={**bars.chosen, "noise_variance": noise_variance},
+    )
 
 
-def _constant(uq: rg.LastLayerRigidity, samples: Samples) -> float:
-    """The constant bar, from the validation rows."""
+def _constant(uq: rg.LastLayerRigidity, samples: WeatherSplit) -> float:
+    """The constant bar in degrees, from the validation rows."""
     *inputs, target = samples.valid
     with torch.no_grad():
         mean = uq.model(*inputs)
@@ -88,36 +107,54 @@ def _constant(uq: rg.LastLayerRigidity, samples: Samples) -> float:
 def _scored(
     bars: error_bars.Bars, target: Tensor, constant: float, bin_size: int, name: str
 ) -> dict[str, Any]:
-    rows = scores.Rows(bars.mean, bars.std, target)
+    """The scores of a calibration beside a constant bar, and the numbers of its figure.
 
-    def more(std: Tensor) -> dict[str, float]:
-        return {"floor": floors(-rows.error, std, bin_size, seed=0)["shuffled"]}
+    Args:
+        bars: the bars of the test rows.
+        target: their temperatures, (N,).
+        constant: the constant bar.
+        bin_size: the rows of a bin.
+        name: the name of the calibration; those of `SHOWN` have a figure.
+    """
 
-    found = scores.beside_constant(*rows, constant, bin_size, more) | {"chosen": bars.chosen}
-    return found | scores.pictured(*rows, bin_size) if name in SHOWN else found
+    def floor_score(std: Tensor) -> dict[str, float]:
+        """What bars would score if nothing were wrong with them."""
+        return {"floor": floors(target - bars.mean, std, bin_size, seed=0)["shuffled"]}
+
+    block = scores.beside_constant(
+        bars.mean, bars.std, target, constant, bin_size, more=floor_score
+    )
+    block["chosen"] = bars.chosen
+    if name in SHOWN:
+        block.update(scores.pictured(bars.mean, bars.std, target, bin_size))
+    return block
 
 
-def _per_station(bars: error_bars.Bars, target: Tensor, samples: Samples) -> dict[str, Any]:
-    """Rows, root mean square bar and root mean square error of each station."""
+def _per_station(bars: error_bars.Bars, target: Tensor, samples: WeatherSplit) -> dict[str, Any]:
+    """Rows, root mean square bar and root mean square error of each station with test rows."""
     station = samples.test[1]
-    found = {}
+    by_station = {}
     for place, name in enumerate(samples.stations):
         here = station == place
-        if int(here.sum()):
-            found[name] = {
-                "rows": int(here.sum()),
+        count = int(here.sum())
+        if count:
+            by_station[name] = {
+                "rows": count,
                 "bar": float(bars.std[here].square().mean().sqrt()),
                 "rmse": metrics.rmse(bars.mean[here], target[here]),
             }
-    return found
+    return by_station
+
+
+# --- rows ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Samples:
+class WeatherSplit:
     """One split; every part is (records (n, d), station (n,), target (n, 1)).
 
-    The records have mean 0 and standard deviation 1 over the training rows. A target t of the net
-    is a temperature `level` + `spread` t.
+    The records have mean 0 and standard deviation 1 over the training rows. A target t of the
+    network is a temperature `level` + `spread` t.
 
     Attributes:
         train: training rows.
@@ -136,44 +173,63 @@ class Samples:
     spread: float
 
     def degrees(self, target: Tensor) -> Tensor:
-        """The temperatures that targets of the net mean, (n,) in float64."""
+        """The temperatures that targets of the network mean, (n,) in float64."""
         return self.level + self.spread * target.double().flatten()
 
 
-def drawn(split: int, seed: int, *, standardised: bool, rows: int | None = None) -> Samples:
-    """A random 40/30/30 split.
+def drawn(split: int, seed: int, *, standardised: bool, rows: int | None = None) -> WeatherSplit:
+    """Draw a random 40/30/30 split.
 
     Args:
         split: which of the seed's splits.
-        seed: of the splits.
-        standardised: whether the net sees targets of mean 0 and standard deviation 1, or degrees.
-        rows: at most so many of each part; all by default.
+        seed: the seed of the splits.
+        standardised: whether the network sees targets of mean 0 and standard deviation 1, or
+            degrees.
+        rows: the largest number of rows of each part; all by default.
     """
     records = weather.read()
     places = records.random(split, seed)
-    train, valid, test = (
-        torch.as_tensor(p[:rows]) for p in (places.train, places.valid, places.test)
-    )
-    x, y = torch.as_tensor(records.continuous), torch.as_tensor(records.y)[:, None]
+    train = torch.as_tensor(places.train[:rows])
+    valid = torch.as_tensor(places.valid[:rows])
+    test = torch.as_tensor(places.test[:rows])
+    x = torch.as_tensor(records.continuous)
+    y = torch.as_tensor(records.y)[:, None]
     station = torch.as_tensor(records.station)
-    spread_x, mean_x = torch.std_mean(x[train], dim=0)
-    spread, level = map(float, torch.std_mean(y[train])) if standardised else (1.0, 0.0)
-    x, y = ((x - mean_x) / spread_x).float(), ((y - level) / spread).float()
-    parts = ((x[part], station[part], y[part]) for part in (train, valid, test))
-    return Samples(*parts, records.station_names, level, spread)
 
+    # All parts are shifted and scaled by the training rows.
+    x_spread, x_mean = torch.std_mean(x[train], dim=0)
+    x = ((x - x_mean) / x_spread).float()
+    level = 0.0
+    spread = 1.0
+    if standardised:
+        y_spread, y_mean = torch.std_mean(y[train])
+        level = float(y_mean)
+        spread = float(y_spread)
+    y = ((y - level) / spread).float()
+    return WeatherSplit(
+        train=(x[train], station[train], y[train]),
+        valid=(x[valid], station[valid], y[valid]),
+        test=(x[test], station[test], y[test]),
+        stations=records.station_names,
+        level=level,
+        spread=spread,
+    )
+
+
+# --- the network ---------------------------------------------------------------------------------
 
 EMBEDDING = 256
 """Numbers that describe a station."""
 
 
 class Forecaster(nn.Module):
-    """Two inputs: the continuous records (N, d) and the station's place in the list (N,)."""
+    """A network of two inputs: the continuous records (N, d) and the station's place (N,)."""
 
     def __init__(self, inputs: int, stations: int, protocol: Protocol = FORECASTS) -> None:
         super().__init__()
         self.stations = nn.Embedding(stations, EMBEDDING)
-        width, layers = inputs + EMBEDDING, []
+        width = inputs + EMBEDDING
+        layers: list[nn.Module] = []
         for hidden in protocol.hidden:
             layers += [nn.Linear(width, hidden), ACTIVATIONS[protocol.activation].module()]
             width = hidden
@@ -181,23 +237,25 @@ class Forecaster(nn.Module):
         self.head = nn.Linear(width, 1, bias=protocol.last_bias)
 
     def forward(self, continuous: Tensor, station: Tensor) -> Tensor:
-        """(N, 1)."""
+        """Predict (N, 1)."""
         inputs = torch.cat([continuous, self.stations(station)], dim=-1)
         output: Tensor = self.head(self.hidden(inputs))
         return output
 
 
 def forecaster(inputs: int, stations: int, seed: int, protocol: Protocol = FORECASTS) -> Forecaster:
-    """Torch's default first weights, from a seed of their own."""
+    """A network with torch's default first weights, from a seed of their own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Forecaster(inputs, stations, protocol)
 
 
+# --- the best calibration by bins ----------------------------------------------------------------
+
 CANDIDATES = (BINS, Calibration("bins", "constant"), PAPER)
 """The paper's two, and its bins with a constant noise."""
 
-KEPT = 0.5
+KEPT_GAIN = 0.5
 """Share of the gain in likelihood over a constant bar, as the paper's form has it, that the choice
 must keep: a constant bar scores well in bins and tells nothing."""
 
@@ -208,22 +266,27 @@ def best_bins(
     bin_size: int,
     candidates: Sequence[Calibration] = CANDIDATES,
 ) -> Calibration:
-    """The best by the mean distance of log MSE from log variance in bins.
+    """Choose a calibration by the mean distance of log MSE from log variance in bins.
 
     Every validation row gets a bar by the numbers that the other folds of the rows choose; the
     bars of a candidate are then judged together.
 
     Args:
-        uq: fitted.
+        uq: a fitted rigidity.
         valid: inputs and target.
-        bin_size: of the judge.
+        bin_size: the rows of a bin by which to judge.
         candidates: to choose from, the paper's bins among them.
     """
     target = valid[-1].double().flatten()
-    bars = {how: held_out(uq, valid, how) for how in candidates}
-    likelihood = {how: metrics.nll(*bar, target) for how, bar in bars.items()}
+    bars = {candidate: held_out(uq, valid, candidate) for candidate in candidates}
+    nll = {candidate: metrics.nll(mean, std, target) for candidate, (mean, std) in bars.items()}
     mean, std = bars[BINS]
-    constant = metrics.nll(mean, torch.full_like(std, metrics.rmse(mean, target)), target)
-    least = constant - KEPT * (constant - likelihood[BINS])
-    telling = [how for how in bars if how == BINS or likelihood[how] <= least]
-    return min(telling, key=lambda how: metrics.binned_log_ratio(*bars[how], target, bin_size))
+    constant_bar = torch.full_like(std, metrics.rmse(mean, target))
+    constant_nll = metrics.nll(mean, constant_bar, target)
+    # A candidate must keep a share of what the paper's bins gain over a constant bar.
+    largest_nll = constant_nll - KEPT_GAIN * (constant_nll - nll[BINS])
+    log_ratios = {}
+    for candidate, (mean, std) in bars.items():
+        if candidate == BINS or nll[candidate] <= largest_nll:
+            log_ratios[candidate] = metrics.binned_log_ratio(mean, std, target, bin_size)
+    return min(log_ratios, key=log_ratios.__getitem__)

@@ -1,1 +1,1 @@
-"""Quality of the error bars against the width of the net (paper, appendix on the width)."""
+"""Quality of the error bars against the width of the network (paper, appendix on the width)."""

@@ -1,7 +1,12 @@
-"""Quality of the error bars against the width of the net (paper, appendix on the width)."""
+"""Quality of the error bars against the width of the network (paper, appendix on the width).
+
+One job a width trains and judges a stack of networks (`work.networks`). `numbers` summarises the
+networks of each width, and follows every score over the widths (`trends`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.data.california import NAMES
@@ -10,39 +15,57 @@ from experiments.frame.outcome import Outcome
 from experiments.judging import scores
 from experiments.judging.scores import quartiles, quartiles_of_each
 from experiments.studies.width import page, work
-from experiments.studies.width.trends import BETTER, completed, trend
+from experiments.studies.width.trends import BETTER, trend, with_distances
 
 LEVEL = 0.9
+"""The share of the targets that intervals are meant to cover."""
+
 RUINED = -1.0
 """A gain over the constant bar below this comes from single rows whose bar is close to zero."""
 
 MEANINGLESS = ("nll", "gain")
-"""Scores of which one such row decides the mean over nets: medians alone are kept."""
+"""Scores of which one such row decides the mean over networks: only medians are stored."""
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 SHOWN = (4, 16, 64, 512)
+"""Widths whose bins are drawn."""
+
 FULL = {"count": 8, "epochs": 400, "decay": 1e-3, "bin_size": 100, "most": None}
 QUICK_WIDTHS = (4, 16, 32)
-QUICK = {**FULL, "count": 2, "epochs": 4, "bin_size": 50, "most": 1000}
+QUICK = {"count": 2, "epochs": 4, "decay": 1e-3, "bin_size": 50, "most": 1000}
+"""Arguments of `work.networks`."""
+
+Stacks = Mapping[int, Mapping[str, Any]]
+"""The results of `work.networks` by width."""
 
 
 def run(*, quick: bool, seed: int) -> Outcome:
-    """One stack of nets a width."""
-    sizes, widths = (QUICK, QUICK_WIDTHS) if quick else (FULL, WIDTHS)
-    found = numbers(sizes, widths, seed, quick=quick)
-    return Outcome("Error bars and the width of the net", found, page.entries(found))
+    """Train and judge one stack of networks a width."""
+    if quick:
+        page_numbers = numbers(QUICK, QUICK_WIDTHS, seed, quick=True)
+    else:
+        page_numbers = numbers(FULL, WIDTHS, seed, quick=False)
+    return Outcome("Error bars and the width of the net", page_numbers, page.entries(page_numbers))
 
 
 def numbers(
     sizes: dict[str, Any], widths: tuple[int, ...], seed: int, *, quick: bool
 ) -> dict[str, Any]:
-    """Everything that the page shows."""
+    """Everything that the page shows.
+
+    Args:
+        sizes: `FULL` or `QUICK`.
+        widths: the widths, in rising order.
+        seed: the seed of splits and networks.
+        quick: whether this is a quick look, which stores nothing on disk and draws all widths.
+    """
     jobs = [
-        Job(f"width {width}", work.nets, {**sizes, "width": width, "seed": seed}, NAMES)
+        Job(f"width {width}", work.networks, {**sizes, "width": width, "seed": seed}, NAMES)
         for width in sorted(widths, reverse=True)  # the longest first
     ]
-    done = results("width", jobs, keep=not quick, workers=1 if quick else None)
-    stacks = {width: done[f"width {width}"] for width in widths}
+    job_results = results("width", jobs, keep=not quick, workers=1 if quick else None)
+    stacks = {width: job_results[f"width {width}"] for width in widths}
+    drawn_widths = widths if quick else SHOWN
     return {
         "settings": {
             **sizes,
@@ -51,43 +74,51 @@ def numbers(
             "nets": sizes["count"] * len(widths),
             "rows": stacks[widths[0]]["rows"],
         },
-        "narrow": {name: _narrow(stacks, name) for name in work.CALIBRATIONS},
+        "narrow": {name: _narrow_bars(stacks, name) for name in work.CALIBRATIONS},
         "widths": {
-            width: {name: _calibration(stack[name]["each"]) for name in work.CALIBRATIONS}
+            width: {name: _summary(stack[name]["each"]) for name in work.CALIBRATIONS}
             for width, stack in stacks.items()
         },
         "trends": {name: _trends(stacks, name) for name in work.CALIBRATIONS},
-        "shown": {w: one["paper"]["bins"] for w, one in stacks.items() if quick or w in SHOWN},
+        "shown": {
+            width: stack["paper"]["bins"]
+            for width, stack in stacks.items()
+            if width in drawn_widths
+        },
     }
 
 
-def _calibration(each: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means with standard errors, and medians with quartiles, over the nets of one width."""
-    own = [one["scores"] for one in each]
-    means = scores.over_seeds(own)
-    constant = [one["constant"]["scores"] for one in each]
+def _summary(networks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means with standard errors, and medians with quartiles, over the networks of one width."""
+    of_bars = [network["scores"] for network in networks]
+    of_constant = [network["constant"]["scores"] for network in networks]
+    means = scores.over_seeds(of_bars)
     return {
         "scores": {name: pair for name, pair in means.items() if name not in MEANINGLESS},
-        "median": quartiles_of_each(own),
-        "constant": {"scores": scores.over_seeds(constant), "median": quartiles_of_each(constant)},
-        "smallest_bar": quartiles([one["smallest_bar"] for one in each]),
-        "least_bar": min(one["smallest_bar"] for one in each),
-        "ruined": sum(one["scores"]["gain"] < RUINED for one in each),
+        "median": quartiles_of_each(of_bars),
+        "constant": {
+            "scores": scores.over_seeds(of_constant),
+            "median": quartiles_of_each(of_constant),
+        },
+        "smallest_bar": quartiles([network["smallest_bar"] for network in networks]),
+        "least_bar": min(network["smallest_bar"] for network in networks),
+        "ruined": sum(network["scores"]["gain"] < RUINED for network in networks),
     }
 
 
-def _narrow(stacks: dict[int, dict[str, Any]], calibration: str) -> dict[str, Any]:
-    """How many nets a bar close to zero ruins, and how close the closest is."""
-    each = [one for stack in stacks.values() for one in stack[calibration]["each"]]
+def _narrow_bars(stacks: Stacks, calibration: str) -> dict[str, Any]:
+    """How many networks of all widths a bar close to zero ruins, and how close the closest is."""
+    networks = [network for stack in stacks.values() for network in stack[calibration]["each"]]
     return {
-        "ruined": sum(one["scores"]["gain"] < RUINED for one in each),
-        "least_bar": min(one["smallest_bar"] for one in each),
+        "ruined": sum(network["scores"]["gain"] < RUINED for network in networks),
+        "least_bar": min(network["smallest_bar"] for network in networks),
     }
 
 
-def _trends(stacks: dict[int, dict[str, Any]], calibration: str) -> dict[str, Any]:
-    each = {
-        width: [completed(one["scores"], LEVEL) for one in stack[calibration]["each"]]
-        for width, stack in stacks.items()
-    }
-    return {name: trend(each, name) for name in BETTER}
+def _trends(stacks: Stacks, calibration: str) -> dict[str, Any]:
+    """The trend of every score of a calibration with the width."""
+    by_width = {}
+    for width, stack in stacks.items():
+        networks = stack[calibration]["each"]
+        by_width[width] = [with_distances(network["scores"], LEVEL) for network in networks]
+    return {name: trend(by_width, name) for name in BETTER}

@@ -20,7 +20,7 @@ from tests.support.numbers_on_pages import unsupported
 
 def test_every_form_is_judged_on_both_sides(synthetic: Path) -> None:
     asked = {"count": 2, "seed": 0, "epochs": 4, "nets": ""}
-    found = work.parts("outside", "energy", **asked)
+    found = work.judged_forms("outside", "energy", **asked)
     assert set(found["forms"]) == set(work.FORMS) == set(page.LABELS)
     stack = kept.nets("outside", "energy", count=2, epochs=4).stack
     divided = outside.drawn("energy", 2)
@@ -41,14 +41,14 @@ def test_every_form_is_judged_on_both_sides(synthetic: Path) -> None:
 
 
 def test_sets_without_a_domain_have_one_side(synthetic: Path) -> None:
-    found = work.parts("uci", "yacht", count=2, seed=0, epochs=4, nets="")
+    found = work.judged_forms("uci", "yacht", count=2, seed=0, epochs=4, nets="")
     assert set(found["forms"]["all"][0]) == {"inside", "auroc"}
     assert found["auroc"] == [] and found["forms"]["all"][0]["auroc"] is None
 
 
 def test_california_is_judged_on_its_own_sides(synthetic: Path, monkeypatch) -> None:
     monkeypatch.setattr(work, "FORMS", {"paper": error_bars.PAPER})
-    found = work.parts("california", "relu", count=2, seed=0, epochs=2, nets="")
+    found = work.judged_forms("california", "relu", count=2, seed=0, epochs=2, nets="")
     samples = california.drawn(2, 0, california.OUT_OF_DOMAIN, restricted=True)
     assert found["rows"]["inside"] == int(samples.inside[0].sum())
     assert set(found["forms"]["paper"][1]) == {"inside", "outside", "auroc"}
@@ -106,7 +106,7 @@ def test_parts_are_compared_net_by_net() -> None:
 
 def test_the_page_names_the_cost_of_the_guard_and_the_worst_case() -> None:
     found = {"outside, energy": entry_of([1.0, 2.0], [1.2, 2.0]), "uci, yacht": entry_of([1], [1])}
-    text = page.said(found)
+    text = page.conclusion(found)
     assert "at most 0.100 of NLL (energy, domain), on average 0.050" in text
     assert "domain of energy, domain" not in text and "hold 70 %" in text
     assert "the paper's form 80 %" in text

@@ -27,7 +27,7 @@ SMALL = {"count": 2, "seed": 0, "epochs": 2, "bin_size": 20, "digest": ""}
 
 @functools.cache
 def judged() -> dict:
-    return work.nets(**SMALL)
+    return work.networks(**SMALL)
 
 
 # --- rows ---------------------------------------------------------------------------------------

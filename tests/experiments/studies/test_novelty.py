@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiments.studies.novelty import nets, page, run, work
+from experiments.studies.novelty import page, run, tasks, work
 
 from experiments import __main__ as command
 from tests.support.numbers_on_pages import unsupported
 
 
-@pytest.mark.parametrize("name", list(nets.CASES))
+@pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_every_net_takes_all_its_data(name: str) -> None:
-    case = nets.CASES[name](3)
-    net = nets.trained(case, 2)
+    case = tasks.TASKS[name](3)
+    net = tasks.trained(case, 2)
     for data in (case.train, case.valid, case.inside, *case.unlike.values()):
         for inputs, y in data:
             assert net(*inputs).shape == y.shape
@@ -22,17 +22,17 @@ def test_every_net_takes_all_its_data(name: str) -> None:
 
 
 def test_data_that_are_unlike_are_unlike_by_what_their_name_says() -> None:
-    graph = nets.graph(0)
+    graph = tasks.graph(0)
     for inputs, _ in graph.train:
         assert int(inputs[1].max()) == 1
     for inputs, _ in graph.unlike["an atom of an unseen kind"]:
         kinds, cluster = inputs[1], inputs[2]
         each = torch.zeros(64).index_add(0, cluster, (kinds == 2).float())
         assert bool((each == 1).all())
-    sequences = nets.transformer(0)
-    assert max(int(inputs[0].max()) for inputs, _ in sequences.train) < nets.KNOWN
+    sequences = tasks.transformer(0)
+    assert max(int(inputs[0].max()) for inputs, _ in sequences.train) < tasks.KNOWN
     strange = sequences.unlike["a third of unseen tokens"][0][0][0]
-    share = float((strange >= nets.KNOWN).float().mean())
+    share = float((strange >= tasks.KNOWN).float().mean())
     assert share == pytest.approx(1 / 3)
 
 
@@ -87,4 +87,4 @@ def test_the_rigidity_is_named_where_it_sees_more() -> None:
         "layer": "the input",
     }
     found = {"all": {"a": one, "b": one}, "kinds": {"graph": {"unlike": {"squeezed": one}}}}
-    assert "The rigidity sees more than novelty of: graph (squeezed)" in page.said(found)
+    assert "The rigidity sees more than novelty of: graph (squeezed)" in page.conclusion(found)

@@ -50,7 +50,7 @@ def test_copies_enter_the_training_and_the_gram_at_the_same_number_of_steps(monk
 
     original = descent.trained
     monkeypatch.setattr(descent, "trained", trained)
-    one, two = (work.nets(copies=copies, decay=0.0, **SMALL) for copies in (1, 2))
+    one, two = (work.networks(copies=copies, decay=0.0, **SMALL) for copies in (1, 2))
     (x, first), (xx, second) = seen
     assert torch.equal(xx, torch.cat([x, x], 1))
     assert first.epochs * x.shape[1] == second.epochs * xx.shape[1]
@@ -63,7 +63,7 @@ def test_copies_enter_the_training_and_the_gram_at_the_same_number_of_steps(monk
 
 
 def test_decay_shrinks_the_weights_and_the_last_weights_differ_from_the_best() -> None:
-    free, decayed = (work.nets(copies=1, decay=decay, **SMALL) for decay in (0.0, 50.0))
+    free, decayed = (work.networks(copies=1, decay=decay, **SMALL) for decay in (0.0, 50.0))
     for a, b in zip(free["last"], decayed["last"], strict=True):
         assert b["weights"] < 0.7 * a["weights"]
     assert decayed["best"][0]["valid_rmse"] <= decayed["last"][0]["valid_rmse"]
@@ -264,7 +264,10 @@ def test_medians_and_quartiles_are_those_of_the_nets() -> None:
         "a": [middle, low, high],
         "b": [1.0, 1.0, 1.0],
     }
-    assert experiment._pair([1.0, math.nan])[0] != experiment._pair([1.0, math.nan])[0]
+    assert (
+        experiment._mean_and_error([1.0, math.nan])[0]
+        != experiment._mean_and_error([1.0, math.nan])[0]
+    )
 
 
 def test_one_ruined_net_does_not_move_the_biass_nll() -> None:
@@ -292,8 +295,8 @@ def test_words_follow_the_numbers() -> None:
     )
     assert "in 11 trainings of 12, part" in pages._conclusion("bins", {**counts, "falls": 11})
     assert "no one sign" in pages._conclusion("bins", {**counts, "falls": 11, "rises": 1})
-    assert "open" not in pages._clearly(counts)
-    assert "in 3 at least half" in pages._clearly({**counts, "open": 3})
+    assert "open" not in pages._ridge_counts(counts)
+    assert "in 3 at least half" in pages._ridge_counts({**counts, "open": 3})
 
 
 def test_the_page_gives_every_training_and_what_the_control_says(outcome: Outcome) -> None:

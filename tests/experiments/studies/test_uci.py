@@ -15,8 +15,8 @@ from experiments.baselines.mc_dropout import Predicted
 from experiments.data.benchmark import OFFICIAL, RANDOM, standardised
 from experiments.data.uci import Rows
 from experiments.judging.predictive import summary
-from experiments.studies.uci import entries, judged, others, parts, rivals, texts, work
 from experiments.studies.uci import page as pages
+from experiments.studies.uci import rivals, summaries, work
 from experiments.studies.uci import run as experiment
 from experiments.training.protocol import Protocol
 from experiments.training.stack import Stack
@@ -117,8 +117,8 @@ def test_copies_of_training_rows_are_counted() -> None:
 
 def test_the_page_says_which_sets_have_no_published_lists() -> None:
     known, drawn = ({"settings": {"published_lists": yes}} for yes in (True, False))
-    assert texts._lists({"yacht": known}) == "the test lists of the published splits"
-    mixed = texts._lists({"yacht": known, "wine": drawn})
+    assert pages._lists({"yacht": known}) == "the test lists of the published splits"
+    mixed = pages._lists({"yacht": known, "wine": drawn})
     assert "those of wine came without them and are split at random" in mixed
     assert "yacht" not in mixed
 
@@ -129,13 +129,11 @@ def test_the_page_says_which_nets_it_trained() -> None:
 
     whole, drawn, fresh = one(True, True), one(True, False), one(False, False)
     here = "They come with the project (`experiments/nets/`)"
-    assert texts._committed({"yacht": whole}) == f"{here}."
-    assert texts._committed({"yacht": fresh}) == "They were trained by this run."
-    said = texts._committed({"yacht": whole, "wine": drawn})
+    assert pages._trainer({"yacht": whole}) == f"{here}."
+    assert pages._trainer({"yacht": fresh}) == "They were trained by this run."
+    said = pages._trainer({"yacht": whole, "wine": drawn})
     assert said == f"{here} but those of the random splits of wine, which were trained by this run."
-    assert "but those of year, which" in texts._committed(
-        {"yacht": whole, "year": one(False, True)}
-    )
+    assert "but those of year, which" in pages._trainer({"yacht": whole, "year": one(False, True)})
 
 
 # --- scores --------------------------------------------------------------------------------------
@@ -155,7 +153,7 @@ def test_the_nets_error_bars_share_one_mean(folder: Path) -> None:
     common = {key: value for key, value in asked().items() if key != "drawing"}
     methods = dict(found["methods"])
     for method in ("constant", "variance_head", "boosted"):
-        methods |= others.bars("yacht", method=method, **common)["methods"]
+        methods |= work.other_bars("yacht", method=method, **common)["methods"]
     same = {"llpr", "best", "constant", "floor_t", "variance_head"}
     assert set(methods) == {*same, "best_refitted", "boosted"}
     rmse = {method: [one["all"]["rmse"] for one in splits] for method, splits in methods.items()}
@@ -182,10 +180,10 @@ def test_random_splits_have_the_papers_bars_alone(folder: Path) -> None:
 
 
 def test_five_nets_are_one_model(folder: Path) -> None:
-    found = work.five("yacht", splits=2, seed=0, epochs=4, nets="")
+    found = work.mean_of_five("yacht", splits=2, seed=0, epochs=4, nets="")
     (splits,) = found["methods"].values()
     stacks = [kept.nets("uci", "yacht", m, count=2, epochs=4).stack for m in range(5)]
-    for k, split in enumerate(judged.divided("yacht", 2, OFFICIAL, 0)):
+    for k, split in enumerate(work.split_rows("yacht", 2, OFFICIAL, 0)):
         with torch.no_grad():
             mean = torch.stack([one.module(k)(split.test[0]) for one in stacks]).mean(0)
         error = float((mean - split.test[1]).square().mean().sqrt()) * split.unit
@@ -196,7 +194,7 @@ def test_five_nets_are_one_model(folder: Path) -> None:
 def test_laplace_joins_where_it_is_installed(folder: Path) -> None:
     common: dict[str, Any] = {"splits": 1, "seed": 0, "epochs": 4, "nets": ""}
     (found, flat) = (
-        others.bars("yacht", method=method, **common)["methods"][method][0]["all"]
+        work.other_bars("yacht", method=method, **common)["methods"][method][0]["all"]
         for method in ("laplace", "constant")
     )
     assert found["rmse"] == pytest.approx(flat["rmse"], rel=1e-5)
@@ -205,7 +203,7 @@ def test_laplace_joins_where_it_is_installed(folder: Path) -> None:
 
 def test_targets_on_a_grid_are_judged_by_cells(folder: Path, monkeypatch) -> None:
     monkeypatch.setitem(samples.STEPS, "yacht", 0.5)
-    split = next(judged.divided("yacht", 1, OFFICIAL, 0))
+    split = next(work.split_rows("yacht", 1, OFFICIAL, 0))
     assert split.step == pytest.approx(0.5 / split.unit)
     found = work.last_layers("yacht", **asked(splits=1))["methods"]
     assert all("cell" in splits[0]["all"] for splits in found.values())
@@ -219,8 +217,8 @@ def test_the_constant_bar_is_the_error_on_the_validation_rows() -> None:
         (torch.randn(n, 2, generator=generator), torch.randn(n, 1, generator=generator))
         for n in (60, 30, 30)
     ]
-    split = judged.Divided(*rows, unit=1.0, step=None, copied=torch.zeros(30, dtype=torch.bool))
-    found = others.constant(stack, split)
+    split = work.SplitRows(*rows, unit=1.0, step=None, copied=torch.zeros(30, dtype=torch.bool))
+    found = work.constant(stack, split)
     with torch.no_grad():
         error = float((net(rows[1][0]) - rows[1][1]).square().mean().sqrt())
         distribution = torch.distributions.Normal(net(rows[2][0]), error)
@@ -245,7 +243,7 @@ def test_dropout_chooses_the_likeliest_pair_of_each_split(folder: Path, monkeypa
     monkeypatch.setattr(rivals.mc_dropout, "predicted", predicted)
     precisions = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     protocol = Protocol((5,), epochs=1, batch=64)
-    probability, precision = rivals.chosen(inner, precisions, protocol, 0, 12)
+    probability, precision = rivals.likeliest(inner, precisions, protocol, 0, 12)
     assert probability.tolist() == [0.01, 0.1]
     assert precision.tolist() == [3.0, 1.0]
     assert seen["probability"].tolist() == [0.005, 0.01, 0.05, 0.1] * 2
@@ -259,7 +257,7 @@ def test_the_rivals_give_one_summary_a_split(folder: Path) -> None:
     dropped = rivals.dropout("energy", selecting=5, passes=20, **common)
     own = rivals.ensembles("energy", method="deep_ensemble", **common)
     for part in (dropped, own):
-        scores = rivals.judged("energy", [part], 0)
+        scores = rivals.split_scores("energy", [part], 0)
         assert len(scores) == 2
         assert all(0.1 < one["all"]["rmse"] < 2 for one in scores)  # the target's spread is 1.2
         assert {"nll", "crps", "coverage_90", "interval_score"} <= set(scores[0]["all"])
@@ -274,7 +272,7 @@ def test_ensembles_of_a_later_split_do_not_depend_on_the_earlier(folder: Path) -
     torch.testing.assert_close(last["mean"][0], whole["mean"][2], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(last["std"][0], whole["std"][2], rtol=1e-3, atol=1e-4)
     parts = [rivals.ensembles("energy", first=k, splits=1, **common) for k in range(3)]
-    joined, direct = (rivals.judged("energy", some, 0) for some in (parts, [whole]))
+    joined, direct = (rivals.split_scores("energy", some, 0) for some in (parts, [whole]))
     for a, b in zip(joined, direct, strict=True):
         assert a["all"]["nll"] == pytest.approx(b["all"]["nll"], rel=1e-2)
 
@@ -291,7 +289,9 @@ def test_the_rivals_follow_the_unit_of_the_target(folder: Path, monkeypatch) -> 
         common: dict[str, Any] = {"first": 0, "splits": 1, "seed": 0, "epochs": 5}
         dropped = rivals.dropout("energy", selecting=5, passes=20, **common)
         own = rivals.ensembles("energy", method="deep_ensemble", **common)
-        found.append([rivals.judged("energy", [part], 0)[0]["all"] for part in (dropped, own)])
+        found.append(
+            [rivals.split_scores("energy", [part], 0)[0]["all"] for part in (dropped, own)]
+        )
     for small_unit, large_unit in zip(*found, strict=True):
         for length in ("rmse", "crps", "interval_score"):
             assert large_unit[length] == pytest.approx(100 * small_unit[length], rel=1e-3)
@@ -300,6 +300,17 @@ def test_the_rivals_follow_the_unit_of_the_target(folder: Path, monkeypatch) -> 
         assert large_unit["coverage_90"] == small_unit["coverage_90"]
 
 
+<<<<<<< HEAD
+=======
+def test_rivals_are_computed_without_the_library() -> None:
+    """What they keep is found again whatever changes there; the others' parts are not."""
+    for name in ("ensembles", "dropout"):
+        assert not sources.leans(f"{rivals.__name__}:{name}")
+    assert not sources.leans(f"{work.__name__}:other_bars")
+    assert sources.leans(f"{work.__name__}:last_layers")
+
+
+>>>>>>> room-studiesa
 # --- the entries ---------------------------------------------------------------------------------
 
 
@@ -309,7 +320,7 @@ def scores_of(rmse: list[float], nll: list[float], **chosen: list[Any]) -> list[
     for k, (error, value) in enumerate(zip(rmse, nll, strict=True)):
         one = {"rmse": error, "nll": value, "crps": error / 2, "coverage_90": 0.9}
         one |= {"interval_score": 4 * error}
-        one |= {name: [0.9, 0.8, 0.9, 1.0, 0.7 + 0.1 * k] for name in entries.FIFTHS}
+        one |= {name: [0.9, 0.8, 0.9, 1.0, 0.7 + 0.1 * k] for name in summaries.FIFTHS}
         told = {name: values[k] for name, values in chosen.items()}
         made.append({"all": one, "new": one | {"nll": value + 0.1 * k}, "chosen": told})
     return made
@@ -320,7 +331,7 @@ def parts_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]
     base = scores_of(rmse, nll)
     better = scores_of(rmse, [0.4, 0.6, 0.7], ridge=[1.0, 2.0, 3.0])
     rival = scores_of([0.5, 3.0, 2.0], [0.6, 0.9, 1.2])
-    monkeypatch.setattr(rivals, "judged", lambda name, parts, seed: rival)
+    monkeypatch.setattr(rivals, "split_scores", lambda name, parts, seed: rival)
     about = {"committed": True, "seconds": 1.0}
     methods = {"llpr": base, "best": better, "constant": base}
     dropped = [{"chosen": {"precision": [k]}, "seconds": 1.0} for k in (1, 2, 3)]
@@ -335,8 +346,10 @@ def parts_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]
 @pytest.fixture
 def found_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     listed = {"train": 90, "test": 10}
-    about = {"splits": 3, "rows": 40, "listed": listed, "seed": 0}
-    return lambda name="yacht": entries.entry(parts_of(monkeypatch), name=name, **about)
+    about = {"splits": 3, "rows": 40, "listed": listed}
+    return lambda name="yacht": summaries.entry(
+        parts_of(monkeypatch), name=name, seed=0, about=about
+    )
 
 
 def test_differences_are_paired_split_by_split(found_of) -> None:
@@ -361,21 +374,23 @@ def test_differences_are_paired_split_by_split(found_of) -> None:
 
 
 def test_the_comparison_with_the_paper_knows_all_three_errors() -> None:
-    found = entries.compared([1.0, 0.03], (1.1, 0.04), 20)
+    found = summaries.compared([1.0, 0.03], (1.1, 0.04), 20)
     rounding = 0.01**2 / 12
     assert found["difference"] == pytest.approx(-0.1)
     assert found["sigmas"] == pytest.approx(-0.1 / math.sqrt(0.03**2 + 0.04**2 + rounding))
     assert found["strict"] == pytest.approx(-0.1 / math.sqrt(0.03**2 + 0.02**2 + rounding))
-    five = entries.compared([1.0, 0.03], (1.1, 0.04), 5)
+    five = summaries.compared([1.0, 0.03], (1.1, 0.04), 5)
     assert five["strict"] == five["sigmas"]
-    assert math.isnan(entries.compared([8.9, 0.1], (8.91, None), 1)["sigmas"])
+    assert math.isnan(summaries.compared([8.9, 0.1], (8.91, None), 1)["sigmas"])
 
 
 def test_agreement_is_counted_where_it_can_be(found_of) -> None:
     found = {"yacht": found_of(), "year": found_of("year")}
     # yacht: RMSE 1.5 +- 0.289 for 1.19 +- 0.16; NLL 0.7 +- 0.115 for 1.58 +- 0.20.
-    assert pages.within(found, "llpr") == (1, 2)
-    assert [(name, metric) for name, metric, _ in pages.beyond(found, "llpr")] == [("yacht", "nll")]
+    assert pages.agreement(found, "llpr") == (1, 2)
+    assert [(name, metric) for name, metric, _ in pages.disagreements(found, "llpr")] == [
+        ("yacht", "nll")
+    ]
     assert "1 of the paper's 2 comparable numbers" in pages.reproduced(found)
     assert "outside: yacht NLL by -3.8" in pages.reproduced(found)
     assert "naval" not in pages.reproduced(found)
@@ -383,7 +398,7 @@ def test_agreement_is_counted_where_it_can_be(found_of) -> None:
 
 
 def test_the_counts_on_the_page_follow_the_differences(found_of) -> None:
-    text = texts.compared({"yacht": found_of()})
+    text = pages.comparison_counts({"yacht": found_of()})
     assert "best against LLPR: better on 1, worse on 0, undecided on 0" in text
     assert "best against MC dropout: better on 1, worse on 0, undecided on 0" in text
     assert "constant against LLPR: better on 0, worse on 0, undecided on 1" in text
@@ -396,11 +411,11 @@ def test_copies_and_what_is_left_out_are_told(found_of) -> None:
         name: found_of() | {"settings": settings, "copies": {"valid": n, "test": n}}
         for name, n in (("wine", 0.245), ("yacht", 0.0))
     }
-    text = " ".join(texts.opening(found))
+    text = " ".join(pages.opening(found))
     assert "wine 24.5 % of the test rows and 24.5 % of the validation rows equal" in text
     assert "yacht 0" not in text
     assert "trained by this run" in text  # five nets of each set
-    without = " ".join(texts.opening({"yacht": found["yacht"]}))
+    without = " ".join(pages.opening({"yacht": found["yacht"]}))
     assert "copies" not in without
 
 
@@ -410,41 +425,41 @@ def test_copies_and_what_is_left_out_are_told(found_of) -> None:
 def test_the_worst_of_the_default_is_shown(found_of) -> None:
     found = {"yacht": found_of(), "wine": found_of("wine")}
     found["wine"]["best"]["fifths_of_prediction"][2] = 0.5
-    text = texts.failing(found)
+    text = pages.failures(found)
     assert "least in fifth 3 of the prediction on wine: 50 %" in text
     assert "loses most" not in text
     found["wine"]["paired"]["best - mc_dropout"]["nll"] = [0.3, 0.1]
-    assert "loses most to MC dropout on wine, by 0.30" in texts.failing(found)
+    assert "loses most to MC dropout on wine, by 0.30" in pages.failures(found)
 
 
 def test_the_longest_parts_begin_first(folder: Path) -> None:
-    sizes = parts.Sizes()
+    sizes = experiment.Sizes()
     ordered = [
-        *parts.own_parts("protein", 5, sizes, 0),
-        *parts.rival_parts("protein", 45_730, 5, sizes, 0),
+        *experiment.own_jobs("protein", 5, sizes, 0),
+        *experiment.rival_jobs("protein", 45_730, 5, sizes, 0),
     ]
-    effort = {job.name: parts.effort(job, 45_730) for job in ordered}
+    effort = {job.name: experiment.effort(job, 45_730) for job in ordered}
     assert max(effort, key=effort.__getitem__) == "protein, official"
     named = {job.name.split(", ")[1] for job in ordered}
-    assert named | {"laplace", "boosted"} == set(parts.WORK)
+    assert named | {"laplace", "boosted"} == set(experiment.RELATIVE_TIME)
     assert all(json.dumps(dict(job.arguments)) for job in ordered)
 
 
 def test_parts_of_the_rivals_cover_every_split_once() -> None:
     for rows, splits in ((45_730, 5), (9_568, 20), (300, 20)):
-        jobs = parts.rival_parts("yacht", rows, splits, parts.Sizes(), 0)
-        for method in entries.BASELINES:
+        jobs = experiment.rival_jobs("yacht", rows, splits, experiment.Sizes(), 0)
+        for method in summaries.BASELINES:
             own = [job.arguments for job in jobs if job.name.split(", ")[1] == method]
             covered = [one["first"] + k for one in own for k in range(one["splits"])]
             assert covered == list(range(splits))
-            assert all(one["splits"] == 1 or one["splits"] * rows <= parts.MOST for one in own)
+            assert all(one["splits"] == 1 or one["splits"] * rows <= experiment.MOST for one in own)
 
 
 def test_a_quick_run_writes_the_table(folder: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         experiment,
         "QUICK",
-        parts.Sizes(("yacht", "naval"), 2, epochs=4, own_epochs=2, selecting=3, passes=5),
+        experiment.Sizes(("yacht", "naval"), 2, epochs=4, own_epochs=2, selecting=3, passes=5),
     )
     entry = catalogue.Experiment("uci", "the benchmark", 1)
     monkeypatch.setitem(catalogue.EXPERIMENTS, "uci", entry)
@@ -453,15 +468,15 @@ def test_a_quick_run_writes_the_table(folder: Path, tmp_path, monkeypatch) -> No
     assert set(numbers) == {"yacht", "naval"}
     one = numbers["yacht"]
     assert one["splits"] == 2 and one["rows"] == 200 and one["inputs"] == 6
-    for method in set(entries.METHODS) - {"laplace"}:
+    for method in set(summaries.METHODS) - {"laplace"}:
         per_split = one["per_split"][method]
-        for metric in set(entries.SINGLE) & set(per_split):
+        for metric in set(summaries.SINGLE) & set(per_split):
             assert one[method][metric][0] == pytest.approx(np.mean(per_split[metric]), rel=1e-3)
     assert "cell" in numbers["naval"]["best"] and "cell" not in one["best"]
     assert one["published"]["llpr"] == {k: list(v) for k, v in LLPR_OF_YACHT.items()}
     difference = np.subtract(one["per_split"]["best"]["nll"], one["per_split"]["llpr"]["nll"])
     assert one["paired"]["best - llpr"]["nll"][0] == pytest.approx(difference.mean(), abs=2e-3)
-    assert set(one["seconds"]) | {"laplace"} == set(parts.WORK)
+    assert set(one["seconds"]) | {"laplace"} == set(experiment.RELATIVE_TIME)
     assert one["settings"]["mc_dropout"]["steps"] == 2 * 4
     page = (tmp_path / "uci.md").read_text(encoding="utf-8")
     assert unsupported(page, numbers) == []

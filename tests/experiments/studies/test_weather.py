@@ -142,7 +142,7 @@ def test_scores_are_in_degrees_whatever_the_net_sees(folder: Path) -> None:
     for split in (raw, scaled):
         rows = (split.train, split.valid, split.test)
         parts = [(part[0].double(), part[1], part[2].double()) for part in rows]
-        own = work.Samples(*parts, split.stations, split.level, split.spread)
+        own = work.WeatherSplit(*parts, split.stations, split.level, split.spread)
         with torch.no_grad():
             net.head.weight.div_(split.spread)
             net.head.bias.sub_(split.level).div_(split.spread)

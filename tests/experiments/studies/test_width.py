@@ -62,7 +62,7 @@ def test_the_caption_explains_what_leaves_the_axes_and_nothing_else() -> None:
         figure, (ax,) = figures.panels()
         ax.errorbar([4, 8, 16], values, ends, marker="o", capsize=2)
         pages._cut(ax, (-0.15, 1.0))
-        caption = pages.quality_caption(pages.beyond(figure))
+        caption = pages.quality_caption(pages.beyond_axes(figure))
         assert {phrase for phrase in (triangle, bar) if phrase in caption} == told
 
 
@@ -86,13 +86,13 @@ def test_medians_are_kept_where_a_bar_close_to_zero_ruins_the_mean() -> None:
         }
         for gain in gains
     ]
-    found = experiment._calibration(each)
+    found = experiment._summary(each)
     assert set(found["scores"]) == {"slope"}
     assert found["median"]["gain"][0] == pytest.approx(0.15)
     assert (found["ruined"], found["least_bar"]) == (1, 1e-9)
     stacks = {4: {"paper": {"each": each}}, 8: {"paper": {"each": each[:3]}}}
-    assert experiment._narrow(stacks, "paper") == {"ruined": 1, "least_bar": 1e-9}
-    cell = pages.score({"median": {"gain": [0.15, -2.5e15, 0.225]}}, "gain")
+    assert experiment._narrow_bars(stacks, "paper") == {"ruined": 1, "least_bar": 1e-9}
+    cell = pages.score_cell({"median": {"gain": [0.15, -2.5e15, 0.225]}}, "gain")
     assert cell == "0.150 (-2.5e+15 to 0.225)"
 
 
@@ -105,7 +105,7 @@ def test_the_smallest_bar_is_relative_to_the_nets_median(monkeypatch: pytest.Mon
 
     original = work.error_bars.bars
     monkeypatch.setattr(work.error_bars, "bars", bars)
-    found = work.nets(width=6, **SMALL)
+    found = work.networks(width=6, **SMALL)
     std = kept[0].std.sort().values
     expected = float(std[0] / std[(len(std) - 1) // 2])
     assert found["paper"]["each"][0]["smallest_bar"] == pytest.approx(expected)
@@ -118,16 +118,16 @@ def test_one_split_or_a_large_error_is_no_trend() -> None:
 
 
 def test_slope_and_coverage_are_followed_by_their_distance() -> None:
-    found = trends.completed({"slope": 0.6, "coverage": 0.95}, 0.9)
+    found = trends.with_distances({"slope": 0.6, "coverage": 0.95}, 0.9)
     assert found["slope_error"] == pytest.approx(0.4)
     assert found["coverage_error"] == pytest.approx(0.05)
 
 
 def test_words_follow_the_numbers() -> None:
-    assert "2 clearly improve with the width, 1 clearly get worse" in pages._whole(2, 1)
-    assert pages._whole(0, 0).startswith("None")
-    assert "4 clearly improve with the width and none gets worse" in pages._whole(4, 0)
-    assert "3 clearly get worse with the width and none improves" in pages._whole(0, 3)
+    assert "2 clearly improve with the width, 1 clearly get worse" in pages._counted(2, 1)
+    assert pages._counted(0, 0).startswith("None")
+    assert "4 clearly improve with the width and none gets worse" in pages._counted(4, 0)
+    assert "3 clearly get worse with the width and none improves" in pages._counted(0, 3)
 
 
 def test_the_last_layer_has_no_bias(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_the_last_layer_has_no_bias(monkeypatch: pytest.MonkeyPatch) -> None:
 
     original = work.error_bars.fitted
     monkeypatch.setattr(work.error_bars, "fitted", fitted)
-    found = work.nets(width=6, **SMALL)
+    found = work.networks(width=6, **SMALL)
     assert len(seen) == 2
     assert seen[0][-1].bias is None
     assert seen[0][0].bias is not None
