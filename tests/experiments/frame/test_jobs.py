@@ -130,40 +130,6 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_work(log: Path, monke
     assert list(results("trial", made(log), keep=False, workers=1)) == list(NAMES)
 
 
-<<<<<<< HEAD
-=======
-def test_the_code_a_part_depends_on_is_followed_through_its_imports() -> None:
-    names = {one.file.relative_to(sources.HERE).as_posix() for one in sources.reached(NETS)}
-    assert names >= {
-        *("studies/uci/work.py", "data/benchmark.py", "training/kept.py"),
-        *("judging/error_bars.py", "judging/predictive.py"),
-        *("training/descent.py", "training/stack.py", "training/adam.py", "training/plateau.py"),
-        *("data/uci.py", "data/splits.py", "data/files.py", "data/download.py"),
-    }
-
-
-STUDIES = sources.HERE / "studies"
-WORKS = [file.relative_to(STUDIES).parts[:-1] for file in sorted(STUDIES.rglob("work.py"))]
-
-
-@pytest.mark.parametrize("study", WORKS, ids="/".join)
-def test_no_part_depends_on_a_page_or_another_study(study: tuple[str, ...]) -> None:
-    module = ".".join(["experiments.studies", *study, "work"])
-    names = {one.file.relative_to(sources.HERE).as_posix() for one in sources.reached(module)}
-    assert f"studies/{'/'.join(study)}/work.py" in names
-    assert {name.split("/")[1] for name in names if name.startswith("studies")} == {study[0]}
-    assert not any(
-        name.endswith(("page.py", "figures.py", "parity.py", "run.py")) for name in names
-    )
-
-
-def test_the_library_that_computes_counts_and_what_only_shows_does_not() -> None:
-    names = {path.relative_to(sources.LIBRARY).as_posix() for path in sources.computing()}
-    assert names >= {"posterior/gram.py", "losses.py", "last_layer/readout/search.py"}
-    assert not names & {"cli/demo.py", "plots.py", "report/__init__.py", "__init__.py"}
-
-
->>>>>>> room-studiesa
 def ended(name: str) -> str:
     """Work whose process is gone before it is done."""
     if name == "second":

@@ -300,17 +300,6 @@ def test_the_rivals_follow_the_unit_of_the_target(folder: Path, monkeypatch) -> 
         assert large_unit["coverage_90"] == small_unit["coverage_90"]
 
 
-<<<<<<< HEAD
-=======
-def test_rivals_are_computed_without_the_library() -> None:
-    """What they keep is found again whatever changes there; the others' parts are not."""
-    for name in ("ensembles", "dropout"):
-        assert not sources.leans(f"{rivals.__name__}:{name}")
-    assert not sources.leans(f"{work.__name__}:other_bars")
-    assert sources.leans(f"{work.__name__}:last_layers")
-
-
->>>>>>> room-studiesa
 # --- the entries ---------------------------------------------------------------------------------
 
 
