@@ -87,7 +87,7 @@ def file(split: int, seed: int, epochs: int, sizes: list[int]) -> Path:
 
 def code() -> str:
     """The digest of the code that the training uses."""
-    return sources.folders_digest("atoms", "data", "training")
+    return sources.experiments_digest("atoms", "data", "training")
 
 
 def read(path: Path) -> Kept:

@@ -25,8 +25,8 @@ LIBRARY = Path(rigidities.__file__).parent
 SHOWS_ONLY = ("__init__.py", "_version.py", "ase", "cli", "plots.py", "report")
 """Files and folders of the library that list or show, and change no result."""
 
-SHARED_FOLDERS = ("atoms", "baselines", "data", "judging", "training")
-"""Folders of the experiments whose code any study may use."""
+SHARED = ("atoms", "baselines", "data", "judging", "training", "frame/outcome.py")
+"""Folders and files of the experiments whose code any study may compute with."""
 
 OTHER_CODE = "other code"
 """Marks a result whose recorded digests differ from today's."""
@@ -49,23 +49,24 @@ def digests(experiment: str) -> dict[str, str]:
     ]
     return {
         "library": _digest(LIBRARY, library_files),
-        "study": folders_digest(*SHARED_FOLDERS, f"studies/{experiment}"),
+        "study": experiments_digest(*SHARED, f"studies/{experiment}"),
     }
 
 
 @cache
-def folders_digest(*folders: str) -> str:
-    """The digest of folders of the experiments, without their pages.
+def experiments_digest(*places: str) -> str:
+    """The digest of folders and files of the experiments, without the folders' pages.
 
     Args:
-        folders: Paths below ``experiments/``. A folder that does not exist has no files.
+        places: Paths below ``experiments/``. A folder that does not exist has no files.
     """
-    files = [
-        file
-        for folder in folders
-        for file in (EXPERIMENTS / folder).rglob("*.py")
-        if file.name != "page.py"
-    ]
+    files: list[Path] = []
+    for place in places:
+        path = EXPERIMENTS / place
+        if path.is_file():
+            files.append(path)
+        else:
+            files += [file for file in path.rglob("*.py") if file.name != "page.py"]
     return _digest(EXPERIMENTS, files)
 
 

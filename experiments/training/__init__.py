@@ -1,1 +1,1 @@
-"""Training shared by the experiments: many small nets at once, larger ones in an ordinary loop."""
+"""Training shared by the experiments: many small networks at once, larger ones in a loop."""

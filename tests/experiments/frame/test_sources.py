@@ -51,7 +51,7 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
     def forget() -> None:
         sources.digests.cache_clear()
-        sources.folders_digest.cache_clear()
+        sources.experiments_digest.cache_clear()
 
     yield digests
     forget()
@@ -64,6 +64,7 @@ BEFORE = {
     "library/plots.py": "x = 1",
     "experiments/data/uci.py": "x = 1",
     "experiments/frame/jobs.py": "x = 1",
+    "experiments/frame/outcome.py": "x = 1",
     "experiments/studies/toy/work.py": WORK,
     "experiments/studies/toy/page.py": "x = 1",
     "experiments/studies/uci/work.py": "x = 1",
@@ -101,6 +102,7 @@ SEEN = {
     "an import": (changed("from torch import", "from torch.ao import"), "study"),
     "a file more": (BEFORE | {"experiments/studies/toy/extra.py": "x = 1"}, "study"),
     "a shared folder": (BEFORE | {"experiments/data/uci.py": "x = 2"}, "study"),
+    "means over repetitions": (BEFORE | {"experiments/frame/outcome.py": "x = 2"}, "study"),
     "the library": (BEFORE | {"library/gram.py": "x = 2"}, "library"),
     "a room of the library": (BEFORE | {"library/last_layer/fit.py": "x = 2"}, "library"),
 }
@@ -116,7 +118,7 @@ def test_the_library_that_computes_is_where_the_digest_looks() -> None:
     for name in ("posterior/gram.py", "losses.py", "last_layer/readout/search.py"):
         assert (sources.LIBRARY / name).is_file()
     assert all((sources.LIBRARY / name).exists() for name in sources.SHOWS_ONLY[2:])
-    assert all((sources.EXPERIMENTS / name).is_dir() for name in sources.SHARED_FOLDERS)
+    assert all((sources.EXPERIMENTS / name).exists() for name in sources.SHARED)
 
 
 # --- who may import whom, so that a digest holds all that a study uses ----------------------------
@@ -137,8 +139,9 @@ STUDIES = sources.EXPERIMENTS / "studies"
 STUDY_FILES = sorted(STUDIES.glob("*/**/*.py"))
 SHARED_FILES = [
     file
-    for folder in sources.SHARED_FOLDERS
-    for file in (sources.EXPERIMENTS / folder).rglob("*.py")
+    for place in sources.SHARED
+    for file in sorted(sources.EXPERIMENTS.rglob("*.py"))
+    if file.relative_to(sources.EXPERIMENTS).as_posix().startswith(place)
 ]
 
 
@@ -156,7 +159,7 @@ def test_what_studies_share_imports_no_study() -> None:
 
 def test_what_computes_imports_no_page() -> None:
     """Otherwise a part would depend on code that no digest holds."""
-    shown = ("page", "figures", "parity", "run")
+    shown = ("page", "figures", "parity", "run", "wording")
     for file in STUDY_FILES:
         if file.name == "work.py":
             assert not {name.split(".")[-1] for name in imported(file)} & set(shown), file
