@@ -94,8 +94,8 @@ def says(numbers: dict[str, Any]) -> str:
     )
     return (
         f"Up to time 100 a ridge imitates the clock to a spread of {early_spread:.2f} in log "
-        "variance; it starts at ς² = 1/(2ηct), where both filters agree to first order, and falls faster, since "
-        "an exponential empties the learnt directions sooner than a ridge does."
+        "variance; it starts at ς² = 1/(2ηct), where both filters agree to first order, and falls "
+        "faster, since an exponential empties the learnt directions sooner than a ridge does."
         f"{limit} Then the exact variances fall apart exponentially, direction by direction: at "
         f"time {times[-1]:.0f} they span {matches['decades'][-1]:.1f} decades, the best ridge is "
         f"off by {matches['spread'][-1]:.2f} (standard deviation of the log ratio, scale fitted) "
