@@ -37,7 +37,7 @@ TRIAL = {
 """The trial by which the scaling of the descriptors was chosen; nothing here computes it again."""
 
 SEEDS = 3
-"""Seeds of the learning curves and of clusters. Those of a run with another seed come after them."""
+"""Seeds of learning curves and of clusters; those of a run with another seed come after them."""
 
 FULL: dict[str, Any] = {
     "splits": 5,
