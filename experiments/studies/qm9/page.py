@@ -13,12 +13,24 @@ from experiments.studies.qm9.novelty import page as novelty
 from experiments.studies.qm9.pictures import page as pictures
 
 LABELS = labels(("paper", "nll", "evidence"))
-COLUMNS = (
-    *("nll", "gain", "crps", "binned_log_ratio", "floor", "wide_log_ratio"),
-    *("coverage", "slope", "decades", "spearman"),
-)
-COMPARED = ("nll", "crps", "binned_log_ratio", "coverage", "spearman")
+"""What the page calls the calibrations."""
 
+COLUMNS = (
+    "nll",
+    "gain",
+    "crps",
+    "binned_log_ratio",
+    "floor",
+    "wide_log_ratio",
+    "coverage",
+    "slope",
+    "decades",
+    "spearman",
+)
+"""Scores of the table of error bars."""
+
+COMPARED = ("nll", "crps", "binned_log_ratio", "coverage", "spearman")
+"""Scores whose differences from the paper's calibration are shown."""
 
 FIRST = (
     "The sections on atoms, on kinds and sizes, and on forces of molecules show the first split's "
@@ -27,21 +39,21 @@ FIRST = (
 
 
 def entries(numbers: Found) -> list[Entry]:
-    """The page."""
+    """Everything on the page, in reading order."""
     energies = numbers["energies"]
-    ways = energies["calibrations"]
-    labelled = {LABELS[name]: one for name, one in ways.items()}
+    calibrations = energies["calibrations"]
+    by_label = {LABELS[name]: calibration for name, calibration in calibrations.items()}
     return [
         *opening(numbers["settings"]),
         "## Energies",
-        error_table(ways["paper"]["scores"], ERRORS),
-        score_table(ways, SCORES),
+        error_table(calibrations["paper"]["scores"], ERRORS),
+        score_table(calibrations, SCORES),
         closing(energies),
-        Picture("bars", parity.pairs(labelled, height=3.3), PARITY),
+        Picture("bars", parity.pairs(by_label, height=3.3), PARITY),
         difference_table(energies["differences"], DIFFERENCES),
-        choice_table(ways, CHOICES),
+        choice_table(calibrations, CHOICES),
         "## What the error bars cost",
-        cost_table(numbers["costs"], costs(numbers["costs"])),
+        cost_table(numbers["costs"], costs_caption(numbers["costs"])),
         FIRST,
         "## Which atoms are uncertain",
         *pictures.entries(energies["shown"]),
@@ -69,25 +81,34 @@ def score_table(calibrations: Found, caption: str) -> Table:
 
 def difference_table(differences: Found, caption: str) -> Table:
     """Calibrations minus the paper's on the same nets."""
-    rows: list[list[Cell]] = [
-        [f"{LABELS[name]} - paper", *cells(one, COMPARED)] for name, one in differences.items()
-    ]
+    rows: list[list[Cell]] = []
+    for name, difference in differences.items():
+        rows.append([f"{LABELS[name]} - paper", *cells(difference, COMPARED)])
     return Table(["bars", *heads(COMPARED)], rows, caption)
 
 
 def choice_table(calibrations: Found, caption: str) -> Table:
     """What each calibration chose."""
-    names = ("ridge", "scale", "noise_variance", "effective_rank")
-    rows: list[list[Cell]] = [
-        [LABELS[name], *(one["chosen"][key] for key in names)] for name, one in calibrations.items()
-    ]
+    rows: list[list[Cell]] = []
+    for name, calibration in calibrations.items():
+        chosen = calibration["chosen"]
+        rows.append(
+            [
+                LABELS[name],
+                chosen["ridge"],
+                chosen["scale"],
+                chosen["noise_variance"],
+                chosen["effective_rank"],
+            ]
+        )
     columns = ["bars", "ridge", "scale", "noise variance", "effective rank"]
     return Table(columns, rows, caption)
 
 
-def cost_table(found: Found, caption: str) -> Table:
+def cost_table(costs: Found, caption: str) -> Table:
     """Seconds, and their ratio to the bare pass."""
-    fit, predict = found["fit"], found["predict"]
+    fit = costs["fit"]
+    predict = costs["predict"]
     rows: list[list[Cell]] = [
         ["fit", fit["molecules"], fit["bare"], fit["fit"], fit["ratio"]],
         ["predictions", predict["molecules"], predict["bare"], predict["bars"], predict["ratio"]],
@@ -127,7 +148,8 @@ PARITY = (
 
 def opening(settings: Found) -> tuple[str, ...]:
     """What was done."""
-    s, soap = settings, settings["soap"]
+    s = settings
+    soap = settings["soap"]
     trial = ", ".join(f"{name} {value:.2f}" for name, value in s["trial"]["rmse"].items())
     machines = "; ".join(f"{name} (nets: {count})" for name, count in s["trained_on"].items())
     return (
@@ -167,31 +189,30 @@ chose no noise at all on {s["noiseless"]} of {s["splits"]} splits. Scores are ta
     )
 
 
-def closing(found: Found) -> str:
+def closing(energies: Found) -> str:
     """What came out, in sentences that follow the numbers."""
-    ways = found["calibrations"]
-    parts = []
-    for name, way in ways.items():
-        own = way["scores"]
-        parts.append(
-            f"*{LABELS[name]}*: {measured(own['binned_log_ratio'])} (floor "
-            f"{measured(own['floor'])}, in wide bins {measured(own['wide_log_ratio'])}) over "
-            f"{measured(own['decades'], 1)} decades of variance, rank correlation of bar and "
-            f"error {measured(own['spearman'], 2)}"
+    clauses = []
+    for name, calibration in energies["calibrations"].items():
+        scores = calibration["scores"]
+        clauses.append(
+            f"*{LABELS[name]}*: {measured(scores['binned_log_ratio'])} (floor "
+            f"{measured(scores['floor'])}, in wide bins {measured(scores['wide_log_ratio'])}) over "
+            f"{measured(scores['decades'], 1)} decades of variance, rank correlation of bar and "
+            f"error {measured(scores['spearman'], 2)}"
         )
-    difference = found["differences"]["nll"]["binned_log_ratio"]
+    difference = energies["differences"]["nll"]["binned_log_ratio"]
     return (
-        f"**Binned log ratio.** {'; '.join(parts)}. The likelihood's ratio {compared(difference)} "
-        f"that of the paper's bins ({measured(difference)} split by split). A few molecules are "
-        "wrong by many bars, and the mean squared error of a bin hangs on whether it holds one of "
-        "them: that is what the floor counts, and what wide bins average out."
+        f"**Binned log ratio.** {'; '.join(clauses)}. The likelihood's ratio "
+        f"{compared(difference)} that of the paper's bins ({measured(difference)} split by "
+        "split). A few molecules are wrong by many bars, and the mean squared error of a bin hangs "
+        "on whether it holds one of them: that is what the floor counts, and what wide bins average out."
     )
 
 
-def costs(found: Found) -> str:
-    """What the table of costs holds."""
+def costs_caption(costs: Found) -> str:
+    """What the table of costs shows."""
     return (
-        f"Seconds of an untrained net of the same shape on {found['machine']}, {found['threads']} "
+        f"Seconds of an untrained net of the same shape on {costs['machine']}, {costs['threads']} "
         "threads, with descriptors ready in memory; bare passes and work with error bars take "
         "turns. A fit includes finding the readouts."
     )

@@ -1,4 +1,8 @@
-"""One net: trained on a split, calibrated in several ways, judged on all test molecules."""
+"""One network: trained on a split, calibrated in several ways, judged on all test molecules.
+
+`judged` fits the trained network once and calibrates copies of the fit; `predicted` gives means and
+bars of all test molecules by every calibration, from which scores, kinds and figures follow.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,13 @@ WAYS = {
 """Calibrations by name."""
 
 MILLIELECTRONVOLT = 1000 * qm9.ELECTRONVOLT / qm9.KILOCALORIE
-"""In a kilocalorie per mole."""
+"""How many millielectronvolts a kilocalorie per mole is."""
 
 MAIN = "nll"
-"""The calibration that the other parts of the page use."""
+"""The calibration that the other sections of the page use."""
 
 BATCH = 512
+"""Molecules of a batch."""
 
 
 def judged(
@@ -48,16 +53,16 @@ def judged(
     bin_size: int,
     molecules: int | None,
 ) -> dict[str, Any]:
-    """Train one net and judge its error bars; energies in kcal/mol.
+    """Train one network and judge its error bars; energies in kcal/mol.
 
     Args:
-        split: which of the seed's splits; first weights and batches follow it too.
-        seed: of the whole.
-        train: molecules to train on.
-        valid: molecules to validate and calibrate with.
-        epochs: of the training.
-        bin_size: molecules of a bin of the scores.
-        molecules: draw so few of the set; None for all.
+        split: Which of the seed's splits; first weights and batches depend on it too.
+        seed: The seed of the whole study.
+        train: Molecules to train on.
+        valid: Molecules to validate and calibrate with.
+        epochs: Epochs of the training.
+        bin_size: Molecules of a bin of the scores.
+        molecules: How many molecules are drawn of the set; None for all.
 
     Returns:
         "calibrations", each with its scores, what it chose and the numbers of the figures;
@@ -66,74 +71,92 @@ def judged(
     with samples.drawn(split, seed, train=train, valid=valid, molecules=molecules) as data:
         keep = molecules is None
         trained = nets.of_split(data, split=split, seed=seed, epochs=epochs, keep=keep)
-        known, held = data.environments(data.train), data.environments(data.valid)
+        train_molecules = data.environments(data.train)
+        valid_molecules = data.environments(data.valid)
         uq = rg.LastLayerRigidity(trained.net.to(device()))
-        uq.fit(known.batches(BATCH), sample_weight=loss_weight, progress=False)
-        del known
-        ways = {name: calibrated(uq, held, how) for name, how in WAYS.items()}
-        bars = predicted(ways, data)
-        constant = metrics.rmse(_mean(uq, held), held.y.cpu())
+        uq.fit(train_molecules.batches(BATCH), sample_weight=loss_weight, progress=False)
+        del train_molecules  # gigabytes of descriptors
+        calibrations = {name: calibrated(uq, valid_molecules, how) for name, how in WAYS.items()}
+        rows = predicted(calibrations, data)
+        constant_bar = metrics.rmse(_mean(uq, valid_molecules), valid_molecules.y.cpu())
         return {
             "epoch": trained.epoch,
             "trained_on": trained.machine,
-            "molecules": {name: len(getattr(data, name)) for name in ("train", "valid", "test")},
-            "calibrations": {
-                name: _scored(bars[name], data, constant, bin_size)
-                | {"chosen": _chosen(ways[name], WAYS[name])}
-                for name in ways
+            "molecules": {
+                "train": len(data.train),
+                "valid": len(data.valid),
+                "test": len(data.test),
             },
-            "novelty": _novelty(bars[MAIN], data),
-            "shown": _shown(ways[MAIN], bars[MAIN], data),
+            "calibrations": {
+                name: {
+                    **_scored(rows[name], data, constant_bar, bin_size),
+                    "chosen": _chosen(calibrations[name], how),
+                }
+                for name, how in WAYS.items()
+            },
+            "novelty": _novelty(rows[MAIN], data),
+            "shown": _shown(calibrations[MAIN], rows[MAIN], data),
         }
 
 
 def calibrated(
-    uq: rg.LastLayerRigidity, held: Environments, how: error_bars.Calibration
+    uq: rg.LastLayerRigidity, valid: Environments, how: error_bars.Calibration
 ) -> rg.LastLayerRigidity:
     """A copy of the fit with ridge, scale and noise from the validation molecules."""
-    own = copy.deepcopy(uq)
-    own.calibrate(held.batches(BATCH), criterion=how.criterion, noise=how.noise, progress=False)
-    return own
+    copied = copy.deepcopy(uq)
+    copied.calibrate(valid.batches(BATCH), criterion=how.criterion, noise=how.noise, progress=False)
+    return copied
 
 
-def predicted(ways: Mapping[str, rg.LastLayerRigidity], data: Samples) -> dict[str, Rows]:
-    """All test molecules, by every calibration."""
-    found = {name: torch.empty(3, len(data.test), dtype=torch.float64) for name in ways}
-    for places, part in data.test_parts():
-        for name, uq in ways.items():
-            p = uq.predict(part.batches(BATCH), sample_weight=loss_weight, progress=False)
-            found[name][:, places] = torch.stack([p.mean, p.std, part.y]).cpu()
-    return {name: Rows(*numbers) for name, numbers in found.items()}
+def predicted(calibrations: Mapping[str, rg.LastLayerRigidity], data: Samples) -> dict[str, Rows]:
+    """Means, bars and targets of all test molecules by every calibration, in their order."""
+    # Rows of a table: mean, bar and target.
+    tables = {name: torch.empty(3, len(data.test), dtype=torch.float64) for name in calibrations}
+    for places, molecules in data.test_parts():
+        for name, uq in calibrations.items():
+            p = uq.predict(molecules.batches(BATCH), sample_weight=loss_weight, progress=False)
+            tables[name][:, places] = torch.stack([p.mean, p.std, molecules.y]).cpu()
+    return {name: Rows(*table) for name, table in tables.items()}
 
 
 def _scored(rows: Rows, data: Samples, constant: float, bin_size: int) -> dict[str, Any]:
     """The scores beside those of a constant bar, and the numbers of the figures."""
-    per_atom = rows.error / data.molecules.structures.counts[data.test]
+    errors_per_atom = rows.error / data.molecules.structures.counts[data.test]
 
-    def more(std: Tensor) -> dict[str, float]:
+    def further_scores(std: Tensor) -> dict[str, float]:
         return {
             "mae": metrics.mae(rows.mean, rows.target),
-            "rmse_per_atom": float(per_atom.square().mean().sqrt()) * MILLIELECTRONVOLT,
+            "rmse_per_atom": float(errors_per_atom.square().mean().sqrt()) * MILLIELECTRONVOLT,
             "floor": floors(rows.error, std, bin_size, seed=0)["shuffled"],
         }
 
-    found = scores.beside_constant(*rows, constant, bin_size, more)
-    return found | scores.pictured(*rows, bin_size)
+    return {
+        **scores.beside_constant(*rows, constant, bin_size, further_scores),
+        **scores.pictured(*rows, bin_size),
+    }
 
 
-def _novelty(bars: Rows, data: Samples) -> dict[str, Any]:
+def _novelty(rows: Rows, data: Samples) -> dict[str, Any]:
     """Errors and bars by the kinds and by the sizes of molecules."""
-    learnt, others = (data.molecules.structures.picked(rows) for rows in (data.train, data.test))
-    kinds = novelty.groups(novelty.kinds(learnt), novelty.kinds(others), bars.error, bars.std)
-    return {"kinds": kinds, "sizes": novelty.by_size(others, bars.error, bars.std)}
+    train = data.molecules.structures.picked(data.train)
+    test = data.molecules.structures.picked(data.test)
+    return {
+        "kinds": novelty.groups(novelty.kinds(train), novelty.kinds(test), rows.error, rows.std),
+        "sizes": novelty.by_size(test, rows.error, rows.std),
+    }
 
 
-def _shown(uq: rg.LastLayerRigidity, bars: Rows, data: Samples) -> list[dict[str, Any]]:
+def _shown(uq: rg.LastLayerRigidity, rows: Rows, data: Samples) -> list[dict[str, Any]]:
     """The molecules of the figure, with their atoms' error bars."""
-    places = torch.cat(list(pictures.chosen(bars.std).values()))
-    rows = data.test[places]
-    few, structures = data.environments(rows), data.molecules.structures.picked(rows)
-    return pictures.shown(uq, few, structures, bars.std[places], bars.error[places])
+    places = torch.cat(list(pictures.chosen(rows.std).values()))
+    molecules = data.test[places]
+    return pictures.shown(
+        uq,
+        data.environments(molecules),
+        data.molecules.structures.picked(molecules),
+        rows.std[places],
+        rows.error[places],
+    )
 
 
 def _chosen(uq: rg.LastLayerRigidity, how: error_bars.Calibration) -> dict[str, Any]:
@@ -151,4 +174,5 @@ def _chosen(uq: rg.LastLayerRigidity, how: error_bars.Calibration) -> dict[str, 
 
 @torch.no_grad()
 def _mean(uq: rg.LastLayerRigidity, data: Environments) -> Tensor:
+    """Predicted energies without error bars."""
     return torch.cat([fitting.energies(uq.model, batch) for batch in data.batches(BATCH)]).cpu()

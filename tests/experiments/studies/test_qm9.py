@@ -131,7 +131,7 @@ def test_ratios_that_differ_between_sizes_contradict_the_paper() -> None:
 
 
 def test_parts_have_names_of_their_own_and_whole_sizes() -> None:
-    parts = qm9.parts(quick=False, seed=0)
+    parts = qm9.jobs(quick=False, seed=0)
     assert len({part.name for part in parts}) == len(parts) == 5 + 2 + 9 + 3
     first = next(part for part in parts if part.name == "net 0")
     assert (first.arguments["train"], first.arguments["valid"]) == (10_000, 10_000)

@@ -330,15 +330,16 @@ def test_greedy_choice_weighs_molecules_as_the_loss_does(fitted: Fitted) -> None
     own = task(fitted)
     free = torch.arange(5, len(own.pool))
     order = torch.Generator().manual_seed(0)
-    found = learning.greedy(fitted.uq, own, free, 6, order)
+    found = learning.places_to_label("greedy", fitted.uq, own, free, 6, order)
     rows = fitted.uq.features(own.pool.batches(32), progress=False)
     weights = 1 / own.pool.counts[free].double()
     best = selection.greedy(fitted.uq.posterior, rows[free], 6, weights=weights, of=rows)
     assert found.tolist() == best.indices.tolist()
-    largest = learning.largest(fitted.uq, own, free, 4, order)
+    largest = learning.places_to_label("top", fitted.uq, own, free, 4, order)
     std = fitted.uq.predict(own.pool.picked(free).batches(32), progress=False).std
     assert largest.tolist() == std.topk(4).indices.tolist()
-    assert len(set(learning.at_random(fitted.uq, own, free, 6, order).tolist())) == 6
+    any_six = learning.places_to_label("random", fitted.uq, own, free, 6, order)
+    assert len(set(any_six.tolist())) == 6
 
 
 def test_energies_that_are_not_labelled_do_not_reach_the_baseline(fitted: Fitted) -> None:

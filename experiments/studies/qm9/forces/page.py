@@ -1,4 +1,4 @@
-"""What the page shows of the error bars of forces."""
+"""The section on error bars of forces: what was done, two tables and a figure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,19 @@ WAYS = {
     "batched": ("{looped} members at once", ORANGE, "s"),
     "dense": ("brute force", GREEN, "^"),
 }
-COLUMNS = ["atoms", "exact", "members", "at once", "brute force"]
-COLUMNS += ["exact / members", "exact / at once", "exact / brute force"]
+"""Label, colour and marker of each way to compute the bars."""
+
+COLUMNS = [
+    "atoms",
+    "exact",
+    "members",
+    "at once",
+    "brute force",
+    "exact / members",
+    "exact / at once",
+    "exact / brute force",
+]
+"""Of the table of times."""
 ENSEMBLES = (
     "Bars of forces from last-layer ensembles: root mean square of their relative differences from "
     "the exact bars, over all components of all molecules, beside what a Gaussian sample gives."
@@ -34,42 +45,43 @@ CAPTION = (
 )
 
 
-def entries(found: Found) -> list[Entry]:
+def entries(numbers: Found) -> list[Entry]:
     """The section.
 
     Args:
-        found: what `work.measured` gives, as JSON holds it.
+        numbers: What `work.measured` gives, as JSON holds it.
     """
-    settings = found["settings"]
     return [
         "## Error bars of forces",
-        said(found),
-        Table(
-            ["members", "difference", "expected"],
-            [[row["members"], row["error"], row["expected"]] for row in found["ensembles"]],
-            ENSEMBLES,
-        ),
-        Table(
-            COLUMNS,
-            [
-                [
-                    row["atoms"],
-                    *(row["milliseconds"][way] for way in WAYS),
-                    *(row["ratios"][way] for way in ("loop", "batched", "dense")),
-                ]
-                for row in found["times"]
-            ],
-            TIMES.format(**settings),
-        ),
-        Picture("forces", drawn(found), CAPTION),
+        said(numbers),
+        ensemble_table(numbers["ensembles"]),
+        time_table(numbers["times"], TIMES.format(**numbers["settings"])),
+        Picture("forces", drawn(numbers), CAPTION),
     ]
 
 
-def said(found: Found) -> str:
-    """What was done, and who is faster."""
-    settings, dense = found["settings"], found["dense"]
-    faster = [str(row["atoms"]) for row in found["times"] if row["ratios"]["loop"] <= 1]
-    slower = [str(row["atoms"]) for row in found["times"] if row["ratios"]["loop"] > 1]
+def ensemble_table(ensembles: list[Found]) -> Table:
+    """How far the bars of ensembles are from the exact ones, by the number of members."""
+    rows = [[row["members"], row["error"], row["expected"]] for row in ensembles]
+    return Table(["members", "difference", "expected"], rows, ENSEMBLES)
+
+
+def time_table(times: list[Found], caption: str) -> Table:
+    """Milliseconds of every way, and the exact way's share of the others."""
+    rows = []
+    for row in times:
+        milliseconds = [row["milliseconds"][way] for way in WAYS]
+        ratios = [row["ratios"][way] for way in ("loop", "batched", "dense")]
+        rows.append([row["atoms"], *milliseconds, *ratios])
+    return Table(COLUMNS, rows, caption)
+
+
+def said(numbers: Found) -> str:
+    """What was done, and which way is faster."""
+    settings = numbers["settings"]
+    dense = numbers["dense"]
+    faster = [str(row["atoms"]) for row in numbers["times"] if row["ratios"]["loop"] <= 1]
+    slower = [str(row["atoms"]) for row in numbers["times"] if row["ratios"]["loop"] > 1]
     if not slower:
         verdict = f"takes less time than {settings['looped']} members one by one at every size"
     elif not faster:
@@ -83,28 +95,33 @@ def said(found: Found) -> str:
 QM9 has no forces. For {settings["molecules"]} test molecules of all sizes the bars of the forces,
 from the energies' fit and calibration, are compared with those of last-layer ensembles and with
 brute force, which they agree with to {dense["difference"]:.1e} ({dense["molecules"]} molecules,
-largest relative difference). The exact way {verdict} (median ratio {found["ratio"]:.2f})."""
+largest relative difference). The exact way {verdict} (median ratio {numbers["ratio"]:.2f})."""
 
 
-def drawn(found: Found) -> Figure:
-    """Bars and times by size."""
+def drawn(numbers: Found) -> Figure:
+    """The figure: bars and times by size."""
     figure, (left, right) = panels(columns=2, height=3.4)
     left.plot(
-        [one["atoms"] for one in found["bars"]],
-        [one["mean"] for one in found["bars"]],
+        [bar["atoms"] for bar in numbers["bars"]],
+        [bar["mean"] for bar in numbers["bars"]],
         "o",
         color=BLACK,
         ms=4,
     )
     left.set(xlabel="atoms", ylabel="kcal/mol/Å", title="mean bar of a force", ylim=(0, None))
     for way, (label, colour, marker) in WAYS.items():
-        _times(right, found, way, label.format(**found["settings"]), colour, marker)
+        label = label.format(**numbers["settings"])
+        _draw_times(right, numbers["times"], way, label, colour, marker)
     right.set(xlabel="atoms", ylabel="milliseconds", yscale="log", title="time")
     right.legend()
     return figure
 
 
-def _times(ax: Axes, found: Found, way: str, label: str, colour: str, marker: str) -> None:
-    rows = sorted(found["times"], key=lambda row: row["atoms"])
-    y = [row["milliseconds"][way] for row in rows]
-    ax.plot([row["atoms"] for row in rows], y, marker + "-", color=colour, ms=4, label=label)
+def _draw_times(
+    ax: Axes, times: list[Found], way: str, label: str, colour: str, marker: str
+) -> None:
+    """Draw the milliseconds of one way against the number of atoms."""
+    rows = sorted(times, key=lambda row: row["atoms"])
+    atoms = [row["atoms"] for row in rows]
+    milliseconds = [row["milliseconds"][way] for row in rows]
+    ax.plot(atoms, milliseconds, marker + "-", color=colour, ms=4, label=label)

@@ -5,6 +5,9 @@ $$ \mathrm{Var}\, F_k = \alpha^2\, g_k^\top (G + \varsigma^2 I)^{-1} g_k, \qquad
 
 with the features f of the energy. An ensemble of n members estimates its root with a relative
 error of $1 / \sqrt{2 n}$. QM9 has no forces, so these are compared with each other.
+
+`of_forces` fits and calibrates the first split's network. A `Case` is one molecule whose bars can
+be computed in all ways; `measured` compares the ways and their times for molecules of all sizes.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from experiments.studies.qm9.work import BATCH, MAIN, WAYS
 from experiments.training.protocol import device
 
 MEMBERS = (16, 64, 256)
+"""Members of the ensembles that are compared with the exact bars."""
+
 LOOPED = 64
 """Members of the ensemble whose time is measured."""
 
@@ -37,7 +42,7 @@ SMALL = 15
 """Atoms of the largest molecules that brute force checks."""
 
 NEGLIGIBLE = 1e-6
-"""Part of a molecule's largest bar: smaller ones, which symmetry makes zero, are not compared."""
+"""Share of a molecule's largest bar: smaller ones, which symmetry makes zero, are not compared."""
 
 FULL = {"molecules": 30, "timed": 8, "repeats": 5}
 QUICK = {"molecules": 2, "timed": 1, "repeats": 1}
@@ -50,12 +55,13 @@ def energies(net: nn.Module, batch: Batch) -> Tensor:
     ``uq.gradient([positions.batch(...)], wrt="positions")`` as it is.
 
     Args:
-        net: of descriptors.
-        batch: of `Environments`, or of `positions.batch`.
+        net: A network of descriptors.
+        batch: A batch of `Environments`, or of `positions.batch`.
     """
     inputs = {name: value for name, value in batch.items() if name not in ("y", "atoms")}
-    found: Tensor = FromPositions(net)(**inputs) if "positions" in inputs else net(**inputs)
-    return found
+    model = FromPositions(net) if "positions" in inputs else net
+    energy: Tensor = model(**inputs)
+    return energy
 
 
 def measured(
@@ -70,24 +76,31 @@ def measured(
     """Bars of forces in kcal/mol/angstrom, and their time.
 
     Args:
-        uq: fitted and calibrated, made with `forward=energies`.
-        structures: test molecules, of which some of all sizes are taken.
-        seed: of the choice and of the members.
-        molecules: how many to take.
-        timed: how many of them to time.
-        repeats: of each time.
+        uq: Error bars that were fitted and calibrated, made with `forward=energies`.
+        structures: Test molecules, of which some of all sizes are taken.
+        seed: The seed of the choice and of the members.
+        molecules: How many molecules are taken.
+        timed: How many of them are timed.
+        repeats: How often each of them is timed.
 
     Returns:
         "bars", "ensembles" (relative root mean square differences from the exact bars, by members,
         beside those expected), "dense" (the largest relative difference from brute force), "times"
-        by size, and "ratio", the exact way's part of the time of the loop, the median over sizes.
+        by size, and "ratio", the exact way's share of the time of the loop, the median over sizes.
     """
     rows = spread(structures, molecules, seed)
     cases = [Case.of(uq, structures.picked(row[None]), seed + int(row)) for row in rows]
     exact = [case.exact() for case in cases]
-    small = [k for k, case in enumerate(cases) if case.atoms <= SMALL] or [0]
+
+    # Brute force checks small molecules alone: the first case is the smallest.
+    small = [k for k, case in enumerate(cases) if case.atoms <= SMALL]
+    if not small:
+        small = [0]
+    dense_differences = [difference(cases[k].dense(), exact[k]) for k in small]
+
+    # Times are measured for evenly spaced cases, from the smallest to the largest.
     places = torch.linspace(0, len(cases) - 1, min(timed, len(cases))).round().long().unique()
-    taken = [times(cases[k], repeats) for k in places.tolist()]
+    times_of_cases = [times(cases[k], repeats) for k in places.tolist()]
     return {
         "bars": [
             {"atoms": case.atoms, "mean": float(std.mean()), "largest": float(std.max())}
@@ -95,11 +108,11 @@ def measured(
         ],
         "ensembles": compared(cases, exact),
         "dense": {
-            "difference": max(difference(cases[k].dense(), exact[k]) for k in small),
+            "difference": max(dense_differences),
             "molecules": len(small),
         },
-        "times": taken,
-        "ratio": median(row["ratios"]["loop"] for row in taken),
+        "times": times_of_cases,
+        "ratio": median(row["ratios"]["loop"] for row in times_of_cases),
         "settings": {
             "seed": seed,
             "molecules": len(cases),
@@ -113,17 +126,17 @@ def measured(
 
 
 def spread(structures: Structures, count: int, seed: int) -> Tensor:
-    """Places of molecules of sizes from the smallest to the largest, each once."""
+    """Places of molecules whose sizes go evenly from the smallest to the largest, none twice."""
     order = torch.randperm(len(structures), generator=torch.Generator().manual_seed(seed))
     order = order[structures.counts[order].argsort(stable=True)]
     sizes = structures.counts[order].double()
-    free = torch.ones(len(order), dtype=torch.bool)
-    found = []
+    is_free = torch.ones(len(order), dtype=torch.bool)
+    chosen = []
     for size in torch.linspace(float(sizes[0]), float(sizes[-1]), min(count, len(order))):
-        place = int((sizes - size).abs().masked_fill(~free, torch.inf).argmin())
-        free[place] = False
-        found.append(order[place])
-    return torch.stack(found)
+        place = int((sizes - size).abs().masked_fill(~is_free, torch.inf).argmin())
+        is_free[place] = False
+        chosen.append(order[place])
+    return torch.stack(chosen)
 
 
 @dataclass(frozen=True)
@@ -131,10 +144,10 @@ class Case:
     """One molecule and the members of an ensemble.
 
     Attributes:
-        uq: fitted and calibrated.
-        batch: what `FromPositions` takes.
-        members: (n, D), deviations of the last layer's weights.
-        inverse: (D, D), of the Gram and the ridge, for brute force.
+        uq: Error bars that were fitted and calibrated.
+        batch: The molecule as `FromPositions` takes it.
+        members: Deviations of the last layer's weights, (n, D).
+        inverse: Inverse of the Gram matrix plus ridge, (D, D), for brute force.
     """
 
     uq: rg.LastLayerRigidity
@@ -144,20 +157,23 @@ class Case:
 
     @classmethod
     def of(cls, uq: rg.LastLayerRigidity, molecule: Structures, seed: int) -> Case:
+        """The case of one molecule; the seed draws the members."""
         where = next(uq.model.parameters()).device
         batch = of_positions(molecule, SPECIES, SOAP)
         batch = {name: value.to(where) for name, value in batch.items()}
-        draw = torch.Generator().manual_seed(seed)
-        members = uq.ensemble(max(MEMBERS), generator=draw).deviations[:, 0]
+        generator = torch.Generator().manual_seed(seed)
+        members = uq.ensemble(max(MEMBERS), generator=generator).deviations[:, 0]
         eye = torch.eye(uq.gram.width, dtype=torch.float64, device=where)
         return cls(uq, batch, members, torch.linalg.inv(uq.gram.matrix + uq.ridge * eye))
 
     @property
     def positions(self) -> Tensor:
+        """Positions of the atoms, (A, 3)."""
         return self.batch["positions"]
 
     @property
     def atoms(self) -> int:
+        """The number of atoms."""
         return len(self.positions)
 
     def exact(self) -> Tensor:
@@ -165,19 +181,19 @@ class Case:
         return self.uq.gradient([self.batch], wrt="positions", members=0, progress=False).std
 
     def loop(self, n: int = LOOPED) -> Tensor:
-        """Those of n members: one forward pass, and one backward pass a member."""
+        """Bars from n members, (A, 3): one forward pass, and one backward pass a member."""
         x, features = self.graph()
         energies = (features @ self.members[:n].T).unbind()
-        slopes = [torch.autograd.grad(one, x, retain_graph=True)[0] for one in energies]
+        slopes = [torch.autograd.grad(energy, x, retain_graph=True)[0] for energy in energies]
         return torch.stack(slopes).square().mean(0).sqrt()
 
     def batched(self, n: int = LOOPED) -> Tensor:
-        """The same, all backward passes at once."""
-        return self._jacobian(self.members[:n]).square().mean(0).sqrt()
+        """The same as `loop`, all backward passes at once."""
+        return self.slopes(self.members[:n]).square().mean(0).sqrt()
 
     def dense(self) -> Tensor:
         """Brute force: the derivatives of all features, and the inverse of the Gram."""
-        slopes = self._jacobian(None)
+        slopes = self.slopes(None)
         q = torch.einsum("cak,cd,dak->ak", slopes, self.inverse, slopes)
         return self.uq.scale * q.sqrt()
 
@@ -186,9 +202,14 @@ class Case:
         x = self.positions.clone().requires_grad_()
         return x, features(self.uq.model, {**self.batch, "positions": x})[0]
 
-    def _jacobian(self, directions: Tensor | None) -> Tensor:
-        x, found = self.graph()
-        values = found if directions is None else found @ directions.T
+    def slopes(self, directions: Tensor | None) -> Tensor:
+        """Derivatives by the positions of features along directions (n, D), or of all features.
+
+        Returns:
+            (n, A, 3), or (D, A, 3) without directions.
+        """
+        x, features = self.graph()
+        values = features if directions is None else features @ directions.T
         units = torch.eye(len(values), dtype=values.dtype, device=values.device)
         slopes: Tensor = torch.autograd.grad(values, x, units, is_grads_batched=True)[0]
         return slopes
@@ -198,12 +219,12 @@ def features(net: Any, batch: Batch) -> Tensor:
     """What the readouts of all species see, summed over the atoms of each structure, (N, D).
 
     Args:
-        net: `BehlerParrinello`.
-        batch: of positions.
+        net: A `BehlerParrinello`.
+        batch: A batch of positions.
     """
-    seen: list[Tensor] = []
+    inputs_of_readouts: list[Tensor] = []
     hooks = [
-        readout.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        readout.register_forward_pre_hook(lambda _, inputs: inputs_of_readouts.append(inputs[0]))
         for readout in net.readouts
     ]
     try:
@@ -211,37 +232,37 @@ def features(net: Any, batch: Batch) -> Tensor:
     finally:
         for hook in hooks:
             hook.remove()
-    owners = batch["owners"].split(batch["sizes"].tolist())
-    count = len(batch["counts"])
-    parts = [
-        rows.new_zeros(count, rows.shape[1]).index_add(0, own, rows)
-        for rows, own in zip(seen, owners, strict=True)
-    ]
-    return torch.cat(parts, dim=1)
+    owners_of_species = batch["owners"].split(batch["sizes"].tolist())
+    structures = len(batch["counts"])
+    sums = []
+    for rows, owners in zip(inputs_of_readouts, owners_of_species, strict=True):
+        sums.append(rows.new_zeros(structures, rows.shape[1]).index_add(0, owners, rows))
+    return torch.cat(sums, dim=1)
 
 
 def compared(cases: Sequence[Case], exact: Sequence[Tensor]) -> list[dict[str, float]]:
     """Ensembles' bars against the exact ones, over all components of all molecules."""
-    slopes = [case._jacobian(case.members) for case in cases]
+    slopes_of_cases = [case.slopes(case.members) for case in cases]
     rows = []
     for n in MEMBERS:
-        ratios = []
-        for own, std in zip(slopes, exact, strict=True):
-            kept = std > NEGLIGIBLE * std.max()
-            ratios.append((own[:n].square().mean(0).sqrt()[kept] / std[kept]) - 1)
-        error = float(torch.cat(ratios).square().mean().sqrt())
+        relative_errors = []
+        for slopes, std in zip(slopes_of_cases, exact, strict=True):
+            matters = std > NEGLIGIBLE * std.max()
+            bars = slopes[:n].square().mean(0).sqrt()
+            relative_errors.append((bars[matters] / std[matters]) - 1)
+        error = float(torch.cat(relative_errors).square().mean().sqrt())
         rows.append({"members": n, "error": error, "expected": (2 * n) ** -0.5})
     return rows
 
 
-def difference(found: Tensor, exact: Tensor) -> float:
+def difference(bars: Tensor, exact: Tensor) -> float:
     """The largest relative difference, of bars that are not negligible."""
-    kept = exact > NEGLIGIBLE * exact.max()
-    return float(((found[kept] - exact[kept]) / exact[kept]).abs().max())
+    matters = exact > NEGLIGIBLE * exact.max()
+    return float(((bars[matters] - exact[matters]) / exact[matters]).abs().max())
 
 
 def times(case: Case, repeats: int) -> dict[str, Any]:
-    """Milliseconds of each way and the exact one's part of them: medians, measured in turns."""
+    """Milliseconds of each way and the exact one's share of them: medians, measured in turns."""
     ways: Mapping[str, Callable[[], Tensor]] = {
         "exact": case.exact,
         "loop": case.loop,
@@ -249,12 +270,12 @@ def times(case: Case, repeats: int) -> dict[str, Any]:
         "dense": case.dense,
     }
     for way in ways.values():
-        way()
+        way()  # first calls take longer
     rounds = [{name: seconds(way) for name, way in ways.items()} for _ in range(repeats)]
     return {
         "atoms": case.atoms,
-        "milliseconds": {name: 1e3 * median(one[name] for one in rounds) for name in ways},
-        "ratios": {name: median(one["exact"] / one[name] for one in rounds) for name in ways},
+        "milliseconds": {name: 1e3 * median(spent[name] for spent in rounds) for name in ways},
+        "ratios": {name: median(spent["exact"] / spent[name] for spent in rounds) for name in ways},
     }
 
 
@@ -281,11 +302,18 @@ def of_forces(
         keep = molecules is None
         trained = nets.of_split(data, split=0, seed=seed, epochs=epochs, keep=keep)
         uq = rg.LastLayerRigidity(trained.net.to(device()), forward=energies)
-        known, held = data.environments(data.train), data.environments(data.valid)
-        uq.fit(known.batches(BATCH), sample_weight=loss_weight, progress=False)
+        train_molecules = data.environments(data.train)
+        valid_molecules = data.environments(data.valid)
+        uq.fit(train_molecules.batches(BATCH), sample_weight=loss_weight, progress=False)
         how = WAYS[MAIN]
-        uq.calibrate(held.batches(BATCH), criterion=how.criterion, noise=how.noise, progress=False)
-        del known, held
-        order = torch.Generator().manual_seed(seed)
-        few = data.test[torch.randperm(len(data.test), generator=order)[:1000]]
-        return measured(uq, data.molecules.structures.picked(few), seed=seed, **sizes)
+        uq.calibrate(
+            valid_molecules.batches(BATCH),
+            criterion=how.criterion,
+            noise=how.noise,
+            progress=False,
+        )
+        del train_molecules, valid_molecules  # gigabytes of descriptors
+        generator = torch.Generator().manual_seed(seed)
+        some_molecules = data.test[torch.randperm(len(data.test), generator=generator)[:1000]]
+        structures = data.molecules.structures.picked(some_molecules)
+        return measured(uq, structures, seed=seed, **sizes)

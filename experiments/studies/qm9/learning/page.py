@@ -32,20 +32,19 @@ CAPTION = (
 )
 
 
-def entries(found: Found) -> list[Entry]:
+def entries(numbers: Found) -> list[Entry]:
     """The section.
 
     Args:
-        found: what `work.together` gives, as JSON holds it.
+        numbers: What `work.together` gives, as JSON holds it.
     """
-    settings = found["settings"]
     return [
         "## Which molecules to label next",
-        opening(settings),
-        Picture("learning", drawn(found), CAPTION),
-        difference_table(found),
-        curve_table(found),
-        "\n\n".join(said(found)),
+        opening(numbers["settings"]),
+        Picture("learning", drawn(numbers), CAPTION),
+        difference_table(numbers),
+        curve_table(numbers),
+        "\n\n".join(conclusions(numbers)),
     ]
 
 
@@ -65,72 +64,81 @@ the labelled molecules alone. Scores are those of {settings["test"]} other molec
 of choosing share."""
 
 
-def curve_table(found: Found) -> Table:
-    """The scores at the start and at the end."""
-    columns = [*ERRORS.values(), "bar", "RMSE / bar", "atoms", "rare"]
+def curve_table(numbers: Found) -> Table:
+    """The scores at the start, where all strategies are alike, and at the end."""
     names = [*ERRORS, "bar", "ratio", "atoms", "rare"]
-    first, last = found["labels"][0], found["labels"][-1]
-    rows: list[list[Cell]] = [[first, "start", *_cells(found["strategies"]["random"], names, 0)]]
-    for way, one in found["strategies"].items():
-        rows.append([last, NAMES[way], *_cells(one, names, -1)])
-    return Table(["labels", "choice", *columns], rows, CURVES.format(**found["settings"]))
+    labels = numbers["labels"]
+    start = _cells(numbers["strategies"]["random"], names, 0)
+    rows: list[list[Cell]] = [[labels[0], "start", *start]]
+    for strategy, curves in numbers["strategies"].items():
+        rows.append([labels[-1], NAMES[strategy], *_cells(curves, names, -1)])
+    columns = ["labels", "choice", *ERRORS.values(), "bar", "RMSE / bar", "atoms", "rare"]
+    return Table(columns, rows, CURVES.format(**numbers["settings"]))
 
 
-def difference_table(found: Found) -> Table:
+def difference_table(numbers: Found) -> Table:
     """Paired differences to random choice."""
-    rows: list[list[Cell]] = [
-        [
-            NAMES[way],
-            when.replace("_", " "),
-            *(measured(one["less_random"][name][when], 2) for name in ERRORS),
-        ]
-        for way, one in found["strategies"].items()
-        if way != "random"
-        for when in ("last", "all_rounds")
-    ]
+    rows: list[list[Cell]] = []
+    for strategy, curves in numbers["strategies"].items():
+        if strategy == "random":
+            continue
+        for when in ("last", "all_rounds"):
+            cells = [measured(curves["less_random"][name][when], 2) for name in ERRORS]
+            rows.append([NAMES[strategy], when.replace("_", " "), *cells])
     return Table(["choice", "rounds", *ERRORS.values()], rows, DIFFERENCES)
 
 
-def said(found: Found) -> list[str]:
-    """One sentence a way of choosing, by the numbers."""
-    lines = []
-    for way, one in found["strategies"].items():
-        if way == "random":
+def conclusions(numbers: Found) -> list[str]:
+    """One sentence for each way of choosing, by the numbers."""
+    sentences = []
+    for strategy, curves in numbers["strategies"].items():
+        if strategy == "random":
             continue
-        parts = []
-        for name, text in (("rmse", "the RMSE"), ("worst", "the mean of the largest errors")):
-            pair = one["less_random"][name]["all_rounds"]
-            parts.append(f"{text} {compared(pair)} that of random choice")
-        lines.append(f"*{NAMES[way]}*: averaged over the rounds, {' and '.join(parts)}.")
-    return lines
+        less_random = curves["less_random"]
+        rmse = compared(less_random["rmse"]["all_rounds"])
+        worst = compared(less_random["worst"]["all_rounds"])
+        sentences.append(
+            f"*{NAMES[strategy]}*: averaged over the rounds, the RMSE {rmse} that of random choice "
+            f"and the mean of the largest errors {worst} that of random choice."
+        )
+    return sentences
 
 
-def drawn(found: Found) -> Figure:
-    """Three panels."""
+def drawn(numbers: Found) -> Figure:
+    """The figure: RMSE, largest errors, and the RMSE less random choice's."""
     figure, (left, middle, right) = panels(columns=3, height=3.3)
-    for way, one in found["strategies"].items():
-        _curve(left, found["labels"], one["rmse"], way)
-        _curve(middle, found["labels"], one["worst"], way)
-        if way != "random":
-            _curve(right, found["labels"], one["less_random"]["rmse"]["rounds"], way)
+    labels = numbers["labels"]
+    for strategy, curves in numbers["strategies"].items():
+        _draw_curve(left, labels, curves["rmse"], strategy)
+        _draw_curve(middle, labels, curves["worst"], strategy)
+        if strategy != "random":
+            _draw_curve(right, labels, curves["less_random"]["rmse"]["rounds"], strategy)
     right.axhline(0, color=GREY, lw=1)
     left.set(title="RMSE", ylabel="kcal/mol")
-    middle.set(title=f"largest {found['settings']['worst']:.0%} of errors")
+    middle.set(title=f"largest {numbers['settings']['worst']:.0%} of errors")
     right.set(title="RMSE less random's")
     for ax in (left, middle, right):
         ax.set_xlabel("labelled molecules")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    handles, names = left.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names))
     return figure
 
 
-def _curve(ax: Axes, labels: list[int], pairs: list[list[float]], way: str) -> None:
+def _draw_curve(ax: Axes, labels: list[int], pairs: list[list[float]], strategy: str) -> None:
+    """Draw means with standard errors against the number of labels."""
     mean, error = zip(*pairs, strict=True)
     ax.errorbar(
-        labels, mean, error, color=COLOURS[way], marker=MARKERS[way], ms=4, capsize=2,
-        label=NAMES[way],
-    )  # fmt: skip
+        labels,
+        mean,
+        error,
+        color=COLOURS[strategy],
+        marker=MARKERS[strategy],
+        ms=4,
+        capsize=2,
+        label=NAMES[strategy],
+    )
 
 
-def _cells(one: Found, names: list[str], place: int) -> list[str]:
-    return [measured(one[name][place], 2) for name in names]
+def _cells(curves: Found, names: list[str], round_number: int) -> list[str]:
+    """Scores of one round, with their standard errors."""
+    return [measured(curves[name][round_number], 2) for name in names]

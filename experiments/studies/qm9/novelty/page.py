@@ -1,4 +1,4 @@
-"""What the page shows of novelty and size: tables and a figure."""
+"""The section on new kinds of molecules and on their size: tables, texts and a figure."""
 
 from __future__ import annotations
 
@@ -37,39 +37,49 @@ CAPTION = (
 )
 
 
-def entries(found: Mapping[str, Any]) -> list[Entry]:
+def entries(numbers: Mapping[str, Any]) -> list[Entry]:
     """The section.
 
     Args:
-        found: "kinds" as `work.groups` gives them, "sizes" as `work.by_size` does.
+        numbers: "kinds" as `work.groups` gives them, "sizes" as `work.by_size` does.
     """
+    kinds = numbers["kinds"]
+    sizes = numbers["sizes"]["atoms"]
     return [
         "## New kinds of molecules, small and large ones",
-        said(found["kinds"]),
-        Table(
-            ["kind", "share in training", "test molecules", "RMSE", "bar", "ratio"],
-            [
-                [row["kind"], f"{100 * row['share']:.2f} %", row["molecules"], *_numbers(row)]
-                for row in found["kinds"]
-            ],
-            KINDS,
-        ),
-        Table(
-            ["atoms", "test molecules", "RMSE", "bar", "ratio"],
-            [[row["size"], row["molecules"], *_numbers(row)] for row in found["sizes"]["atoms"]],
-            SIZES,
-        ),
-        by_size(shown(found["sizes"]["atoms"])),
-        Picture("novelty", drawn(found), CAPTION),
+        by_kind(kinds),
+        kind_table(kinds),
+        size_table(sizes),
+        by_size(with_enough_molecules(sizes)),
+        Picture("novelty", drawn(kinds, sizes), CAPTION),
     ]
 
 
-def said(rows: Sequence[Row]) -> str:
+def kind_table(kinds: Sequence[Row]) -> Table:
+    """Errors and bars of every kind."""
+    rows: list[list[Cell]] = []
+    for row in kinds:
+        share = f"{100 * row['share']:.2f} %"
+        rows.append([row["kind"], share, row["molecules"], row["rmse"], row["bar"], row["ratio"]])
+    columns = ["kind", "share in training", "test molecules", "RMSE", "bar", "ratio"]
+    return Table(columns, rows, KINDS)
+
+
+def size_table(sizes: Sequence[Row]) -> Table:
+    """Errors and bars by the number of atoms."""
+    rows: list[list[Cell]] = [
+        [row["size"], row["molecules"], row["rmse"], row["bar"], row["ratio"]] for row in sizes
+    ]
+    return Table(["atoms", "test molecules", "RMSE", "bar", "ratio"], rows, SIZES)
+
+
+def by_kind(kinds: Sequence[Row]) -> str:
     """The rarest kind beside the commonest, and the kinds whose bars are furthest from right."""
-    rows = shown(rows)
+    rows = with_enough_molecules(kinds)
     if len(rows) < 2:
         return "There are too few test molecules of any kind to compare kinds."
-    rare, common = rows[0], rows[-1]
+    rare = rows[0]
+    common = rows[-1]
     longer = "longer" if rare["bar"] > common["bar"] else "not longer"
     wide = max(rows, key=lambda row: row["ratio"])
     narrow = min(rows, key=lambda row: row["ratio"])
@@ -86,49 +96,55 @@ def by_size(rows: Sequence[Row]) -> str:
     """How errors and bars follow the size, beside what the paper says of it."""
     if len(rows) < 2:
         return "There are too few test molecules of any size to compare sizes."
-    small, large = rows[0], rows[-1]
+    small = rows[0]
+    large = rows[-1]
     common = max(rows, key=lambda row: row["molecules"])
     described = "; ".join(
         f"{row['size']} atoms: RMSE {row['rmse']:.2f}, bar {row['bar']:.2f}, ratio "
         f"{row['ratio']:.2f}"
         for row in (small, common, large)
     )
-    spread = max(row["ratio"] for row in rows) / min(row["ratio"] for row in rows)
+    ratios = [row["ratio"] for row in rows]
+    spread = max(ratios) / min(ratios)
+    verdict = AGREES if spread < EVEN else DIFFERS
     return (
         f"**Size.** The smallest, the commonest and the largest molecules that the test can judge "
         f"({described}). Were the bars right at every size, all ratios would be near one; they "
-        f"differ by a factor of {spread:.1f}. {AGREES if spread < EVEN else DIFFERS}"
+        f"differ by a factor of {spread:.1f}. {verdict}"
     )
 
 
-def shown(rows: Sequence[Row]) -> list[Row]:
-    """Those with enough test molecules."""
+def with_enough_molecules(rows: Sequence[Row]) -> list[Row]:
+    """The kinds or sizes with enough test molecules."""
     return [row for row in rows if row["molecules"] >= FEW]
 
 
-def drawn(found: Mapping[str, Any]) -> Figure:
-    """Errors and bars by rarity and by size."""
+def drawn(kinds: Sequence[Row], sizes: Sequence[Row]) -> Figure:
+    """The figure: errors and bars by rarity and by size."""
     figure, (left, right) = panels(columns=2, height=3.4)
-    kinds, sizes = shown(found["kinds"]), shown(found["sizes"]["atoms"])
-    _both(left, [100 * max(row["share"], 1e-5) for row in kinds], kinds, "")
+    kinds = with_enough_molecules(kinds)
+    sizes = with_enough_molecules(sizes)
+    # A kind that the training set does not have gets a place at the left.
+    shares = [100 * max(row["share"], 1e-5) for row in kinds]
+    _draw_errors_and_bars(left, shares, kinds, line="")
     left.set(xscale="log", xlabel="share in training, %", ylabel="kcal/mol", title="kinds")
     label_ticks(left)
-    _both(right, [row["size"] for row in sizes], sizes, "-")
+    _draw_errors_and_bars(right, [row["size"] for row in sizes], sizes, line="-")
     right.set(xlabel="atoms", title="sizes", ylim=(0, None))
     left.set_ylim(bottom=0)
     left.legend()
     return figure
 
 
-def _both(ax: Axes, x: Sequence[float], rows: Sequence[Row], line: str) -> None:
-    low, high = ([pick(row["rmse"], row["bar"]) for row in rows] for pick in (min, max))
+def _draw_errors_and_bars(ax: Axes, x: Sequence[float], rows: Sequence[Row], line: str) -> None:
+    """Draw root mean square errors and bars, with a thin line between the two of a group."""
+    errors = [row["rmse"] for row in rows]
+    bars = [row["bar"] for row in rows]
+    low = [min(pair) for pair in zip(errors, bars, strict=True)]
+    high = [max(pair) for pair in zip(errors, bars, strict=True)]
     ax.vlines(x, low, high, color=GREY, lw=0.8, zorder=1)
-    for name, label, colour, marker in (
-        ("rmse", "RMSE", VERMILION, "o"),
-        ("bar", "bar", BLUE, "D"),
-    ):
-        y = [row[name] for row in rows]
-        ax.plot(x, y, marker + line, color=colour, ms=4.5, lw=1.2, label=label)
+    ax.plot(x, errors, "o" + line, color=VERMILION, ms=4.5, lw=1.2, label="RMSE")
+    ax.plot(x, bars, "D" + line, color=BLUE, ms=4.5, lw=1.2, label="bar")
 
 
 def label_ticks(ax: Axes) -> None:
@@ -136,7 +152,3 @@ def label_ticks(ax: Axes) -> None:
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _numbers(row: Row) -> list[Cell]:
-    return [row[name] for name in ("rmse", "bar", "ratio")]

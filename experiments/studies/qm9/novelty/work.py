@@ -2,7 +2,9 @@ r"""What is new about a molecule: its rings and elements, and how rare they are 
 
 Everything is read off elements and positions. Two atoms are bonded where they are nearer than
 `REACH` times the sum of their covalent radii. Rings are looked for among the heavy atoms: the
-smallest ring through each bond, and their number $b - a + c$ (bonds, atoms, connected parts).
+smallest ring through each bond, and their number $b - a + c$ (bonds, atoms, connected components).
+
+`kinds` tells which kinds each molecule is of; `groups` and `by_size` compare errors with bars.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ class Graphs:
     """Bonds between the heavy atoms of N molecules, padded to the largest of them.
 
     Attributes:
-        bonds: (N, W, W) bool, symmetric.
-        heavy: (N,) heavy atoms of each.
-        triple: (N,) bool: carbon with a triple bond.
-        crowded: (N,) bool: nitrogen with four neighbours, the cation of a zwitterion.
+        bonds: Whether two heavy atoms are bonded, (N, W, W) bool, symmetric.
+        heavy: Heavy atoms of each molecule, (N,).
+        triple: Whether a carbon atom has a triple bond, (N,) bool.
+        crowded: Whether a nitrogen atom has four neighbours, the cation of a zwitterion, (N,) bool.
     """
 
     bonds: Tensor
@@ -54,8 +56,8 @@ class Graphs:
 
 def kinds(structures: Structures) -> Kinds:
     """Which kinds each molecule is of; the names are those that a table shows."""
-    parts = [_kinds(part) for part in _chunks(structures)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    chunks = [_kinds(chunk) for chunk in _chunks(structures)]
+    return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
 def rarity(kinds_train: Kinds) -> dict[str, float]:
@@ -69,10 +71,10 @@ def groups(
     """Errors and bars of the test molecules of each kind, the rarest kind first.
 
     Args:
-        kinds_train: of the training molecules.
-        kinds_test: of the N test molecules.
-        errors: (N,).
-        std: (N,) their bars.
+        kinds_train: Kinds of the training molecules.
+        kinds_test: Kinds of the N test molecules.
+        errors: Errors of the test molecules, (N,).
+        std: Their bars, (N,).
 
     Returns:
         Of each kind that the test molecules have: "kind"; "share", in training; "molecules", in
@@ -80,9 +82,10 @@ def groups(
     """
     share = rarity(kinds_train)
     names = [name for name in kinds_test if bool(kinds_test[name].any())]
+    rarest_first = sorted(names, key=lambda name: share[name])
     return [
         {"kind": name, "share": share[name], **_compared(kinds_test[name], errors, std)}
-        for name in sorted(names, key=share.__getitem__)
+        for name in rarest_first
     ]
 
 
@@ -90,18 +93,20 @@ def by_size(structures: Structures, errors: Tensor, std: Tensor) -> dict[str, li
     """The same by the number of "atoms" and of "heavy" atoms of the test molecules."""
     heavy = torch.zeros_like(structures.counts)
     heavy.index_add_(0, structures.owners, (structures.numbers > 1).long())
-    sizes = {"atoms": structures.counts, "heavy": heavy}
-    return {
-        name: [
+
+    def by_count(counts: Tensor) -> list[dict[str, Any]]:
+        return [
             {"size": size, **_compared(counts == size, errors, std)}
             for size in counts.unique().tolist()
         ]
-        for name, counts in sizes.items()
-    }
+
+    return {"atoms": by_count(structures.counts), "heavy": by_count(heavy)}
 
 
 def _compared(mask: Tensor, errors: Tensor, std: Tensor) -> dict[str, Any]:
-    rmse, bar = (float(part[mask].double().square().mean().sqrt()) for part in (errors, std))
+    """Errors and bars of some molecules, root mean squares and their ratio."""
+    rmse = float(errors[mask].double().square().mean().sqrt())
+    bar = float(std[mask].double().square().mean().sqrt())
     return {"molecules": int(mask.sum()), "rmse": rmse, "bar": bar, "ratio": rmse / bar}
 
 
@@ -111,31 +116,38 @@ def _chunks(structures: Structures) -> Iterator[Structures]:
 
 
 def _kinds(structures: Structures) -> Kinds:
+    """The kinds of a few molecules."""
     graph = graphs(structures)
-    sizes = smallest_rings(graph.bonds)
-    found = rings(graph.bonds, graph.heavy)
-    inside = sizes > 0
-    together = rings_of_each_part(inside).amax(1)
-    has = {
-        symbol: torch.zeros(len(structures), dtype=torch.bool).index_put_(
-            (structures.owners[structures.numbers == number],), torch.tensor(True)
-        )
-        for symbol, number in ELEMENTS.items()
+    ring_sizes = smallest_rings(graph.bonds)  # (N, W, W)
+    ring_count = rings(graph.bonds, graph.heavy)  # (N,)
+    in_ring = ring_sizes > 0
+    fused_count = rings_of_each_part(in_ring).amax(1)  # of the largest ring system, (N,)
+    contains = {symbol: _contains(structures, number) for symbol, number in ELEMENTS.items()}
+
+    kinds_of_molecules = {
+        "no ring": ring_count == 0,
+        "one ring": ring_count == 1,
+        "two rings": ring_count == 2,
+        "three rings or more": ring_count > 2,
     }
-    return {
-        "no ring": found == 0,
-        "one ring": found == 1,
-        "two rings": found == 2,
-        "three rings or more": found > 2,
-        **{f"{size}-ring": (sizes == size).flatten(1).any(1) for size in range(3, LARGEST + 1)},
-        "larger ring": (sizes > LARGEST).flatten(1).any(1),
-        "two rings that share atoms": together == 2,
-        "three or more rings that share atoms": together > 2,
-        "triple bond": graph.triple,
-        "zwitterion (N with four bonds)": graph.crowded,
-        "only C and H": ~(has["N"] | has["O"] | has["F"]),
-        **{f"contains {symbol}": mask for symbol, mask in has.items()},
-    }
+    for size in range(3, LARGEST + 1):
+        kinds_of_molecules[f"{size}-ring"] = (ring_sizes == size).flatten(1).any(1)
+    kinds_of_molecules["larger ring"] = (ring_sizes > LARGEST).flatten(1).any(1)
+    kinds_of_molecules["two rings that share atoms"] = fused_count == 2
+    kinds_of_molecules["three or more rings that share atoms"] = fused_count > 2
+    kinds_of_molecules["triple bond"] = graph.triple
+    kinds_of_molecules["zwitterion (N with four bonds)"] = graph.crowded
+    kinds_of_molecules["only C and H"] = ~(contains["N"] | contains["O"] | contains["F"])
+    for symbol, mask in contains.items():
+        kinds_of_molecules[f"contains {symbol}"] = mask
+    return kinds_of_molecules
+
+
+def _contains(structures: Structures, number: int) -> Tensor:
+    """Whether each molecule has an atom of this number, (N,) bool."""
+    mask = torch.zeros(len(structures), dtype=torch.bool)
+    mask[structures.owners[structures.numbers == number]] = True
+    return mask
 
 
 # --- bonds and rings -----------------------------------------------------------------------------
@@ -151,51 +163,56 @@ def graphs(structures: Structures) -> Graphs:
         >>> graphs(ethene).bonds.int().tolist(), graphs(ethene).heavy.tolist()
         ([[[0, 1], [1, 0]]], [2])
     """
-    near, numbers = _bonded(structures)
-    close = near & (_distances(structures) < TRIPLE)
-    carbon, nitrogen = numbers == 6, numbers == 7
-    triple = close & carbon[:, :, None] & (carbon | nitrogen)[:, None, :]
-    crowded = nitrogen & (near.sum(2) >= 4)
-    heavy = numbers > 1
-    first = heavy.long().argsort(dim=1, descending=True, stable=True)  # heavy atoms to the front
-    width = max(1, int(heavy.sum(1).max()))
-    first = first[:, :width]
+    bonded, numbers = _bonded(structures)
+    is_close = bonded & (_distances(structures) < TRIPLE)
+    is_carbon = numbers == 6
+    is_nitrogen = numbers == 7
+    triple = is_close & is_carbon[:, :, None] & (is_carbon | is_nitrogen)[:, None, :]
+    crowded = is_nitrogen & (bonded.sum(2) >= 4)
+
+    # Heavy atoms come to the front, and as many places are kept as the largest molecule needs.
+    is_heavy = numbers > 1
+    order = is_heavy.long().argsort(dim=1, descending=True, stable=True)
+    width = max(1, int(is_heavy.sum(1).max()))
+    order = order[:, :width]
     rows = torch.arange(len(structures))[:, None, None]
-    bonds = near[rows, first[:, :, None], first[:, None, :]]
-    kept = heavy.gather(1, first)
+    bonds = bonded[rows, order[:, :, None], order[:, None, :]]
+    is_heavy_in_order = is_heavy.gather(1, order)
     return Graphs(
-        bonds & kept[:, :, None] & kept[:, None, :],
-        heavy.sum(1),
-        triple.flatten(1).any(1),
-        crowded.any(1),
+        bonds=bonds & is_heavy_in_order[:, :, None] & is_heavy_in_order[:, None, :],
+        heavy=is_heavy.sum(1),
+        triple=triple.flatten(1).any(1),
+        crowded=crowded.any(1),
     )
 
 
 def bonds(structure: Structures) -> Tensor:
     """The bonds of one molecule as pairs of its atoms, (B, 2), hydrogens included."""
-    near, _ = _bonded(structure)
-    return near[0].triu().nonzero()
+    bonded, _ = _bonded(structure)
+    return bonded[0].triu().nonzero()
 
 
 def _bonded(structures: Structures) -> tuple[Tensor, Tensor]:
-    """(N, W, W) bool for all atoms, and their padded atomic numbers (N, W), 0 where none is."""
+    """Which atoms are bonded, (N, W, W) bool, and atomic numbers (N, W), 0 where there is none."""
     from ase.data import covalent_radii
 
     numbers = _padded(structures, structures.numbers, 0)
     radii = torch.as_tensor(covalent_radii)[numbers]
-    near = _distances(structures) < REACH * (radii[:, :, None] + radii[:, None, :])
-    there = numbers > 0
-    near &= there[:, :, None] & there[:, None, :]
-    near.diagonal(dim1=1, dim2=2).fill_(False)
-    return near, numbers
+    bonded = _distances(structures) < REACH * (radii[:, :, None] + radii[:, None, :])
+    is_atom = numbers > 0
+    bonded &= is_atom[:, :, None] & is_atom[:, None, :]
+    bonded.diagonal(dim1=1, dim2=2).fill_(False)
+    return bonded, numbers
 
 
 def _distances(structures: Structures) -> Tensor:
+    """Distances between all atoms of a molecule, padded, (N, W, W)."""
     positions = _padded(structures, structures.positions, 0.0)
     return torch.cdist(positions, positions, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _padded(structures: Structures, values: Tensor, fill: float) -> Tensor:
+    """Values of all atoms, (A, ...), as a table with a row for each molecule, (N, W, ...)."""
     counts = structures.counts
     table = values.new_full((len(counts), int(counts.max()), *values.shape[1:]), fill)
     table[structures.owners, spans(torch.zeros_like(counts), counts)] = values
@@ -213,14 +230,15 @@ def smallest_rings(bonds: Tensor) -> Tensor:
         [0, 3]
     """
     width = bonds.shape[1]
-    found = torch.zeros(bonds.shape, dtype=torch.long)
+    sizes = torch.zeros(bonds.shape, dtype=torch.long)
     for i in range(width):
         for j in range(i):
             rows = bonds[:, i, j].nonzero()[:, 0]
             if len(rows):
-                size = _path(bonds[rows], i, j)
-                found[rows, i, j] = found[rows, j, i] = size
-    return found
+                path = _path(bonds[rows], i, j)
+                sizes[rows, i, j] = path
+                sizes[rows, j, i] = path
+    return sizes
 
 
 def _path(bonds: Tensor, i: int, j: int) -> Tensor:
@@ -237,26 +255,27 @@ def _path(bonds: Tensor, i: int, j: int) -> Tensor:
 
 
 def rings(bonds: Tensor, heavy: Tensor) -> Tensor:
-    """How many independent rings there are, (N,): bonds less atoms plus connected parts."""
-    empty = bonds.shape[1] - heavy  # padding: parts of one atom each
-    parts = (_parts(bonds) == torch.arange(bonds.shape[1])).sum(1) - empty
-    return bonds.sum((1, 2)) // 2 - heavy + parts
+    """How many independent rings there are, (N,): bonds less atoms plus connected components."""
+    padding = bonds.shape[1] - heavy  # each place of padding is a component of one atom
+    components = (_components(bonds) == torch.arange(bonds.shape[1])).sum(1) - padding
+    return bonds.sum((1, 2)) // 2 - heavy + components
 
 
 def rings_of_each_part(inside: Tensor) -> Tensor:
-    """Rings of each connected part of the bonds that lie in rings, (N, W), by its first atom.
+    """Rings of each connected component of the bonds that lie in rings, (N, W), by its first atom.
 
-    Parts that share an atom are one: fused, bridged and spiro rings count together.
+    Components that share an atom are one: fused, bridged and spiro rings count together.
     """
-    part = _parts(inside)
-    shape, one = part.shape, torch.ones(part.shape, dtype=torch.long)
-    atoms = torch.zeros(shape, dtype=torch.long).scatter_add(1, part, one)
-    ends = torch.zeros(shape, dtype=torch.long).scatter_add(1, part, inside.sum(2))
-    return ends // 2 - atoms + (atoms > 0).long()
+    component = _components(inside)
+    zeros = torch.zeros(component.shape, dtype=torch.long)
+    atoms = zeros.scatter_add(1, component, torch.ones_like(component))
+    bond_ends = zeros.scatter_add(1, component, inside.sum(2))
+    # Bonds less atoms plus one; nothing where no component begins.
+    return bond_ends // 2 - atoms + (atoms > 0).long()
 
 
-def _parts(bonds: Tensor) -> Tensor:
-    """The first atom of each atom's connected part, (N, W)."""
+def _components(bonds: Tensor) -> Tensor:
+    """The first atom of each atom's connected component, (N, W)."""
     width = bonds.shape[1]
     label = torch.arange(width).expand(len(bonds), width)
     joined = bonds | torch.eye(width, dtype=torch.bool)

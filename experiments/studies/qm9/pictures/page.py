@@ -22,13 +22,15 @@ Molecule = Mapping[str, Any]
 COLOURS = "YlGnBu"
 """From light to dark, which colour-blind people see too: dark is uncertain."""
 
-DARK, PALE = "#222222", "#ffffff"
-RADII = {1: 0.24}
+DARK = "#222222"
+PALE = "#ffffff"
+
+HYDROGEN_RADIUS = 0.24
 RADIUS = 0.38
-"""Of a ball in angstrom: hydrogen, and all others."""
+"""Of a ball in angstrom: hydrogen, and all other atoms."""
 
 TILTS = np.radians([0, 8, -8, 16, -16, 24, -24, 32, -32])
-"""About either axis of the picture."""
+"""Angles about either axis of the picture that are tried."""
 
 SYMBOLS = {6: "C", 7: "N", 8: "O", 9: "F"}
 HEADS = {
@@ -45,40 +47,66 @@ CAPTION = (
 )
 
 
-def entries(found: Sequence[Molecule]) -> list[str | Picture]:
+def entries(molecules: Sequence[Molecule]) -> list[str | Picture]:
     """The figure.
 
     Args:
-        found: what `work.shown` gives, as JSON holds it.
+        molecules: What `work.shown` gives, as JSON holds it.
     """
-    return [Picture("molecules", drawn(found), CAPTION)]
+    return [Picture("molecules", drawn(molecules), CAPTION)]
 
 
-def drawn(found: Sequence[Molecule]) -> Figure:
-    """A column for each of smallest, median and largest bars."""
-    local = np.concatenate([np.asarray(one["points"]["local"]) for one in found])
-    colours = ScalarMappable(LogNorm(local.min(), max(local.max(), 1.01 * local.min())), COLOURS)
-    columns = {which: [one for one in found if one["which"] == which] for which in HEADS}
+def drawn(molecules: Sequence[Molecule]) -> Figure:
+    """The figure: a column for each of smallest, median and largest bars."""
+    local = np.concatenate([np.asarray(molecule["points"]["local"]) for molecule in molecules])
+    # Where all atoms are alike, a logarithmic scale still needs two different ends.
+    highest = max(local.max(), 1.01 * local.min())
+    colours = ScalarMappable(LogNorm(local.min(), highest), COLOURS)
+
+    # Of each molecule its data and its atoms as they are seen, by column.
+    columns: dict[str, list[tuple[Molecule, np.ndarray]]] = {which: [] for which in HEADS}
+    for molecule in molecules:
+        seen = projected(molecule["points"]["positions"])
+        columns[molecule["which"]].append((molecule, seen))
     rows = max(map(len, columns.values()))
-    flat = {id(one): projected(one["points"]["positions"]) for one in found}
-    reach = np.max([np.abs(seen[:, :2]).max(0) for seen in flat.values()], axis=0) + 0.5
+
+    # All panels have the scale of the largest molecule.
+    extents = [np.abs(seen[:, :2]).max(0) for column in columns.values() for _, seen in column]
+    reach = np.max(extents, axis=0) + 0.5
     height = WIDTH / len(columns) * float(reach[1] / reach[0]) + 0.95  # titles, colours: an inch
-    figure, inch = Figure(figsize=(WIDTH, rows * height)), 1 / (rows * height)
-    room = {"left": 0.005, "right": 0.995, "bottom": 0.75 * inch, "top": 1 - 0.75 * inch}
-    room |= {"wspace": 0.02, "hspace": 0.2}
-    axes = figure.subplots(rows, len(columns), squeeze=False, gridspec_kw=room)
-    for column, (which, molecules) in enumerate(columns.items()):
-        for row in range(rows):
-            ax = axes[row, column]
-            ax.set(xticks=[], yticks=[])
-            ax.spines[:].set_visible(False)
-            if row < len(molecules):
-                one = molecules[row]
-                ball_and_stick(ax, one["points"], flat[id(one)], colours)
-                ax.set_title(_title(one), loc="center", size=10)
-                ax.set(xlim=(-reach[0], reach[0]), ylim=(-reach[1], reach[1]), aspect="equal")
-        place = (column + 0.5) / len(columns), 1 - 0.16 * inch
-        figure.text(*place, HEADS[which], ha="center", va="center", weight="bold", size=11)
+    figure = Figure(figsize=(WIDTH, rows * height))
+    inch = 1 / (rows * height)  # in units of the figure's height
+    axes = figure.subplots(
+        rows,
+        len(columns),
+        squeeze=False,
+        gridspec_kw={
+            "left": 0.005,
+            "right": 0.995,
+            "bottom": 0.75 * inch,
+            "top": 1 - 0.75 * inch,
+            "wspace": 0.02,
+            "hspace": 0.2,
+        },
+    )
+    for ax in axes.flat:
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+    for number, (which, column) in enumerate(columns.items()):
+        for row, (molecule, seen) in enumerate(column):
+            ax = axes[row, number]
+            ball_and_stick(ax, molecule["points"], seen, colours)
+            ax.set_title(_title(molecule), loc="center", size=10)
+            ax.set(xlim=(-reach[0], reach[0]), ylim=(-reach[1], reach[1]), aspect="equal")
+        figure.text(
+            (number + 0.5) / len(columns),
+            1 - 0.16 * inch,
+            HEADS[which],
+            ha="center",
+            va="center",
+            weight="bold",
+            size=11,
+        )
     below = figure.add_axes((0.12, 0.5 * inch, 0.76, 0.15 * inch))
     bar = figure.colorbar(colours, cax=below, orientation="horizontal")
     bar.set_label("standard deviation of an atom's energy, kcal/mol")
@@ -98,16 +126,18 @@ def projected(positions: Any) -> np.ndarray:
 
 def hidden(seen: np.ndarray) -> float:
     """How much atoms lie on top of each other: the sum of exp(-d^2 / RADIUS^2) over pairs."""
-    apart = np.square(seen[:, None, :2] - seen[None, :, :2]).sum(-1)
-    return float(np.exp(-apart / RADIUS**2).sum())
+    squares = np.square(seen[:, None, :2] - seen[None, :, :2]).sum(-1)
+    return float(np.exp(-squares / RADIUS**2).sum())
 
 
 def turned(points: np.ndarray, about_x: float, about_y: float) -> np.ndarray:
-    """Turned by two angles, one after the other."""
-    (c, s), (d, t) = ((np.cos(a), np.sin(a)) for a in (about_x, about_y))
-    first = np.array([[1, 0, 0], [0, c, -s], [0, s, c]])
-    found: np.ndarray = points @ (np.array([[d, 0, t], [0, 1, 0], [-t, 0, d]]) @ first).T
-    return found
+    """Points (A, 3) turned about the first axis, then about the second."""
+    cos_x, sin_x = np.cos(about_x), np.sin(about_x)
+    cos_y, sin_y = np.cos(about_y), np.sin(about_y)
+    about_first = np.array([[1, 0, 0], [0, cos_x, -sin_x], [0, sin_x, cos_x]])
+    about_second = np.array([[cos_y, 0, sin_y], [0, 1, 0], [-sin_y, 0, cos_y]])
+    turned_points: np.ndarray = points @ (about_second @ about_first).T
+    return turned_points
 
 
 def flattened(positions: Any) -> np.ndarray:
@@ -128,18 +158,22 @@ def flattened(positions: Any) -> np.ndarray:
 def ball_and_stick(
     ax: Axes, points: Mapping[str, Any], seen: np.ndarray, colours: ScalarMappable
 ) -> None:
-    """One molecule; what is nearer to the eye is drawn later."""
+    """Draw one molecule; what is nearer to the eye is drawn later."""
     for i, j in points["bonds"]:
         depth = 2 + min(seen[i, 2], seen[j, 2]) / 100
-        ends = seen[[i, j], 0], seen[[i, j], 1]
-        ax.plot(*ends, color=PALE, lw=6.5, zorder=depth - 2e-4, solid_capstyle="butt")
-        ax.plot(*ends, color="#777777", lw=3.2, zorder=depth - 1e-4, solid_capstyle="round")
+        x = seen[[i, j], 0]
+        y = seen[[i, j], 1]
+        # A pale rim sets a bond off from what lies behind it.
+        ax.plot(x, y, color=PALE, lw=6.5, zorder=depth - 2e-4, solid_capstyle="butt")
+        ax.plot(x, y, color="#777777", lw=3.2, zorder=depth - 1e-4, solid_capstyle="round")
     faces = colours.to_rgba(np.asarray(points["local"]))
     for (x, y, z), number, face in zip(seen, points["numbers"], faces, strict=True):
-        depth, radius = 2 + z / 100, RADII.get(number, RADIUS)
+        depth = 2 + z / 100
+        radius = HYDROGEN_RADIUS if number == 1 else RADIUS
         ax.add_patch(Circle((x, y), radius, fc=face, ec=DARK, lw=0.9, zorder=depth))
         if number > 1:
-            ink = DARK if face[:3] @ [0.299, 0.587, 0.114] > 0.5 else PALE
+            brightness = face[:3] @ [0.299, 0.587, 0.114]
+            ink = DARK if brightness > 0.5 else PALE
             name = SYMBOLS.get(number, str(number))
             ax.text(
                 x,
@@ -153,6 +187,8 @@ def ball_and_stick(
             )
 
 
-def _title(one: Molecule) -> str:
-    formula = re.sub(r"(\d+)", r"$_{\1}$", one["formula"])
-    return f"{formula}\nerror {one['error']:+.2f}, bar {one['bar']:.2f}".replace("-", "\u2212")
+def _title(molecule: Molecule) -> str:
+    """The formula, and below it error and bar."""
+    formula = re.sub(r"(\d+)", r"$_{\1}$", molecule["formula"])
+    title = f"{formula}\nerror {molecule['error']:+.2f}, bar {molecule['bar']:.2f}"
+    return title.replace("-", "\u2212")

@@ -1,4 +1,7 @@
-"""A few test molecules with the uncertainty of each of their atoms: the numbers of a figure."""
+"""A few test molecules with the uncertainty of each of their atoms: the numbers of a figure.
+
+`chosen` says which molecules, by their bars alone; `shown` collects what the figure draws.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,13 @@ from experiments.studies.qm9.novelty import work as novelty
 EACH = 2
 """Molecules of each of smallest, median and largest bars."""
 
-WHICH = ("smallest", "median", "largest")
-
 
 def chosen(std: Tensor, each: int = EACH) -> dict[str, Tensor]:
     """Places of the molecules with the smallest, the median and the largest bars.
 
     Args:
-        std: (N,) bars of the test molecules.
-        each: how many of each.
+        std: Bars of the test molecules, (N,).
+        each: How many molecules of each.
 
     Examples:
         >>> chosen(torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0]), 1)
@@ -50,48 +51,46 @@ def shown(
     """The numbers of the figure, smallest bars first; energies in kcal/mol.
 
     Args:
-        uq: fitted and calibrated, on descriptors.
-        test: those of N test molecules.
-        structures: the same molecules.
-        std: (N,) their bars.
-        errors: (N,) their errors, prediction less target.
-        each: molecules of each of smallest, median and largest bars.
+        uq: Error bars that were fitted and calibrated, on descriptors.
+        test: Descriptors of N test molecules.
+        structures: Elements and positions of the same molecules.
+        std: Their bars, (N,).
+        errors: Their errors, prediction less target, (N,).
+        each: Molecules of each of smallest, median and largest bars.
 
     Returns:
         Of each molecule "which", "formula", "error" and "bar", and in "points", of its atoms,
         "numbers", "positions", "local" (their standard deviations) and "bonds" (pairs of places).
     """
-    found = []
+    molecules = []
     for which, places in chosen(std, each).items():
         for place in places.tolist():
             row = torch.tensor([place])
-            own = structures.picked(row)
-            (frame,) = own.as_ase()
-            found.append(
+            molecule = structures.picked(row)
+            (atoms,) = molecule.as_ase()
+            molecules.append(
                 {
                     "which": which,
-                    "formula": frame.get_chemical_formula("hill"),
+                    "formula": atoms.get_chemical_formula("hill"),
                     "error": float(errors[place]),
                     "bar": float(std[place]),
                     "points": {
-                        "numbers": own.numbers,
-                        "positions": own.positions,
+                        "numbers": molecule.numbers,
+                        "positions": molecule.positions,
                         "local": of_atoms(uq, test.picked(row)),
-                        "bonds": novelty.bonds(own),
+                        "bonds": novelty.bonds(molecule),
                     },
                 }
             )
-    return found
+    return molecules
 
 
 def of_atoms(uq: rg.LastLayerRigidity, molecules: Environments) -> Tensor:
-    """Standard deviations of the atoms' energies, (A,), in the order of the molecules' atoms.
-
-    The terms come as the readouts saw them: one species after another.
-    """
-    every = torch.arange(len(molecules))
-    atoms, _, _ = arranged(molecules.counts, molecules.species, every, molecules.kinds)
-    terms = uq.local([molecules.batch(every)], progress=False)
-    found = torch.empty(len(atoms), dtype=torch.float64)
-    found[atoms] = terms.std[:, 0].detach().cpu().double()
-    return found
+    """Standard deviations of the atoms' energies, (A,), in the order of the molecules' atoms."""
+    rows = torch.arange(len(molecules))
+    # The terms come as the readouts saw them, one species after another: `atoms` tells which.
+    atoms, _, _ = arranged(molecules.counts, molecules.species, rows, molecules.kinds)
+    terms = uq.local([molecules.batch(rows)], progress=False)
+    std = torch.empty(len(atoms), dtype=torch.float64)
+    std[atoms] = terms.std[:, 0].detach().cpu().double()
+    return std
