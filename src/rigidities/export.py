@@ -1,9 +1,9 @@
 """Mean and error bar as one graph in a file: ONNX, or a program of `torch.export`.
 
-Both are made of `uq.freeze()`, for any number of rows. ONNX needs PyTorch 2.7 and the extra
-`onnx`; `torch.export` needs 2.7 where the readout is scaled or summed, not for a plain one. The
-ONNX file says what was calibrated, see `metadata`. Before it is moved into its place, onnxruntime
-runs it, and its numbers are compared with those of the frozen module.
+Both are made from `uq.freeze()`, for any number of rows. ONNX needs PyTorch 2.7 and the extra
+`onnx`; `torch.export` needs 2.7 only where the readout is scaled, summed or reordered. The ONNX
+file describes the calibration, see `metadata`. Before it is moved into place, onnxruntime runs it,
+and its numbers are compared with those of the frozen module.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ TOLERANCE = 1e-5
 """Largest difference between the file's numbers and the frozen module's, relative to their size."""
 
 ROUNDINGS = 4.0
-"""Times by which the difference may exceed what rounding brings to the frozen module itself."""
+"""A larger difference is allowed up to this many times the rounding of the frozen module itself."""
 
 LARGEST = 1.9e9
-"""Bytes of tensors in an ONNX file, at most."""
+"""Most bytes of tensors in an ONNX file."""
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-"""Levels of intervals whose conformal tails stand in the metadata."""
+"""Levels of intervals whose conformal tails are in the metadata."""
 
 _NEEDS = ("onnx", "onnxscript", "onnxruntime")
 
@@ -100,12 +100,12 @@ def onnx(
 ) -> None:
     """Write one ONNX file, checked in onnxruntime before it is moved into its place.
 
-    Inputs have the names of the model's, outputs those that are asked for. The numbers are
-    compared with those of `uq.freeze()` for the example, one row of it, and more rows.
+    Inputs have the names of the model's inputs, and outputs those of `outputs`. The numbers are
+    compared with those of `uq.freeze()` for the example, for one row of it, and for more rows.
 
     Args:
         uq: Fitted, and calibrated if its bars are to mean something.
-        path: The file; one that stands there is replaced if all went well.
+        path: The file; an existing one is replaced only if the check succeeds.
         example: An input of the model, or a tuple of its inputs.
         outputs: As in `freeze`.
         opset: The opset of ONNX; torch's default by default.
@@ -156,19 +156,23 @@ def onnx(
 
 
 def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
-    """What stands in the ONNX file as JSON, under the key `rigidities` of its metadata.
+    """The contents of the ONNX file's metadata under the key `rigidities`, which are JSON there.
 
-    Beside what the calibration chose: `error` and `rounding` of the variance; `epistemic_q99`, far
-    above which an input is unfamiliar (`uq.familiar`; null where the fit kept no rows); and
-    `conformal_tails` by level: the interval between the distribution's quantiles at tail / 2 and
-    1 - tail / 2 covers that level (null without conformal rows). They are those of all conformal
-    rows together, since a graph knows no groups; a tail of 0, of too few rows, is the whole line.
+    Besides the results of the calibration there are:
+
+    - `error` and `rounding` of the variance;
+    - `epistemic_q99`, far above which an input is unfamiliar (`uq.familiar`; null where the fit
+      kept no rows);
+    - `conformal_tails` by level: the interval between the distribution's quantiles at tail / 2 and
+      1 - tail / 2 covers that level (null without conformal rows). They are for all conformal rows
+      together, since a graph has no groups. With too few rows a tail is 0, and the interval is the
+      whole line.
     """
     calibration = uq.calibration
     conformal = calibration.conformal
     tails = None
     if conformal is not None:
-        # The last place is that of all rows, whatever their group.
+        # The last place is for all rows, whatever their group.
         places = conformal.place[:, -1]
         tails = {str(level): conformal.thresholds(level)[places].tolist() for level in LEVELS}
     report = uq.calibration_report
@@ -189,7 +193,7 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
 
 
 def _example_inputs(example: Any) -> tuple[Any, ...]:
-    """The inputs of an example, with two rows at least: of one, a graph for one row would be made.
+    """The inputs of an example, with at least two rows: from one, the graph would be for one row.
 
     Raises:
         ValueError: The example holds no tensors with rows.
@@ -223,7 +227,7 @@ def _dynamic_shapes(args: tuple[Any, ...]) -> Any:
 
 
 def _with_rows(args: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """So many rows of each tensor, again from the first where there are fewer."""
+    """Inputs with `count` rows in each tensor; rows are repeated where there are fewer."""
     numbers = torch.arange(count)
     inputs = []
     for arg in args:
@@ -244,11 +248,11 @@ def _input_names(uq: LastLayerRigidity, args: tuple[Any, ...]) -> list[str]:
 
 
 def _allow_no_rows(model: Any) -> None:
-    """Give every reduction of a graph the right shape for a batch of no rows.
+    """Give every reduction of a graph the right shape for a batch without rows.
 
-    onnxruntime leaves the shape of a tensor without entries as it is: of (0, 33) the sum over the
-    last axis is (0, 33), not (0,), and an operator further on refuses it or ends the process. A
-    reshape after the reduction mends that, and does nothing where there are rows.
+    onnxruntime does not reduce the shape of a tensor without entries: the sum of a tensor (0, 33)
+    over the last axis is (0, 33), not (0,), and a later operator refuses it or ends the process. A
+    reshape after the reduction corrects that, and does nothing where there are rows.
 
     Args:
         model: A model of onnx_ir, as torch exports it; changed in place.
@@ -281,10 +285,11 @@ def _allow_no_rows(model: Any) -> None:
 
 
 def _reduced_dimensions(node: Any) -> list[int] | None:
-    """What a reduction's output is reshaped to, 0 for a dimension as it is; None where it stays.
+    """The shape to give to a reduction's output, 0 for an unchanged dimension; None for no reshape.
 
-    It stays where all dimensions are fixed, so that there are always rows, and where a free one is
-    reduced or stands behind one that is: its place differs with and without rows.
+    There is no reshape where all dimensions are fixed, so that there are always rows. There is none
+    either where a free dimension is reduced or follows one that is: its place would differ with and
+    without rows.
     """
     shape = node.inputs[0].shape
     reduced_shape = node.outputs[0].shape
@@ -300,7 +305,7 @@ def _reduced_dimensions(node: Any) -> list[int] | None:
 
 
 def _reduced_axes(node: Any) -> list[int] | None:
-    """The axes of a reduction, which newer opsets have as an input; None where nobody knows."""
+    """The axes of a reduction, which newer opsets pass as an input; None where they are unknown."""
     if "axes" in node.attributes:
         axes: list[int] | None = node.attributes["axes"].as_ints()
         if axes is not None:
@@ -312,7 +317,7 @@ def _reduced_axes(node: Any) -> list[int] | None:
 
 
 def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any) -> None:
-    """Compare the file with the module: for the example, one row of it, and more rows.
+    """Compare the file with the module: for the example, for one row of it, and for more rows.
 
     Raises:
         ValueError: Some numbers differ by more than rounding explains.
@@ -327,7 +332,7 @@ def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any)
     loosest = max(TOLERANCE, *bounds)
     trials = [args]
     rows = [len(tensor) for tensor in tensors]
-    if len(set(rows)) == 1:  # else rows of one input belong to rows of another
+    if len(set(rows)) == 1:  # else rows of one input refer to rows of another
         trials.append(_with_rows(args, 1))
         trials.append(_with_rows(args, 2 * rows[0] + 1))
     sizes = _sizes(_outputs(frozen, args))
@@ -342,7 +347,7 @@ def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any)
             allowed = TOLERANCE if name == "mean" else loosest
             # `not <=`, so that NaN is refused too.
             if not difference <= allowed:
-                # Seldom: the measurement takes a copy of the model.
+                # Only now, since the measurement takes a copy of the model.
                 allowed += ROUNDINGS * _rounding(frozen, trial, sizes).get(name, 0.0)
             if not difference <= allowed:
                 raise ValueError(
@@ -359,9 +364,9 @@ def _outputs(frozen: Frozen, args: tuple[Any, ...]) -> dict[str, Tensor]:
 
 
 def _sizes(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Root mean square over rows of each output, entry by entry; no less than the error bar's.
+    """Root mean square of each output over the rows, at least that of the error bar.
 
-    Single values may lie near zero, where rounding is large beside them.
+    Single values may be near zero, where rounding is relatively large.
     """
     sizes = {}
     for name, values in outputs.items():
@@ -393,7 +398,7 @@ def _differences(
     for name, values in results.items():
         result = torch.as_tensor(values).to(exact[name]).double()
         expected = exact[name].double()
-        # Infinities and NaN are equal too.
+        # Equal infinities, and NaN in both, are no difference.
         equal = (result == expected) | (result.isnan() & expected.isnan())
         relative = (result - expected).abs() / sizes[name]
         relative = torch.where(equal, 0.0, relative.nan_to_num(math.inf))
@@ -402,9 +407,9 @@ def _differences(
 
 
 def _rounding(frozen: Frozen, args: tuple[Any, ...], sizes: dict[str, Tensor]) -> dict[str, float]:
-    """How far the frozen module's outputs on this processor lie from those of a float64 copy.
+    """The differences between the frozen module's outputs here and those of a float64 copy.
 
-    Relative to the outputs' sizes. Empty where the model does not run in float64.
+    They are relative to the outputs' sizes. Empty where the model does not run in float64.
     """
     double_args = []
     for arg in args:
@@ -413,7 +418,7 @@ def _rounding(frozen: Frozen, args: tuple[Any, ...], sizes: dict[str, Tensor]) -
         double_args.append(arg)
     try:
         exact = _outputs(copy.deepcopy(frozen).double(), tuple(double_args))
-    except Exception:  # a model that knows float32 alone may raise anything
+    except Exception:  # a model that supports only float32 may raise anything
         return {}
     return _differences(exact, _outputs(frozen, args), sizes)
 

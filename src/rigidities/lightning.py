@@ -1,8 +1,8 @@
-"""Error bars where Lightning trains: a callback that fits and calibrates when training ends.
+"""Error bars with Lightning: a callback that fits and calibrates when training ends.
 
-`RigidityCallback` takes the trained module, the best checkpoint's weights where there is one, and
-the Trainer's own loaders, fits and calibrates a `LastLayerRigidity`, and writes it beside the
-checkpoint. `RigidityModule` makes `Trainer.predict` give error bars.
+`RigidityCallback` takes the trained module (with the weights of the best checkpoint, where there is
+one) and the Trainer's own loaders, fits and calibrates a `LastLayerRigidity`, and writes it beside
+the checkpoint. With `RigidityModule`, `Trainer.predict` returns error bars.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .models.whole import whole
 from .notices import extra, missing
 from .prediction.prediction import Prediction
 
-try:  # a Trainer refuses the modules of the other package: the one in use is taken
+try:  # a Trainer refuses modules of the other package, so the one already imported is used
     if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
         import lightning.pytorch as pl
     else:
@@ -39,22 +39,23 @@ def __dir__() -> list[str]:
 
 
 SUFFIX = ".rigidity.safetensors"
-"""What the name of a checkpoint's file of error bars ends in."""
+"""Added to a checkpoint's name for its file of error bars."""
 
 
 class RigidityCallback(AfterTraining, pl.Callback):
-    """Fits the trained module's error bars on the training data, and calibrates on the validation.
+    """Fits error bars of the trained module on the training data, calibrates on validation data.
 
     The data are the loaders' data sets, every row once and in order, in batches as the Trainer
-    hands them to the module; of many processes each reads its share. `uq` has a copy of the module.
+    passes them to the module. With several processes each reads its share. `uq` holds a copy of the
+    module.
 
     Args:
         best: Whether to take the weights of the (first) ModelCheckpoint, where there is one, and
             write a file `<checkpoint>.rigidity.safetensors`; otherwise the last weights are taken,
             and there is no file.
-        every_best: Whether to do so after each epoch with a new best checkpoint too, for a training
+        every_best: Whether to also do so after each epoch with a new best checkpoint, for training
             that may be interrupted.
-        options: Those of `AfterTraining`: `valid`, `fit`, `calibrate`, `layer`, `forward` and
+        options: Options of `AfterTraining`: `valid`, `fit`, `calibrate`, `layer`, `forward` and
             others.
 
     Attributes:
@@ -70,7 +71,7 @@ class RigidityCallback(AfterTraining, pl.Callback):
         self._latest_checkpoint: tuple[str, int] | None = None
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Refuse before the training what could not be done after it.
+        """Raise before training if error bars could not be fitted after it.
 
         Raises:
             ValueError: Loaders or a ModelCheckpoint are missing, or checkpoints cannot be read.
@@ -101,7 +102,7 @@ class RigidityCallback(AfterTraining, pl.Callback):
             best_path = getattr(trainer.checkpoint_callback, "best_model_path", "")
         if self.every_best and self._is_used_already(trainer, best_path):
             return
-        # Hooks for batches may augment the data while the Trainer trains.
+        # Hooks for batches may augment the data in the training stage, so another stage is set.
         stage = trainer.state.stage
         trainer.validating = True
         try:
@@ -111,7 +112,10 @@ class RigidityCallback(AfterTraining, pl.Callback):
             trainer.state.stage = stage
 
     def _is_used_already(self, trainer: Any, best_path: str) -> bool:
-        """Whether the error bars are those of this checkpoint; the same answer on all processes."""
+        """Whether error bars of this checkpoint exist already; all processes get the same answer.
+
+        The checkpoint is remembered for the next call.
+        """
         written_at = os.stat(best_path).st_mtime_ns if best_path else 0
         checkpoint = (best_path, written_at)
         same = checkpoint == self._latest_checkpoint
@@ -127,11 +131,11 @@ class RigidityCallback(AfterTraining, pl.Callback):
             best_path: The best checkpoint, whose weights the copy gets; "" without one.
         """
         model = whole(module)
-        vars(model).pop("_compiled_call_impl", None)  # would call the module itself
+        vars(model).pop("_compiled_call_impl", None)  # it would call the original module
         if vars(model).get("_compiler_ctx") is not None:
             vars(model).pop("forward", None)
         if best_path:
-            # The Trainer itself has written it, so it may hold any objects.
+            # The Trainer has written it, so that it is safe to load any objects.
             checkpoint = torch.load(best_path, map_location="cpu", weights_only=False)
             model.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
         train, valid = self._data(trainer)
@@ -140,13 +144,13 @@ class RigidityCallback(AfterTraining, pl.Callback):
         self.path = best_path + SUFFIX if best_path else None
         if self.path is not None and trainer.is_global_zero:
             self.uq.save(self.path)
-            # The Trainer keeps few checkpoints: a file goes with the one that it belongs to.
+            # The Trainer deletes old checkpoints: their files of error bars are deleted too.
             if previous_path and not os.path.exists(previous_path.removesuffix(SUFFIX)):
                 Path(previous_path).unlink(missing_ok=True)
         trainer.strategy.barrier("rigidity")
 
     def _data(self, trainer: Any) -> tuple[Any, Any]:
-        """The data to fit to, and those to calibrate on; None where nothing is calibrated.
+        """The data to fit on, and those to calibrate on; None where there is no calibration.
 
         Raises:
             ValueError: The Trainer does not have one loader of each.
@@ -158,10 +162,10 @@ class RigidityCallback(AfterTraining, pl.Callback):
 
 
 class RigidityModule(pl.LightningModule):
-    """Predictions with error bars by `Trainer.predict`: a `Prediction` for each batch.
+    """Predictions with error bars from `Trainer.predict`: a `Prediction` for each batch.
 
     Args:
-        uq: Fitted and calibrated.
+        uq: A fitted and calibrated object.
     """
 
     def __init__(self, uq: LastLayerRigidity) -> None:
@@ -174,7 +178,7 @@ class RigidityModule(pl.LightningModule):
 
 
 class _LoaderBatches:
-    """A loader's batches as the Trainer hands them to the module; of a trial run the first few.
+    """A loader's batches as the Trainer passes them to the module; in a trial run the first few.
 
     Args:
         trainer: The Trainer.
@@ -195,7 +199,7 @@ class _LoaderBatches:
 
     def __iter__(self) -> Iterator[Any]:
         trainer = self.trainer
-        # Hooks of a data module come before the module's, as in Lightning's own loops.
+        # Hooks of a data module take precedence over the module's, as in Lightning's own loops.
         hooks = trainer.datamodule
         is_overridden = pl.utilities.model_helpers.is_overridden
         if hooks is None or not is_overridden("on_before_batch_transfer", hooks):

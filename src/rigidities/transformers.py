@@ -1,4 +1,4 @@
-"""Error bars where transformers trains: a callback for its Trainer, and a pipeline for texts.
+"""Error bars with transformers: a callback for its Trainer, and a pipeline for texts.
 
 `RigidityCallback` takes the trained model and the Trainer's own loaders, fits and calibrates a
 `LastLayerRigidity`, and writes it into the Trainer's output folder. `RigidityPipeline` reads such a
@@ -37,21 +37,21 @@ FILE = "rigidity.safetensors"
 
 
 class RigidityCallback(AfterTraining, hf.TrainerCallback):
-    """Fits the trained model's error bars on the training data, and calibrates on the evaluation's.
+    """Fits error bars of the trained model on the training data, calibrates on evaluation data.
 
-    The data are the Trainer's data sets through its own collator, every row once and in order; of
-    many processes each reads its share. `uq` has a copy of the model, the best one with
-    `load_best_model_at_end`, without autocast; a file in `output_dir` holds what was learnt.
+    The data are the Trainer's data sets through its own collator, every row once and in order. With
+    several processes each reads its share. `uq` holds a copy of the model without autocast; with
+    `load_best_model_at_end` it is the best model. A file in `output_dir` holds the fit.
 
     Args:
-        options: Those of `AfterTraining`: `valid` (a data set of rows, or a loader of batches),
+        options: Options of `AfterTraining`: `valid` (a data set of rows, or a loader of batches),
             `fit`, `calibrate`, `layer`, `forward` and others.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Refuse before the training what could not be done after it."""
+        """Raise before training if error bars could not be fitted after it."""
         _require_regression(objects["model"])
-        # The evaluation's loader is not there yet: its strategy says whether there will be one.
+        # The evaluation loader does not exist yet: the strategy says whether there will be one.
         valid = self.valid if args.eval_strategy == "no" else args.eval_strategy
         self._require_data(valid)
         in_order(objects["train_dataloader"])
@@ -65,12 +65,12 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
         if valid is None:
             valid = objects["eval_dataloader"]
         elif not isinstance(valid, DataLoader):
-            columns = list(next(iter(train.dataset)))  # those that the Trainer has left there
+            columns = list(next(iter(train.dataset)))  # those that the Trainer has not removed
             collate = hf.trainer_utils.RemoveColumnsCollator(train.collate_fn, columns)
             valid = DataLoader(valid, args.eval_batch_size, collate_fn=collate)
         self._require_data(valid)
         model = whole(objects["model"])
-        # Without the autocast that Accelerate has put around the forward pass.
+        # Remove the autocast that Accelerate has put around the forward pass.
         original_forward = vars(model).pop("_original_forward", None)
         if original_forward is not None:
             model.forward = original_forward
@@ -91,14 +91,14 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
 class RigidityPipeline(hf.TextClassificationPipeline):
     """Scores of texts with error bars, as dictionaries: label, score, std, low and high.
 
-    A pipeline of transformers, with its options, for a model for sequence classification whose
-    labels are numbers; several labels give a list for each text. When called, `level=` is the
-    probability of the interval from low to high.
+    It is a transformers pipeline for a sequence classification model whose labels are numbers. With
+    several labels, each text gives a list. When called, `level=` is the probability of the interval
+    from low to high.
 
     Args:
-        uq: Fitted around the model, and calibrated.
+        uq: A fitted and calibrated object for the model.
         tokenizer: The model's tokenizer.
-        options: Those of `transformers.Pipeline`, such as `device`.
+        options: Options of `transformers.Pipeline`, such as `device`.
     """
 
     def __init__(self, uq: LastLayerRigidity, tokenizer: Any, **options: Any) -> None:
@@ -114,8 +114,8 @@ class RigidityPipeline(hf.TextClassificationPipeline):
         """A pipeline from the folder of a model, its tokenizer and its error bars.
 
         Args:
-            folder: What the Trainer's `save_model` and the `RigidityCallback` wrote to.
-            options: Those of the class.
+            folder: The folder that the Trainer's `save_model` and the `RigidityCallback` wrote to.
+            options: Options of the class.
         """
         model = hf.AutoModelForSequenceClassification.from_pretrained(folder)
         uq = LastLayerRigidity.load(Path(folder, FILE), model)

@@ -86,8 +86,8 @@ def test_names_may_be_missing_either_of_two_or_any(check):
 )
 def test_dtypes_are_one_or_a_class_of_them(dtype, right, wrong):
     array = Array(dtype, "")
-    assert all(array.allows(zeros(dtype=one)) for one in right)
-    assert not any(array.allows(zeros(dtype=one)) for one in wrong)
+    assert all(array.allows_dtype(zeros(dtype=one)) for one in right)
+    assert not any(array.allows_dtype(zeros(dtype=one)) for one in wrong)
 
 
 @pytest.mark.parametrize(

@@ -5,28 +5,28 @@ $$ E = e(r) + \text{baseline}, \qquad F_i = -\frac{\partial e}{\partial r_i}, \q
    g_i = \frac{\partial f}{\partial r_i} $$
 
 with the features f, Gram and scales of a fitted `LastLayerRigidity` around a torch model $e$. The
-energy's bar is that of the predictive distribution; the baseline adds to neither bar.
+energy's bar is that of the predictive distribution; the baseline does not change the bars.
 
     limits = {"energy_std": 0.1, "forces_std": 0.5}
     atoms.calc = RigidityCalculator(uq, species=["H", "C", "O"], limits=limits)
     atoms.get_forces(), atoms.calc.results["forces_std"]
 
-Name the `species` of the training data: a network with a readout per element gives an atom of any
-other element no energy and no bar at all.
+Name the `species` of the training data: a network with one readout per element gives an atom of
+any other element no energy and no bar at all.
 
-With `limits`, molecular dynamics, relaxations and paths stop by themselves, by an
+With `limits`, molecular dynamics, relaxations and paths stop by themselves, with an
 `UncertainStructureError`. To stop without an error, look at each step:
 
     for _ in dyn.irun(1000):
         if atoms.calc.results["energy_std"] > 0.1:
             break
 
-Away from the training data a bar grows, but need not keep up with the error: let limits be a few
+Away from the training data a bar grows, but perhaps not as fast as the error. Set limits to a few
 times the bars of validation data, so that a run stops at the edge of what is known.
 
 `mace`, `schnetpack` and `graphs` (PyTorch Geometric and others) take lists of atoms instead.
 
-Files of ASE keep its own properties alone: write `with_error_bars(atoms)` to keep the bars.
+ASE's files keep only ASE's own properties: write `with_error_bars(atoms)` to keep the bars.
 Needs the extra `ase`.
 """
 

@@ -1,9 +1,9 @@
-"""The calculator: results for ASE, one structure at a time, as far as they may be trusted.
+"""The calculator: results for ASE, one structure at a time, up to limits on their error bars.
 
-ASE asks for properties of a structure. `RigidityCalculator.calculate` checks the structure, makes
-the model's inputs of it, predicts the energy (and, if forces or stress are wanted, differentiates
-it by positions and strain in the same pass), fills `results` in eV and Å, and raises an
-`UncertainStructureError` where an error bar passes its limit.
+ASE asks for properties of a structure. `RigidityCalculator.calculate` checks the structure, turns
+it into the model's inputs and predicts the energy. If forces or stress are wanted, it
+differentiates the energy by positions and strain in the same pass. It fills `results` in eV and Å,
+and raises an `UncertainStructureError` where an error bar exceeds its limit.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ WITHOUT_CELL = (
     "Pass {} to give it the cell, or set atoms.pbc = False."
 )
 ROUNDING = 16
-"""Units in the last place, of single precision or less, by which positions may differ."""
+"""How many units in the last place, of float32 or a coarser dtype, positions may differ by."""
 
 STRESS_COMPONENTS = [0, 1, 2, 3, 3, 4, 4, 5, 5]
-"""The nine components of the stress among Voigt's six."""
+"""For each of the nine components of the stress, its number among Voigt's six."""
 
 __all__ = ["RigidityCalculator", "UncertainStructureError", "with_error_bars"]
 
 
 class UncertainStructureError(host.CalculatorError):
-    """An error bar passed its limit.
+    """An error bar exceeds its limit.
 
     Attributes:
         atoms: A copy of the structure, without a calculator.
-        results: Energy, forces and bars there, as far as they were asked for.
+        results: Energy, forces and bars of the structure, as far as they were computed.
     """
 
     def __init__(self, message: str, atoms: Atoms, results: dict[str, Any]) -> None:
@@ -71,13 +71,14 @@ class RigidityCalculator(host.Calculator):
     r"""Energies (eV), forces (eV/Å) and stress (eV/Å^3) of a torch model for ASE, with error bars.
 
     `results` holds `energy_std`, the standard deviation of the predictive distribution (with the
-    noise, if one was calibrated), and `forces_std`, (n, 3), and `stress_std`, (6,), the epistemic
-    part with `uq.gradient_scale`. They come with what they belong to, from one pass of the model;
-    asking for the energy alone differentiates nothing. Forces bring the stress, where there is one.
+    noise, if one was calibrated). It also holds `forces_std`, (n, 3), and `stress_std`, (6,), the
+    epistemic part with `uq.gradient_scale`. Each bar is computed together with its property, in one
+    pass of the model. Nothing is differentiated if only the energy is asked for. The stress, if the
+    structure has one, is computed with the forces.
 
     Args:
-        uq: Fitted around the model, and calibrated. For one structure the model's output must be
-            one number, shaped (1,) or (1, 1).
+        uq: A fitted and calibrated object for the model. For one structure the model's output must
+            be one number, shaped (1,) or (1, 1).
         inputs: callable(atoms) -> what the model takes for this one structure, where it needs a
             cell or neighbours: a tuple, a mapping of keyword inputs, or the batch that `forward`
             of `uq` takes. Positions and cell must be in the model's units,
@@ -91,25 +92,25 @@ class RigidityCalculator(host.Calculator):
         length_unit: Å per unit of the model's positions (`ase.units.Bohr`).
         baseline: callable(atoms) -> eV, or {element: eV}, added to the energy: what was subtracted
             before training. It changes neither forces nor bars.
-        species: Elements the model was trained on, symbols or atomic numbers; others are refused.
-            Without it, a model may give an atom of another element no energy and no bar; only a
-            structure that consists of such atoms alone is noticed, and refused.
+        species: Elements the model was trained on, as symbols or atomic numbers; others are
+            refused. Without it, a model may give an atom of another element no energy and no bar;
+            this is noticed, and refused, only where all atoms of a structure are such.
         limits: {"energy_std": eV, "forces_std": eV/Å, "stress_std": eV/Å^3}, any of them. Beyond
             them an `UncertainStructureError` is raised, after `results` is filled, whenever a
             property of that structure is asked for. The bar of an atom's force is
-            $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, that of the stress is the same over all
-            nine components. Neither depends on the axes; both are checked whenever forces are
+            $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, and that of the stress is the same over
+            all nine components. Neither depends on the axes; both are checked whenever forces are
             computed.
-        force_bars: Whether to compute the bars of forces and stress with them. That takes one
+        force_bars: Whether to compute the bars of forces and stress along with them. That takes one
             forward pass, and as many passes as there are coordinates or features, whichever are
             fewer; forces and stress share them. With False there is one backward pass, and bars
-            only when `get_property("forces_std")` asks for them or `limits` has them.
-        members: As in `uq.gradient`; 0 for exact bars of forces however large the structure.
+            are computed only for `get_property("forces_std")` or where `limits` needs them.
+        members: As in `uq.gradient`; 0 for exact bars of forces however large the structure is.
         sample_weight: callable(atoms) -> loss weight of the structure, as in the fit
             (`lambda atoms: 1 / len(atoms)`), to which a calibrated noise is inversely proportional.
 
     Raises:
-        TypeError: `uq` is no LastLayerRigidity.
+        TypeError: `uq` is not a LastLayerRigidity.
         ValueError: A unit or limit is not positive, or a limit is not known.
     """
 
@@ -137,7 +138,7 @@ class RigidityCalculator(host.Calculator):
                 f"uq must be a LastLayerRigidity, got {type(uq).__name__}. Wrap the trained model: "
                 "LastLayerRigidity(model).fit(x, y)."
             )
-        _ = uq.gram  # an unfitted one says so
+        _ = uq.gram  # raises if uq is not fitted
         self.uq = uq
         self.inputs = inputs
         self.wrt = wrt
@@ -164,17 +165,17 @@ class RigidityCalculator(host.Calculator):
         properties: Sequence[str] = ("energy",),
         system_changes: Sequence[str] = tuple(host.all_changes),
     ) -> None:
-        """Fill `results`; ASE calls it.
+        """Fill `results`; called by ASE.
 
         Args:
             atoms: The structure; by default the latest one.
             properties: Which properties are wanted.
-            system_changes: What has changed since the last call; nothing keeps the results.
+            system_changes: What has changed since the last call; if empty, results are kept.
 
         Raises:
-            ValueError: The structure is no sensible one, or the model's answer is not.
-            PropertyNotImplementedError: It has no stress.
-            UncertainStructureError: A bar passed its limit.
+            ValueError: The structure or the model's output makes no sense.
+            PropertyNotImplementedError: The structure has no stress.
+            UncertainStructureError: A bar exceeds its limit.
         """
         super().calculate(atoms, list(properties), list(system_changes))  # type: ignore[no-untyped-call]
         structure = self.atoms
@@ -189,7 +190,7 @@ class RigidityCalculator(host.Calculator):
         if wanted & {"forces", "stress", "forces_std", "stress_std"}:
             wanted_bars = {"forces_std", "stress_std"} & (wanted | set(self.limits))
             bars = self.force_bars or bool(wanted_bars)
-            # What is there already stays as it is.
+            # Results that are there already take precedence.
             self.results = {**self._all_results(structure, bars=bars), **self.results}
         elif "energy" not in self.results:
             batch, _ = self._batch(structure)
@@ -202,27 +203,27 @@ class RigidityCalculator(host.Calculator):
     def get_property(
         self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
     ) -> Any:
-        """One of the results; ASE calls it.
+        """One of the results; called by ASE.
 
         Args:
             name: The property.
             atoms: The structure; by default the latest one.
-            allow_calculation: Whether to compute what is not there; else the result is None.
+            allow_calculation: Whether to compute a missing property; otherwise it is None.
 
         Raises:
-            UncertainStructureError: A bar passed its limit, now or when it was computed.
+            UncertainStructureError: A bar exceeds its limit, now or when it was computed.
         """
         value = super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
-        # Nothing is calculated while ASE writes a file, which limits must not stop.
+        # ASE writes files without calculation, and limits must not stop that.
         if allow_calculation and self.atoms is not None:
             _check_limits(self.limits, self.atoms, self.results)
         return value
 
     def set(self, **parameters: Any) -> dict[str, Any]:
-        """Refuse parameters: ASE would keep options that have no effect.
+        """Refuse parameters: ASE would store options that have no effect.
 
         Raises:
-            TypeError: Some parameter is given.
+            TypeError: There are parameters.
         """
         if parameters:
             raise TypeError(
@@ -232,7 +233,7 @@ class RigidityCalculator(host.Calculator):
         return {}
 
     def export_properties(self) -> Properties:
-        """Those of the results that ASE has a definition of."""
+        """The results that ASE has a definition of."""
         defined = {name: v for name, v in self.results.items() if name in all_outputs}
         return Properties(defined)
 
@@ -271,7 +272,7 @@ class RigidityCalculator(host.Calculator):
         return {"energy": energy, "free_energy": energy, "energy_std": std}
 
     def _all_results(self, atoms: Atoms, *, bars: bool) -> dict[str, Any]:
-        """Energy, forces and stress of one pass.
+        """Energy, forces and stress from one pass.
 
         Args:
             atoms: The structure.
@@ -289,7 +290,8 @@ class RigidityCalculator(host.Calculator):
             sample_weight=self._weight_function(atoms),
         )
         if bars and not gradient.mean.any():
-            # Without bars, positions that were detached are refused.
+            # All slopes are zero: perhaps the model detaches the positions. A call without bars
+            # raises an error in that case.
             self.uq.predict_with_gradient([raw], slot, gradient_bars=False, progress=False)
         results: dict[str, Any] = dict(self._energy_results(energy, atoms))
         slopes, strain_slopes = self._position_and_strain_rows(gradient.mean, atoms)
@@ -314,7 +316,7 @@ class RigidityCalculator(host.Calculator):
         return rows[: len(atoms)] / self.length_unit, rows[len(atoms) :].flatten()
 
     def _slot(self, batch: Batch, wrt: InputName, atoms: Atoms) -> Slot:
-        """Where the positions stand in a batch, with the strain where there is a stress."""
+        """The slot of the positions in a batch, with the strain where there is a stress."""
         slot = Slot.find(batch, wrt, self.uq.readout)
         if self.inputs is not None:
             _check_positions(batch, slot, atoms, self.length_unit)
@@ -333,7 +335,7 @@ class RigidityCalculator(host.Calculator):
         return bool(self.strained and atoms.pbc.any() and atoms.cell.rank == 3)
 
     def _batch(self, atoms: Atoms) -> tuple[Any, InputName]:
-        """One structure as `uq` takes it, and where in it the positions stand."""
+        """One structure as `uq` takes it, and the position or name of the positions' input."""
         raw = self._default_inputs(atoms) if self.inputs is None else self.inputs(atoms)
         wrt = self.wrt
         if isinstance(raw, (tuple, list)):
@@ -374,8 +376,8 @@ def with_error_bars(atoms: Atoms) -> Atoms:
     """A copy for files, with the bars in its `info` and energy and forces in its calculator.
 
     Trajectories and extended XYZ files drop properties that ASE does not know, and keep `info`:
-    `trajectory.write(with_error_bars(atoms))`. The bars of forces are there if they were computed.
-    No limit is looked at: a structure at which a simulation stopped can be written too.
+    `trajectory.write(with_error_bars(atoms))`. Bars of forces are included if they were computed.
+    Limits are ignored, so that the structure at which a simulation stopped can be written too.
 
     Args:
         atoms: A structure with a `RigidityCalculator`.
@@ -404,7 +406,7 @@ def with_error_bars(atoms: Atoms) -> Atoms:
 
 
 def _wrong_count(expected: str, got: int) -> str:
-    """The message where a structure makes another number of inputs than the model takes."""
+    """The message where a structure gives a different number of inputs than the model takes."""
     return (
         f"The model {expected} inputs, got {got} for a structure. Pass inputs=lambda atoms: (...) "
         "that gives all of them."
@@ -421,7 +423,7 @@ def _check_finite(name: str, values: Any) -> None:
 
 
 def _checked_limits(limits: Mapping[str, float]) -> dict[str, float]:
-    """Limits of error bars by name; refused where a name is unknown or a limit not positive."""
+    """Limits of error bars by name; refuses unknown names and limits that are not positive."""
     unknown = set(limits) - set(BARS)
     if unknown:
         raise ValueError(f"limits= knows {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
@@ -429,7 +431,7 @@ def _checked_limits(limits: Mapping[str, float]) -> dict[str, float]:
 
 
 def _check_limits(limits: Mapping[str, float], atoms: Atoms, results: Mapping[str, Any]) -> None:
-    """Raise an `UncertainStructureError` where an error bar among the results passes its limit."""
+    """Raise an `UncertainStructureError` where an error bar among the results exceeds its limit."""
     for name, limit in limits.items():
         if name not in results:
             continue
@@ -455,7 +457,7 @@ def _check_limits(limits: Mapping[str, float], atoms: Atoms, results: Mapping[st
 
 
 def _positive(value: float, name: str) -> float:
-    """A number that must be positive and finite."""
+    """The number, after a check that it is positive and finite."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a positive number, got {value}.")
     return float(value)
@@ -465,12 +467,12 @@ def _check_positions(batch: Batch, slot: Slot, atoms: Atoms, length_unit: float)
     """Compare the input that holds the positions with those of the structure.
 
     Forces are derivatives by positions. The input may be shifted as a whole and by vectors of the
-    cell, which changes no derivative. Inputs that are not shaped (n, 3) or (1, n, 3) are not looked
-    at.
+    cell, which changes no derivative. Inputs that are not shaped (n, 3) or (1, n, 3) are not
+    checked.
 
     Args:
         batch: The structure as the model takes it.
-        slot: Where in it the positions stand.
+        slot: The slot of the positions in the batch.
         atoms: The structure.
         length_unit: Å per unit of the model's positions.
 

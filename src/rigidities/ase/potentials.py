@@ -1,12 +1,12 @@
-"""Potentials of other libraries: fitted and calibrated on lists of `ase.Atoms`.
+"""Potentials of other libraries, fitted and calibrated on lists of `ase.Atoms`.
 
     host = rigidities.ase.mace(model)  # or schnetpack, graphs
     host.fit(train_atoms)  # which carry their energies
     print(host.calibrate(valid_atoms))
     atoms.calc = host.calculator(limits={"energy_std": 0.1})
 
-The error bars are those of the `LastLayerRigidity` in `host.uq`, which takes
-`host.batches(some_atoms)` everywhere. Where the fit has weights, so have bars with noise:
+The error bars are those of the `LastLayerRigidity` in `host.uq`, all of whose methods take
+`host.batches(some_atoms)`. Where the fit has weights, predictions with noise need them too:
 `host.uq.predict(batches, sample_weight=lambda batch: batch["sample_weight"])`.
 """
 
@@ -38,15 +38,15 @@ __all__ = ["Potential", "graphs", "mace", "schnetpack"]
 
 @dataclass
 class Potential:
-    """A trained potential and the way from `ase.Atoms` to its batches.
+    """A trained potential, with the conversion of `ase.Atoms` to its batches.
 
     Attributes:
         model: The trained module, never changed.
         collate: list of structures -> one batch, a mapping.
         forward: (model, batch) -> energies, or a mapping that holds them.
         output: The key of the energies in such a mapping.
-        wrt: The batch's key of the positions.
-        strained: Keys of what moves with the positions under a strain, for the stress.
+        wrt: The key of the positions in the batch.
+        strained: Keys of the entries that move with the positions under a strain, for the stress.
         layer: The readout's layer; by default the last linear map before the output.
         weight: callable(atoms) -> weight of its energy in the training loss; None for one.
         energy_unit: As in `RigidityCalculator`; structures carry eV.
@@ -56,9 +56,9 @@ class Potential:
             "energy".
         forces_key: The forces' key in `atoms.arrays`; by default the calculator's forces, or
             "forces".
-        batch_size: Structures of a batch.
-        uq: The error bars, around the model.
-        labels: What structures of the fit carried: "energy", perhaps "forces".
+        batch_size: Structures in a batch.
+        uq: The `LastLayerRigidity` of the model.
+        labels: The labels of the fit's structures: "energy", perhaps "forces".
         species: Atomic numbers of the fit's structures.
     """
 
@@ -92,10 +92,10 @@ class Potential:
         """Accumulate the Gram over the structures that the model was trained on.
 
         Args:
-            structures: They carry their energies, and their forces if those were trained on.
+            structures: Structures with their energies, and forces if the model was trained on them.
             forces_weight: Weight of the square of one component of a force in the training loss,
-                beside `weight`; None where the loss had no forces.
-            options: Those of `LastLayerRigidity.fit`, which prevail over what is chosen here.
+                besides `weight`; None where the loss had no forces.
+            options: Options of `LastLayerRigidity.fit`, which override the choices made here.
 
         Returns:
             This potential.
@@ -118,8 +118,8 @@ class Potential:
         """Calibrate on structures that the model has not seen; forces too, if they were fitted.
 
         Args:
-            structures: They carry what those of the fit did.
-            options: Those of `LastLayerRigidity.calibrate`.
+            structures: Structures with the same labels as those of the fit.
+            options: Options of `LastLayerRigidity.calibrate`.
         """
         labels = _labels_for(options, self.labels)
         return self.uq.calibrate(self.batches(structures, labels), **options)
@@ -128,29 +128,28 @@ class Potential:
         """A calculator for `atoms.calc`.
 
         Args:
-            options: Those of `RigidityCalculator`, which prevail over what is known from here.
+            options: Options of `RigidityCalculator`, which override those of this potential.
         """
-        defaults: dict[str, Any] = {
-            "wrt": self.wrt,
-            "strained": self.strained,
-            "energy_unit": self.energy_unit,
-            "length_unit": self.length_unit,
-            "baseline": self.baseline,
-            "species": self.species or None,
-            "sample_weight": self.weight,
-        }
+        options.setdefault("wrt", self.wrt)
+        options.setdefault("strained", self.strained)
+        options.setdefault("energy_unit", self.energy_unit)
+        options.setdefault("length_unit", self.length_unit)
+        options.setdefault("baseline", self.baseline)
+        options.setdefault("species", self.species or None)
+        options.setdefault("sample_weight", self.weight)
 
         def inputs(atoms: Atoms) -> Mapping[str, Any]:
+            """The batch of one structure."""
             return self.collate([atoms])
 
-        return RigidityCalculator(self.uq, inputs=inputs, **{**defaults, **options})
+        return RigidityCalculator(self.uq, inputs=inputs, **options)
 
     def batches(self, structures: Iterable[Atoms], labels: Sequence[str] = ()) -> list[Any]:
         """Structures as `uq` takes them.
 
         Args:
             structures: Any number of them.
-            labels: What the batches hold beside inputs: "energy", "forces".
+            labels: What the batches hold besides the inputs: "energy", "forces".
         """
         frames = _as_list(structures)
         batches = []
@@ -183,7 +182,7 @@ class Potential:
 def mace(model: Any, *, head: str | None = None, **options: Any) -> Potential:
     """A MACE model.
 
-    Its weights are those of MACE's default loss, of energies per atom; else pass `weight=`.
+    The weights are those of MACE's default loss, of energies per atom; for another, pass `weight=`.
 
     Args:
         model: The model as trained, or a `MACECalculator` around it.
@@ -295,16 +294,16 @@ def graphs(
     cutoff: float | None = None,
     **options: Any,
 ) -> Potential:
-    """A model of graphs of atoms, as those of PyTorch Geometric, or of lists of systems.
+    """A model of graphs of atoms, such as those of PyTorch Geometric.
 
     Args:
         model: The model as trained.
         forward: (model, batch) -> energies; by default `model(z, pos, batch)`, as SchNet and
             DimeNet are called. The batch is a mapping with `z`, `pos`, `cell` (B, 3, 3), `pbc`,
             `batch` and `ptr`, for `torch_geometric.data.Batch(**batch)`; with a cutoff also
-            `edge_index` and `shifts`: a pair's vector is `pos[j] - pos[i] + shifts`. Where it is
-            given, there is a stress.
-        cutoff: Å up to which atoms are neighbours.
+            `edge_index` and `shifts`: a pair's vector is `pos[j] - pos[i] + shifts`. Only with a
+            `forward` is there a stress.
+        cutoff: Distance in Å up to which atoms are neighbours.
         options: Further attributes of `Potential`.
     """
     _, dtype = placement(model)
@@ -355,19 +354,19 @@ def _neighbours(
 
 
 def _as_list(structures: Iterable[Atoms]) -> list[Atoms]:
-    """Structures as a list; refuses a single one."""
+    """Structures as a list; refuses a single structure."""
     if hasattr(structures, "positions"):
         raise TypeError("Expected a list of ase.Atoms, got one structure: put it into a list.")
     return list(structures)
 
 
 def _labels_for(options: dict[str, Any], labels: tuple[str, ...]) -> tuple[str, ...]:
-    """What structures must carry for a fit or a calibration.
+    """The labels that structures need for a fit or a calibration.
 
     Args:
-        options: Those of the fit or calibration. Where derivatives count, they are told which entry
-            of the batches has the derivatives' targets.
-        labels: What structures carry where the options say nothing of derivatives.
+        options: Options of the fit or calibration. If they include derivatives, the entry of the
+            batches with the derivatives' targets is added to them.
+        labels: The labels where the options do not mention derivatives.
     """
     if options.get("gradients") is None:
         return labels
@@ -376,12 +375,12 @@ def _labels_for(options: dict[str, Any], labels: tuple[str, ...]) -> tuple[str, 
 
 
 def _label(atoms: Atoms, name: str, key: str | None, entries: Mapping[str, Any]) -> Any:
-    """An energy or forces that a structure carries.
+    """The energy or the forces of a structure, from its calculator, `info` or `arrays`.
 
     Args:
         atoms: The structure.
         name: "energy" or "forces".
-        key: The key of the entry; None for the calculator's, or the entry called like `name`.
+        key: The key of the entry; None for the calculator's value, or the entry named `name`.
         entries: The structure's `info` or `arrays`.
 
     Raises:

@@ -1,4 +1,4 @@
-r"""The strain of a periodic structure, as one more input to differentiate by.
+r"""The strain of a periodic structure, as one more input to differentiate with respect to.
 
 A symmetric strain $\varepsilon$ moves positions, cell and shifts of neighbours alike,
 $r \mapsto r (1 + \varepsilon)$. In Voigt's form, $e = (\varepsilon_{xx}, \varepsilon_{yy},
@@ -18,15 +18,15 @@ from ..data.batches import Batch
 from ..data.slots import Slot
 
 VOIGT_OF_MATRIX = [0, 5, 4, 5, 1, 3, 4, 3, 2]
-"""Which of Voigt's six components stands where in the 3 x 3 matrix, row by row."""
+"""For each entry of the 3 x 3 matrix, row by row, its number among Voigt's six components."""
 
 
 @dataclass(frozen=True)
 class StrainedPositions(Slot):
-    """Positions (n, 3) of one structure, and the strain, zero, in two rows below: (n + 2, 3).
+    """Positions (n, 3) of one structure, followed by the strain in two more rows: (n + 2, 3).
 
     Attributes:
-        others: Where the batch holds what moves with the positions: cell, shift vectors.
+        others: Slots of the inputs that move with the positions: cell, shift vectors.
     """
 
     others: tuple[Slot, ...] = ()
@@ -48,7 +48,7 @@ class StrainedPositions(Slot):
         strain = (tensor[-2:].reshape(6) * halves)[VOIGT_OF_MATRIX].reshape(3, 3)
         positions_slot = Slot(self.key, self.whole)
         positions = tensor[:-2].reshape(positions_slot.get(batch).shape)
-        # By slot, so that one that is named twice is strained once.
+        # A dict by slot, so that an input that is named twice is strained once.
         vectors = {positions_slot: positions}
         for slot in self.others:
             vectors[slot] = slot.get(batch)

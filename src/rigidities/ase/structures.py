@@ -1,7 +1,7 @@
-"""Structures that a model can answer for, and the part of their energy that it does not learn.
+"""Which structures a model can handle, and the part of their energy that it does not learn.
 
-`check_structure` refuses what no model can answer sensibly. A baseline is what was subtracted from
-the energies before training, by structure or by element.
+`check_structure` refuses structures for which no model can give a sensible answer. A baseline is
+what was subtracted from the energies before training, by structure or by element.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from scipy.spatial import cKDTree
 from ase import Atoms
 
 CLOSEST = 0.1
-"""Distance in Å below which two atoms are taken to lie on top of each other."""
+"""Two atoms closer than this, in Å, are said to lie on top of each other."""
 
 Baseline = Callable[[Atoms], float] | Mapping[Any, float]
 """callable(atoms) -> eV, or {element: eV} by symbol or atomic number."""
 
 
 def check_structure(atoms: Atoms, species: set[int] | None) -> None:
-    """Refuse what no model can answer sensibly.
+    """Refuse a structure for which no model can give a sensible answer.
 
     Args:
         atoms: The structure.
         species: Atomic numbers that the model knows; None for all.
 
     Raises:
-        ValueError: There are no atoms, one has no position or is of an unknown element, or two lie
-            on top of each other, as do atoms and their images in a cell that is too flat.
+        ValueError: There are no atoms, a position is not finite, an element is unknown, or two
+            atoms (or an atom and an image in a flat cell) lie on top of each other.
     """
     if len(atoms) == 0:
         raise ValueError("The structure has no atoms. Give one with at least one atom.")
@@ -64,10 +64,10 @@ def check_structure(atoms: Atoms, species: set[int] | None) -> None:
 
 
 def closest_pair(atoms: Atoms, within: float) -> tuple[int, int, float] | None:
-    """The two atoms nearest to each other, of which images count too.
+    """The two atoms nearest to each other, including periodic images.
 
-    A tree over the atoms of the cell and the images next to its faces: ASE's own neighbour lists
-    look at every pair where there is no cell.
+    It uses a tree of the atoms in the cell and the images next to its faces, since ASE's neighbour
+    lists look at every pair where there is no cell.
 
     Args:
         atoms: The structure. Its cell must not be much flatter than `within`: the number of images
@@ -75,7 +75,7 @@ def closest_pair(atoms: Atoms, within: float) -> tuple[int, int, float] | None:
         within: The largest distance to look for, in Å.
 
     Returns:
-        Their numbers, i <= j, and their distance in Å; None where no two are as near.
+        Their numbers, i <= j, and their distance in Å; None where no two are that close.
     """
     cell, periodic = periodic_cell(atoms)
     fractions = np.linalg.solve(cell.T, atoms.positions.T).T  # positions in units of the cell
@@ -102,7 +102,10 @@ def closest_pair(atoms: Atoms, within: float) -> tuple[int, int, float] | None:
 
 
 def periodic_cell(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
-    """The cell, (3, 3), with unit vectors for directions that do not repeat, and which do, (3,)."""
+    """The cell, (3, 3), and which of its directions are periodic, (3,).
+
+    Directions that are not periodic have unit vectors.
+    """
     periodic = atoms.pbc & atoms.cell.any(1)
     return complete_cell(np.where(periodic[:, None], atoms.cell.array, 0.0)), periodic
 
@@ -114,7 +117,7 @@ def _own_image(atoms: Atoms) -> tuple[int, int, float] | None:
         The atom's number twice, as in `closest_pair`; None where no vector is short.
 
     Raises:
-        ValueError: Vectors are long enough, but two or three nearly lie in a line or plane.
+        ValueError: Vectors are long enough, but the cell is flat: they nearly lie in a plane.
     """
     cell, periodic = periodic_cell(atoms)
     lengths = np.where(periodic, np.linalg.norm(cell, axis=1), np.inf)
@@ -131,12 +134,12 @@ def _own_image(atoms: Atoms) -> tuple[int, int, float] | None:
 
 
 def no_baseline(atoms: Atoms) -> float:
-    """The baseline zero, of every structure."""
+    """The baseline that is zero for every structure."""
     return 0.0
 
 
 def checked_baseline(baseline: Baseline) -> Baseline:
-    """A baseline with atomic numbers for elements; a function as it is."""
+    """A baseline with atomic numbers as keys; a function is returned unchanged."""
     if not isinstance(baseline, Mapping):
         return baseline
     return {atomic_number(element): float(energy) for element, energy in baseline.items()}

@@ -6,8 +6,8 @@ r"""Models whose rigidities are known in closed form, and the two forms of the i
 - `primal_quadratic`, `dual_quadratic`, `kernel_quadratic`: Woodbury's two forms of
   $q = f^\top (F^\top F + s I)^{-1} f$; `unexplained(F, f)`: the limit of $s q$ for $s \to 0$.
 
-The paper's appendix on linear models and Gaussian processes writes losses without the half, whose
-Hessians are twice these; the factor goes into the calibrated scale.
+The paper's appendix on linear models and Gaussian processes writes losses without the factor 1/2,
+whose Hessians are twice these; the calibrated scale absorbs the factor.
 """
 
 from .linear_regression import (

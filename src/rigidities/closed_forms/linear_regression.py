@@ -1,7 +1,8 @@
 r"""Linear regression with any penalty: loss $\frac12 |y - X w|^2 + \frac12 w^\top \Sigma w$.
 
-`linear_regression` solves it and hands the Jacobian, which is X, to `fits.from_jacobian`. Beside it
-stand Woodbury's two forms of $q = f^\top (F^\top F + s I)^{-1} f$, and the limit $s \to 0$.
+`linear_regression` solves it and passes the Jacobian, which is X, to `fits.from_jacobian`. The
+other functions are Woodbury's two forms of $q = f^\top (F^\top F + s I)^{-1} f$, and the limit
+$s \to 0$.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def linear_regression(
 ) -> FitRigidity:
     r"""Penalised linear least squares, its coefficients and its error bars.
 
-    $w = (X^\top W X + \Sigma)^{-1} X^\top W y$, and $\sigma^2 x^\top (X^\top W X + \Sigma)^{-1} x$
-    as the variance of a prediction: with $\Sigma$ the Bayesian one (prior $N(0, \sigma^2
-    \Sigma^{-1})$), without it that of the textbook.
+    $w = (X^\top W X + \Sigma)^{-1} X^\top W y$, and the variance of a prediction is
+    $\sigma^2 x^\top (X^\top W X + \Sigma)^{-1} x$. With $\Sigma$ this is the Bayesian variance
+    (prior $N(0, \sigma^2 \Sigma^{-1})$); without it, the textbook one.
 
     Args:
         X: Design matrix (N, P); add a column of ones for an intercept.
@@ -51,7 +52,7 @@ def linear_regression(
         scale: $\sigma$, where known; otherwise it is estimated from the residuals.
 
     Raises:
-        ValueError: The design matrix is singular and there is no penalty, shapes do not fit, or
+        ValueError: The design matrix is singular and there is no penalty, shapes do not match, or
             values are not finite.
 
     Examples:
@@ -61,7 +62,7 @@ def linear_regression(
     """
     design = float64(X, "X", 2)
     target = column(y, "y", len(design))
-    # A penalised fit is a plain one with more rows, whose targets are zero.
+    # A penalised fit is a plain one with additional rows, whose targets are zero.
     root_weights = weight_roots(weights, len(design))
     penalties = penalty_rows(ridge, penalty, design.shape[1])
     rows = torch.cat([root_weights[:, None] * design, *penalties])
@@ -112,11 +113,11 @@ def kernel_quadratic(kernel: Values, cross: Values, own: Values, ridge: float) -
     Args:
         kernel: K, (N, N) of the training rows.
         cross: k, (N, M) between training rows and predictions.
-        own: $k_{**}$, (M,).
+        own: $k_{**}$, (M,): the kernel of each prediction with itself.
         ridge: s > 0.
 
     Raises:
-        ValueError: The ridge is not positive, or shapes do not fit.
+        ValueError: The ridge is not positive, or shapes do not match.
     """
     if not 0 < ridge < math.inf:
         raise ValueError(
@@ -139,11 +140,11 @@ def kernel_quadratic(kernel: Values, cross: Values, own: Values, ridge: float) -
 def unexplained(F: Values, f: Values) -> Tensor:
     r"""$\lim_{s \to 0} s\, q(s) = f^\top f - f^\top F^\top (F F^\top)^{-1} F f$.
 
-    The squared distance of f from the span of the training rows. Times $\sigma_w^2$ it is the
-    variance of a Gaussian process with kernels $\sigma_w^2 F F^\top$ and $c F F^\top$ after
-    infinitely long training: exactly zero, whatever f, once the rows span all features. A ridge
-    that is put in then is a choice of the modeller. What is no more than rounding,
-    $(D \epsilon |f|)^2$, is zero too.
+    This is the squared distance of f from the span of the training rows. Times $\sigma_w^2$ it is
+    the variance of a Gaussian process with kernels $\sigma_w^2 F F^\top$ and $c F F^\top$ after
+    infinitely long training: exactly zero for any f, once the rows span all features. A ridge that
+    is added after this limit is a modelling choice. Distances within rounding,
+    $(D \epsilon |f|)^2$, are set to zero.
 
     Examples:
         >>> unexplained([[1.0, 0.0]], [[3.0, 2.0]])

@@ -69,19 +69,19 @@ class SubsetOfRegressors:
     In the eigenbasis $K_{mm} = U \,\mathrm{diag}(\mu)\, U^\top$ the model is linear with features
     $\phi(x) = \mu^{-1/2} U^\top k(Z, x)$ and ridge $\sigma^2$, which is as well conditioned as the
     problem allows. Eigenvalues below `floor` times the largest are rounding: their directions are
-    dropped, and `rank` directions remain. `dropped`, the largest eigenvalue among those, bounds the
-    prior variance that a prediction at an inducing point loses by it.
+    dropped, and `rank` directions remain. `dropped`, the largest of these eigenvalues, bounds the
+    prior variance that a prediction at an inducing point loses.
 
-    *Far from the inducing points its variance tends to zero*, where that of the full Gaussian
-    process tends to the prior's: no feature is left there. With the training inputs as inducing
-    points the full variance is this one plus `unexplained(x)` everywhere (the means agree too),
+    *Far from the inducing points its variance tends to zero*, while that of the full Gaussian
+    process tends to the prior's: all features vanish there. With the training inputs as inducing
+    points, the full variance is this one plus `unexplained(x)` everywhere (the means agree too),
     and `unexplained` vanishes at the inducing points.
 
     Args:
         kernel: A function k(X, Z) -> (n, m) of float64 tensors, or a scikit-learn kernel.
         inducing: The inducing points Z, (m, d), or (m,) for one input.
         noise: $\sigma^2$, the variance of an observation.
-        floor: Smallest eigenvalue of $K_{mm}$ that counts, relative to the largest.
+        floor: Smallest eigenvalue of $K_{mm}$ that is kept, relative to the largest.
 
     Raises:
         ValueError: The noise is not positive, or the kernel is not positive semi-definite.
@@ -124,14 +124,14 @@ class SubsetOfRegressors:
     def unexplained(self, x: Values) -> Tensor:
         r"""$k(x, x) - k^\top K_{mm}^{-1} k \ge 0$, (N,): prior variance that no feature carries.
 
-        A difference, rounded by machine epsilon over the root of `floor` times $k(x, x)$ at worst
-        (7e-10 of it): what rounding leaves below zero is zero.
+        The rounding error of this difference is at worst $k(x, x)$ times machine epsilon over the
+        root of `floor`, 7e-10 of it. Values that rounding makes negative are set to zero.
 
         Raises:
             ValueError: It is negative beyond 1e-6 of $k(x, x)$: the kernel is not positive
                 semi-definite.
         """
-        # Small blocks: of each the whole matrix is computed for its diagonal.
+        # Small blocks, since a block's whole matrix is computed for its diagonal.
         blocks = torch.split(_points(x, "x"), 64)
         prior = torch.cat([self._kernel_matrix(block, block).diagonal() for block in blocks])
         difference: Tensor = prior - self.features(x).square().sum(1)
@@ -159,7 +159,7 @@ class SubsetOfRegressors:
 
     @cached_property
     def _basis(self) -> _Eigenbasis:
-        """The eigenbasis of K_mm, without what is rounding."""
+        """The eigenbasis of K_mm, without the eigenvalues that are rounding."""
         points = self._inducing_points
         values, vectors = torch.linalg.eigh(self._kernel_matrix(points, points))
         if not bool(values[-1] > 0) or bool(values[0] < -1e-8 * values[-1]):

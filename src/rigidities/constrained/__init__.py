@@ -4,9 +4,9 @@ $$ \mathcal{L}_c(\epsilon) = \min_w \mathcal{L}(w) \quad \text{subject to} \quad
    \tilde y(x_\star, w) = \epsilon, \qquad
    R_\star = \mathcal{L}_c''(\epsilon) \big|_{\epsilon = \tilde y_\star} $$
 
-(the paper's Sec. 3.2; the second derivative is meant). No expansion is made: this is what the
-closed form $1 / g^\top H^{-1} g$ with the exact Hessian must equal, and what shows where the
-Gauss-Newton form departs. It needs dense Hessians and many solutions: for small models and checks.
+(the paper's Sec. 3.2; the second derivative is meant). No expansion is made: the closed form
+$1 / g^\top H^{-1} g$ with the exact Hessian must equal this, and the Gauss-Newton form can be
+compared with it. It needs dense Hessians and many solutions, so it is for small models and checks.
 """
 
 from .rigidity import (

@@ -1,23 +1,23 @@
 r"""Newton's method for the minimum of the loss and for its constrained minimum.
 
 At a point with loss gradient g, prediction gradient a and multiplier
-$\lambda = a^\top g / a^\top a$ the step has a part along a, which meets the linearised constraint,
-and a part in the null space Z of a, which minimises the Lagrangian's quadratic model with
-$W = H - \lambda \nabla^2 \tilde y$:
+$\lambda = a^\top g / a^\top a$, the step is a sum of two: one along a, which satisfies the
+linearised constraint, and one in the null space Z of a, which minimises the Lagrangian's quadratic
+model with $W = H - \lambda \nabla^2 \tilde y$:
 
 $$ \Delta = \frac{\epsilon - \tilde y}{|a|^2}\, a + Z p, \qquad
    (Z^\top W Z)\, p = -Z^\top \Bigl( g + \frac{\epsilon - \tilde y}{|a|^2} W a \Bigr). $$
 
-Negative curvatures count by their size, flat directions are left alone, and steps are damped until
-they lower either the residual of these equations or the merit
-$\mathcal{L} + \mu |\epsilon - \tilde y|$. A saddle is left along its most negative curvature.
-Without a constraint every direction is free.
+Negative curvatures are replaced by their absolute values, and there is no step along flat
+directions. Steps are damped until they lower either the residual of these equations or the merit
+$\mathcal{L} + \mu |\epsilon - \tilde y|$. From a saddle, the search goes on along the most negative
+curvature. Without a constraint every direction is free.
 
-Differences of multipliers need solutions to nearly all digits: the iteration goes on until rounding
-stops it, at relative residuals of about 1e-15. Solvers that compare values of the merit alone stop
-at about 1e-8, and at saddles.
+Differences of multipliers need solutions with nearly all digits: the iteration goes on until
+rounding stops it, at relative residuals of about 1e-15. Solvers that compare only values of the
+merit stop at about 1e-8, and at saddles.
 
-`minimum` and `constrained_minimum` are the two entries. Both run a `_Search`, which knows the
+`minimum` and `constrained_minimum` are the two entry points. Both run a `_Search`, which knows the
 problem and the constraint.
 """
 
@@ -32,20 +32,20 @@ from torch import Tensor
 from .problem import ConstrainedProblem, Expansion
 
 FLAT = 1e-13
-"""Curvatures below this times the largest: directions in which nothing happens."""
+"""Directions with curvatures below this times the largest are flat: no step goes along them."""
 
 WEAKEST_DAMPING = 1e-9
-"""The smallest damping above zero, relative to the largest curvature, to which it is added."""
+"""The smallest nonzero damping. The damping times the largest curvature is added to all."""
 
 STRONGEST_DAMPING = 1e2
-"""The largest damping that is tried."""
+"""No larger damping is tried."""
 
 ESCAPE_LENGTHS = (10.0, 1.0, 0.1, 0.01)
 """Lengths of steps that leave a saddle, in units of the gradient's natural size."""
 
 
 class NotConverged(ValueError):
-    """No solution was found where one was sought."""
+    """No solution was found."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Solution:
 
 
 def minimum(problem: ConstrainedProblem, tolerance: float, max_iterations: int) -> Solution:
-    """The minimum of the loss near the given parameters.
+    """The minimum of the loss near the user's parameters.
 
     Raises:
         NotConverged: The residual stays above the tolerance.
@@ -88,11 +88,11 @@ def constrained_minimum(
 
     Args:
         problem: The loss and the prediction.
-        start: The solution to begin at.
-        value: Where to hold the prediction.
+        start: The solution to start from.
+        value: The value at which to hold the prediction.
         tolerance: Largest relative residual of a solution.
-        max_iterations: Iterations of a step. A step that fails is halved.
-        halvings: After so many halvings the value counts as out of reach.
+        max_iterations: Most iterations for one step. A step that fails is halved.
+        halvings: After this many halvings the value is given up as out of reach.
 
     Raises:
         NotConverged: The value could not be reached.
@@ -120,7 +120,7 @@ def constrained_minimum(
                     "(bounded outputs)."
                 ) from failure
         else:
-            # Twice as far next time, but not beyond the value.
+            # The next step is twice as long, but not beyond the value.
             left = value - aim
             step = math.copysign(min(2 * abs(step), abs(left)), left)
     return reached
@@ -140,7 +140,7 @@ class _Search:
 
     Attributes:
         problem: The loss and the prediction.
-        value: Where the prediction is held; None where it is free.
+        value: The value at which the prediction is held; None where it is free.
     """
 
     problem: ConstrainedProblem
@@ -158,8 +158,8 @@ class _Search:
             if not residual < math.inf:
                 break
             converged = residual <= tolerance * max(at.gradient_scale, floor)
-            price = max(price, 2 * self.coming_multiplier(at))  # never lower, or steps could cycle
-            if converged:  # full steps alone, until rounding stops them
+            price = max(price, 2 * self.largest_multiplier(at))  # never lower, or steps could cycle
+            if converged:  # only full steps, until rounding stops them
                 improvement = self.improved(at, smallest_residual, price, 0.0, 0.0)
             else:
                 improvement = self.improved(
@@ -199,24 +199,27 @@ class _Search:
         weakest: float,
         strongest: float,
     ) -> _Improvement | None:
-        """The first step, ever more damped, with a new smallest residual or a lower merit.
+        """The first acceptable step, with stronger and stronger damping.
+
+        A step is acceptable if it halves the smallest residual so far, or lowers the merit.
 
         Args:
-            at: Where to begin.
-            smallest_residual: The smallest residual so far, which a step has to halve.
+            at: The point to start from.
+            smallest_residual: The smallest residual so far.
             price: Price of the constraint in the merit.
             weakest: The first damping to try.
-            strongest: The last one.
+            strongest: The last damping to try.
 
         Returns:
-            None if there is no such step.
+            The point after the step; None if no step is acceptable.
         """
         merit = self.merit(at, price)
         damping = weakest
         while damping <= strongest:
-            there = self.returned(Expansion(self.problem, at.vector + self.step(at, damping)))
+            there = Expansion(self.problem, at.vector + self.step(at, damping))
+            there = self.moved_to_constraint(there)
             residual = self.residual(there)
-            # Near a solution the merit is rounding: there the residual alone decides.
+            # Near a solution, differences of the merit are rounding: only the residual decides.
             merit_counts = 1e-8 * there.gradient_scale < residual < math.inf
             lower_merit = merit_counts and self.merit(there, price) < merit
             if lower_merit or residual < 0.5 * smallest_residual:
@@ -225,7 +228,7 @@ class _Search:
         return None
 
     def escaped(self, at: Expansion, price: float) -> Expansion | None:
-        """Down from a saddle along the direction of most negative curvature; None at a minimum."""
+        """A point below a saddle, along its most negative curvature; None at a minimum."""
         directions, hessian = self.free_directions(at)
         values, vectors = torch.linalg.eigh(directions.mT @ hessian @ directions)
         if not len(values) or bool(values[0] >= -1e-7 * values[-1].abs()):
@@ -235,7 +238,7 @@ class _Search:
         for length in ESCAPE_LENGTHS:
             for signed_length in (length, -length):
                 there = Expansion(self.problem, at.vector + signed_length * direction)
-                trials.append(self.returned(there, rounds=4))
+                trials.append(self.moved_to_constraint(there, rounds=4))
         best = min(trials, key=lambda there: self.merit(there, price))
         merit = self.merit(at, price)
         if self.merit(best, price) < merit - 1e-9 * abs(merit):
@@ -243,14 +246,19 @@ class _Search:
         return None
 
     def free_directions(self, at: Expansion) -> tuple[Tensor, Tensor]:
-        """The free directions Z in columns, and the Hessian W that counts in them."""
+        """The free directions Z in columns, and the Hessian W that applies in them."""
         if self.value is None:
             return torch.eye(len(at.vector), dtype=at.vector.dtype), at.hessian
         lagrangian_hessian = at.hessian - self.multiplier(at) * at.prediction_hessian
         return _null_space(at.prediction_gradient), lagrangian_hessian
 
-    def returned(self, at: Expansion, rounds: int = 1) -> Expansion:
-        """Back towards the constraint, which a long step leaves by its curvature."""
+    def moved_to_constraint(self, at: Expansion, rounds: int = 1) -> Expansion:
+        """The point moved back towards the constraint, which a long step leaves by its curvature.
+
+        Args:
+            at: The point after a step.
+            rounds: Most corrections to make. With more, the constraint is met more closely.
+        """
         if self.value is None:
             return at
         for _ in range(rounds):
@@ -271,8 +279,8 @@ class _Search:
             return 0.0
         return float(_share_along(at.prediction_gradient, at.gradient))
 
-    def coming_multiplier(self, at: Expansion) -> float:
-        """The size of the multiplier here, or after a full step if that is larger."""
+    def largest_multiplier(self, at: Expansion) -> float:
+        """The larger of the multiplier's sizes here and after a full step."""
         if self.value is None:
             return 0.0
         _, hessian = self.free_directions(at)
@@ -292,12 +300,12 @@ class _Search:
         return (along + across) / (1 + damping)
 
     def residual(self, at: Expansion) -> float:
-        """Length of what should vanish, in units of a gradient."""
+        """Length of the vector that vanishes at a solution, in units of a gradient."""
         if self.value is None:
             return float(at.gradient.norm())
         length = float(at.prediction_gradient.norm())
         if length < 1e-100:
-            return math.inf  # nothing moves the prediction from here
+            return math.inf  # no parameter moves the prediction from here
         across = at.gradient - self.multiplier(at) * at.prediction_gradient
         return math.hypot(float(across.norm()), (self.value - at.prediction) / length)
 
@@ -314,7 +322,7 @@ def _share_along(direction: Tensor, vector: Tensor) -> Tensor:
 
 
 def _null_space(direction: Tensor) -> Tensor:
-    """Orthonormal columns orthogonal to a direction, (P, P - 1), by a Householder mirror."""
+    """Orthonormal columns orthogonal to a direction, (P, P - 1), by a Householder reflection."""
     mirror = direction / direction.norm()
     mirror[0] += 1.0 if float(mirror[0]) >= 0 else -1.0
     identity = torch.eye(len(direction), dtype=direction.dtype)
@@ -323,7 +331,13 @@ def _null_space(direction: Tensor) -> Tensor:
 
 
 def _descent(hessian: Tensor, push: Tensor, damping: float) -> Tensor:
-    """Solve H p = push with curvatures by their size, damped; zero along flat directions."""
+    """Solve |H| p = push, damped; zero along flat directions.
+
+    Args:
+        hessian: H, (P, P). Its eigenvalues are replaced by their absolute values.
+        push: The right-hand side, (P,).
+        damping: This times the largest |eigenvalue| is added to all.
+    """
     if not len(push):
         return push
     values, vectors = torch.linalg.eigh(hessian)

@@ -2,7 +2,7 @@
 
 `ConstrainedProblem.of` reads what the user hands in and checks it. Its methods map a vector to the
 loss and to the prediction at x. An `Expansion` is the problem at one vector, with first and second
-derivatives. Vectors are parameters in units of the problem's own, which the solver chooses so that
+derivatives. Vectors are the parameters in the problem's `units`, which the solver chooses so that
 curvatures are near one.
 """
 
@@ -27,7 +27,7 @@ from ..posterior.posterior import check_ridge
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """Loss and prediction at one point with their derivatives, each computed when asked for.
+    """Loss and prediction at one point with their derivatives, each computed on first use.
 
     Attributes:
         problem: The loss and the prediction as functions of a vector.
@@ -69,17 +69,19 @@ class Expansion:
 
     @cached_property
     def gradient_scale(self) -> float:
-        """Length of the losses' derivatives by the predictions: the natural size of a gradient."""
+        """Length of the derivative of the losses by the predictions: a gradient's natural size."""
         with torch.no_grad():
             outputs = self.problem.outputs(self.vector)
         return float(Differentiated.of(self.problem.losses, outputs).gradient.norm())
 
     @cached_property
     def _loss(self) -> Differentiated:
+        """The summed loss with its derivatives."""
         return Differentiated.of(self.problem.total, self.vector)
 
     @cached_property
     def _prediction(self) -> Differentiated:
+        """The prediction at x with its derivatives."""
         return Differentiated.of(self.problem.prediction, self.vector)
 
 
@@ -92,10 +94,10 @@ class ConstrainedProblem:
         loss: The loss of one sample.
         inputs: Training inputs.
         target: Training targets, (N, K).
-        x: The one input x, as a batch of one.
+        x: The input x, as a batch of one.
         output_index: Which of the K predictions at x.
         regulariser: A function callable(params) -> number that is added to the loss, or None.
-        ridge: Half of it times the squared distance from the given parameters is added too.
+        ridge: Half the ridge times |w - w0|^2 is added too, with the user's parameters w0.
         weight: Weights of the samples, (N, 1), or None.
         units: The vectors here are the parameters divided by these, (P,).
     """
@@ -142,7 +144,7 @@ class ConstrainedProblem:
         if not bool(prediction.isfinite().all()):
             raise ValueError("The prediction at x is NaN or infinite: look at x.")
         if regulariser is not None:
-            Penalty(regressor, regulariser)  # refuses what is not one number
+            Penalty(regressor, regulariser)  # raises unless it returns one number
         weight = _weight(sample_weight, len(outputs))
         return cls(
             regressor=regressor,
@@ -159,7 +161,7 @@ class ConstrainedProblem:
 
     @property
     def start(self) -> Tensor:
-        """The given parameters, in these units, (P,)."""
+        """The user's parameters, in these units, (P,)."""
         return self.regressor.flat / self.units
 
     def outputs(self, vector: Tensor) -> Tensor:
@@ -233,7 +235,7 @@ def _weight(sample_weight: Any, rows: int) -> Tensor | None:
 
 
 def _target(y: Any, outputs: Tensor, weight: Tensor | None) -> Tensor:
-    """(N, K), finite; zero where a sample weighs nothing, so that a NaN there does not spread."""
+    """Targets (N, K), finite; zero for samples of weight zero, where a NaN must not spread."""
     target = as_tensor(y).to(outputs)
     if target.ndim == 0 or len(target) != len(outputs) or target.numel() != outputs.numel():
         raise ValueError(
@@ -249,7 +251,7 @@ def _target(y: Any, outputs: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _output_index(output: int | None, outputs: int) -> int:
-    """The output to hold, of so many; the only one by default."""
+    """The index of the output to hold among `outputs` outputs; by default the only one."""
     if output is None:
         if outputs > 1:
             raise ValueError(f"The model has {outputs} outputs. Pass output=k, which to hold at x.")

@@ -3,7 +3,7 @@
 `constrained_rigidity` minimises the loss, then minimises it again with the prediction held a step h
 to either side, for shrinking h, and extrapolates the differences to step zero (`Tableau`).
 `constrained_profile` follows the constrained minimum from value to value. Both read their arguments
-through `problem.ConstrainedProblem` and solve by `newton`.
+through `problem.ConstrainedProblem` and solve with `newton`.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ __all__ = [
 ]
 
 LEVELS = 24
-"""Halvings of the step, at most."""
+"""Most halvings of the step."""
 
 NEAR_ITERATIONS = 20
-"""Newton iterations from the minimum to a prediction held nearby; more mean that it is too far."""
+"""Most Newton iterations from the minimum to a prediction held nearby; else it is too far."""
 
 PROFILE_ITERATIONS = 60
-"""Newton iterations from one value of a profile to the next; then the step is halved."""
+"""Most Newton iterations from one value of a profile to the next, before the step is halved."""
 
 FAILURES = 3
-"""After so many values of a profile in a row that cannot be reached, no further one is tried."""
+"""After this many values in a row that cannot be reached, a profile ends."""
 
 ROUNDING = 1e-12
 """Eigenvalues of the Hessian below this times the largest count as zero."""
 
 LEAK = 1e-6
-"""Share of the prediction's gradient along flat directions of the loss that counts as none."""
+"""Up to this share of the prediction's gradient may lie along flat directions of the loss."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ConstrainedRigidity:
         epsilons: (S,) ascending, the values that the prediction was held at.
         losses: (S,) $\mathcal{L}_c$ there.
         multipliers: (S,) $\lambda$ there.
-        parameters: Those of the unconstrained minimum, shaped as they were given.
+        parameters: Those of the unconstrained minimum, in the user's container.
         moved: How much the loss fell from the given parameters to that minimum.
     """
 
@@ -88,7 +88,7 @@ class ConstrainedProfile:
         multipliers: (S,) its slope $\lambda$ there.
         prediction: $\tilde y$ at x at the minimum.
         minimum: The loss at the minimum.
-        parameters: Those of the minimum, shaped as they were given.
+        parameters: Those of the minimum, in the user's container.
     """
 
     epsilons: Tensor
@@ -104,9 +104,9 @@ class Tableau:
     r"""Differences at shrinking steps h, h/2, h/4, ..., extrapolated to step zero.
 
     For an even error series $D(h) = D + c_1 h^2 + c_2 h^4 + \ldots$ the tableau
-    $A_{i,j} = (4^j A_{i,j-1} - A_{i-1,j-1}) / (4^j - 1)$ over $h_i = h / 2^i$ removes one term a
-    column (Richardson; Ridders). Its entries first agree better, then worse, when rounding takes
-    over. The entry that agrees best with its neighbours is the value, and that disagreement is the
+    $A_{i,j} = (4^j A_{i,j-1} - A_{i-1,j-1}) / (4^j - 1)$ over $h_i = h / 2^i$ removes one term per
+    column (Richardson; Ridders). Its entries agree better and better, until rounding takes over.
+    The value is the entry that agrees best with its neighbours, and its difference from them is the
     error estimate.
 
     Attributes:
@@ -127,7 +127,7 @@ class Tableau:
     _best_row: int = 0  # number of the row that holds the value
 
     def add(self, difference: float) -> None:
-        """Add the difference at half the step of the one before."""
+        """Add the difference at half the previous step."""
         row = [difference]
         for j, above in enumerate(self._last_row, start=1):
             left = row[-1]
@@ -149,7 +149,7 @@ class Tableau:
 
     @property
     def stalled(self) -> bool:
-        """Whether three smaller steps in a row brought nothing: rounding has taken over."""
+        """Whether three smaller steps in a row did not help: rounding has taken over."""
         rows_since_best = len(self._last_row) - self._best_row
         return self.relative_error < 1e-3 and rows_since_best >= 3
 
@@ -174,7 +174,7 @@ def constrained_rigidity(
     r"""$R = \partial^2 \mathcal{L}_c / \partial\epsilon^2$ of the prediction at one input x.
 
     The loss is first minimised from the given parameters, then minimised with the prediction held
-    at $\tilde y \pm h$, $\pm h/2$, ... All in float64 with exact second derivatives.
+    at $\tilde y \pm h$, $\pm h/2$, ... All is done in float64 with exact second derivatives.
 
     Args:
         f: A batched function f(params, *inputs) -> (N,) or (N, K), or an `nn.Module`.
@@ -199,7 +199,7 @@ def constrained_rigidity(
 
     Raises:
         ValueError: No minimum is near, or the rigidity is zero (a Hessian singular along the
-            prediction's gradient) or infinite (the parameters have no say in the prediction).
+            prediction's gradient) or infinite (the prediction does not depend on the parameters).
         TypeError: An argument is missing, or params are given beside a module.
 
     Examples:
@@ -260,11 +260,11 @@ def constrained_profile(
     tolerance: float = 1e-8,
     max_iterations: int = 200,
 ) -> ConstrainedProfile:
-    r"""$\mathcal{L}_c(\epsilon)$ at given values, each followed from its neighbour.
+    r"""$\mathcal{L}_c(\epsilon)$ at given values, each solved from the solution at its neighbour.
 
-    The values are followed from the fit outwards and back, keeping the lower loss: where several
-    constrained minima compete this finds the lowest that descent reaches, and a finer grid can find
-    a lower one.
+    The values are visited from the fit outwards and back, and the lower loss is kept. Where there
+    are several constrained minima, this finds the lowest that descent reaches; a finer grid may
+    find a lower one.
 
     Args:
         f: As in `constrained_rigidity`.
@@ -279,7 +279,7 @@ def constrained_profile(
         subset: As in `constrained_rigidity`.
         sample_weight: As in `constrained_rigidity`.
         output: As in `constrained_rigidity`.
-        partial: Whether values that cannot be reached are NaN instead of an error.
+        partial: Whether values that cannot be reached give NaN instead of an error.
         tolerance: Largest relative residual of a solution.
         max_iterations: Iterations of Newton's method for the minimum, at most.
 
@@ -354,7 +354,7 @@ def _check_options(tolerance: float, max_iterations: int, step: float | None = N
 def _differences(
     problem: ConstrainedProblem, optimum: Solution, h: float, tolerance: float
 ) -> tuple[Tableau, Tableau, list[Solution]]:
-    """First differences of the multipliers, second ones of the losses, and their solutions."""
+    """First differences of the multipliers, second differences of the losses, and the solutions."""
     slopes = Tableau()
     curvatures = Tableau()
     solutions = [optimum]
@@ -363,7 +363,7 @@ def _differences(
             low = _solution_near(problem, optimum, -h, tolerance)
             high = _solution_near(problem, optimum, h, tolerance)
         except NotConverged:
-            # Too far for the loss to be smooth: begin again with a smaller step.
+            # The step is too long for the loss to be smooth: start again with a smaller one.
             slopes = Tableau()
             curvatures = Tableau()
             solutions = [optimum]
@@ -402,8 +402,8 @@ def _followed(
 ) -> dict[int, Solution]:
     """Solutions from the minimum outwards and back again, the lower of the two at each value.
 
-    Where the solution that began at the minimum is not the lowest any more, another takes over: the
-    way back finds it earlier.
+    Far out, the branch of solutions that starts at the minimum may no longer be the lowest. On the
+    way back, the lower branch is followed further inwards than it was found on the way out.
 
     Args:
         problem: The loss and the prediction.
@@ -453,7 +453,8 @@ def _scaled_minimum(
 ) -> tuple[ConstrainedProblem, Solution]:
     """The minimum nearby, and the problem in parameters scaled to unit curvature there.
 
-    Warns where the loss falls much on the way: the result is then for another point.
+    Warns where the loss falls much during the minimisation: the result is for that minimum, not for
+    the user's parameters.
     """
     start = Expansion(problem, problem.start)
     problem = _rescaled(problem, start.hessian)
@@ -470,7 +471,7 @@ def _scaled_minimum(
             f"{float(start.gradient.norm()):.3g}): it fell from {start.loss:.6g} to "
             f"{optimum.loss:.6g} when minimised further. The result is for that minimum."
         )
-    # From the curvatures at the start to those at the minimum.
+    # Change from units of the curvatures at the start to those at the minimum.
     units = problem.units
     problem = _rescaled(problem, optimum.expansion.hessian / units / units[:, None])
     vector = optimum.expansion.vector * units / problem.units
@@ -480,7 +481,7 @@ def _scaled_minimum(
 
 
 def _rescaled(problem: ConstrainedProblem, hessian: Tensor) -> ConstrainedProblem:
-    """Parameters in units of the inverse root of their own curvature."""
+    """The problem with each parameter in units of one over the root of its curvature."""
     diagonal = hessian.diagonal().abs()
     floor = 1e-12 * diagonal.max()
     return replace(problem, units=torch.where(diagonal > floor, diagonal, 1.0).rsqrt())
@@ -504,7 +505,7 @@ def _check_determined(optimum: Solution) -> None:
 
 
 def _first_step(problem: ConstrainedProblem, optimum: Solution) -> float:
-    """A third of the prediction's standard error, within 1e-4 and 0.1 of the targets' spread."""
+    """A third of the prediction's standard error, between 1e-4 and 0.1 of the targets' spread."""
     target = problem.target[:, problem.output_index]
     spread = float(target.std()) if len(target) > 1 else 0.0
     spread = spread or float(target.abs().max()) or 1.0

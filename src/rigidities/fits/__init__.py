@@ -15,7 +15,7 @@ error of the mean response. Nothing is refitted.
 | `linear(results)` | statsmodels OLS, WLS, GLS |
 | `linear(model, X, y)` | scikit-learn `LinearRegression`, `Ridge`; `BayesianRidge` without data |
 
-Arrays may be NumPy's, torch's, JAX's or lists. What comes out are float64 tensors on the CPU, which
+Arrays may be NumPy's, torch's, JAX's or lists. Results are float64 tensors on the CPU, which
 `numpy.asarray` turns into arrays without a copy.
 """
 

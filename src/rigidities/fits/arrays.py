@@ -20,12 +20,12 @@ def float64(values: Values, name: str, dims: int | None = None) -> Tensor:
     Args:
         values: A torch tensor, a NumPy array, a data frame, a (nested) list, or any array that
             speaks DLPack, such as JAX's.
-        name: What errors call it.
+        name: Its name in error messages.
         dims: How many dimensions it must have; any number if None.
 
     Raises:
         TypeError: The values are complex.
-        ValueError: The values are none, not finite, or have another number of dimensions.
+        ValueError: There are no values, they are not finite, or the number of dimensions is wrong.
 
     Examples:
         >>> float64([[1, 2], [3, 4]], "jacobian", 2)

@@ -7,8 +7,9 @@ $$ q(g) = g^\top (J^\top W J + \Sigma)^{-1} g, \qquad R = 1/q, \qquad \sigma^2(g
 
 where $\mathrm{tr} H = \sum_i w_i q(g_i)$ is the number of parameters when nothing is penalised.
 
-`FitRigidity` stores a root of the inverse, and a model that maps new inputs to predictions and rows
-g where the fit has one. `sources` builds it from a Jacobian or from a covariance.
+`FitRigidity` stores a root of the inverse. Where the fit has a function, it also stores a model,
+which maps new inputs to predictions and rows g. `sources` builds it from a Jacobian or a
+covariance.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .arrays import Values, as_tensor, column, float64
 __all__ = ["FitRigidity"]
 
 Model = Callable[[Any], tuple[Tensor, Tensor]]
-"""x -> predictions (M,) and their derivatives by the parameters (M, P)."""
+"""x -> predictions (M,), and their derivatives with respect to the parameters (M, P)."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,15 @@ class FitRigidity:
     `from_covariance`) takes the predictions' derivatives by the parameters instead, (..., P).
 
     Attributes:
-        root: (P, R), a matrix C with $C C^\top = (J^\top W J + \Sigma)^{-1}$.
+        root: (P, R), a matrix C such that $C C^\top = (J^\top W J + \Sigma)^{-1}$.
         scale: The residual standard deviation s.
         parameters: (P,) the fitted values, or None where they were not given.
         noise: Residual variance $s^2$ of an observation of weight one; None where unknown.
-        sigma: Standard deviation of every observation in units of s: 1 without weights; None where
-            observations differ.
-        degrees_of_freedom: Those of $s^2$, n minus the (effective) number of parameters; infinite
-            where s was given rather than estimated.
-        fixed: Parameters that sit at a bound and are held there, without uncertainty.
+        sigma: Standard deviation of every observation in units of s, which is 1 without weights;
+            None where observations differ, or where it is not known.
+        degrees_of_freedom: Those of $s^2$: n minus the (effective) number of parameters, or
+            infinity where s was given rather than estimated.
+        fixed: Numbers of the parameters that are held at a bound, without uncertainty.
         model: x -> predictions and their derivatives by the parameters; None where unknown.
 
     Examples:
@@ -96,7 +97,7 @@ class FitRigidity:
         return len(self.root)
 
     def variance(self, x: Any) -> Tensor:
-        r"""$s^2 q$ of predictions: that of the mean, without noise."""
+        r"""Variance $s^2 q$ of predictions: that of the mean, without noise."""
         return self.scale**2 * self._whitened(x).square().sum(-1)
 
     def std(self, x: Any) -> Tensor:
@@ -123,8 +124,8 @@ class FitRigidity:
         See `PredictionRigidity.propagate`.
 
         Args:
-            fn: A function of a NumPy array, (M,) or (P,). Where it refuses that, as torch's
-                functions do, it gets a tensor.
+            fn: A function of a NumPy array, (M,) or (P,). If it does not accept an array, as
+                torch's functions, it is called with a tensor.
             x: Where to predict; None for a function of the parameters.
         """
         if x is None:
@@ -138,6 +139,7 @@ class FitRigidity:
         centre = point
 
         def shifted(step: Tensor) -> Any:
+            """The function a step away from the point."""
             return _called(fn, centre + step)
 
         return Derived.by_differences(shifted, self.scale * root.mT)
@@ -149,7 +151,7 @@ class FitRigidity:
 
     @property
     def parameter_correlation(self) -> Tensor:
-        """(P, P) correlations; a fixed parameter correlates with itself alone."""
+        """(P, P) correlations; a fixed parameter is correlated only with itself."""
         return correlation(self.parameter_covariance)
 
     @property
@@ -172,11 +174,12 @@ class FitRigidity:
             x: Inputs, as the fitted function takes them.
             noise: False: the error bar is that of the fitted curve (confidence interval of the
                 mean). True: that of a new observation like those of the fit (prediction interval),
-                $s^2$ wider; refused where these have each a sigma or weight of their own. Values:
-                the variance of each new observation, $s^2 \sigma^2$ for a sigma in the fit's units.
+                with a variance larger by $s^2$; refused where observations have different sigmas
+                or weights. Values: the variance of each new observation, $s^2 \sigma^2$ for a
+                sigma in the fit's units.
 
         Raises:
-            ValueError: The fit knows no model, or not the noise.
+            ValueError: The fit has no model, or its noise is not known.
         """
         mean, rows = self._modelled(x)
         q = (rows @ self.root).square().sum(-1)
@@ -192,12 +195,12 @@ class FitRigidity:
     ) -> tuple[Tensor, Tensor]:
         """Student-t interval (low, high) with this fit's degrees of freedom.
 
-        The interval of `predict(x)` is Gaussian: the same for many degrees of freedom, too narrow
-        for few. Needs SciPy.
+        The interval of `predict(x)` is Gaussian: the same with many degrees of freedom, but too
+        narrow with few. Needs SciPy.
 
         Args:
             x: Inputs, as the fitted function takes them.
-            level: Probability that the interval covers.
+            level: Probability of the interval.
             noise: As in `predict`.
         """
         require_level(level, "An interval's")
@@ -209,7 +212,7 @@ class FitRigidity:
         return prediction.mean - half_width, prediction.mean + half_width
 
     def _modelled(self, x: Any) -> tuple[Tensor, Tensor]:
-        """Predictions and their derivatives; refused without a model."""
+        """Predictions (M,) and their derivatives (M, P); raises ValueError without a model."""
         if self.model is None:
             raise ValueError(
                 "This fit knows no model function. Pass Jacobian rows to variance(), or build the "
@@ -218,7 +221,7 @@ class FitRigidity:
         return self.model(x)
 
     def _whitened(self, x: Any) -> Tensor:
-        """Derivatives by independent standard coordinates of the parameters, (..., R)."""
+        """The derivatives times the root, (..., R): their squares add up to q."""
         if self.model is None:
             rows = float64(x, "rows")
         else:
@@ -231,7 +234,7 @@ class FitRigidity:
         return rows @ self.root
 
     def _noise_variance(self, noise: bool | Values, mean: Tensor) -> Tensor:
-        """Variances (M,) that the option `noise` of `predict` stands for."""
+        """Variances (M,) from the option `noise` of `predict`."""
         values = as_tensor(noise)
         if values.dtype == torch.bool and values.ndim == 0:
             if not values:
@@ -246,7 +249,7 @@ class FitRigidity:
         return variances.reshape(-1).expand(mean.shape)
 
     def _observation_variance(self) -> float:
-        """Variance of a new observation like those of the fit; refused where they differ."""
+        """Variance of a new observation like those of the fit; an error where those differ."""
         if self.noise is None:
             raise ValueError(
                 "The residual variance of this fit is unknown. Give the data (x, y), the "
@@ -264,7 +267,7 @@ class FitRigidity:
 
 
 def _called(fn: Callable[[Any], Any], point: Tensor) -> Any:
-    """fn of a NumPy array or, where it refuses that, of a tensor; its result as a tensor."""
+    """fn of a NumPy array, or of a tensor where fn does not accept that; as a tensor."""
     try:
         result = fn(point.numpy())
     except (AttributeError, TypeError) as refusal_of_array:
@@ -276,4 +279,4 @@ def _called(fn: Callable[[Any], Any], point: Tensor) -> Any:
         return None
     with suppress(TypeError, ValueError):
         return as_tensor(result)
-    return result  # `Derived` refuses it
+    return result  # `Derived` raises the error

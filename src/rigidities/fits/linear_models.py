@@ -1,8 +1,8 @@
 r"""Linear fits, $\tilde y = x^\top w$ (+ intercept), by statsmodels, scikit-learn and NumPy.
 
-Each reader takes the parameters from the fitted object and the covariance from it (statsmodels,
-`BayesianRidge`) or from the training data (`from_jacobian`). Where the data are used they must be
-those of the fit: parameters that are not their minimum are refused.
+The parameters come from the fitted object. The covariance also comes from it (statsmodels,
+`BayesianRidge`), or from the training data (`from_jacobian`). These data must be those of the fit:
+parameters that are not the minimum for them are refused.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def linear(
     *,
     sample_weight: Values | None = None,
 ) -> FitRigidity:
-    r"""Error bars of a linear fit, recognised by what it offers.
+    r"""Error bars of a linear fit, recognised by its class and attributes.
 
-    - statsmodels OLS, WLS, GLS results: the covariance is the one that the results report (a robust
-      one too). `predict(x).std` equals `get_prediction(x).se_mean`. With `noise=fit.noise / weight`
-      it equals `se_obs` for new weights; `noise=True` uses the weight that all rows share. x has
-      the columns of the design matrix, the constant among them. Models whose mean is no linear
-      function (Poisson, Logit, Probit) are refused.
+    - statsmodels OLS, WLS, GLS results: the covariance is the one that the results report, even if
+      it is a robust one. `predict(x).std` equals `get_prediction(x).se_mean`. With
+      `noise=fit.noise / weight` it equals `se_obs` for new weights; `noise=True` uses the weight
+      that all rows share. x has the columns of the design matrix, including the constant. Models
+      whose mean is not a linear function (Poisson, Logit, Probit) are refused.
     - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: the variance is
       $\sigma^2 x^\top (X^\top X + \alpha I)^{-1} x$. The intercept is a column that is not
       penalised, and $\sigma^2$ comes from the residuals over n minus the effective number of
       parameters. With $\alpha > 0$ it is the Bayesian variance (prior variance
-      $\sigma^2 / \alpha$), which includes the bias of the penalised fit. Data that do not meet the
-      fit's normal equations $X^\top W r = \alpha w$ are refused. With `positive=True` coefficients
-      at zero are held there, with a warning: `FitRigidity.fixed` names them.
+      $\sigma^2 / \alpha$), which includes the bias of the penalised fit. Data that do not satisfy
+      the fit's normal equations $X^\top W r = \alpha w$ are refused. With `positive=True`,
+      coefficients at zero are held there, with a warning: `FitRigidity.fixed` lists them.
     - scikit-learn `BayesianRidge`: the covariance is that of its own posterior.
       `predict(x, noise=True).std` equals its `predict(x, return_std=True)`, which takes the
       intercept as known.
@@ -54,7 +54,7 @@ def linear(
         sample_weight: (N,) weights, if it was fitted with any.
 
     Raises:
-        TypeError: The object is no linear least-squares fit.
+        TypeError: The object is not a linear least-squares fit.
         ValueError: It is not fitted, or the data are missing or not those of the fit.
     """
     class_names = {kind.__name__ for kind in type(results).__mro__}
@@ -78,13 +78,13 @@ def polyfit(
 ) -> FitRigidity:
     r"""Error bars of `polyfit(numpy.polyfit(x, y, degree), x, y)`.
 
-    `parameter_covariance` equals that of `numpy.polyfit(..., cov=True)`, with `scale=1.0` that of
-    `cov="unscaled"`. Data that do not meet the fit's normal equations are refused.
+    `parameter_covariance` equals that of `numpy.polyfit(..., cov=True)`, or with `scale=1.0` that
+    of `cov="unscaled"`. Data that do not satisfy the fit's normal equations are refused.
 
     Args:
-        coefficients: The coefficients as NumPy returned them, the highest power first; or a fitted
-            series of `numpy.polynomial` (`Polynomial`, `Chebyshev`, ...), with its domain and
-            window and its own order of coefficients.
+        coefficients: The coefficients as `numpy.polyfit` returned them, the highest power first;
+            or a fitted series of `numpy.polynomial` (`Polynomial`, `Chebyshev`, ...), whose domain,
+            window and order of coefficients are used.
         x: (N,) the fit's inputs.
         y: (N,) its targets.
         w: (N,) NumPy's weights, applied to the residuals: $1/\sigma_i$, not $1/\sigma_i^2$.
@@ -101,6 +101,7 @@ def polyfit(
     parameters, basis = _series(coefficients)
 
     def rows_at(x: Any) -> Tensor:
+        """The design matrix (M, P) at new inputs."""
         return basis(column(x, "x", as_tensor(x).numel()))
 
     model = LinearModel(rows_at, parameters)
@@ -126,7 +127,7 @@ def polyfit(
 
 
 def _from_statsmodels(results: Any) -> FitRigidity:
-    """OLS, WLS and GLS results, with the covariance that they report."""
+    """The fit of OLS, WLS and GLS results, with the covariance that they report."""
     parameters = float64(results.params, "params", 1)
     design = float64(results.model.exog, "exog", 2)
     _check_linear(results, design, parameters)
@@ -141,8 +142,8 @@ def _from_statsmodels(results: Any) -> FitRigidity:
 
 
 def _statsmodels_sigma(model: Any) -> float | None:
-    """The sigma that all observations share, in units of the residual scale; else None."""
-    sigma = getattr(model, "sigma", None)  # the covariance of GLS; the others have weights
+    """The sigma that all observations share, in units of the residual scale, or None."""
+    sigma = getattr(model, "sigma", None)  # only GLS has it, as a covariance; others have weights
     if sigma is None:
         weights = float64(getattr(model, "weights", 1.0), "sigma")
         return shared_sigma(weights**0.5)
@@ -153,9 +154,10 @@ def _statsmodels_sigma(model: Any) -> float | None:
 
 
 def _check_linear(results: Any, design: Tensor, parameters: Tensor) -> None:
-    """Refuse statsmodels results whose mean is no linear function, or whose scale is no variance.
+    """Refuse statsmodels results whose mean is not linear, or whose scale is not a variance.
 
-    `fittedvalues` of Poisson, Logit and Probit are those of the link, so that `predict` counts too.
+    The `fittedvalues` of Poisson, Logit and Probit are on the scale of the link, where they are
+    linear, so `predict` is compared too.
     """
     name = type(results.model).__name__
     if "QuantReg" in {kind.__name__ for kind in type(results.model).__mro__}:
@@ -180,7 +182,7 @@ def _check_linear(results: Any, design: Tensor, parameters: Tensor) -> None:
 def _from_sklearn(
     model: Any, X: Values | None, y: Values | None, sample_weight: Values | None
 ) -> FitRigidity:
-    """`LinearRegression`, `Ridge` and `RidgeCV`, with the covariance from their training data."""
+    """The fit of a `LinearRegression`, `Ridge` or `RidgeCV`, with its training data."""
     if X is None or y is None:
         raise ValueError(
             f"{type(model).__name__} keeps no covariance. Pass X and y that it was fitted on."
@@ -227,7 +229,16 @@ def _check_minimum(
     penalties: Tensor,
     remedy: str,
 ) -> None:
-    """Refuse data on which the parameters are not the minimum; `remedy` ends the message."""
+    """Refuse data for which the parameters are not the minimum.
+
+    Args:
+        fit: The fit, with its parameters.
+        rows: The design matrix (N, P).
+        residuals: (N,).
+        weights: Weights of the rows, (N,), or None.
+        penalties: The diagonal of the penalty, (P,).
+        remedy: The last sentence of the error message.
+    """
     defect = _defect(fit, rows, residuals, weights, penalties)
     if defect is not None:
         raise ValueError(
@@ -247,17 +258,18 @@ class _Defect:
 def _defect(
     fit: FitRigidity, rows: Tensor, residuals: Tensor, weights: Values | None, penalties: Tensor
 ) -> _Defect | None:
-    r"""By how much the parameters miss the minimum; None where they are it.
+    r"""How far the parameters are from the minimum; None where they are at it.
 
-    A new fit would lower $\sum w r^2$ by $d^\top H^{-1} d$ with $d = X^\top W r - \alpha w$, which
-    vanishes in the normal equations: but for rounding, or what an iterative solver leaves.
+    A new fit would lower $\sum w r^2$ by $d^\top H^{-1} d$ with $d = X^\top W r - \alpha w$. The
+    normal equations say that d vanishes, up to rounding or the tolerance of an iterative solver.
+    The arguments are those of `_check_minimum`.
     """
     assert fit.parameters is not None
     weight = weight_roots(weights, len(rows)).square()
     normal_equations = rows.mT @ (weight * residuals) - penalties * fit.parameters
     lowered = float((normal_equations @ fit.root).square().sum())
     squares = float((weight * residuals.square()).sum())
-    # Exact data leave no squares: rounding, of float32 too, is measured by the signal.
+    # For exact data the squares are zero: rounding, even of float32, is compared with the signal.
     signal = float((weight * (rows.abs() @ fit.parameters.abs()).square()).sum())
     if lowered <= 1e-4 * squares + 1e-12 * signal:
         return None
@@ -265,7 +277,7 @@ def _defect(
 
 
 def _from_bayesian_ridge(model: Any) -> FitRigidity:
-    """`BayesianRidge`, with its own posterior."""
+    """The fit of a `BayesianRidge`, with its own posterior."""
     parameters = float64(model.coef_, "coef_", 1)
     scale = 1 / math.sqrt(float(model.alpha_))
     fit = from_covariance(model.sigma_, parameters=parameters, scale=scale)
@@ -296,7 +308,7 @@ class _Design:
 
 @dataclass(frozen=True)
 class _CentredModel:
-    """A linear model whose intercept is known: derivatives are about the training mean."""
+    """A linear model with a known intercept: derivatives are relative to the training mean."""
 
     design: _Design
     parameters: Tensor
@@ -318,6 +330,7 @@ def _series(coefficients: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     values = float64(series.coef, "coefficients", 1)
 
     def basis(x: Tensor) -> Tensor:
+        """The basis functions of the series at x, (N, P)."""
         columns = []
         for degree in range(len(values)):
             basis_function = series.basis(degree, series.domain, series.window)

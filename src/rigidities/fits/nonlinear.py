@@ -2,7 +2,8 @@ r"""Nonlinear least squares by SciPy: `curve_fit` and `least_squares`.
 
 The variance of a prediction is $g^\top C g$ with $g = \partial f(x) / \partial w$ at the fitted
 parameters and $C = s^2 (J^\top J)^{-1}$ their covariance: the Gauss-Newton rigidity. C comes from
-what SciPy returned, or from the data; g from the user's Jacobian, or from central differences of f.
+what SciPy returned, or from the data. g comes from the user's Jacobian, or from central differences
+of f.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ def curve_fit(
         popt: (P,) the fitted parameters.
         pcov: (P, P) their covariance as SciPy returned it, which accounts for `sigma` and
             `absolute_sigma`.
-        x: The fit's inputs. Without pcov they are needed; with it x and y tell the residual
-            variance (`predict(noise=True)`) and the degrees of freedom (`interval`).
+        x: The fit's inputs. They are needed without pcov. With pcov, x and y serve to estimate the
+            residual variance (`predict(noise=True)`) and the degrees of freedom (`interval`).
         y: (N,) the fit's targets.
         sigma: The observations' standard deviations, (N,) or one, as SciPy was given them.
         absolute_sigma: As SciPy was given it.
-        scale: The residual standard deviation in units of sigma, where known; 1.0 says absolute.
-        jac: The function jac(x, *parameters) -> (M, P); central differences of f without it.
+        scale: The residual standard deviation in units of sigma, where known; 1.0 means that sigma
+            is absolute.
+        jac: The function jac(x, *parameters) -> (M, P); None for central differences of f.
 
     Raises:
         ValueError: SciPy could not estimate the covariance (it is infinite), or there are neither
@@ -88,7 +90,7 @@ def curve_fit(
         fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
         scale = fit.scale
         degrees_of_freedom = fit.degrees_of_freedom
-    if covariance is not None:  # SciPy's own counts, where there is one
+    if covariance is not None:  # SciPy's covariance takes precedence
         fit = from_covariance(
             covariance,
             parameters=parameters,
@@ -107,20 +109,20 @@ def least_squares(
 ) -> FitRigidity:
     r"""Error bars of `scipy.optimize.least_squares`.
 
-    SciPy's Jacobian is already the one whose $J^\top J$ approximates the Hessian of a robust loss;
-    their covariance is $2\,\mathrm{cost} / (n - p)\, (J^\top J)^{-1}$, equal to the `pcov` of
-    `curve_fit(loss=...)`. For the squared loss that factor is the residual variance, which
-    `predict(noise=True)` adds (residuals divided by a sigma each: pass `noise=fit.noise *
-    sigma_new**2`). For a robust one (`soft_l1`, `cauchy`, ...) it is not, and the noise stays
-    unknown (None) unless `scale` is given. Parameters at a bound (`active_mask`) are held there and
-    not counted: `FitRigidity.fixed` names them, with a warning.
+    SciPy scales its Jacobian so that $J^\top J$ approximates the Hessian, also for a robust loss.
+    The covariance is $2\,\mathrm{cost} / (n - p)\, (J^\top J)^{-1}$, equal to the `pcov` of
+    `curve_fit(loss=...)`. For the squared loss the factor $2\,\mathrm{cost} / (n - p)$ is the
+    residual variance, which `predict(noise=True)` adds. (If each residual was divided by its sigma,
+    pass `noise=fit.noise * sigma_new**2`.) For a robust loss (`soft_l1`, `cauchy`, ...) it is not,
+    and the noise is unknown (None) unless `scale` is given. Parameters at a bound (`active_mask`)
+    are held there and not counted: `FitRigidity.fixed` lists them, and there is a warning.
 
     Args:
         result: The object that SciPy returned.
         f: The function f(parameters, x) -> (M,), for `predict`.
         scale: The residual standard deviation, where known: 1.0 when the residuals were already
-            divided by it. It takes the place of the factor above in the covariance too.
-        jac: The function jac(parameters, x) -> (M, P); central differences of f without it.
+            divided by it. Its square also replaces the factor above in the covariance.
+        jac: The function jac(parameters, x) -> (M, P); None for central differences of f.
 
     Raises:
         TypeError: The result is not SciPy's, or its Jacobian has no entries.
@@ -148,7 +150,7 @@ def least_squares(
         factor = residual_variance(2 * float(result.cost), degrees_of_freedom)
         noise = None if _has_robust_loss(result) else factor
     fit = with_fixed(from_jacobian(jacobian[:, free], scale=scale), fixed)
-    fit = replace(fit, scale=math.sqrt(factor))  # zero where all residuals are
+    fit = replace(fit, scale=math.sqrt(factor))  # zero if all residuals are zero
     return replace(
         fit,
         parameters=parameters,
@@ -160,7 +162,7 @@ def least_squares(
 
 
 def _has_robust_loss(result: Any) -> bool:
-    """Whether the cost is another than half the sum of squares."""
+    """Whether the cost differs from half the sum of squares."""
     residuals = getattr(result, "fun", None)
     if residuals is None:
         return False
@@ -174,16 +176,17 @@ def _model(
     spread: Tensor,
     jac: Callable[[Any, Any], Any] | None,
 ) -> Model:
-    """The model x -> f and its derivatives at the parameters.
+    """The model: x -> predictions of f and their derivatives, at the fitted parameters.
 
     Args:
         f: f(parameters, x) -> (M,).
         parameters: (P,).
-        spread: (P,) a scale for each parameter, for the steps of differences; zero for unknown.
+        spread: (P,) a scale for each parameter, for the steps of differences; zero if unknown.
         jac: jac(parameters, x) -> (M, P); None for differences.
     """
 
     def model(x: Any) -> tuple[Tensor, Tensor]:
+        """Predictions (M,) and their derivatives (M, P)."""
         mean = _evaluated(lambda w: f(w, x), parameters)
         if jac is None:
             return mean, _central_differences(lambda w: f(w, x), parameters, spread)
@@ -198,7 +201,7 @@ def _model(
 
 
 def _evaluated(function: Function, parameters: Tensor) -> Tensor:
-    """The predictions (M,) in float64; a scalar counts as one."""
+    """The function's predictions (M,) in float64; a scalar is one prediction."""
     values = float64(function(parameters.numpy().copy()), "the model's predictions")
     if values.squeeze().ndim > 1:
         raise ValueError(
@@ -210,10 +213,14 @@ def _evaluated(function: Function, parameters: Tensor) -> Tensor:
 def _central_differences(function: Function, parameters: Tensor, spread: Tensor) -> Tensor:
     r"""Derivatives (M, P) of function(parameters) (M,).
 
-    With $h = \epsilon^{1/7}$ times the parameter's scale and $\epsilon$ the precision *of the
-    function's output* (a JAX function returns float32 unless told otherwise) truncation and
-    rounding both stay near $\epsilon^{6/7}$, 4e-14 in float64 and 1e-6 in float32. `spread` (P,) is
-    a scale for each parameter, such as its standard error; zero for unknown.
+    The step is $h = \epsilon^{1/7}$ times the parameter's scale, where $\epsilon$ is the precision
+    *of the function's output* (a JAX function returns float32 by default). Truncation and rounding
+    are then both near $\epsilon^{6/7}$, 4e-14 in float64 and 1e-6 in float32.
+
+    Args:
+        function: Parameters as a NumPy array -> predictions (M,).
+        parameters: (P,).
+        spread: (P,) a scale for each parameter, such as its standard error; zero if unknown.
     """
     values = as_tensor(function(parameters.numpy().copy()))
     dtype = values.dtype if values.is_floating_point() else torch.float64
@@ -223,7 +230,7 @@ def _central_differences(function: Function, parameters: Tensor, spread: Tensor)
 
 
 def _steps(parameters: Tensor, spread: Tensor, epsilon: float) -> Tensor:
-    """epsilon^(1/7) of min(|p|, spread), a power of two so that p + h - p is h."""
+    """Steps h near epsilon^(1/7) min(|p|, spread), powers of two so that p + h - p is h."""
     size = parameters.abs()
     scale = torch.where((size > 0) & (spread > 0), torch.minimum(size, spread), size + spread)
     scale = torch.where(scale > 0, scale, 1.0)
@@ -232,7 +239,7 @@ def _steps(parameters: Tensor, spread: Tensor, epsilon: float) -> Tensor:
 
 
 def _finite_covariance(pcov: Values, width: int) -> Tensor:
-    """(P, P), unless it is the infinite covariance that SciPy returns where it has none."""
+    """The covariance (P, P); refuses the infinite one that SciPy returns when it has none."""
     import numpy as np
 
     if np.isinf(np.asarray(pcov)).any():

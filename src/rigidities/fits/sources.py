@@ -31,7 +31,7 @@ def from_jacobian(
     scale: float | None = None,
     parameters: Values | None = None,
 ) -> FitRigidity:
-    r"""The fit whose training rows have these derivatives.
+    r"""A fit from the derivatives of its training predictions.
 
     Args:
         jacobian: (N, P) derivatives of the predictions by the parameters, or the design matrix of
@@ -41,12 +41,12 @@ def from_jacobian(
         ridge: A number that is added to the diagonal of $J^\top W J$.
         penalty: A symmetric positive semi-definite matrix (P, P) that is added too.
         scale: The residual standard deviation s of an observation of weight one, where it is known
-            (1.0 with weights $1/\sigma_i^2$). Without it and without residuals s is 1.
+            (1.0 with weights $1/\sigma_i^2$). Without both `scale` and `residuals`, s is 1.
         parameters: (P,) the fitted values, for `sample` and `propagate`.
 
     Raises:
         ValueError: The Jacobian is singular and there is no penalty, no degrees of freedom are left
-            to estimate s from, shapes do not fit, or values are not finite.
+            to estimate s, shapes do not match, or values are not finite.
     """
     check_scale(scale)
     rows = float64(jacobian, "jacobian", 2)
@@ -83,10 +83,10 @@ def from_covariance(
     scale: float | None = None,
     degrees_of_freedom: float = math.inf,
 ) -> FitRigidity:
-    r"""The fit whose parameters have this covariance: $\sigma^2(g) = g^\top C g$.
+    r"""A fit from the covariance of its parameters: $\sigma^2(g) = g^\top C g$.
 
-    Negative eigenvalues of the correlation matrix, which no covariance has, count as zero: silently
-    within the rounding of its entries, with a warning down to -1e-8 of the largest.
+    Negative eigenvalues of the correlation matrix, which no true covariance has, are set to zero:
+    silently within the rounding of its entries, with a warning down to -1e-8 of the largest.
 
     Args:
         covariance: (P, P), as the fit reports it (with the residual variance inside).
@@ -96,7 +96,7 @@ def from_covariance(
         degrees_of_freedom: Those of $s^2$.
 
     Raises:
-        ValueError: An eigenvalue lies below that, the matrix is not symmetric, or values are not
+        ValueError: An eigenvalue is more negative, the matrix is not symmetric, or values are not
             finite.
 
     Examples:
@@ -130,7 +130,7 @@ def check_scale(scale: float | None) -> None:
 
 
 def with_fixed(fit: FitRigidity, fixed: tuple[int, ...]) -> FitRigidity:
-    """The fit of all parameters from that of the free ones; warns of those that are fixed.
+    """The fit of all parameters from that of the free ones; warns about fixed ones.
 
     Args:
         fit: The fit of the free parameters alone.
@@ -148,7 +148,7 @@ def with_fixed(fit: FitRigidity, fixed: tuple[int, ...]) -> FitRigidity:
 
 
 def residual_variance(squares: float, degrees_of_freedom: float) -> float:
-    """Sum of squared residuals over the degrees of freedom; refused where none are left."""
+    """Sum of squared residuals over the degrees of freedom; an error where none are left."""
     if degrees_of_freedom <= 1e-9:
         raise ValueError(
             "No degrees of freedom are left to estimate the residual variance "
@@ -159,7 +159,15 @@ def residual_variance(squares: float, degrees_of_freedom: float) -> float:
 
 
 def _inverse_root(rows: Tensor, samples: int) -> Tensor:
-    """(P, P), a matrix C with C C^T = (rows^T rows)^-1; refused where that does not exist."""
+    """A matrix C (P, P) such that C C^T = (rows^T rows)^-1.
+
+    Args:
+        rows: Weighted rows of the Jacobian and of the penalty, (N + ..., P).
+        samples: Number N of rows of the Jacobian, for the message.
+
+    Raises:
+        ValueError: The inverse does not exist.
+    """
     lengths = torch.linalg.vector_norm(rows, dim=0)
     units = torch.where(lengths > 0, lengths, 1.0)
     triangle = torch.linalg.qr(rows / units, mode="r").R
@@ -188,7 +196,7 @@ def weight_roots(weights: Values | None, rows: int) -> Tensor:
 
 
 def shared_sigma(roots: Tensor) -> float | None:
-    """1 / root of the weights, where all rows that count have the same; else None."""
+    """1 / root of the weight that all rows with a nonzero weight share; None if they differ."""
     least, most = roots[roots > 0].aminmax()
     if float(most) > 1.000001 * float(least):
         return None
@@ -196,7 +204,7 @@ def shared_sigma(roots: Tensor) -> float | None:
 
 
 def penalty_rows(ridge: float, penalty: Values | None, width: int) -> list[Tensor]:
-    """Matrices (P, P) whose Grams add up to ridge I + penalty; none where both are absent."""
+    """Matrices A (P, P) whose A^T A add up to ridge I + penalty; an empty list without both."""
     check_ridge(ridge)
     roots = []
     if ridge:
@@ -237,7 +245,7 @@ def _checked_covariance(covariance: Values) -> Tensor:
 
 
 def _check_semidefinite(eigenvalues: Tensor) -> None:
-    """Refuse or warn of negative eigenvalues of a correlation matrix, which are ascending."""
+    """Refuse, or warn about, negative eigenvalues (ascending) of a correlation matrix."""
     smallest = float(eigenvalues[0])
     largest = float(eigenvalues[-1].abs())
     rounding = 10 * len(eigenvalues) * torch.finfo(torch.float64).eps * largest

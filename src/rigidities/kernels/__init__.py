@@ -1,8 +1,8 @@
 """Kernels of wide networks: dual activations, NNGP and NTK, and the process at training time t.
 
-`activation` gives what one layer does to a kernel, `FullyConnected` composes it over the layers of
-an infinitely wide network, `empirical_ntk` and `empirical_nngp` are the kernels of a given one, and
-`gaussian_process_at` trains a process with such kernels for a time t.
+`activation` describes what one layer does to a kernel, and `FullyConnected` composes this over the
+layers of an infinitely wide network. `empirical_ntk` and `empirical_nngp` are the kernels of a
+given network, and `gaussian_process_at` trains a process with such kernels for a time t.
 """
 
 from .activations import Activation, activation, by_quadrature

@@ -2,8 +2,8 @@ r"""Activations with their duals: what one hidden layer does to a kernel.
 
 The dual of $\phi$ maps the covariance of two pre-activations to that of the activations,
 $E[\phi(u)\phi(v)]$ for $(u, v) \sim N(0, \binom{p\ r}{r\ q})$; the dual of $\phi'$ carries the
-tangent kernel. tanh, SiLU and any callable use quadrature (`quadrature`), with the derivative by
-automatic differentiation; others have closed forms:
+tangent kernel. For tanh, SiLU and any callable they are computed by `quadrature`, with the
+derivative by automatic differentiation; the others have closed forms:
 
 | $\phi$ | $E[\phi(u)\phi(v)]$ | $E[\phi'(u)\phi'(v)]$ |
 | --- | --- | --- |
@@ -16,15 +16,15 @@ automatic differentiation; others have closed forms:
 with A = 1+p, B = 1+q, D = AB - r² and cos ψ = -r/√(AB). (The paper's integral has the covariance
 where its inverse is meant, and a normaliser that depends on it; these are plain expectations.)
 
-GELU: with $g = \Phi(u)\Phi(v)$ Stein's lemma used twice gives
+GELU: with $g = \Phi(u)\Phi(v)$, applying Stein's lemma twice gives
 $E[uvg] = r E[g] + pr E[g_{uu}] + (pq + r^2) E[g_{uv}] + qr E[g_{vv}]$, where
 $E[g] = \psi/2\pi$, $E[g_{uv}] = 1/(2\pi\sqrt D)$ and, as $E[g]$ obeys the heat equation in p,
 $E[g_{uu}] = 2\, \partial_p E[g] = -r / (2\pi A \sqrt D)$; the derivative's dual is $\partial_r$ of
 the result (Price's theorem).
 
 Angles come from `atan2` of two sides of a triangle, which keeps their digits near correlation
-$\pm 1$ where an arc sine or cosine loses half of them. The closed forms take float64 tensors that
-broadcast, $p, q \ge 0$ and $r^2 \le pq$ (a rounding's worth beyond is clamped).
+$\pm 1$, where an arc sine or cosine loses half of them. The closed forms take float64 tensors that
+broadcast, with $p, q \ge 0$ and $r^2 \le pq$ (an excess by rounding is clamped).
 
 References: C. Williams, "Computing with infinite networks" (1997), for erf; Y. Cho and L. Saul,
 "Kernel methods for deep learning" (2009), for ReLU.
@@ -45,12 +45,12 @@ from .quadrature import Function, mehler_dual
 __all__ = ["Activation", "ActivationLike", "activation", "by_quadrature"]
 
 Dual = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A dual: variances p and q and covariances r, which broadcast, to expectations."""
+"""A function of variances p and q and covariances r, which broadcast, to expectations."""
 
 ActivationLike: TypeAlias = "str | Activation | nn.Module | Function"
 
 _SLACK = 1e-9
-"""By how much |r| may exceed sqrt(pq), relative to it, as rounding and no error."""
+"""The relative amount by which |r| may exceed sqrt(pq) because of rounding."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Activation:
             float64, of the broadcast shape.
 
         Raises:
-            ValueError: These are no variances and covariances.
+            ValueError: The numbers are not variances and covariances.
         """
         p, q, r = checked_covariances(p, q, r)
         return self.factor * self.raw_dual(p, q, r)
@@ -160,7 +160,7 @@ def by_quadrature(function: Function, name: str | None = None) -> Activation:
 
 
 def checked_covariances(p: Tensor, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Variances and covariances in float64, with clear errors for what no Gaussians have."""
+    """Variances and covariances in float64; raises ValueError for impossible ones."""
     p = _finite_float64(p, "p")
     q = _finite_float64(q, "q")
     r = _finite_float64(r, "r")
@@ -191,7 +191,7 @@ def _finite_float64(values: Tensor, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class _Values:
-    """A user's activation, with its shape checked."""
+    """A user's activation, with a check of the shape that it returns."""
 
     function: Function
 
@@ -238,10 +238,12 @@ class _QuadratureDual:
 
 
 def _identity_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+    """The covariance itself."""
     return r + 0 * (p + q)  # of the broadcast shape
 
 
 def _identity_slope_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+    """One everywhere."""
     return torch.ones_like(p + q + r)
 
 
@@ -263,7 +265,7 @@ def _relu_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
 
 
 def _relu_slope_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
-    """The share of (u > 0, v > 0); 1/4 where a variance is zero (a slope of 1/2 at zero)."""
+    """P(u > 0, v > 0); 1/4 where a variance is zero (the slope at zero is taken as 1/2)."""
     side = _determinant(p, q, r).sqrt()
     share = torch.atan2(side, -r) / (2 * math.pi)
     return torch.where((p > 0) & (q > 0), share, 0.25)
@@ -288,18 +290,19 @@ def _gelu_slope_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
 
 
 def _sin_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
-    """By the characteristic function; the exponents are never positive together."""
+    """By the characteristic function; written so that no exponent is positive."""
     size = r.abs()
     return -0.5 * r.sign() * torch.exp(size - (p + q) / 2) * torch.expm1(-2 * size)
 
 
 def _sin_slope_dual(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+    """For cos x, in the same way."""
     size = r.abs()
     return 0.5 * torch.exp(size - (p + q) / 2) * (1 + torch.exp(-2 * size))
 
 
 def _determinant(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
-    """$pq - r^2$, at least zero, as a product of two differences to spare the squares' rounding."""
+    """$pq - r^2$, at least zero, as a product, which rounds less than a difference of squares."""
     root = p.sqrt() * q.sqrt()
     return ((root - r) * (root + r)).clamp_min(0)
 

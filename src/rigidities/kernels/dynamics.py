@@ -1,4 +1,4 @@
-r"""The Gaussian process that a wide network is after training for a time t.
+r"""The Gaussian process that describes a wide network after training for a time t.
 
 Gradient flow with rate $\eta$ on half the squared error of a network linear in its parameters,
 started from the NNGP prior $f_0 \sim N(0, K_\mathrm{NNGP})$, keeps it Gaussian. With
@@ -19,10 +19,10 @@ vectors $v_j$ of F and $\lambda_j = s_j^2$ the four terms of the variance collap
 $$ \sigma^2 = \sigma_w^2 \Big[ |f_\perp|^2
    + \sum_j (v_j^\top f)^2 e^{-2 \eta c \lambda_j t} \Big], $$
 
-$f_\perp$ the part of f outside the span of the rows of F. At $t = \infty$ that part alone is left:
-for as many independent rows as features it is exactly zero, whatever the noise in the data. The
-ridge of the paper's final formula is a modelling choice made after this limit, and no ridge has
-the shape of the filter at finite t.
+where $f_\perp$ is the component of f outside the span of the rows of F. At $t = \infty$ only this
+component is left: with as many independent rows as features it is exactly zero, whatever the noise
+in the data. The ridge of the paper's final formula is a modelling choice made after this limit, and
+no ridge has the shape of the filter at finite t.
 
 Reference: J. Lee et al., "Wide neural networks of any depth evolve as linear models under gradient
 descent" (2019).
@@ -55,13 +55,13 @@ class TrainedProcess:
         mean: (M,) or (M, K) for targets (N, K).
         variance: (M,); never below zero by rounding alone.
         covariance: (M, M), or None where it was not asked for.
-        threshold: Eigenvalues of the NTK up to it count as zero: at $t = \infty$ nothing is
+        threshold: Eigenvalues of the NTK up to this count as zero: at $t = \infty$ nothing is
             learnt along them.
         rank: Number of eigenvalues above the threshold.
-        rounding_error: Rounding error of the variance, shaped like it: no smaller variance can be
-            told from zero. Those between minus this and 0 were set to zero. A variance below stays,
-            and says
-            that the NNGP kernels given are not those of one positive semi-definite function.
+        rounding_error: Rounding error of the variance, of the same shape. Smaller variances cannot
+            be told from zero. Negative ones of at most this size were set to zero. More negative
+            ones are kept: they show that the NNGP kernels do not belong to one positive
+            semi-definite function.
     """
 
     time: Tensor
@@ -93,13 +93,12 @@ def gaussian_process_at(
         learning_rate: $\eta$ of $\dot w = -\eta \nabla \sum_i \frac12 (f(x_i) - y_i)^2$.
         covariance: Whether to compute the full covariance between the test points too.
         tolerance: Eigenvalues up to `tolerance` times the largest count as zero; by default N
-            times the rounding of float64. Components of k(⋆, D) along them that are themselves
-            no more than rounding are set to zero, so that a large finite time does not blow
-            them up.
+            times the rounding of float64. Components of k(⋆, D) along them that are only rounding
+            are set to zero, so that a large finite time does not amplify them.
 
     Returns:
         The process, with the threshold that was used and the rounding of the variance. The
-        covariance is as computed, so that its diagonal may be negative by as much.
+        covariance is not corrected for rounding: its diagonal may be negative by that amount.
 
     Raises:
         ValueError: Shapes do not fit, values are not finite, or the NTK is not positive
@@ -134,7 +133,10 @@ def gaussian_process_at(
     test_variance = nngp_test.diagonal() if nngp_test.ndim == 2 else nngp_test
     prior_size = prior.diagonal().sum().clamp_min(0).sqrt()
 
-    means, variances, covariances, roundings = [], [], [], []
+    means = []
+    variances = []
+    covariances = []
+    roundings = []
     for t in times.reshape(-1).tolist():
         a = components * _filter(eigenvalues, learnt, learning_rate * t)  # A_t U, (M, N)
         a_prior = a @ prior
@@ -168,7 +170,7 @@ def last_layer_process_at(
     learning_rate: float = 1.0,
     tolerance: float | None = None,
 ) -> TrainedProcess:
-    r"""Mean and variance at time t from the features; no difference of large terms is taken.
+    r"""Mean and variance at time t from the features, without differences of large terms.
 
     Args:
         time: As in `gaussian_process_at`.
@@ -207,7 +209,9 @@ def last_layer_process_at(
     inside = test @ span.right.mT  # (M, rank)
     outside, outside_rounding = span.outside(test)  # (M,), squared lengths
     target_components = span.left.mT @ y
-    means, variances, roundings = [], [], []
+    means = []
+    variances = []
+    roundings = []
     for t in times.reshape(-1).tolist():
         exponent = -learning_rate * constant * t * singular.square()
         means.append((inside * (-torch.expm1(exponent) / singular)) @ target_components)
@@ -226,9 +230,9 @@ def last_layer_process_at(
 
 
 def _cross_components(components: Tensor, learnt: Tensor) -> Tensor:
-    """Components (M, N) of k(⋆, D), without rounding along the NTK's null space.
+    """Components (M, N) of k(⋆, D), with rounding along the NTK's null space set to zero.
 
-    A positive semi-definite kernel has none there.
+    A positive semi-definite kernel has no components there.
     """
     epsilon = torch.finfo(torch.float64).eps
     rounding = len(learnt) * epsilon * components.norm(dim=1, keepdim=True)
@@ -238,8 +242,8 @@ def _cross_components(components: Tensor, learnt: Tensor) -> Tensor:
 def _rounding(test_variance: Tensor, a: Tensor, prior_size: Tensor) -> Tensor:
     r"""$4 (N + 1)\, \epsilon\, (\sqrt{k(\star, \star)} + |A|\, \sqrt{\mathrm{tr}\, K})^2$, (M,).
 
-    By Cauchy-Schwarz the square bounds the sum of the four terms' absolute values, each of which
-    is a sum of products of up to N numbers, turned into the eigenvectors before.
+    By Cauchy-Schwarz the square bounds the sum of the absolute values of the variance's four terms.
+    Each term is a sum of up to N products of numbers that were transformed to the eigenbasis.
     """
     lengths: Tensor = torch.linalg.vector_norm(a, dim=-1)
     size = test_variance.clamp_min(0).sqrt() + lengths * prior_size
@@ -247,7 +251,7 @@ def _rounding(test_variance: Tensor, a: Tensor, prior_size: Tensor) -> Tensor:
 
 
 def _stacked(values: list[Tensor], times: Tensor) -> Tensor:
-    """One value per time, stacked along the axis of the times, where they have one."""
+    """One value per time, stacked along a leading axis; without that axis for a single time."""
     return torch.stack(values).reshape(times.shape + values[0].shape)
 
 
@@ -269,7 +273,12 @@ def _spectrum(kernel: Tensor, tolerance: float | None) -> tuple[Tensor, Tensor, 
 def _filter(eigenvalues: Tensor, learnt: Tensor, steps: float) -> Tensor:
     r"""$(1 - e^{-\lambda\tau}) / \lambda$ at $\tau = \eta t$, with its limits.
 
-    At $\lambda = 0$ it is $\tau$; at $\tau = \infty$ the null space is left out.
+    At $\lambda = 0$ it is $\tau$; at $\tau = \infty$ it is zero there.
+
+    Args:
+        eigenvalues: $\lambda$, (N,).
+        learnt: Which eigenvalues are above the threshold, (N,).
+        steps: $\tau$, learning rate times time.
     """
     safe = torch.where(learnt, eigenvalues, 1.0)
     at_zero = 0.0 if math.isinf(steps) else steps
@@ -313,7 +322,7 @@ def _check_test_kernel(test: Tensor, points: int, *, covariance: bool) -> None:
 
 
 def _checked_times(time: Times, rate: float) -> Tensor:
-    """The times as () or (T,), with clear errors for times and rates that cannot be."""
+    """The times as a tensor () or (T,); raises ValueError for impossible times and rates."""
     times = torch.as_tensor(time, dtype=torch.float64)
     if times.ndim > 1 or times.numel() == 0 or not bool((times >= 0).all()):
         raise ValueError(f"time must be a number or a sequence, not negative, got {time}.")
@@ -323,7 +332,7 @@ def _checked_times(time: Times, rate: float) -> Tensor:
 
 
 def _finite(tensor: Tensor, name: str) -> Tensor:
-    """A tensor in float64; NaN, infinity and empty tensors are refused by name."""
+    """A tensor in float64; refuses NaN, infinity and empty tensors, with the name."""
     tensor = tensor.detach().to(torch.float64)
     if tensor.numel() == 0 or not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"{name}: expected finite numbers, got none, NaN or infinity.")

@@ -4,8 +4,8 @@ $$ \hat\Theta_{nk,ml} = \frac{\partial \tilde y_k(x_n)}{\partial w} \cdot
    \frac{\partial \tilde y_l(x_m)}{\partial w}, \qquad
    \hat K_{nm} = \sigma_w^2\, f_n^\top f_m . $$
 
-At initialisation and large width they tend to the NTK and the NNGP; the second one with an error
-of the order of one over the root of the last layer's width (the paper's Sec. 3.5).
+At initialisation and large width they tend to the NTK and the NNGP. The error of the second is of
+the order of one over the root of the last layer's width (the paper's Sec. 3.5).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..last_layer.readout.tap import AnyTap, Tap
 __all__ = ["empirical_nngp", "empirical_ntk"]
 
 DEFAULT_BATCH = 256
-"""Rows whose derivatives are stored at once, twice."""
+"""Rows of a batch; the derivatives of two batches are stored at once."""
 
 
 def empirical_ntk(
@@ -105,8 +105,8 @@ def empirical_nngp(
 ) -> Tensor:
     r"""$\sigma_w^2 F F'^\top$ from the features of the last layer, (N, M) in float64.
 
-    A bias of the readout counts as one more feature, equal to one, of the same variance. In a
-    network of standard parametrisation $\sigma_w^2$ is the variance of the readout's weights, which
+    A bias of the readout counts as one more feature, equal to one, with the same variance. In a
+    network in standard parametrisation, $\sigma_w^2$ is the variance of the readout's weights and
     includes the factor 1 / width.
 
     Args:
@@ -155,7 +155,7 @@ def _features(tap: AnyTap, x: Tensor, batch_size: int) -> Tensor:
 
 
 def _chunks(x: Tensor, size: int) -> list[tuple[int, Tensor]]:
-    """Rows in chunks of this size, each with its start."""
+    """Chunks of at most `size` rows, each with the number of its first row."""
     return [(start, x[start : start + size]) for start in range(0, len(x), size)]
 
 

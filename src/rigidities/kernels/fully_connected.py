@@ -8,8 +8,9 @@ $$ K^{(0)} = \Theta^{(0)} = \sigma_w^2\, s\, x^\top x' + \sigma_b^2, \qquad
    K^{(l)} = \sigma_w^2\, \check\phi(K^{(l-1)}) + \sigma_b^2, \qquad
    \Theta^{(l)} = K^{(l)} + \sigma_w^2\, \Theta^{(l-1)}\, \check\phi'(K^{(l-1)}) . $$
 
-$\check\phi$ at a pair depends on both variances beside the covariance, so the diagonals run ahead:
-they are N + M numbers a layer, and each layer then costs one elementwise map of the N x M matrix.
+$\check\phi$ at a pair of inputs depends on both variances besides the covariance, so the diagonals
+are computed along with the matrix: they are N + M numbers per layer, and each layer then costs one
+elementwise map of the N x M matrix.
 
 References: J. Lee et al., "Deep neural networks as Gaussian processes" (2018); A. Jacot, F. Gabriel
 and C. Hongler, "Neural tangent kernel" (2018).
@@ -44,7 +45,7 @@ class Kernels(NamedTuple):
 class FullyConnected:
     r"""The infinitely wide network in NTK parametrisation.
 
-    Each layer is $z = \sigma_w W a / \sqrt n + \sigma_b b$, the entries of W and b all N(0, 1).
+    Each layer is $z = \sigma_w W a / \sqrt n + \sigma_b b$, with entries of W and b from N(0, 1).
 
     Args:
         depth: The number L of hidden layers; 0 is a linear model.
@@ -54,7 +55,7 @@ class FullyConnected:
         input_scale: The factor s of the inputs' products; "dim" for 1 / (number of inputs), 1.0 in
             the paper.
         normalised: Whether to scale the activation so that $E[\phi(z)^2] = 1$ at unit variance, as
-            the paper does: inputs of unit length then keep it through all layers.
+            the paper does: inputs of unit length then have unit variance in all layers.
 
     Raises:
         ValueError: A number is out of its range.
@@ -97,7 +98,7 @@ class FullyConnected:
         return self._kernels(x, z, tangent=True).ntk
 
     def kernels(self, x: Tensor, z: Tensor | None = None) -> Kernels:
-        """Both kernels, for the price of the NTK.
+        """Both kernels, at the cost of the NTK alone.
 
         Args:
             x: Inputs (N, d).
@@ -115,7 +116,7 @@ class FullyConnected:
         return self._recursion(variance, variance, variance, tangent=True)
 
     def _kernels(self, x: Tensor, z: Tensor | None, *, tangent: bool) -> Kernels:
-        """Both kernels; the NTK is not computed where it is not wanted (not `tangent`)."""
+        """Both kernels; the NTK is meaningless unless `tangent`."""
         x = _inputs(x, "x")
         other = x if z is None else _inputs(z, "z")
         if other.shape[1] != x.shape[1]:
@@ -131,7 +132,7 @@ class FullyConnected:
         r = torch.clamp(r, -bound, bound)
         if z is not None:
             return self._recursion(p[:, None], q[None], r, tangent=tangent)
-        r.diagonal().copy_(p)  # the product's rounding would pass for a correlation below 1
+        r.diagonal().copy_(p)  # else rounding would look like a correlation below 1
         nngp, ntk = self._recursion(p[:, None], q[None], r, tangent=tangent)
         return Kernels(nngp=(nngp + nngp.mT) / 2, ntk=(ntk + ntk.mT) / 2)
 
@@ -143,8 +144,8 @@ class FullyConnected:
     def _recursion(self, p: Tensor, q: Tensor, r: Tensor, *, tangent: bool) -> Kernels:
         """L layers of variances p and q, covariances r and, if `tangent`, the tangent kernel.
 
-        Where r is p itself, a diagonal, the variances are the covariances and are not computed
-        twice.
+        Where r is the same tensor as p (only a diagonal is wanted), the variances equal the
+        covariances and are not computed twice.
         """
         phi = self._phi
         w = self.weight_variance

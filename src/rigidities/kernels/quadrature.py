@@ -1,4 +1,4 @@
-r"""Dual activations by Gauss-Hermite quadrature, for activations without a closed form.
+r"""Dual activations by quadrature of Hermite coefficients, where there is no closed form.
 
 With $h_n$ the Hermite polynomials orthonormal under $z \sim N(0, 1)$ and the coefficients
 $a_n(p) = E[\phi(\sqrt p\, z)\, h_n(z)]$, Mehler's formula turns the two-dimensional expectation
@@ -6,15 +6,16 @@ over $N(0, \binom{p\ r}{r\ q})$ into a power series of the correlation $\rho = r
 
 $$ E[\phi(u)\, \phi(v)] = \sum_n a_n(p)\, a_n(q)\, \rho^n . $$
 
-For an N x M kernel a two-dimensional rule of m nodes a side costs $N M m^2$ evaluations of $\phi$;
-here $(N + M)\, m$ evaluations give the coefficients and $N M m$ multiplications, by Horner's scheme
-in place, the kernel. $|\rho| = 1$ needs no care: the series becomes Parseval's sum for $E[\phi^2]$.
+For an N x M kernel, a two-dimensional rule with m nodes per side costs $N M m^2$ evaluations of
+$\phi$. Here $(N + M)\, m$ evaluations give the coefficients, and $N M m$ multiplications, by
+Horner's scheme in place, give the kernel. $|\rho| = 1$ is no special case: the series becomes
+Parseval's sum for $E[\phi^2]$.
 
 The one-dimensional integrals use the trapezoidal rule on $|z| \le 13$, which converges
-geometrically for a function analytic about the real line. (Gauss-Hermite nodes would spread to
-$2\sqrt m$, mostly where the density is nil.) Each order has a grid of its own, so that two orders
-agree on what the activation is and not on what one grid makes of it. What enters is the product
-$h_n(z)\, e^{-z^2/2}$, built by the three-term recursion of $h_n(z)\, e^{-z^2/4}$, which neither
+geometrically for a function that is analytic near the real line. (Gauss-Hermite nodes would spread
+to $2\sqrt m$, mostly where the density vanishes.) Each order has its own grid, so that two orders
+cannot agree by sharing the errors of one grid. The integrand contains the product
+$h_n(z)\, e^{-z^2/2}$, computed by the three-term recursion of $h_n(z)\, e^{-z^2/4}$, which neither
 overflows nor cancels.
 
 `mehler_dual` takes variances and covariances that broadcast, finds the order at which the
@@ -34,12 +35,12 @@ from torch import Tensor
 Function = Callable[[Tensor], Tensor]
 
 ORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Numbers of terms that are tried in turn, until two in succession agree."""
+"""Numbers of terms that are tried in turn, until two consecutive ones agree."""
 
 TOLERANCE = 1e-8
 """Largest difference between two orders, relative to the largest $E[\\phi^2]$ present.
 
-The finer order, which is used, is better by far: the error falls to about its 1.4th power.
+The finer order, which is used, is far more accurate: its error is about this to the power 1.4.
 """
 
 _REACH = 13.0
@@ -51,7 +52,7 @@ _BLOCK = 1 << 14
 """Entries of a kernel that are summed together, within a processor's cache."""
 
 _MOST = 1 << 12
-"""Variances at once: at the highest order their coefficients take 128 MiB."""
+"""Most variances at once: at the highest order their coefficients take 128 MiB."""
 
 
 class _HermiteExpansion(NamedTuple):
@@ -70,8 +71,9 @@ def hermite_rule(order: int) -> tuple[Tensor, Tensor, Tensor]:
         >>> [round(float((weights * z**n).sum()), 12) for n in (0, 2, 4)]  # moments of N(0, 1)
         [1.0, 1.0, 3.0]
     """
-    # Four nodes or more to the shortest wave of the last term, and over 256 in all. The steps of
-    # two orders have an irrational ratio: they cannot agree on a wave that is too fast for both.
+    # At least four nodes per shortest wave of the last term, and more than 256 in total. The steps
+    # of consecutive orders have an irrational ratio, so that the two cannot agree on a wave that is
+    # too fast for both.
     step = 2 * _REACH / max(256 * math.sqrt(math.sqrt(order / 32)), 32 * math.sqrt(order))
     side = math.ceil(_REACH / step)
     z = step * torch.arange(-side, side + 1, dtype=torch.float64)
@@ -92,7 +94,7 @@ def hermite_rule(order: int) -> tuple[Tensor, Tensor, Tensor]:
 def hermite_coefficients(function: Function, variance: Tensor, order: int) -> tuple[Tensor, Tensor]:
     r"""$a_n(p) = E[\phi(\sqrt p\, z)\, h_n(z)]$ for n below `order`, and $E[\phi(\sqrt p\, z)^2]$.
 
-    By Parseval the squares of all $a_n$ sum to the second.
+    By Parseval's theorem the squares of all $a_n$ add up to $E[\phi(\sqrt p\, z)^2]$.
 
     Args:
         function: $\phi$, elementwise.
@@ -126,13 +128,13 @@ def hermite_coefficients(function: Function, variance: Tensor, order: int) -> tu
 def mehler_dual(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str = "") -> Tensor:
     r"""$E[\phi(u)\phi(v)]$ for $(u, v) \sim N(0, \binom{p\ r}{r\ q})$, elementwise.
 
-    The order doubles until two in succession agree within `TOLERANCE` for the variances at hand
-    and *every* correlation between them, which the coefficients alone decide. Where no two do (a
-    jump or a kink, fast oscillation, large variances) the activation is refused.
+    The order doubles until two consecutive ones agree within `TOLERANCE` for these variances and
+    *every* correlation between them; the coefficients alone show this. Where no two agree (a jump
+    or a kink, fast oscillation, large variances) a ValueError is raised.
 
     Args:
         function: $\phi$, elementwise.
-        p: Variances of u. p of (N, 1) beside q of (1, M) keeps the work at N + M quadratures.
+        p: Variances of u. With p of (N, 1) and q of (1, M) there are only N + M quadratures.
         q: Variances of v.
         r: Covariances. All three broadcast.
         name: What messages call the function.
@@ -150,8 +152,8 @@ def _series_sum(left: Tensor, right: Tensor, rho: Tensor) -> Tensor:
     """The sum of left_n right_n rho^n by Horner's scheme, in blocks that fit a cache.
 
     Args:
-        left: Coefficients (m, ...), which broadcast to rho behind the first axis.
-        right: The same of the other side.
+        left: Coefficients (m, ...), which broadcast with rho after the first axis.
+        right: The same for the other side.
         rho: Correlations.
     """
     correlations = rho.reshape(rho.shape or (1,))
@@ -169,7 +171,7 @@ def _series_sum(left: Tensor, right: Tensor, rho: Tensor) -> Tensor:
 
 
 def _with_axes(coefficients: Tensor, axes: int) -> Tensor:
-    """(m, ...) -> (m, 1, ..., 1, ...) with so many axes in all."""
+    """(m, ...) -> (m, 1, ..., 1, ...) with `axes` axes in total."""
     new_axes = (1,) * (axes - coefficients.ndim)
     return coefficients.reshape(len(coefficients), *new_axes, *coefficients.shape[1:])
 
@@ -182,7 +184,7 @@ def correlation(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
 
 
 def _dual_in_halves(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str) -> Tensor:
-    """Split the longest axis of the variances, so that no table of coefficients grows large."""
+    """`mehler_dual` for two halves of the longest axis, so that coefficient tables stay small."""
     shape = (p + q + r).shape
     p = p.reshape((1,) * (len(shape) - p.ndim) + p.shape)
     q = q.reshape((1,) * (len(shape) - q.ndim) + q.shape)
@@ -210,7 +212,7 @@ def _narrowed(tensor: Tensor, axis: int, start: int, length: int) -> Tensor:
 def _converged_coefficients(
     function: Function, p: Tensor, q: Tensor, name: str
 ) -> tuple[Tensor, Tensor]:
-    """Coefficients (P, m) and (Q, m) at the first order that agrees with the one before."""
+    """Coefficients (P, m) and (Q, m) at the first order that agrees with the previous one."""
     coarse = _both_sides(function, p, q, ORDERS[0])
     change = math.inf
     for order in ORDERS[1:]:
@@ -244,7 +246,7 @@ def _relative_change(
 ) -> float:
     r"""Bound on the relative change of $\sum_n a_n b_n \rho^n$ for all pairs, $|\rho| \le 1$.
 
-    A part of the function that no term reaches shows in Parseval's sum.
+    Anything in the function that no term represents is missing from Parseval's sum.
     """
     changes = []  # of each side, (order,): the largest |change| of a coefficient
     sizes = []  # of each side, (order,): the largest |coefficient|
@@ -268,6 +270,6 @@ def _relative_change(
 def _trimmed(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Coefficients without the trailing terms that together stay below rounding."""
     terms = left.abs().amax(0) * right.abs().amax(0)
-    tails = terms.flip(0).cumsum(0).flip(0)  # the sum of each term and all behind it
+    tails = terms.flip(0).cumsum(0).flip(0)  # the sum of each term and all later ones
     count = max(1, int((tails > 1e-17 * tails[0]).sum()))
     return left[:, :count].contiguous(), right[:, :count].contiguous()

@@ -7,8 +7,8 @@ $$ \check\phi(\xi) = \frac{\sum_n a_n^2 \xi^n}{\sum_n a_n^2}, \qquad
    \check\phi^{(n)}(0) = \frac{n!\, a_n^2}{\sum_m a_m^2}
    = \frac{(E\,\phi^{(n)}(z))^2}{E\,\phi(z)^2} . $$
 
-(The paper's constant C stands for $1 / (2\pi\, E\,\phi^2)$ here: it holds the density's normaliser
-at $\xi = 0$; at other $\xi$ that normaliser is $1 / (2\pi \sqrt{1 - \xi^2})$, no constant.)
+(The paper's constant C is $1 / (2\pi\, E\,\phi^2)$ here: it contains the density's normaliser at
+$\xi = 0$. At other $\xi$ that normaliser is $1 / (2\pi \sqrt{1 - \xi^2})$, which is not constant.)
 
 For an odd activation with $a = \check\phi'(0)$ and $b = \check\phi'''(0)$, l layers give
 
@@ -45,10 +45,10 @@ __all__ = [
 ]
 
 _REACH = 16.0
-"""The integrals' range; exp(-16^2 / 2) is 1e-56."""
+"""The integrals run from -16 to 16; exp(-16^2 / 2) is 1e-56."""
 
 _PANELS = (64, 128)
-"""Two numbers of panels, which have to agree; their edges are at all multiples of 1/2."""
+"""The two numbers of panels whose results must agree; all multiples of 1/2 are edges of panels."""
 
 _NODES = 24
 """Gauss-Legendre nodes in a panel."""
@@ -58,9 +58,9 @@ class CubicCorrections(NamedTuple):
     r"""Coefficients of $\xi^3$.
 
     Attributes:
-        linear: That of $\Xi$, the error of a multiple of the inputs' products.
-        nngp: That of $\Delta$, the error of a multiple of the NNGP.
-        difference: That of $|\Xi| - |\Delta|$.
+        linear: The coefficient in $\Xi$, the error of a multiple of the inputs' products.
+        nngp: The coefficient in $\Delta$, the error of a multiple of the NNGP.
+        difference: The coefficient in $|\Xi| - |\Delta|$.
     """
 
     linear: float
@@ -72,8 +72,8 @@ def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True
     r"""Taylor coefficients $c_n = a_n^2\, [/ \sum_m a_m^2]$ of the dual at zero correlation.
 
     The integrals are composite Gauss-Legendre with panel edges at the multiples of 1/2, so that
-    kinks there (ReLU) cost nothing. They are computed with two numbers of panels, which have to
-    agree; the finer result is returned.
+    kinks there (ReLU) cost no accuracy. They are computed with two numbers of panels, whose results
+    must agree; the finer one is returned.
 
     Args:
         kind: Anything that `activation` takes.
@@ -189,8 +189,8 @@ def recursion_series(series: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         depth: Number of hidden layers.
 
     Returns:
-        Coefficients of the NNGP and the NTK, (n,) each; exact up to the cut where the dual is
-        zero at zero.
+        Coefficients of the NNGP and the NTK, (n,) each. They are exact if the dual is zero at
+        zero.
 
     Examples:
         >>> nngp, ntk = recursion_series(torch.tensor([0.0, 0.5, 0.0, 0.5]), 1)

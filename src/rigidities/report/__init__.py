@@ -1,16 +1,17 @@
 """One HTML page that says how far error bars can be trusted; it works without a network.
 
-The page opens with a verdict in plain words, says what to beware of, and shows interactive plots
-and metrics beside those of a constant bar and of right bars.
+The page opens with a verdict in plain words, lists what to be careful about, and shows interactive
+plots and metrics. Metrics are compared with those of a constant bar and of right bars, which are
+the same bars with true values drawn from them.
 
-| function | takes | gives |
+| function | takes | returns |
 | --- | --- | --- |
 | `verdict` | a `Prediction`, or means and bars, with true values | the verdict, to print |
 | `html` | the same | the page, as text |
-| `save` | a file and a page | the file |
-| `write` | a file, a fitted and calibrated object and labelled data | the file with the page |
+| `save` | a path and a page | the path, after writing the page there |
+| `write` | a path, a fitted and calibrated object, labelled data | the path, as `save` |
 
-Pages need the extra `report`, the verdict does not.
+Pages need the extra `report`; the verdict does not.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def __dir__() -> list[str]:
 
 TITLE = "Can the error bars be trusted?"
 MOST_TARGETS = 12
-"""Targets with a section of their own at most; the others stand in the overview."""
+"""At most this many targets get their own section; the others are only in the overview."""
 _FEWEST_POINTS = 500
-"""Rows that a scatter plot may always show, however many targets share the page."""
+"""A scatter plot may always show this many rows, however many targets share the page."""
 _UNCALIBRATED = Caution(
     "The error bars are not calibrated: their scale means nothing. Call calibrate(valid) first.",
     "they are not calibrated",
@@ -65,16 +66,19 @@ def verdict(
     reference: Values | None = None,
     first_row: int = 0,
 ) -> Verdict:
-    """Whether error bars can be trusted, in words to print; of several targets the worst.
+    """Whether error bars can be trusted, in words to print.
+
+    For several targets, it is the verdict on the worst one.
 
     Args:
-        prediction: What `predict` gave, judged by its own distribution; or means, (N,) or (N, K)
-            for K targets.
-        target: True values, shaped alike, of rows that neither fit nor calibration has seen.
-        std: The error bars of means, shaped alike and above zero: standard deviations of Gaussians.
+        prediction: What `predict` returned, judged by its own distribution; or means, (N,) or
+            (N, K) for K targets.
+        target: True values of the same shape, for rows used in neither fit nor calibration.
+        std: The error bars of means, of the same shape and above zero: standard deviations of
+            Gaussians.
         names: Names of the targets.
-        calibration: What `calibrate` returned, so that no remedy is named that is in use already,
-            and the bars are compared with the constant bar of the calibration rows.
+        calibration: What `calibrate` returned. With it, remedies that are already in use are not
+            suggested, and the bars are compared with the constant bar of the calibration rows.
         constant: The one bar for all rows that the bars are compared with, as in `html`.
         reference: Error bars on rows like those of the calibration, as in `html`.
         first_row: Number of the first row.
@@ -123,23 +127,24 @@ def html(
     """The page on predictions, their error bars and true values.
 
     Args:
-        prediction: What `predict` gave, judged by its own distribution; or means, (N,) or (N, K)
-            for K targets.
-        target: True values, shaped alike, of rows that neither fit nor calibration has seen.
-        *old_order: Refused. Bars are passed by their name, `html(mean, target, std=std)`.
-        std: The error bars of means, shaped alike and above zero: standard deviations of Gaussians.
+        prediction: What `predict` returned, judged by its own distribution; or means, (N,) or
+            (N, K) for K targets.
+        target: True values of the same shape, for rows used in neither fit nor calibration.
+        *old_order: Refused. Bars are passed by name, `html(mean, target, std=std)`.
+        std: The error bars of means, of the same shape and above zero: standard deviations of
+            Gaussians.
         title: The heading.
         names: Names of the targets.
-        inputs: What else to show at a row: columns by name, or an array (N, D).
+        inputs: What else to show for a row: columns by name, or an array (N, D).
         calibration: What `calibrate` returned.
-        constant: The one bar for all rows that the bars are compared with, of each target: the RMS
-            error of calibration rows. By default that of the calibration. Where it is not known,
-            it is the RMS error of these very rows, which is the best there can be.
+        constant: For each target, one bar for all rows to compare the bars with: the RMS error of
+            the calibration rows. By default that of the calibration. Where it is not known, the
+            RMS error of these rows is taken, which no other constant bar can beat.
         reference: Error bars on rows like those of the calibration, (M,) or (M, K). Test rows
-            with larger ones are reported as unlike them.
-        cautions: Further sentences to warn with.
+            with larger bars are reported as unlike them.
+        cautions: Further warnings to show.
         first_row: Number of the first row.
-        level: Level of the intervals in the table of metrics. The verdict is on those of 90 %.
+        level: Level of the intervals in the table of metrics. The verdict always uses 90 %.
 
     Returns:
         The page.
@@ -190,14 +195,14 @@ def write(
     Args:
         path: The file. Its folder must exist.
         uq: A `LastLayerRigidity`. (The page of a `Prediction` is `save(path, html(p, target))`.)
-        x: Labelled test data which nothing has seen before, in any form that `fit` takes.
+        x: Labelled test data, used in neither fit nor calibration, in any form that `fit` takes.
         y: Their targets, as in `fit`.
         reference: Rows like those of the calibration, in any form that `predict` takes. Test rows
             with larger bars are reported as unlike them.
         title: The heading.
         names: Names of the targets.
-        inputs: What else to show at a row, as in `html`; by default the model's inputs, where they
-            are few numbers.
+        inputs: What else to show for a row, as in `html`; by default the model's inputs, where
+            they are only a few numbers.
         first_row: Number of the first row.
         progress: Whether a progress bar is shown; by default on a terminal only.
 
@@ -243,7 +248,7 @@ def judge(
     level: float = LEVEL,
     advice: Advice | None = None,
 ) -> Judgements:
-    """Judge all targets once, for whatever tells of them.
+    """Judge all targets once; the verdict, the page and the commands all use the result.
 
     The arguments are those of `html`, and two more.
 
@@ -258,9 +263,10 @@ def judge(
         reference: As in `html`.
         cautions: As in `html`.
         first_row: As in `html`.
-        row_numbers: Numbers of all rows, where they do not follow one another.
+        row_numbers: Numbers of all rows, where they are not consecutive.
         level: As in `html`.
-        advice: Says what helps against a fault, where it is not what the library has in Python.
+        advice: Returns the remedy for a fault, where it differs from the library's own, which is
+            for use in Python.
     """
     all_rows = target_rows(
         prediction, target, std=std, names=names, inputs=inputs, first_row=first_row
@@ -299,9 +305,9 @@ def judge_predictor(
         data: Labelled data in any form that `fit` takes.
         reference: Rows like those of the calibration, in any form that `predict` takes.
         names: Names of the targets.
-        inputs: As in `html`; by default the model's inputs, where they are few numbers.
+        inputs: As in `html`; by default the model's inputs, where they are only a few numbers.
         first_row: Number of the first row.
-        advice: Says what helps against a fault, as in `judge`.
+        advice: Returns the remedy for a fault, as in `judge`.
         progress: Whether a progress bar is shown; by default on a terminal only.
     """
     if isinstance(predictor, Prediction):
@@ -327,10 +333,10 @@ def judge_predictor(
 
 
 def page_of(judgements: Judgements, title: str = TITLE) -> str:
-    """The page on targets that were judged."""
+    """The page on judged targets, as HTML text."""
     require_extra()
     target_count = len(judgements.targets)
-    # The first targets have sections, and the worst in any case.
+    # The first targets get sections, and the worst target in any case.
     chosen = list(range(min(MOST_TARGETS, target_count)))
     if judgements.worst_target not in chosen:
         chosen[-1] = judgements.worst_target
@@ -360,7 +366,7 @@ def page_of(judgements: Judgements, title: str = TITLE) -> str:
 
 
 def _identifier(target_index: int) -> str:
-    """The name that identifiers of a target's section begin with."""
+    """The prefix of all identifiers in a target's section."""
     return f"t{target_index}"
 
 
@@ -373,7 +379,7 @@ def _all_plots(sections: Sequence[TargetSection]) -> dict[str, Plot]:
 
 
 def _about(judgements: Judgements) -> str:
-    """How many rows there are, of what, and how they are counted."""
+    """A sentence on how many rows there are, of which target, and how they are numbered."""
     rows = judgements.targets[0].rows
     name = rows.name
     if len(judgements.targets) > 1:
@@ -387,7 +393,7 @@ def _about(judgements: Judgements) -> str:
 def _constant_bars(
     constant: Values | None, calibration: CalibrationReport | None, target_count: int
 ) -> list[float | None]:
-    """The constant bar of the calibration rows, of each target; None where it is not known."""
+    """For each target, the constant bar of the calibration rows; None where it is not known."""
     if constant is not None:
         bars = as_tensor(constant).double().flatten()
         if len(bars) != target_count or not bool(((bars > 0) & bars.isfinite()).all()):
@@ -403,7 +409,7 @@ def _constant_bars(
 
 
 def _reference_bars(reference: Values | None, target_count: int) -> list[Tensor | None]:
-    """Bars on rows like those of the calibration, (M,), of each target; None where unknown."""
+    """For each target, bars on rows like those of the calibration, (M,); None where unknown."""
     if reference is None:
         return [None] * target_count
     (bars,) = aligned(std=reference)

@@ -1,10 +1,10 @@
-"""What to beware of in some rows, in plain words.
+"""What to be careful about in some rows, in plain words.
 
-`cautions` looks at the rows of one target, at the calibration and at reference bars, and gives a
-`Caution` for everything that a user of the bars should know beside the verdict: rows unlike those
-of the calibration, single rows far outside, heavy tails, skewed errors, biased predictions. A
-caution that is grave keeps the bars from being called trustworthy. Every check allows for what
-chance does to so many independent rows.
+`cautions` looks at the rows of one target, at the calibration and at reference bars, and returns a
+`Caution` for everything that a user of the bars should know besides the verdict: rows unlike those
+of the calibration, single rows far outside, heavy tails, skewed errors, biased predictions. A grave
+caution keeps the bars from being called trustworthy. Every check allows for chance, given the
+number of independent rows.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from .formatting import around, number
 from .rows import TargetRows
 
 FEW = 30
-"""Of fewer rows no verdict is given, and nothing is called good."""
+"""With fewer rows there is no verdict, and nothing is called good."""
 MOST_NAMED = 3
-"""Rows that a caution names at most."""
+"""A caution names at most this many rows."""
 _FAR_OUT = 5.0
-"""A bar is called far out beyond so many times the median bar."""
+"""A bar beyond this many times the median bar is called far out."""
 _TAIL_SIGMAS = 3.0
-"""Errors beyond so many bars count as outliers, where bars are right as a whole."""
+"""Errors beyond this many bars are in the tails, where bars are right as a whole."""
 _STRANGE = 1e-3
-"""A row is named if fewer than so many rows as far outside as it is are expected."""
+"""A row is named if fewer than this many rows are expected to lie as far outside."""
 _CLEARLY_LESS = 0.95
-"""The RMSE of the distribution's centre is told below this share of the model's RMSE."""
+"""The distribution's centre is reported as better below this share of the model's RMSE."""
 _SKEWED = 0.65
 """Errors are called skewed if this share of the largest ones lies on one side."""
 _GRAVELY_SKEWED = 0.8
+"""From this share on, the skew is a grave caution."""
 _AGAINST_FAULTS_OF_THE_MODEL = {
     "bias": "refit() or another model can mend it.",
     "centre": "Take p.centre as the prediction, or mend the output by refit().",
 }
-"""What helps against faults that no calibration mends."""
+"""What helps against faults that calibration cannot correct."""
 
 
 @dataclass(frozen=True)
 class Caution:
-    """Something to beware of.
+    """Something to be careful about.
 
     Attributes:
         text: Sentences.
@@ -62,7 +63,7 @@ def cautions(
     calibration: CalibrationReport | None = None,
     reference: Tensor | None = None,
 ) -> list[Caution]:
-    """All that is to beware of, the weightiest first.
+    """Everything to be careful about, the most important first.
 
     Args:
         rows: The rows of one target.
@@ -90,15 +91,15 @@ def remedy_for(fault: str, rows: TargetRows, calibration: CalibrationReport | No
 
     Args:
         fault: Its name: "uneven", "skew", "tails", "bias" or "centre".
-        rows: The rows that have it. Their `advice` has the last word.
-        calibration: What `calibrate` returned, so that nothing is named that is in use already.
+        rows: The rows with the fault. Their `advice`, if any, has the last word.
+        calibration: What `calibrate` returned, so that remedies in use are not suggested again.
     """
     if fault in _AGAINST_FAULTS_OF_THE_MODEL:
         text = _AGAINST_FAULTS_OF_THE_MODEL[fault]
     elif calibration is not None:
         text = calibration.remedy(fault)
     else:
-        # The distribution is known from its name, the form of the noise is not.
+        # Without a calibration, the distribution is known by name, but not the form of the noise.
         sure = bool(rows.distribution) and fault != "uneven"
         text = remedy(fault, {rows.distribution}, sure=sure)
     if rows.advice is None:
@@ -107,7 +108,12 @@ def remedy_for(fault: str, rows: TargetRows, calibration: CalibrationReport | No
 
 
 def sigmas_of_tail(tail: float, rows: TargetRows) -> float:
-    """The number of standard errors that chance passes as rarely, for all targets together."""
+    """How many standard errors chance exceeds with this probability, over all targets together.
+
+    Args:
+        tail: The probability, on one side.
+        rows: The rows of one target, which know the number of targets.
+    """
     probability = torch.tensor(tail / rows.target_count, dtype=torch.float64)
     return -float(torch.special.ndtri(probability))
 
@@ -137,13 +143,14 @@ def _unknown_distribution(rows: TargetRows) -> Caution | None:
 
 
 def _few_rows(rows: TargetRows) -> Caution | None:
+    """Whether there are too few rows for a verdict."""
     if len(rows) >= FEW:
         return None
     return Caution(f"There are {len(rows)} rows: every figure may be chance.")
 
 
 def _rows_far_outside(rows: TargetRows) -> Caution | None:
-    """Single rows, by their number, that their distribution all but excludes."""
+    """Names single rows whose true value their distribution all but excludes."""
     scored = rows.scored
     # Bars that are too narrow as a whole make no single row strange, so they are widened first.
     factor = max(1.0, scored.coverage.factor)
@@ -203,9 +210,9 @@ def _better_centre(rows: TargetRows) -> Caution | None:
 
 
 def _unlike_reference(rows: TargetRows, reference: Tensor | None) -> Caution | None:
-    """Whether bars are larger than they should be on inputs like those of the calibration.
+    """Whether more bars are large than there should be on inputs like those of the calibration.
 
-    Without a reference all one can say is that some bars are much larger than most.
+    Without a reference, only bars much larger than most can be reported.
     """
     if reference is None:
         median = float(rows.std.median())
@@ -220,8 +227,8 @@ def _unlike_reference(rows: TargetRows, reference: Tensor | None) -> Caution | N
     rank = math.ceil(0.999 * reference_count)
     limit = float(reference.kthvalue(rank).values)
     count = int((rows.std > limit).sum())
-    # The share of like rows beyond this order statistic follows Beta(above, rank); this is a
-    # generous upper bound of it.
+    # For rows like the reference, the share beyond this order statistic follows
+    # Beta(above, rank); this is a generous upper bound on it.
     above = reference_count - rank + 1
     share = min(1.0, (above + 3 * math.sqrt(above) + 2) / reference_count)
     expected = len(rows) * share
@@ -245,7 +252,7 @@ def _novel(rows: TargetRows, calibration: CalibrationReport | None) -> Caution |
     is_novel = rows.novelty > limit
     count = int(is_novel.sum())
     expected = 0.01 * len(rows)
-    # Chance draws these rows, and drew those of the calibration whose hundredth the limit is.
+    # Both these rows and the calibration rows, whose upper hundredth sets the limit, are random.
     chance = math.sqrt(expected * (1 + len(rows) / max(1, calibration.rows)))
     if count < expected + 3 * chance + 1:
         return None
@@ -258,15 +265,15 @@ def _novel(rows: TargetRows, calibration: CalibrationReport | None) -> Caution |
 
 
 def _repeated(rows: TargetRows) -> Caution | None:
-    """Whether rows are copies of others, which make chance look smaller than it is."""
+    """Whether rows are copies of others, so that the role of chance is underestimated."""
     target_kinds = _kinds(rows.target)
-    if _kind_count(target_kinds) == len(rows):  # the usual case, which is quickly decided
+    if _kind_count(target_kinds) == len(rows):  # the usual case, which is quick to decide
         return None
     prediction_kinds = _kinds(rows.mean, rows.std)
     row_kinds = _kinds(prediction_kinds, target_kinds)
     copies = len(rows) - _kind_count(row_kinds)
-    # Where few different predictions meet few different values, rows that are alike need not be
-    # copies: there are far more combinations than kinds of either.
+    # Where predictions and targets take few values, equal rows need not be copies. Then there are
+    # many more combinations than different predictions or targets.
     most_kinds = _kind_count(prediction_kinds.maximum(target_kinds))
     if copies <= 0.01 * len(rows) or _kind_count(row_kinds) > 1.01 * most_kinds:
         return None
@@ -277,7 +284,7 @@ def _repeated(rows: TargetRows) -> Caution | None:
 
 
 def _kinds(*columns: Tensor) -> Tensor:
-    """The number of each row's kind, (N,): rows of one kind are alike in all columns."""
+    """A number for each row, (N,), the same for rows that are equal in all columns."""
     kinds = torch.zeros(len(columns[0]), dtype=torch.long)
     for column in columns:
         column_kinds = torch.unique(column, return_inverse=True)[1]
@@ -287,12 +294,13 @@ def _kinds(*columns: Tensor) -> Tensor:
 
 
 def _kind_count(kinds: Tensor) -> int:
+    """How many kinds of rows there are, from what `_kinds` returns."""
     return int(kinds.max()) + 1
 
 
 def _heavy_tails(rows: TargetRows, calibration: CalibrationReport | None) -> Caution | None:
-    """Whether more errors than the distribution gives are very large."""
-    # Bars that are too narrow as a whole do not make tails heavy.
+    """Whether more errors are very large than the distribution predicts."""
+    # Bars that are too narrow as a whole do not mean heavy tails, so they are widened first.
     factor = max(0.8, rows.scored.coverage.factor)
     share = math.erfc(_TAIL_SIGMAS / math.sqrt(2))
     count = int((rows.scored.reach(1 - share) > factor).sum())
@@ -313,8 +321,8 @@ def _heavy_tails(rows: TargetRows, calibration: CalibrationReport | None) -> Cau
 
 
 def _skewed(rows: TargetRows, calibration: CalibrationReport | None) -> Caution | None:
-    """Whether the largest errors lie on one side; a bias alone does not count."""
-    centred = rows.z - rows.z.median()  # single rows far outside do not move the median
+    """Whether most of the largest errors lie on one side, after removal of a bias."""
+    centred = rows.z - rows.z.median()  # the median is robust against outliers
     largest_count = len(rows) - math.ceil(LEVEL * len(rows)) + 1
     largest = centred[centred.abs().topk(largest_count).indices]
     above = int((largest > 0).sum())
@@ -335,7 +343,7 @@ def _skewed(rows: TargetRows, calibration: CalibrationReport | None) -> Caution 
 def _biased(rows: TargetRows) -> Caution | None:
     """Whether the predictions are too high or too low on average.
 
-    Errors are counted from the distribution's own centre, which may be off the prediction.
+    Errors are measured from the distribution's centre, which may differ from the prediction.
     """
     p = rows.scored.p
     error_in_bars = rows.scored.error - (p.centre - p.mean) / p.std
@@ -356,7 +364,7 @@ def _biased(rows: TargetRows) -> Caution | None:
 
 
 def in_words(entries: Sequence[str]) -> str:
-    """A list for reading.
+    """A list in words.
 
     Examples:
         >>> in_words(["a"]), in_words(["a", "b", "c"])
@@ -368,4 +376,5 @@ def in_words(entries: Sequence[str]) -> str:
 
 
 def _count_and_share(count: int, rows: TargetRows) -> str:
+    """A count as text, such as "3 of 100 rows (3 %)"."""
     return f"{count} of {len(rows)} rows ({100 * count / len(rows):.3g} %)"

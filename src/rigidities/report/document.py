@@ -1,9 +1,9 @@
-"""One HTML file that asks the network for nothing.
+"""One HTML file that makes no network requests.
 
-`page` fills a template of Jinja. Templates extend `templates/page.html`, which holds what every
-page has: the style, the policy that forbids requests, plotly's script, the plots as JSON and the
-script that draws them. Jinja escapes all text that a template is given, so that text from data
-stays text.
+`page` fills a Jinja template. Templates extend `templates/page.html`, which holds what every page
+has: the style, the policy that forbids requests, plotly's script, the plots as JSON and the script
+that draws them. Jinja escapes all text that is passed to a template, so that text from data is
+never read as HTML.
 
 `save` puts a page into a file.
 """
@@ -43,13 +43,12 @@ def page(
     """Fill a template.
 
     Args:
-        template: Its name. It extends `page.html`.
+        template: The template's name. It extends `page.html`.
         title: Title of the page.
         plots: All plots, by the identifier of the element that each is drawn in.
-        hover_texts: Hover texts that plots share, by the name under which their traces ask for
-            them.
-        template_package: The package in whose folder `templates` the template lies.
-        **content: What the template names beside these.
+        hover_texts: Hover texts that plots share, by the name that their traces use.
+        template_package: The package whose folder `templates` holds the template.
+        **content: The other variables of the template.
     """
     require_extra()
     # Without plots a page carries no plotly, which is five million characters long.
@@ -73,7 +72,7 @@ def page(
 
 @cache
 def _environment(template_package: str) -> Environment:
-    """Jinja with the templates of a package, and with those of this one where it lacks them."""
+    """Jinja with the templates of a package, or of this one where that package lacks them."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     loaders = [PackageLoader(package) for package in (template_package, __package__)]
@@ -85,8 +84,8 @@ def _environment(template_package: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    # The filter `tojson` escapes whatever could end the script that the JSON stands in. The order
-    # of choices is that of the mappings, and a NaN, which JSON does not have, is refused.
+    # The filter `tojson` escapes whatever could end the script that contains the JSON. Keys keep
+    # their order, which is that of the choices, and NaN, which JSON does not have, is refused.
     environment.policies["json.dumps_kwargs"] = {
         "sort_keys": False,
         "allow_nan": False,
@@ -96,7 +95,7 @@ def _environment(template_package: str) -> Environment:
 
 
 def require_extra() -> None:
-    """Say early what is missing: plotly or Jinja, which the extra `report` brings.
+    """Raise early if plotly or Jinja, which the extra `report` installs, is missing.
 
     Raises:
         ModuleNotFoundError: One of them is not installed.
@@ -110,7 +109,7 @@ def require_extra() -> None:
 
 
 def _plotly_script() -> str:
-    """Plotly's own script, in which nothing ends the element that it stands in."""
+    """Plotly's own script, without anything that would end the script element around it."""
     from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()
@@ -118,7 +117,7 @@ def _plotly_script() -> str:
 
 
 def _asset(name: str) -> str:
-    """The text of a file that lies beside this module."""
+    """The text of a file beside this module."""
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
@@ -150,7 +149,7 @@ def save(path: str | os.PathLike[str], text: str) -> Path:
 
 
 def checked_place(path: str | os.PathLike[str]) -> Path:
-    """The path, where a file can be put there.
+    """The path, after a check that a file can be written there.
 
     Raises:
         OSError: There is no such folder, or the path is a folder, a device or a pipe.

@@ -2,16 +2,16 @@ r"""The interactive plots, as objects of plotly.
 
 A `Plot` holds its traces for each choice of one kind (the rows per bin) and its layout for each
 choice of another (logarithmic or linear axes). The page's script (`page.js`) draws the chosen ones.
-`meta` of a trace tells that script what plotly does not know:
+The `meta` of a trace holds what the script needs and plotly does not know:
 
 | key | meaning |
 | --- | --- |
-| `ink` | The line has the colour of text, by day and by night. |
-| `only` | The trace is shown with this layout alone. |
+| `ink` | The line has the colour of text, in light and dark mode. |
+| `only` | The trace is shown only with this layout. |
 | `rows` | Name of the hover texts, which the page holds once for several plots. |
 | `picks` | Positions of the trace's points among these texts; all of them if it is missing. |
 
-Text that plotly draws may hold tags, so that text from data is escaped here.
+Plotly interprets tags in text, so text from data is escaped here.
 
 References:
     Confidence lines: Bigi et al., "A prediction rigidity formalism for low-cost uncertainties in
@@ -47,7 +47,7 @@ LOG = "logarithmic"
 LINEAR = "linear"
 _MOST_CURVE_POINTS = 400
 _MOST_BARS = 800
-"""A parity plot shows this many rows at most: bars hide one another."""
+"""A parity plot shows at most this many rows, since error bars hide one another."""
 _MOST_HOVER_LINES = 24
 _TRANSLUCENT_BLUE = "rgba(0,114,178,0.35)"
 _TRANSLUCENT_GREY = "rgba(128,128,128,0.25)"
@@ -61,11 +61,11 @@ class Plot:
         name: Short name, unique within a section.
         title: A question or a statement.
         caption: How to read it.
-        label: What one sees, for those who do not see it.
-        traces: Traces by choice of the first kind; a single list of them under "".
-        layouts: Layouts by choice of the second kind; a single one under "".
-        choice: What the first kind of choice is called.
-        chosen: The choice of the first kind to begin with; the first by default.
+        label: A description for readers who cannot see the plot.
+        traces: Lists of traces by the first choice (rows per bin); a single list is under "".
+        layouts: Layouts by the second choice (kind of axes); a single one is under "".
+        choice: The page's label for the first choice.
+        chosen: The initial value of the first choice; by default the first key of `traces`.
         height: Height in pixels.
     """
 
@@ -80,7 +80,7 @@ class Plot:
     height: int = 420
 
     def plain(self) -> dict[str, Any]:
-        """What the page's script needs, as JSON takes it."""
+        """What the page's script needs, as values for JSON."""
         traces = {
             choice: [trace.to_plotly_json() for trace in choice_traces]
             for choice, choice_traces in self.traces.items()
@@ -98,7 +98,7 @@ class Plot:
 
 
 def errors(std: Tensor, error: Tensor, hover: Hover) -> Plot:
-    """|error| against bar, with the lines between which 1, 2 and 3 sigma of the rows lie.
+    """|error| against bar, with the lines that enclose 1, 2 and 3 sigma of the rows.
 
     Args:
         std: Bars of the rows to show, (N,).
@@ -133,7 +133,7 @@ def errors(std: Tensor, error: Tensor, hover: Hover) -> Plot:
 
 
 def _confidence_lines(low: float, high: float) -> list[Scatter]:
-    """The line error = bar, and the pairs of lines that hold 1, 2 and 3 sigma of the rows."""
+    """The line error = bar, and the pairs of lines that enclose 1, 2 and 3 sigma of the rows."""
     x = _across(low, high)
     traces = [line(x, x, "error = bar", ink=True)]
     for sigmas, dash in ((1, "solid"), (2, "dash"), (3, "dot")):
@@ -150,7 +150,7 @@ def _confidence_lines(low: float, high: float) -> list[Scatter]:
 
 
 def all_bins(rows: TargetRows) -> dict[int, tuple[Tensor, Tensor]]:
-    """Variance and MSE of bins, by their size; of every size that makes sense for these rows."""
+    """Variance and MSE of bins, by the rows per bin, for every size that suits these rows."""
     return {
         size: metrics.binned(rows.mean, rows.std, rows.target, bin_size=size)
         for size in bin_sizes(len(rows))
@@ -187,7 +187,7 @@ def binned(bins: Mapping[int, tuple[Tensor, Tensor]]) -> Plot:
 
 
 def _bin_traces(size: int, variance: Tensor, mse: Tensor, low: float, high: float) -> list[Scatter]:
-    """The band of chance, the line y = x and the bins of one size."""
+    """The band that chance allows, the line y = x, and the bins of one size."""
     texts = []
     for i, (bin_variance, bin_mse) in enumerate(zip(variance.tolist(), mse.tolist(), strict=True)):
         texts.append(
@@ -253,7 +253,7 @@ def coverage(rows: TargetRows) -> Plot:
 
 
 def _coverage_steps(rows: TargetRows) -> tuple[Tensor, Tensor]:
-    """The calibration curve as steps, with no more of them than can be seen."""
+    """The calibration curve as steps, thinned to as many as can be seen."""
     mean, std, target = rows.standardised
     nominal, observed = metrics.calibration_curve(mean, std, target)
     nominal, observed = thinned_curve(nominal, observed, knots=_MOST_CURVE_POINTS)
@@ -295,7 +295,7 @@ def parity(mean: Tensor, std: Tensor, target: Tensor, hover: Hover) -> Plot:
 
 
 def sparsification(rows: TargetRows) -> Plot:
-    """The error that is left when the most uncertain rows are dropped."""
+    """The RMSE of the remaining rows when the most uncertain ones are dropped."""
     squared_error = rows.error.square()
     count = len(rows)
     points_of_curve = min(_MOST_CURVE_POINTS, count)
@@ -323,7 +323,7 @@ def sparsification(rows: TargetRows) -> Plot:
 
 
 def histogram(rows: TargetRows) -> Plot:
-    """Errors in units of their bars, beside the normal curve."""
+    """A histogram of errors in units of their bars, with the normal curve."""
     from plotly.graph_objects import Bar
 
     edge = 5.0
@@ -382,11 +382,11 @@ def hover_texts(rows: TargetRows, positions: Tensor) -> list[str]:
 
 
 def plotly_text(value: object, most: int = 60) -> str:
-    """A value from data as text for plotly, which draws tags: shortened and escaped."""
+    """A value from data as text for plotly: shortened, and escaped since plotly reads tags."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     if len(text) > most:
         text = text[: most - 1] + "…"
-    # Quotes stay: plotly would show their entities.
+    # Quotes are not escaped: plotly would show their entities.
     return html.escape(text, quote=False)
 
 
@@ -399,9 +399,9 @@ def points(
     """Markers; the more there are, the fainter.
 
     Args:
-        x: Where they lie, (N,).
-        y: Where they lie, (N,).
-        name: What they are called in the legend, where they are shown there.
+        x: Horizontal positions, (N,).
+        y: Vertical positions, (N,).
+        name: Their name in the legend, if shown there.
         hover: Hover texts, or their name on the page.
         picks: Positions of the points among the hover texts; None for all.
     """
@@ -436,7 +436,7 @@ def line(
     width: float = 1.2,
     ink: bool = False,
 ) -> Scatter:
-    """A line that hovering passes over; with `ink` it has the colour of the page's text."""
+    """A line without hover texts; with `ink` it has the colour of the page's text."""
     from plotly.graph_objects import Scatter
 
     return Scatter(
@@ -476,7 +476,7 @@ def band(x: Tensor, low: Tensor, high: Tensor, name: str) -> tuple[Scatter, Scat
 
 
 def _across(low: float, high: float) -> Tensor:
-    """From far below the axis to above it: straight lines on both kinds of axes."""
+    """Values of x from far below the axis to above it, for straight lines on either axes."""
     return torch.tensor([low / 1e3, low, high, high * 10], dtype=torch.float64)
 
 
@@ -539,6 +539,6 @@ def layout(x: dict[str, Any], y: dict[str, Any]) -> Layout:
 
 
 def rounded(values: Tensor | Iterable[float]) -> list[float]:
-    """Numbers to six digits: more would not show, and make the page longer."""
+    """Numbers to six digits: more would not be visible, and would make the page longer."""
     numbers = values.tolist() if isinstance(values, Tensor) else values
     return [float(f"{number:.6g}") for number in numbers]

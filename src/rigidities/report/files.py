@@ -1,8 +1,8 @@
 """Pages from files, for the command `rigidities report`.
 
-A table of predictions (.csv) is judged as it is. A saved fit (.safetensors) needs the model that it
-was fitted for, which a function of the user returns, and labelled test data (.npz or .csv); its
-predictions are then judged.
+A table of predictions (.csv) is judged as it is. A saved fit (.safetensors) needs its model, which
+a function of the user's returns, and labelled test data (.npz or .csv); its predictions on these
+data are judged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .judgement import Judgements, Verdict
 from .rows import FittedPredictor
 
 TARGET_NAMES = ("target", "y", "labels")
-"""Names under which the true values of test data are looked for."""
+"""Names under which test data may hold the true values."""
 
 LoadFit = Callable[[Path, nn.Module], FittedPredictor]
 
@@ -42,7 +42,7 @@ _ADVICE_FOR_TABLES = {
     "bias": "More rows, another model or, in Python, refit() can mend it.",
     "centre": "In Python: take p.centre as the prediction.",
 }
-"""What helps against a fault of bars in a table, of which nothing else is known."""
+"""What helps against each fault of bars in a table, about which nothing else is known."""
 
 
 def from_file(
@@ -62,7 +62,7 @@ def from_file(
     Args:
         path: Predictions (.csv) or a saved fit (.safetensors).
         out: The page.
-        load: Gives the object with error bars from its file and model.
+        load: A function (file, model) -> the object with error bars.
         title: The heading; by default the name of the file.
         mean: Columns of the predictions, one per target.
         std: Columns of the error bars, one per target.
@@ -71,7 +71,7 @@ def from_file(
         data: Labelled test data for a saved fit.
 
     Returns:
-        The page and its verdict.
+        The path of the page, and the verdict.
 
     Raises:
         OSError: A file or folder cannot be used.
@@ -119,7 +119,7 @@ def _refuse_same_file(out: Path, source: Path | None) -> None:
 def _judge_table(
     path: Path, mean: Sequence[str], std: Sequence[str], target: Sequence[str]
 ) -> Judgements:
-    """Judge a table of predictions, whose other columns are shown at its rows."""
+    """Judge a table of predictions; its other columns are shown as inputs of the rows."""
     if not len(mean) == len(std) == len(target):
         raise ValueError(
             f"Expected as many columns of each kind, got {len(mean)} for --mean, {len(std)} for "
@@ -155,7 +155,7 @@ def _judge_fit(
 
 
 def _advice_for_tables(fault: str, remedy: str) -> str:
-    """What helps against a fault of bars in a table, of which nothing else is known."""
+    """What helps against a fault of bars in a table; the library's remedy needs the model."""
     return _ADVICE_FOR_TABLES[fault]
 
 
@@ -166,9 +166,9 @@ def _advice_for_fits(fault: str, remedy: str) -> str:
 
 @contextmanager
 def _any_error_as_value_error(action: str) -> Iterator[None]:
-    """Turn what a model or its file complains of into a ValueError that says what was done.
+    """Turn any error of a model or its file into a ValueError that names the action.
 
-    A model's forward may raise anything, and the command has to say it in one line.
+    A model's forward may raise anything, and the command has to report it in one line.
     """
     try:
         yield
@@ -189,7 +189,7 @@ class TextTable:
     Attributes:
         path: The file.
         columns: Its columns by name.
-        lines: The line of the file where each row ends, by which errors name a row.
+        lines: The line of the file where each row ends, for error messages.
     """
 
     path: Path
@@ -212,6 +212,7 @@ class TextTable:
         return {name: values for name, values in self.columns.items() if name not in names}
 
     def _numbers_of_column(self, name: str) -> list[float]:
+        """One column as finite numbers; the error for any other entry names its row and line."""
         values = []
         for row, text in enumerate(self.columns[name]):
             try:
@@ -228,11 +229,11 @@ class TextTable:
 
 
 def read_table(path: Path) -> TextTable:
-    """Read a CSV file with a header; commas, semicolons or tabs stand between its columns.
+    """Read a CSV file with a header; its columns are separated by commas, semicolons or tabs.
 
     Raises:
         OSError: There is no such file.
-        ValueError: It is no CSV file, has no rows, or its rows do not fit its header.
+        ValueError: It is not a CSV file, has no rows, or its rows do not match its header.
     """
     _require_file(path)
     try:
@@ -260,7 +261,7 @@ def read_table(path: Path) -> TextTable:
 
 
 def _checked_header(names: Sequence[str], path: Path) -> list[str]:
-    """Names of columns, each once; a column without a name, as of an index, gets one."""
+    """Names of the columns, checked to be unique; an unnamed one, such as an index, gets a name."""
     header = [name.strip() or f"column {k}" for k, name in enumerate(names, start=1)]
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
@@ -277,15 +278,16 @@ def read_data(
     """Read labelled data.
 
     An NPZ file holds the inputs in the order of the model's arguments, and the target under one of
-    `TARGET_NAMES`. Of a CSV file all columns but the target, which may be several columns, are one
-    input.
+    `TARGET_NAMES`. In a CSV file one or more columns are the target, and all others together are
+    one input.
 
     Args:
         path: The file.
-        target: Names of the target, where they are others.
+        target: Names of the target; by default the first of `TARGET_NAMES` in the file.
 
     Returns:
-        The data as (inputs, ..., target), and columns to show beside each row, of a CSV file.
+        The data as (inputs, ..., target), and the columns to show beside each row, which only a
+        CSV file has.
 
     Raises:
         OSError: There is no such file.
@@ -328,7 +330,7 @@ def _read_arrays(path: Path, target: Sequence[str] | None) -> tuple[Any, ...]:
 
 
 def _target_name(names: Mapping[str, Any], path: Path) -> str:
-    """The first of the usual names of a target that is there."""
+    """The first of `TARGET_NAMES` that is among the names."""
     for name in TARGET_NAMES:
         if name in names:
             return name
@@ -339,7 +341,7 @@ def _target_name(names: Mapping[str, Any], path: Path) -> str:
 
 
 def build_model(spec: str) -> nn.Module:
-    """The model that a function of the user returns.
+    """The model that a function of the user's returns.
 
     Args:
         spec: `module:function`. Modules in the current folder are found too.
@@ -379,5 +381,6 @@ def build_model(spec: str) -> nn.Module:
 
 
 def _require_file(path: Path) -> None:
+    """Refuse a path that is not a file."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")

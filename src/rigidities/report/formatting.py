@@ -1,11 +1,11 @@
-"""Numbers as a reader of the page or of the console wants to see them."""
+"""Numbers as text for the page and the console."""
 
 from __future__ import annotations
 
 import math
 
 _ROUNDING_OF_ZERO = 1e-14
-"""A number smaller than this is what rounding left of zero."""
+"""A number smaller than this is shown as zero: it is rounding."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -13,8 +13,8 @@ def number(value: float | None, digits: int = 3) -> str:
 
     Args:
         value: The number. None and NaN become a dash.
-        digits: How many significant digits are written. All digits before the decimal point are
-            written in any case, up to numbers of seven digits.
+        digits: How many significant digits to write. Numbers below 1e7 keep all digits before the
+            decimal point in any case.
 
     Examples:
         >>> number(0.5), number(12345.6), number(-0.0), number(math.nan), number(1.5e-7)
@@ -28,7 +28,7 @@ def number(value: float | None, digits: int = 3) -> str:
         return "∞" if value > 0 else "-∞"
     if abs(value) < _ROUNDING_OF_ZERO:
         return "0"
-    # 999.96 has to count as 1000, so the size is that of the rounded number.
+    # 999.96 must be treated as 1000, so the size is that of the rounded number.
     rounded_size = abs(float(f"{value:.{digits - 1}e}"))
     if 10**digits <= rounded_size < 1e7:
         return f"{value:.0f}"

@@ -5,13 +5,13 @@
 | finding | question |
 | --- | --- |
 | `size` | Do 90 % intervals cover 90 % of the true values? |
-| `by_fifths` | Do they also in fifths of the rows, by prediction and by bar? |
+| `by_fifths` | Do they also in each fifth of the rows, sorted by prediction and by bar? |
 | `resolution` | Are the bars better than one constant bar for all rows? |
 | `ranking` | Do rows with larger bars have larger errors? |
 
-Every answer allows for what chance does to so many independent rows and so many targets. Findings
-and cautions together give the `Verdict`, with a headline. `Judgements` holds the verdicts of all
-targets, and knows which target fares worst.
+Every answer allows for chance, given the number of independent rows and of targets. Findings and
+cautions together make the `Verdict`, with a headline. `Judgements` holds the verdicts of all
+targets, and knows which target does worst.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from .scores import TargetScores
 
 STATUS_WORDS = {GOOD: "good", CAREFUL: "with care", BAD: "not good"}
 _SHORTFALL = 3.0
-"""A gain is called none where it stays so many standard deviations behind that of right bars."""
+"""Bars are called no better than a constant one where their gain is this many standard deviations
+below that of right bars."""
 _INFLATED = 2.0
-"""The calibration's constant bar is not taken for fair beyond so many times the RMS error."""
+"""The calibration's constant bar is not a fair comparison beyond this many times the RMS error."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Finding:
         subject: What it is about.
         status: "good", "careful" or "bad".
         text: Sentences.
-        reason: Why the bars are not simply to be trusted, as the end of a headline. Empty where
-            they are.
+        reason: Why the bars cannot simply be trusted, as the end of a headline. Empty where they
+            can.
     """
 
     subject: str
@@ -65,8 +66,8 @@ class Verdict:
     Attributes:
         headline: The verdict in one sentence.
         status: "good", "careful" or "bad".
-        findings: What it rests on: size, fifths, use and ranking.
-        cautions: What to beware of.
+        findings: What it is based on: size, fifths, use and ranking.
+        cautions: What to be careful about.
     """
 
     headline: str
@@ -75,7 +76,7 @@ class Verdict:
     cautions: tuple[Caution, ...] = ()
 
     def about(self, name: str) -> Verdict:
-        """The same verdict, with findings that say which target they are of."""
+        """The same verdict, with findings that name their target."""
         findings = [
             replace(finding, subject=f"{finding.subject} of {name}") for finding in self.findings
         ]
@@ -112,8 +113,8 @@ def judgement(
 
     Args:
         scores: The rows and their metrics.
-        all_cautions: What to beware of. Grave cautions lower the verdict.
-        calibration: What `calibrate` returned, so that no remedy is named that is in use already.
+        all_cautions: What to be careful about. Grave cautions lower the verdict.
+        calibration: What `calibrate` returned, so that remedies in use are not suggested again.
     """
     rows = scores.rows
     size_finding = size(rows)
@@ -136,11 +137,12 @@ def _headline(
 ) -> tuple[str, str]:
     """The verdict in one sentence, and its status.
 
-    Bars that are not to be trusted have one reason, others all of theirs.
+    Where the bars cannot be trusted, the headline gives one reason. Otherwise it gives all reasons
+    for care.
 
     Args:
         size_finding: Whether the bars are right as a whole.
-        fifths_finding: Whether they are right in every part.
+        fifths_finding: Whether they are right in every fifth.
         use_finding: Whether they are better than one constant bar.
         grave: Further reasons for care.
     """
@@ -157,7 +159,7 @@ def _headline(
     reasons.extend(grave)
     no_use = use_finding.status == CAREFUL
     if reasons:
-        # Bars of a wrong size need not be told that they are of no use either.
+        # For bars of the wrong size, it goes without saying that they are of no use.
         if no_use and not of_wrong_size:
             reasons.append(use_finding.reason)
         return f"Use these bars with care: {in_words(reasons)}.", CAREFUL
@@ -172,10 +174,10 @@ def _headline(
     return "Right in size, but no better than one constant bar.", CAREFUL
 
 
-def _never_good_of_few(
+def _careful_if_few(
     rows: TargetRows, subject: str, status: str, text: str, reason: str = ""
 ) -> Finding:
-    """A finding whose status is at best "careful" where there are few rows."""
+    """A finding, with "careful" in place of "good" where there are few rows."""
     if status == GOOD and len(rows) < FEW:
         status = CAREFUL
     return Finding(subject, status, text, reason)
@@ -185,7 +187,7 @@ def _never_good_of_few(
 
 
 def size(rows: TargetRows) -> Finding:
-    """Are the bars too wide or too narrow? By the coverage of 90 % intervals."""
+    """Are the bars too wide or too narrow, judging by the coverage of 90 % intervals?"""
     coverage = rows.scored.coverage
     inside = 100 * coverage.inside / coverage.rows
     low = 100 * coverage.low / coverage.rows
@@ -196,7 +198,7 @@ def size(rows: TargetRows) -> Finding:
     )
     if not coverage.side:
         lead = "About right." if coverage.rows >= FEW else "Not visibly wrong."
-        return _never_good_of_few(rows, "Size", GOOD, f"{lead} {counts}")
+        return _careful_if_few(rows, "Size", GOOD, f"{lead} {counts}")
     if coverage.status == GOOD:
         lead = f"A little too {coverage.side}."
     else:
@@ -210,7 +212,7 @@ def size(rows: TargetRows) -> Finding:
     if coverage.status == BAD:
         reason = f"they are far too {coverage.side}"
     text = f"{lead} {counts} {errors} {factor}"
-    return _never_good_of_few(rows, "Size", coverage.status, text, reason)
+    return _careful_if_few(rows, "Size", coverage.status, text, reason)
 
 
 def by_fifths(rows: TargetRows, calibration: CalibrationReport | None = None) -> Finding:
@@ -227,11 +229,11 @@ def by_fifths(rows: TargetRows, calibration: CalibrationReport | None = None) ->
         )
     else:
         text = "Not looked at: there are too few rows, or all are alike."
-    return _never_good_of_few(rows, "Fifths", GOOD, text)
+    return _careful_if_few(rows, "Fifths", GOOD, text)
 
 
 def _uneven(rows: TargetRows, calibration: CalibrationReport | None) -> Finding:
-    """The finding on fifths of which some are wrong, by the worst of them."""
+    """The finding where some fifths are wrong; its status is that of the worst."""
     wrong_fifths = rows.scored.uneven
     status = max((fifth.status for fifth in wrong_fifths), key=STATUSES.index)
     sentences = ["A little uneven." if status == GOOD else "Uneven."]
@@ -244,7 +246,7 @@ def _uneven(rows: TargetRows, calibration: CalibrationReport | None) -> Finding:
         reason = f"right on average, but {where}"
     else:
         reason = f"they are {where}"
-    return _never_good_of_few(rows, "Fifths", status, " ".join(sentences), reason)
+    return _careful_if_few(rows, "Fifths", status, " ".join(sentences), reason)
 
 
 # --- use: the comparison with one constant bar -------------------------------------------------
@@ -253,8 +255,8 @@ def _uneven(rows: TargetRows, calibration: CalibrationReport | None) -> Finding:
 def gain_and_error(rows: TargetRows) -> tuple[float, float]:
     """Nats per row by which the bars beat one constant bar, and the standard error of that.
 
-    The constant bar is `TargetRows.with_constant_bar`. The error is that of the mean of paired
-    differences; to first order the fit of a constant to these very rows adds nothing to it.
+    The constant bar is that of `TargetRows.with_constant_bar`. The error is that of the mean of
+    paired differences. To first order, fitting the constant to these rows adds nothing to it.
 
     Returns:
         Minus infinity and NaN where every error is zero, or a true value is impossible.
@@ -293,7 +295,7 @@ def resolution(scores: TargetScores) -> Finding:
             f"Better than {constant} by {difference}: row by row, the true values are "
             f"{times:.3g} times as likely under them."
         )
-        return _never_good_of_few(rows, "Use", GOOD, text + notes)
+        return _careful_if_few(rows, "Use", GOOD, text + notes)
     if side == "worse":
         text = (
             f"Worse than {constant}, by {difference}: their size or their differences between "
@@ -326,10 +328,10 @@ def _gain_of_right_bars(scores: TargetScores, rows: TargetRows) -> tuple[float, 
 
 
 def _fairly_compared(rows: TargetRows) -> tuple[TargetRows, str]:
-    """Rows with a constant bar that is worth beating, and a sentence on the other one.
+    """Rows with a constant bar that is hard enough to beat, and a sentence where it was replaced.
 
-    A few outlying calibration rows make a constant bar that anything beats. Then the constant bar
-    of these very rows is taken.
+    A few outliers among the calibration rows make a constant bar that anything beats. Then the
+    constant bar of these rows is taken instead.
     """
     fair_rows = replace(rows, calibrated_bar=None)
     ratio = rows.constant_bar / fair_rows.constant_bar
@@ -345,7 +347,7 @@ def _fairly_compared(rows: TargetRows) -> tuple[TargetRows, str]:
 
 
 def _side(gain: float, error: float, rows: TargetRows) -> str:
-    """Whether bars are "better" or "worse" than a constant one beyond chance; empty if neither."""
+    """Whether bars are "better" or "worse" than a constant one beyond chance; "" if neither."""
     if gain > 2 * error:
         return "better"
     if gain < -sigmas_of_tail(0.02, rows) * error:
@@ -354,7 +356,7 @@ def _side(gain: float, error: float, rows: TargetRows) -> str:
 
 
 def _decided_by_one_row(rows: TargetRows) -> str:
-    """A sentence where the comparison comes out otherwise without a single row, else nothing."""
+    """A sentence where leaving out a single row changes the outcome of the comparison, else ""."""
     if len(rows) < FEW:
         return ""
     gains = rows.with_constant_bar.nll - rows.nll
@@ -401,11 +403,11 @@ def ranking(scores: TargetScores) -> Finding:
         text = f"Larger bars go with smaller errors. {comparison}"
         return Finding("Ranking", BAD, text)
     text = f"Larger bars mark larger errors. {comparison}{_without_largest_bars(rows)}"
-    return _never_good_of_few(rows, "Ranking", GOOD, text)
+    return _careful_if_few(rows, "Ranking", GOOD, text)
 
 
 def _without_largest_bars(rows: TargetRows) -> str:
-    """A sentence on what is won by leaving the most uncertain tenth out, else nothing."""
+    """A sentence on how much the RMSE falls without the most uncertain tenth, else ""."""
     squared_error = rows.error.square()
     remaining = max(1, len(rows) - len(rows) // 10)
     by_bar = float(retained_rmse(squared_error, by=rows.std)[remaining - 1])
@@ -424,13 +426,13 @@ def _without_largest_bars(rows: TargetRows) -> str:
 
 @dataclass(frozen=True)
 class Judgements:
-    """All targets of some rows, each judged once: verdict, console, files and page take these.
+    """All targets of some rows, each judged once, for the verdict, console, files and page.
 
     Attributes:
         targets: Rows and metrics of each target.
         calibration: What `calibrate` returned, if it is known.
-        references: Bars on rows like those of the calibration, of each target; None if unknown.
-        further_cautions: More to beware of, for every target.
+        references: For each target, bars on rows like those of the calibration; None if unknown.
+        further_cautions: More to be careful about, for every target.
     """
 
     targets: Sequence[TargetScores]
@@ -453,13 +455,14 @@ class Judgements:
 
     @cached_property
     def worst_target(self) -> int:
-        """Index of the target that fares worst.
+        """Index of the target with the worst verdict.
 
         Targets are compared by their status, then by how many findings are bad, then by how wrong
         the size of the bars is.
         """
 
         def badness(k: int) -> tuple[float, ...]:
+            """What target k is compared by; larger is worse."""
             verdict = self.verdicts[k]
             bad_findings = sum(finding.status == BAD for finding in verdict.findings)
             size_fault = self.targets[k].rows.scored.coverage.off

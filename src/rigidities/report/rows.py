@@ -29,14 +29,14 @@ from ..prediction.prediction import Prediction
 MOST_SHOWN = 5_000
 """A scatter plot shows this many rows at most."""
 MOST_INPUTS = 12
-"""Inputs with up to this many numbers a row are shown beside a point."""
+"""Inputs with up to this many numbers per row are shown beside a point."""
 Advice = Callable[[str, str], str]
-"""What helps against a fault, from the fault's name and what the library has against it."""
+"""A function (fault, library's remedy) -> the remedy to show, as a sentence."""
 _BARS_WANTED_ONCE = "Expected a Prediction and no std=, or means and std=. Give one of these."
 _LARGEST = 1e140
-"""Bars and errors up to this size, in units of one and of the bar, have squares in float64."""
+"""Bars up to this size, and errors of up to this many bars, have finite squares in float64."""
 _EXTREME_SHARE = 0.05
-"""Share of the shown rows that goes to each kind of extreme row."""
+"""Share of the shown rows that is reserved for each kind of extreme row."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,23 @@ class TargetRows:
     """All rows of one target.
 
     Attributes:
-        mean: Predictions, (N,), in float64 as are the other tensors.
+        mean: Predictions, (N,). All tensors are float64.
         std: Error bars, (N,), above zero.
         target: True values, (N,).
         name: Name of the target.
         inputs: Further columns by name, N values each, which are shown when one points at a row.
         first_row: Number of the first row.
-        row_numbers: Numbers of all rows, where they do not follow one another.
-        prediction: Prediction whose distribution the bars belong to, (N,). None stands for
-            Gaussians of the means and bars.
-        target_count: How many targets are judged together, this one among them. Limits of chance
-            are divided by it.
-        distribution: Name of the distribution, where it is known. It may be known where
+        row_numbers: Numbers of all rows, where they are not consecutive.
+        prediction: The prediction whose distribution the bars belong to, (N,); None for Gaussians
+            with these means and bars.
+        target_count: How many targets are judged together, including this one. Probabilities of
+            chance findings are divided by it.
+        distribution: Name of the distribution, where it is known. It may be known although
             `prediction` is None: a distribution without probabilities is judged as a Gaussian.
         calibrated_bar: Constant bar of the calibration rows, which is their RMS error. None where
             it is not known.
-        advice: Makes the sentence on what helps against a fault. None takes the sentence that the
-            library has for use in Python.
+        advice: Returns the sentence on what helps against a fault; None for the library's own
+            sentence, which is for use in Python.
         novelty: Novelty of the inputs, (N,), where it is known.
     """
 
@@ -117,17 +117,17 @@ class TargetRows:
     def constant_bar(self) -> float:
         """The constant bar to compare with: the calibration's, else the RMS error of these rows.
 
-        The one of these rows is the best there can be, since it is fitted to what it is judged on.
+        No constant bar beats that of these rows, since it is fitted to what it is judged on.
         """
         if self.calibrated_bar is not None:
             return self.calibrated_bar
-        # `scored` has the errors of targets at bounds as the distribution has them.
+        # In `scored`, a target at a bound is replaced by a draw from beyond the bound.
         error = self.scored.error * self.scored.p.std
         return float(error.square().mean().sqrt())
 
     @property
     def constant_bar_source(self) -> str:
-        """Whose RMS error the constant bar is, in words."""
+        """The rows whose RMS error the constant bar is, in words."""
         if self.calibrated_bar is not None:
             return "the RMS error of the calibration rows"
         return "the RMS error of these very rows"
@@ -148,13 +148,13 @@ class TargetRows:
         return bool(self.std.max() > self.std.min() * (1 + 1e-9))
 
     def row_number(self, position: int) -> int:
-        """The number by which a row is called, from its position."""
+        """The number shown for the row at a position."""
         if self.row_numbers:
             return self.row_numbers[position]
         return position + self.first_row
 
     def without(self, position: int) -> TargetRows:
-        """All rows but one, for metrics alone: inputs and numbers of rows are left out."""
+        """All rows but one, for metrics only: inputs and row numbers are left out."""
         others = torch.arange(len(self)) != position
         prediction = None if self.prediction is None else self.prediction[others]
         novelty = None if self.novelty is None else self.novelty[others]
@@ -171,7 +171,7 @@ class TargetRows:
 
 
 def _gaussian(mean: Tensor, std: Tensor) -> Prediction:
-    """The Gaussian prediction of means and bars; its rigidity is never asked for."""
+    """The Gaussian prediction with these means and bars; its rigidity is never used."""
     return Prediction(mean=mean, epistemic=0 * std, noise=std.square(), rigidity=std)
 
 
@@ -187,15 +187,15 @@ def target_rows(
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
     first_row: int = 0,
 ) -> list[TargetRows]:
-    """Check rows, and cut them into targets.
+    """Check what the user passes, and split it into the rows of each target.
 
-    (N,) and (N, 1) are one target, and (N, K) are K targets. Of anything with more dimensions
+    (N,) and (N, 1) are one target, and (N, K) are K targets. In an array with more dimensions,
     every number is a row of one target.
 
     Args:
-        prediction: What `predict` gave, or means.
-        target: True values, shaped alike.
-        std: Error bars of means, shaped alike. A `Prediction` has its own.
+        prediction: What `predict` returned, or means.
+        target: True values of the same shape.
+        std: Error bars of means, of the same shape. A `Prediction` has its own.
         names: Names of the targets.
         inputs: Further columns by name, or an array (N, D).
         first_row: Number of the first row.
@@ -273,7 +273,7 @@ def _rows_of_arrays(
 
 
 def _with_novelty(rows: list[TargetRows], novelty: Tensor | None) -> list[TargetRows]:
-    """Rows with the novelty of their inputs, which is also shown as the first of these.
+    """Rows with the novelty of their inputs, which is also shown as the first input.
 
     Args:
         rows: The rows of each target.
@@ -293,17 +293,17 @@ def _with_novelty(rows: list[TargetRows], novelty: Tensor | None) -> list[Target
 def _with_distribution(
     rows: list[TargetRows], prediction: Prediction, target: Tensor
 ) -> list[TargetRows]:
-    """Rows with their part of the prediction, and targets exactly at the bounds of its support.
+    """Rows with their part of the prediction; targets within rounding of a bound are put on it.
 
-    A Gaussian without bounds is what rows without a prediction have anyway. A distribution without
-    probabilities is left out: its rows are judged as Gaussians, and `cautions` says so.
+    Nothing is added for a Gaussian without bounds, since rows without a prediction are judged as
+    such. The same holds for a distribution without probabilities; `cautions` says so.
     """
     name = prediction.distribution.name
     rows = [replace(rows_of_target, distribution=name) for rows_of_target in rows]
     plain_gaussian = name == "gaussian" and prediction.support is None
     if plain_gaussian or not judgeable(prediction):
         return rows
-    # A mask that is true everywhere flattens the prediction, distribution and bounds included.
+    # A mask that is True everywhere flattens the prediction with its distribution and bounds.
     flat_prediction = prediction[torch.ones_like(prediction.mean, dtype=torch.bool)]
     flat_target = at_bounds(prediction, target)[0].flatten()
     positions = torch.arange(len(flat_target)).reshape(-1, len(rows)).T  # (K, N)
@@ -321,7 +321,7 @@ def shape_of(values: Values) -> tuple[int, ...]:
 
 
 def _check_positive(std: Tensor, first_row: int) -> None:
-    """Refuse bars, (N, K), that are not above zero, by the number of the first such row."""
+    """Refuse bars, (N, K), that are not above zero; the message names the first such row."""
     bad_rows = (std <= 0).any(1).nonzero()[:, 0]
     if len(bad_rows) == 0:
         return
@@ -351,7 +351,7 @@ def _check_squares(mean: Tensor, std: Tensor, target: Tensor, first_row: int) ->
 
 
 def _checked_names(names: Sequence[str] | None, target_count: int) -> list[str]:
-    """A name for each target; the same word with a number where none are given."""
+    """A name for each target; "target" with a number where the user gives none."""
     if names is None:
         if target_count == 1:
             return ["target"]
@@ -382,8 +382,8 @@ def _for_each_row(
 ) -> dict[str, list[Any]]:
     """Input columns with one value for each row.
 
-    Where a sample has several rows, a column may have one value for each sample, which all of its
-    rows then carry.
+    Where a sample has several rows, a column may have one value for each sample, which is then
+    repeated for all of its rows.
 
     Args:
         inputs: Columns by name.
@@ -417,9 +417,9 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def rows_to_show(rows: TargetRows, most: int = MOST_SHOWN) -> Tensor:
-    """Positions of the rows that a scatter plot shows, ascending: all, or a part of them.
+    """Positions of the rows that a scatter plot shows, ascending: all rows, or `most` of them.
 
-    The rows of largest bar, of largest error and of largest |z| are always there.
+    The rows with the largest bars, the largest errors and the largest |z| are always included.
     """
     return thinned([rows.std, rows.error.abs(), rows.z.abs()], most)
 
@@ -428,8 +428,8 @@ def thinned(keys: Sequence[Tensor], most: int) -> Tensor:
     """Pick positions where a key is large, and a repeatable sample of the others.
 
     Args:
-        keys: What makes a row extreme where it is large, (N,) each.
-        most: How many positions are picked at most.
+        keys: Values, (N,) each, whose largest entries mark extreme rows.
+        most: The largest number of positions to pick.
 
     Returns:
         The positions, ascending.
@@ -448,17 +448,17 @@ def thinned(keys: Sequence[Tensor], most: int) -> Tensor:
         is_extreme[key.topk(extreme_count).indices] = True
     extreme = is_extreme.nonzero()[:, 0]
     ordinary = (~is_extreme).nonzero()[:, 0]
-    # A generator of its own leaves the user's random numbers alone, and repeats the choice.
+    # A separate generator leaves the user's random numbers alone, and repeats the choice.
     order = torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))
     sample = ordinary[order[: most - len(extreme)]]
     return torch.cat([extreme, sample]).sort().values
 
 
-# --- of an object with error bars, in one pass over labelled data ------------------------------
+# --- rows from a fitted object, in one pass over labelled data ---------------------------------
 
 
 class FittedPredictor(Protocol):
-    """What is asked of an object with error bars; `LastLayerRigidity` has it."""
+    """What a report needs of an object with error bars; `LastLayerRigidity` provides it."""
 
     @property
     def calibration_report(self) -> CalibrationReport | None:
@@ -478,8 +478,8 @@ class LabelledPrediction:
 
     Attributes:
         prediction: All predictions.
-        target: True values, shaped alike.
-        inputs: The model's inputs, (N, D), where they are few numbers a row; else None.
+        target: True values of the same shape.
+        inputs: The model's inputs, (N, D), where they are only a few numbers per row; else None.
     """
 
     prediction: Prediction
@@ -528,7 +528,7 @@ def labelled_prediction(
 
 
 def _shape_of_prediction(target: Tensor, mean: Tensor) -> tuple[int, ...]:
-    """The shape of the prediction, where the target differs by dimensions of size one alone."""
+    """The shape of the prediction; refuses a target that differs by more than axes of size one."""
     if target.squeeze().shape != mean.squeeze().shape:
         raise ValueError(
             f"Expected targets shaped like the predictions, {tuple(mean.shape)}, "
@@ -538,7 +538,7 @@ def _shape_of_prediction(target: Tensor, mean: Tensor) -> tuple[int, ...]:
 
 
 def _few_numbers(batch: Batch) -> Tensor | None:
-    """The inputs of a batch, (N, D), if that is what they are and D is small; else None."""
+    """The inputs of a batch if they are one tensor (N, D) with small D; else None."""
     if len(batch.args) != 1 or batch.kwargs:
         return None
     inputs: Any = batch.args[0]

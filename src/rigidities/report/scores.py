@@ -1,9 +1,9 @@
 """The metrics of a report, with what each is for and what to compare it with.
 
-`METRICS` says what a metric is called, what its best value is and what it tells. `TargetScores`
-computes all metrics of the rows of one target, and beside them those of one constant bar and those
-that the same bars would have if true values followed them. Console, files, page and verdict take
-their figures from there.
+`METRICS` holds the name, the best value and the meaning of each metric. `TargetScores` computes all
+metrics of the rows of one target. For comparison it also computes those of one constant bar, and
+those that the same bars would have if the true values followed them. Console, files, page and
+verdict take their numbers from there.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _BIN_SIZES = tuple(base * 10**power for power in range(1, 7) for base in (1, 2, 
 _FEWEST_BINS = 3
 _MOST_BINS = 600
 _MOST_DRAWN_VALUES = 400_000
-"""True values that are drawn anew at most, over all draws: they take time."""
+"""At most this many true values are redrawn, over all draws, since that takes time."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What is said of a metric.
+    """The description of a metric.
 
     Attributes:
-        label: Its name for reading. "90 %" in it stands for the level of the intervals.
+        label: Its displayed name. "90 %" in it stands for the level of the intervals.
         ideal: Its best value, in words. "90 %" in it stands for the level of the intervals.
-        sentence: What it tells someone who has not met it.
+        sentence: An explanation for someone who does not know the metric.
         percent: Whether it is a share.
     """
 
@@ -52,7 +52,7 @@ class Metric:
         return _with_level(self.ideal, level)
 
     def text(self, value: float, error: float | None = None) -> str:
-        """A value for reading, with its standard error where there is one."""
+        """A value as text, with its standard error where there is one."""
         if not self.percent or not math.isfinite(value):
             return around(value, error)
         if error is None:
@@ -63,6 +63,7 @@ class Metric:
 
 
 def _with_level(text: str, level: float) -> str:
+    """The text with another level in place of "90 %"."""
     return text.replace("90 %", f"{100 * level:.4g} %")
 
 
@@ -164,13 +165,13 @@ METRICS = {
 
 @dataclass(frozen=True)
 class TargetScores:
-    """The metrics of one target's rows, of a constant bar there, and of right bars.
+    """The metrics of one target's rows, those of a constant bar there, and those of right bars.
 
     Attributes:
         rows: The rows.
-        draws: How often true values are drawn from the distribution, for right bars. Of many rows
-            fewer draws are taken.
-        level: Level of the intervals whose coverage, width and score are told.
+        draws: How often true values are drawn from the distribution, for right bars. With many rows
+            there are fewer draws.
+        level: Level of the intervals whose coverage, width and score are computed.
     """
 
     rows: TargetRows
@@ -179,7 +180,7 @@ class TargetScores:
 
     @property
     def bin_size(self) -> int:
-        """Rows per bin of the metrics that need bins; more than there are, where these are few."""
+        """Rows per bin for the metrics that need bins; with few rows, more than there are."""
         sizes = bin_sizes(len(self.rows))
         return default_bin_size(sizes) if sizes else len(self.rows) + 1
 
@@ -190,8 +191,8 @@ class TargetScores:
         values = metrics.summary(
             rows.predictive, rows.target, bin_size=self.bin_size, level=self.level
         )
-        # At a bound of the support probability lies in a lump. `standardised` has such targets as
-        # the distribution has them beyond the bound.
+        # A bound of the support carries a lump of probability. In `standardised`, a target at a
+        # bound is replaced by a draw from beyond the bound.
         mean, std, target = rows.standardised
         values["coverage"] = metrics.coverage(mean, std, target, self.level)
         values["miscalibration_area"] = metrics.miscalibration_area(mean, std, target)
@@ -224,19 +225,19 @@ class TargetScores:
 
     @cached_property
     def redrawn(self) -> list[TargetScores]:
-        """The same rows with true values drawn anew from the distribution of the predictions.
+        """The same rows with true values redrawn from the distribution of the predictions.
 
-        So the number of rows, and with it chance, and the spread of the bars are those of the data.
+        The number of rows, on which chance depends, and the spread of the bars are kept.
         """
         draws = max(3, min(self.draws, _MOST_DRAWN_VALUES // len(self.rows)))
-        # A generator of its own leaves the user's random numbers alone, and repeats the draws.
+        # A separate generator leaves the user's random numbers alone, and repeats the draws.
         generator = torch.Generator().manual_seed(0)
         targets = self.rows.predictive.sample(draws, generator).detach().double()
         return [replace(self, rows=replace(self.rows, target=target)) for target in targets]
 
 
 def bin_sizes(count: int) -> dict[int, int]:
-    """Sizes of bins that make sense for so many rows, and how many bins each gives.
+    """Bin sizes that suit this number of rows, and the number of bins for each.
 
     Examples:
         >>> bin_sizes(500), bin_sizes(20)
@@ -247,10 +248,10 @@ def bin_sizes(count: int) -> dict[int, int]:
 
 
 def default_bin_size(sizes: Mapping[int, int]) -> int:
-    """The largest size up to 100 that leaves ten bins or more, else the smallest.
+    """The largest size up to 100 that gives ten bins or more, else the smallest.
 
     Args:
-        sizes: Sizes, and how many bins each gives.
+        sizes: Bin sizes, and the number of bins for each.
 
     Examples:
         >>> default_bin_size(bin_sizes(300)), default_bin_size(bin_sizes(10_000))

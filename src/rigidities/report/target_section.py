@@ -1,8 +1,8 @@
-"""What the page shows of one target, and of several at a glance.
+"""What the page shows for one target, and for several at a glance.
 
-`section_of` turns the metrics and the verdict of a target into texts and plots;
-`overview` makes one line for each of several targets. The template `judgement.html` puts them into
-the page. Nothing here is HTML.
+`section_of` turns the metrics and the verdict of a target into texts and plots, and `overview`
+makes one line for each of several targets. The template `judgement.html` puts them into the page.
+Nothing here is HTML.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .scores import METRICS, TargetScores, bin_sizes
 _MOST_WORST_ROWS = 10
 _MOST_WORST_INPUTS = 8
 _MOST_OVERVIEW_LINES = 200
-"""Targets that the overview lists at most."""
+"""The overview lists at most this many targets."""
 _OVERVIEW_METRICS = ("rmse", "nll", "nll_gain", "coverage", "spearman")
 
 
@@ -35,8 +35,8 @@ class ScoreLine:
     """One metric in the table of metrics, as text.
 
     Attributes:
-        label: What it is called.
-        sentence: What it tells.
+        label: Its displayed name.
+        sentence: Its explanation.
         bars: Its value for these bars.
         constant: Its value for one constant bar.
         right: Its mean and standard deviation for right bars.
@@ -59,7 +59,7 @@ class FifthCell:
         share: Share of the true values that 90 % intervals cover.
         side: "narrow" or "wide" where the bars are wrong there, else empty.
         status: "good", "careful" or "bad".
-        values: Between which predictions or bars the fifth lies.
+        values: The range of predictions or bars in the fifth.
     """
 
     share: str
@@ -70,7 +70,7 @@ class FifthCell:
 
 @dataclass(frozen=True)
 class FifthLine:
-    """Fifths of one rank, by prediction and by bar."""
+    """Fifths of one rank, such as "lowest": one cell by prediction, one by bar."""
 
     name: str
     cells: Sequence[FifthCell]
@@ -104,14 +104,14 @@ class WorstRows:
 
 @dataclass(frozen=True)
 class TargetSection:
-    """All that the page shows of one target.
+    """Everything that the page shows for one target.
 
     Attributes:
-        identifier: Short name that identifiers of its elements begin with.
+        identifier: The prefix of the identifiers of its elements.
         name: Name of the target.
         verdict: Its verdict.
         plots: Its plots, by the identifier of the element that each is drawn in.
-        hover_texts: Hover texts of the rows that scatter plots show. The plots ask for them by
+        hover_texts: Hover texts of the rows that scatter plots show. The plots refer to them by
             `identifier`.
         about_points: A sentence where scatter plots do not show all rows, else empty.
         fifths: Coverage by fifths; None for few rows.
@@ -142,18 +142,20 @@ def section_of(
     most_points: int,
     calibration: CalibrationReport | None,
 ) -> TargetSection:
-    """All that the page shows of one target.
+    """Everything that the page shows for one target.
 
     Args:
         scores: Its rows and metrics.
         verdict: Its verdict.
         identifier: Short name, unique on the page.
-        most_points: How many rows a scatter plot shows at most.
+        most_points: The largest number of rows in a scatter plot.
         calibration: What `calibrate` returned, if it is known.
     """
     rows = scores.rows
     positions = rows_to_show(rows, most_points)
-    mean, std, target = rows.mean[positions], rows.std[positions], rows.target[positions]
+    mean = rows.mean[positions]
+    std = rows.std[positions]
+    target = rows.target[positions]
     plots = [figures.errors(std, target - mean, hover=identifier)]
     if bin_sizes(len(rows)):
         plots.append(figures.binned(figures.all_bins(rows)))
@@ -192,7 +194,7 @@ def _fifths_table(rows: TargetRows) -> FifthsTable | None:
     fifths = rows.scored.fifths
     if not fifths:
         return None
-    # Five by prediction and then five by bar, less those of a key that is constant.
+    # Five by prediction and then five by bar; either five are missing where all values are equal.
     groups = [fifths[i : i + 5] for i in range(0, len(fifths), 5)]
     header = ["Fifth"]
     for group in groups:
@@ -209,6 +211,7 @@ def _fifths_table(rows: TargetRows) -> FifthsTable | None:
 
 
 def _fifth_cell(fifth: Coverage) -> FifthCell:
+    """The cell of one fifth."""
     return FifthCell(
         share=f"{100 * fifth.inside / fifth.rows:.3g} %",
         side=fifth.side,
@@ -333,7 +336,7 @@ class OverviewLine:
     Attributes:
         name: Name of the target.
         values: Its metrics.
-        size: What is said of the size of its bars.
+        size: The first sentence of the finding on the size of its bars.
         size_status: "good", "careful" or "bad".
         status: The status of its verdict.
     """
