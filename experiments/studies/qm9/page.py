@@ -205,7 +205,8 @@ def closing(energies: Found) -> str:
         f"**Binned log ratio.** {'; '.join(clauses)}. The likelihood's ratio "
         f"{compared(difference)} that of the paper's bins ({measured(difference)} split by "
         "split). A few molecules are wrong by many bars, and the mean squared error of a bin hangs "
-        "on whether it holds one of them: that is what the floor counts, and what wide bins average out."
+        "on whether it holds one of them: that is what the floor counts, and what wide bins "
+        "average out."
     )
 
 

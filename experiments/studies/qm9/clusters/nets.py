@@ -1,4 +1,4 @@
-r"""Nets for clusters, trained on energies and forces.
+r"""Networks for clusters, trained on energies and forces.
 
 $$ L = \frac1N \sum_A \left[ \frac{(E_A - y_A)^2}{n_A} + \beta \sum_{k}
 \left(\frac{\partial E_A}{\partial r_k} + F_k\right)^2 \right] $$
@@ -6,6 +6,9 @@ $$ L = \frac1N \sum_A \left[ \frac{(E_A - y_A)^2}{n_A} + \beta \sum_{k}
 over clusters A of n atoms and all 3 n components k of their forces. With half of each square, as
 `rigidities` counts them, the curvatures are 1 / n of an energy and β of a force: these are the
 weights in the Gram.
+
+`batches` computes descriptors and their slopes once, `trained` trains, `fitted` makes error bars
+and `calibrate` calibrates them.
 """
 
 from __future__ import annotations
@@ -34,27 +37,30 @@ SOAP = Soap(radial=4, angular=3)
 """Fewer functions than for molecules, for speed; the rest is the same."""
 
 TARGETS = ("y", "slope")
-"""Entries of a batch that are no inputs of the net: energies, derivatives by the positions."""
+"""Entries of a batch that are no inputs of the network: energies, derivatives by the positions."""
 
 
 def batches(data: Labelled, baseline: Composition, size: int, soap: Soap = SOAP) -> list[Batch]:
     """Descriptors, their slopes and the targets, computed once.
 
     Args:
-        data: labelled clusters.
-        baseline: taken off the energies.
-        size: clusters of a batch.
-        soap: parameters of the descriptor.
+        data: Labelled clusters.
+        baseline: What is taken off the energies.
+        size: Clusters of a batch.
+        soap: Parameters of the descriptor.
     """
-    every = torch.arange(len(data.energy))
-    return [_batch(data, baseline, rows, soap) for rows in every.split(size)]
+    all_rows = torch.arange(len(data.energy))
+    return [_batch(data, baseline, rows, soap) for rows in all_rows.split(size)]
 
 
 def _batch(data: Labelled, baseline: Composition, rows: Tensor, soap: Soap) -> Batch:
+    """The batch of some clusters; its atoms stand one species after another."""
     structures = data.structures.picked(rows)
-    found = positions.batch(structures, SPECIES, soap)
-    atoms = data.structures.atoms_of(rows)[found.pop("atoms")]
-    return found | {"y": data.energy[rows] - baseline(structures), "slope": -data.forces[atoms]}
+    batch = positions.batch(structures, SPECIES, soap)
+    atoms = data.structures.atoms_of(rows)[batch.pop("atoms")]
+    batch["y"] = data.energy[rows] - baseline(structures)
+    batch["slope"] = -data.forces[atoms]
+    return batch
 
 
 def moved(batches: Sequence[Batch], where: torch.device) -> list[Batch]:
@@ -63,8 +69,10 @@ def moved(batches: Sequence[Batch], where: torch.device) -> list[Batch]:
 
 
 def bare(batches: Sequence[Batch]) -> list[Batch]:
-    """The inputs of the net alone."""
-    return [{k: v for k, v in batch.items() if k not in TARGETS} for batch in batches]
+    """The same batches with the inputs of the network alone."""
+    return [
+        {name: value for name, value in batch.items() if name not in TARGETS} for batch in batches
+    ]
 
 
 def joined(batches: Sequence[Batch], name: str) -> Tensor:
@@ -73,7 +81,7 @@ def joined(batches: Sequence[Batch], name: str) -> Tensor:
 
 
 def net_for(batches: Sequence[Batch], seed: int) -> FromPositions:
-    """With its first weights; it sees descriptors of these batches standardised."""
+    """A network with its first weights, which standardises descriptors as in these batches."""
     x = torch.cat([power_spectrum(batch["values"]) for batch in batches])
     net = bpnn.drawn(len(SPECIES), x.shape[1], seed)
     net.standardise(x.cpu())
@@ -85,59 +93,68 @@ def energies_and_slopes(
 ) -> tuple[Tensor, Tensor]:
     """Energies (N,) and their derivatives by the positions (A, 3)."""
     (inputs,) = bare([batch])
-    moving = batch["positions"].detach().requires_grad_()
-    energy = net(**{**inputs, "positions": moving})
-    (slope,) = torch.autograd.grad(energy.sum(), moving, create_graph=graph)
+    inputs["positions"] = batch["positions"].detach().requires_grad_()
+    energy = net(**inputs)
+    (slope,) = torch.autograd.grad(energy.sum(), inputs["positions"], create_graph=graph)
     return energy, slope
 
 
 def terms(net: FromPositions, batch: Batch, *, graph: bool = False) -> tuple[Tensor, Tensor]:
-    """The two sums of the loss over the clusters of a batch: of energies, and β times of forces."""
+    """Both sums of the loss over the clusters of a batch: of energies, and β times of forces."""
     energy, slope = energies_and_slopes(net, batch, graph=graph)
-    of_energies = ((energy - batch["y"]).square() * loss_weight(batch)).sum()
-    return of_energies, BETA * (slope - batch["slope"]).square().sum()
+    energy_term = ((energy - batch["y"]).square() * loss_weight(batch)).sum()
+    force_term = BETA * (slope - batch["slope"]).square().sum()
+    return energy_term, force_term
 
 
 def mean_terms(net: FromPositions, batches: Sequence[Batch]) -> tuple[float, float]:
-    """The two terms of the loss of all clusters."""
+    """Both terms of the loss, means over all clusters."""
     net.eval()
-    parts = torch.stack([torch.stack(terms(net, batch)).detach() for batch in batches]).sum(0)
-    of_energies, of_forces = (parts / sum(len(batch["y"]) for batch in batches)).tolist()
-    return of_energies, of_forces
+    sums = torch.stack([torch.stack(terms(net, batch)).detach() for batch in batches]).sum(0)
+    clusters = sum(len(batch["y"]) for batch in batches)
+    energy_term, force_term = (sums / clusters).tolist()
+    return energy_term, force_term
 
 
 def trained(
     train: Sequence[Batch], valid: Sequence[Batch], seed: int, protocol: Protocol
 ) -> Fitted:
-    """A net; batches keep their clusters and come in a new order every epoch.
+    """A network; batches keep their clusters and come in a new order every epoch.
 
     Args:
-        train: batches to train on.
-        valid: those that cut the rate and choose the weights.
-        seed: of the first weights and of the order.
-        protocol: epochs, rate and its cuts, decay.
+        train: Batches to train on.
+        valid: Batches that cut the rate and choose the weights.
+        seed: The seed of the first weights and of the order.
+        protocol: Epochs, rate and its cuts, decay.
     """
     where = device()
     net = net_for(train, seed).to(where)
-    learnt, judged = moved(train, where), moved(valid, where)
+    train = moved(train, where)
+    valid = moved(valid, where)
 
     def one_epoch(optimiser: torch.optim.Optimizer, order: torch.Generator) -> None:
         net.train()
-        for place in torch.randperm(len(learnt), generator=order).tolist():
+        for index in torch.randperm(len(train), generator=order).tolist():
+            batch = train[index]
             optimiser.zero_grad()
-            of_energies, of_forces = terms(net, learnt[place], graph=True)
-            ((of_energies + of_forces) / len(learnt[place]["y"])).backward()
+            energy_term, force_term = terms(net, batch, graph=True)
+            ((energy_term + force_term) / len(batch["y"])).backward()
             optimiser.step()
 
-    return descended(net, protocol, seed, one_epoch, lambda: sum(mean_terms(net, judged)))
+    def valid_loss() -> float:
+        return sum(mean_terms(net, valid))
+
+    return descended(net, protocol, seed, one_epoch, valid_loss)
 
 
 def fitted(net: FromPositions, train: Sequence[Batch], *, forces: bool) -> rg.LastLayerRigidity:
-    """The Gram of the loss, or that of its energies alone."""
+    """Error bars from the Gram of the loss, or from that of its energies alone."""
     uq = rg.LastLayerRigidity(net)
     if not forces:
-        energies = [{k: v for k, v in batch.items() if k != "slope"} for batch in train]
-        return uq.fit(energies, sample_weight=loss_weight, progress=False)
+        without_forces = [
+            {name: value for name, value in batch.items() if name != "slope"} for batch in train
+        ]
+        return uq.fit(without_forces, sample_weight=loss_weight, progress=False)
     return uq.fit(
         train,
         sample_weight=loss_weight,
@@ -151,7 +168,7 @@ def fitted(net: FromPositions, train: Sequence[Batch], *, forces: bool) -> rg.La
 def calibrate(
     uq: rg.LastLayerRigidity, valid: Sequence[Batch], criterion: str
 ) -> CalibrationReport:
-    """Ridge and scale by the energies; a scale of their own for the forces."""
+    """Choose ridge and scale by the energies, and a scale of their own for the forces."""
     return uq.calibrate(
         list(valid),
         criterion=criterion,

@@ -1,4 +1,7 @@
-"""Clusters on the page: tables, figures, and sentences that follow the numbers."""
+"""The section on clusters: tables, figures, and sentences that follow the numbers.
+
+Every function takes what `work.together` gives, as JSON holds it.
+"""
 
 from __future__ import annotations
 
@@ -18,44 +21,64 @@ FAMILIES = {
     "larger": "larger",
     "gold": "rich in gold",
 }
+"""What the page calls the families of clusters."""
+
 WAYS = {
     "nll": "likelihood",
     "by_bins": "bins",
     "evidence": "evidence",
     "energies_only": "forces not in the Gram",
 }
+"""What the page calls the ways to fit and to calibrate."""
+
 QUANTITIES = {"forces": "forces (eV/Å)", "energy": "energies (eV)"}
 COLUMNS = (
-    *("rmse", "bar", "binned_log_ratio", "coverage_68", "coverage_90", "coverage_95"),
-    *("spearman", "gain"),
+    "rmse",
+    "bar",
+    "binned_log_ratio",
+    "coverage_68",
+    "coverage_90",
+    "coverage_95",
+    "spearman",
+    "gain",
 )
+"""Scores of the tables of error bars."""
+
 DIFFERENCES = ("bar", "binned_log_ratio", "coverage_90", "spearman", "gain")
+"""Scores whose differences from the main way are shown."""
+
 SHOWN = "nll"
-"""Of the ways, in the figures and in the text."""
+"""The main way, of the figures and of the text."""
 
 
-def entries(found: Found) -> list[Entry]:
-    """The part of the page, from what `work.together` gives."""
+def entries(numbers: Found) -> list[Entry]:
+    """The section."""
     return [
         "## Error bars of forces: clusters of copper and gold",
-        *opening(found),
-        *(score_table(found, what) for what in QUANTITIES),
-        *(Picture(f"cluster-{what}", points(found, what), _of_points(what)) for what in QUANTITIES),
-        Picture("cluster-bins", bins(found), BINS),
-        calibration(found),
-        growth(found),
-        growth_table(found),
-        control(found),
-        difference_table(found),
-        choice_table(found),
-        members(found),
+        *opening(numbers),
+        score_table(numbers, "forces"),
+        score_table(numbers, "energy"),
+        Picture("cluster-forces", points(numbers, "forces"), _points_caption("forces")),
+        Picture("cluster-energy", points(numbers, "energy"), _points_caption("energy")),
+        Picture("cluster-bins", bins(numbers), BINS),
+        calibration(numbers),
+        growth(numbers),
+        growth_table(numbers),
+        control(numbers),
+        difference_table(numbers),
+        choice_table(numbers),
+        members(numbers),
     ]
 
 
-def opening(found: Found) -> tuple[str, ...]:
+def opening(numbers: Found) -> tuple[str, ...]:
     """What was done."""
-    s, soap, family = found["settings"], found["settings"]["soap"], found["settings"]["families"]
-    like, distorted, larger, gold = (family[name] for name in FAMILIES)
+    s = numbers["settings"]
+    soap = s["soap"]
+    like = s["families"]["like"]
+    distorted = s["families"]["distorted"]
+    larger = s["families"]["larger"]
+    gold = s["families"]["gold"]
     return (
         f"""\
 QM9 has no forces, so the error bars of forces are judged on clusters whose energies and forces the
@@ -78,8 +101,8 @@ the molecules, for speed ({s["inputs"]} numbers an atom); net and optimiser are 
 rate {s["rate"]:g}, weight decay {s["decay"]:g}), with batches of {s["batch"]} clusters and
 {s["epochs"]} epochs. The loss is the sum over clusters of r²/n for the energy and β r² for each
 component of the forces, with β = {s["beta"]:g} (eV and Å). Of the validation loss
-{_percent(found["loss"]["share"][0])} is then the forces'. The Gram follows the loss: rows of
-energies have the weight 1/n, rows of forces β, and {_percent(found["gram"]["share"][0])} of its
+{_percent(numbers["loss"]["share"][0])} is then the forces'. The Gram follows the loss: rows of
+energies have the weight 1/n, rows of forces β, and {_percent(numbers["gram"]["share"][0])} of its
 trace comes from forces. Ridge and scale are chosen on the energies of the validation clusters, by
 *{WAYS["nll"]}* or by *{WAYS["by_bins"]}*; *{WAYS["evidence"]}* takes the ridge from the energies
 and forces of the training clusters instead. Forces then get a scale of their own from the
@@ -89,14 +112,14 @@ training.""",
     )
 
 
-def score_table(found: Found, what: str) -> Table:
-    """All families and ways, and the constant bar."""
+def score_table(numbers: Found, quantity: str) -> Table:
+    """Scores of one quantity: all families and ways, and the constant bar."""
     rows: list[list[Cell]] = []
     for family, label in FAMILIES.items():
-        rows += score_rows(found["families"][family][what], COLUMNS, WAYS, first=[label])
-    size = found["settings"]["bins"][what]
+        rows += score_rows(numbers["families"][family][quantity], COLUMNS, WAYS, first=[label])
+    size = numbers["settings"]["bins"][quantity]
     caption = (
-        f"Scores of {QUANTITIES[what]}, means and standard errors over nets. *Bar* is the root "
+        f"Scores of {QUANTITIES[quantity]}, means and standard errors over nets. *Bar* is the root "
         f"mean square of the error bars; *log ratio* the mean over bins of {size} of "
         "|log10(MSE / variance)|; *in 68 %* the share of errors within that interval; *gain* the "
         "gain in log-likelihood over a constant bar, the validation clusters' RMSE."
@@ -104,19 +127,15 @@ def score_table(found: Found, what: str) -> Table:
     return Table(["clusters", "bars", *heads(COLUMNS)], rows, caption)
 
 
-def growth_table(found: Found) -> Table:
+def growth_table(numbers: Found) -> Table:
     """Bars and errors of far clusters over those like the training."""
-    ways = found["growth"]
-    rows: list[list[Cell]] = [
-        [
-            FAMILIES[family],
-            QUANTITIES[what],
-            measured(one[what]["rmse"], 2),
-            *(measured(ways[way][family][what]["bar"], 2) for way in ways),
-        ]
-        for family, one in ways[SHOWN].items()
-        for what in QUANTITIES
-    ]
+    ways = numbers["growth"]
+    rows: list[list[Cell]] = []
+    for family, grown in ways[SHOWN].items():
+        for quantity, label in QUANTITIES.items():
+            rmse = measured(grown[quantity]["rmse"], 2)
+            bars = [measured(ways[way][family][quantity]["bar"], 2) for way in ways]
+            rows.append([FAMILIES[family], label, rmse, *bars])
     columns = ["clusters", "of", "RMSE", *(f"bar, {WAYS[way]}" for way in ways)]
     caption = (
         "How many times the RMSE and the root mean square bar are those of clusters like the "
@@ -125,92 +144,95 @@ def growth_table(found: Found) -> Table:
     return Table(columns, rows, caption)
 
 
-def choice_table(found: Found) -> Table:
+def choice_table(numbers: Found) -> Table:
     """What each way chose."""
     names = ("ridge", "effective_rank", "scale", "gradient_scale")
-    rows: list[list[Cell]] = [
-        [WAYS[way], *(one[name][0] for name in names)] for way, one in found["chosen"].items()
-    ]
+    rows: list[list[Cell]] = []
+    for way, chosen in numbers["chosen"].items():
+        means = [chosen[name][0] for name in names]
+        rows.append([WAYS[way], *means])
     columns = ["bars", "ridge", "effective rank", "scale of energies", "scale of forces"]
     caption = (
         "What was chosen, means over nets. The effective rank counts the directions of the "
-        f"{found['settings']['features']} features that the ridge leaves to the data: where it is "
+        f"{numbers['settings']['features']} features that the ridge leaves to the data: where it is "
         "small, bars know little of the training clusters."
     )
     return Table(columns, rows, caption)
 
 
-def difference_table(found: Found) -> Table:
-    """The other ways minus the first, on the same nets."""
-    rows: list[list[Cell]] = [
-        [WAYS[way], FAMILIES[family], QUANTITIES[what], *cells(one[what], DIFFERENCES)]
-        for way, families in found["differences"].items()
-        for family, one in families.items()
-        for what in QUANTITIES
-    ]
+def difference_table(numbers: Found) -> Table:
+    """The other ways minus the main one, on the same networks."""
+    rows: list[list[Cell]] = []
+    for way, families in numbers["differences"].items():
+        for family, differences in families.items():
+            for quantity, label in QUANTITIES.items():
+                scores = cells(differences[quantity], DIFFERENCES)
+                rows.append([WAYS[way], FAMILIES[family], label, *scores])
     columns = ["bars", "clusters", "of", *heads(DIFFERENCES)]
     caption = "Scores minus those of the first way, net by net."
     return Table(columns, rows, caption)
 
 
-def calibration(found: Found) -> str:
+def calibration(numbers: Found) -> str:
     """How good the bars of clusters like the training are."""
-    near = {what: found["families"]["like"][what][SHOWN]["scores"] for what in QUANTITIES}
-    parts = [
-        f"of {name}, {measured(one['coverage_90'])} lie within the 90 % interval and the log ratio "
-        f"is {measured(one['binned_log_ratio'])}; over a constant bar the log-likelihood "
-        f"{changed(one['gain'])}"
-        for name, one in (("forces", near["forces"]), ("energies", near["energy"]))
-    ]
-    return f"**Like the training.** By likelihood: {'; '.join(parts)}."
+    clauses = []
+    for quantity, name in (("forces", "forces"), ("energy", "energies")):
+        scores = numbers["families"]["like"][quantity][SHOWN]["scores"]
+        clauses.append(
+            f"of {name}, {measured(scores['coverage_90'])} lie within the 90 % interval and the "
+            f"log ratio is {measured(scores['binned_log_ratio'])}; over a constant bar the "
+            f"log-likelihood {changed(scores['gain'])}"
+        )
+    return f"**Like the training.** By likelihood: {'; '.join(clauses)}."
 
 
-def growth(found: Found) -> str:
+def growth(numbers: Found) -> str:
     """Whether bars grow where errors do."""
-    one = found["growth"][SHOWN]
-    return "**Outside it.** " + " ".join(
-        _growth(name, {family: of[what] for family, of in one.items()})
-        for what, name in (("forces", "forces"), ("energy", "energies"))
-    )
+    families = numbers["growth"][SHOWN]
+    forces = {family: grown["forces"] for family, grown in families.items()}
+    energies = {family: grown["energy"] for family, grown in families.items()}
+    return f"**Outside it.** {_growth('forces', forces)} {_growth('energies', energies)}"
 
 
-def control(found: Found) -> str:
+def control(numbers: Found) -> str:
     """What it costs to leave the forces out of the Gram."""
-    way = found["differences"]["energies_only"]
-    parts = [
-        f"{FAMILIES[family]}, it {changed(one['forces']['gain'])}" for family, one in way.items()
+    families = numbers["differences"]["energies_only"]
+    clauses = [
+        f"{FAMILIES[family]}, it {changed(differences['forces']['gain'])}"
+        for family, differences in families.items()
     ]
     return (
         "**Forces in the Gram.** Without them the gain in log-likelihood of a force component over "
-        f"a constant bar changes like this: {'; '.join(parts)}."
+        f"a constant bar changes like this: {'; '.join(clauses)}."
     )
 
 
-def members(found: Found) -> str:
+def members(numbers: Found) -> str:
     """How far an ensemble is from the exact bars."""
-    one, settings = found["members"], found["settings"]
+    of_members = numbers["members"]
+    settings = numbers["settings"]
     return (
         f"**Members instead.** {settings['members']} members of a last-layer ensemble, each "
         "differentiated by itself, give bars of forces with a root mean square relative deviation "
-        f"of {measured(one['error'])} from the exact ones, for {settings['draws']} ensembles a "
-        f"net; sampling explains {one['expected'][0]:.3f}."
+        f"of {measured(of_members['error'])} from the exact ones, for {settings['draws']} ensembles a "
+        f"net; sampling explains {of_members['expected'][0]:.3f}."
     )
 
 
-def points(found: Found, what: str) -> Figure:
-    """Absolute against estimated errors of all families."""
+def points(numbers: Found, quantity: str) -> Figure:
+    """Absolute against estimated errors, a panel for each family."""
     figure, axes = panels(columns=2, rows=2, height=4.0)
     for (family, label), ax in zip(FAMILIES.items(), axes, strict=True):
-        parity.errors(ax, found["families"][family][what][SHOWN]["points"], label)
+        parity.errors(ax, numbers["families"][family][quantity][SHOWN]["points"], label)
     return figure
 
 
-def bins(found: Found) -> Figure:
-    """Mean squared errors against variances, all families in one panel."""
+def bins(numbers: Found) -> Figure:
+    """Mean squared errors against variances, a panel for each quantity with all families."""
     figure, axes = panels(columns=2, height=4.4)
-    for (what, label), ax in zip(QUANTITIES.items(), axes, strict=True):
+    for (quantity, label), ax in zip(QUANTITIES.items(), axes, strict=True):
         series = {
-            name: found["families"][family][what][SHOWN]["bins"]
+            name: numbers["families"][family][quantity][SHOWN]["bins"]
             for family, name in FAMILIES.items()
         }
         parity.binned(ax, series, label)
@@ -224,24 +246,34 @@ BINS = (
 )
 
 
-def _of_points(what: str) -> str:
+def _points_caption(quantity: str) -> str:
+    """The caption of the figure of single errors."""
     return (
-        f"Absolute errors of {QUANTITIES[what]} against the error bars, for clusters like the "
+        f"Absolute errors of {QUANTITIES[quantity]} against the error bars, for clusters like the "
         "training and outside it (calibration by likelihood, first net, a sample), with the lines "
         "that hold one, two and three standard deviations."
     )
 
 
 def _growth(name: str, grown: Found) -> str:
-    """One quantity in all far families."""
+    """A sentence on one quantity in all far families.
+
+    Args:
+        name: The quantity, in words.
+        grown: Ratios "bar", "rmse" and "share" as [mean, standard error], by family.
+    """
     clauses = [
-        f"{measured(one['bar'], 2)} times where the errors are {measured(one['rmse'], 2)} times "
-        f"as large ({FAMILIES[family]})"
-        for family, one in grown.items()
+        f"{measured(ratios['bar'], 2)} times where the errors are {measured(ratios['rmse'], 2)} "
+        f"times as large ({FAMILIES[family]})"
+        for family, ratios in grown.items()
     ]
+    if any(math.isnan(ratios["share"][1]) for ratios in grown.values()):
+        return f"The bars of {name} are {listed(clauses)}, for a single net."
+
+    # Families by the direction in which their bars are off.
     sides: dict[int, list[str]] = {-1: [], 0: [], 1: []}
-    for family, one in grown.items():
-        mean, error = one["share"]
+    for family, ratios in grown.items():
+        mean, error = ratios["share"]
         sides[direction([mean - 1, error])].append(FAMILIES[family])
     words = {-1: "too small", 0: "not clearly off", 1: "too large"}
     verdict = "; ".join(
@@ -249,8 +281,6 @@ def _growth(name: str, grown: Found) -> str:
         for side, families in sides.items()
         if families
     )
-    if any(math.isnan(one["share"][1]) for one in grown.values()):
-        return f"The bars of {name} are {listed(clauses)}, for a single net."
     return (
         f"The bars of {name} are {listed(clauses)}: beside those like the training they are "
         f"{verdict}."

@@ -41,9 +41,9 @@ class Family:
     """What clusters are drawn; every cluster has its own size, composition and amplitude.
 
     Attributes:
-        sizes: fewest and most atoms.
-        gold: smallest and largest share of gold.
-        amplitudes: smallest and largest standard deviation of the displacements, in angstrom.
+        sizes: Fewest and most atoms.
+        gold: Smallest and largest share of gold.
+        amplitudes: Smallest and largest standard deviation of the displacements, in angstrom.
     """
 
     sizes: tuple[int, int] = (8, 14)
@@ -65,9 +65,9 @@ class Labelled:
     """N clusters of A atoms in all.
 
     Attributes:
-        structures: elements and positions.
-        energy: (N,) in eV.
-        forces: (A, 3) in eV per angstrom.
+        structures: Elements and positions.
+        energy: Energies in eV, (N,).
+        forces: Forces in eV per angstrom, (A, 3).
     """
 
     structures: Structures
@@ -83,11 +83,15 @@ def clusters(family: Family, number: int, seed: int) -> Labelled:
 def drawn(family: Family, number: int, seed: int) -> Structures:
     """Clusters of a family; the first ones do not depend on how many are drawn."""
     random = torch.Generator().manual_seed(seed)
-    sites = (fcc(), icosahedral())
-    parts = [_apart(family, sites, random) for _ in range(number)]
-    counts = torch.tensor([len(numbers) for numbers, _ in parts])
-    numbers, positions = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Structures(numbers, positions, counts)
+    lattices = (fcc(), icosahedral())
+    numbers_of_clusters = []
+    positions_of_clusters = []
+    for _ in range(number):
+        numbers, positions = _cluster(family, lattices, random)
+        numbers_of_clusters.append(numbers)
+        positions_of_clusters.append(positions)
+    counts = torch.tensor([len(numbers) for numbers in numbers_of_clusters])
+    return Structures(torch.cat(numbers_of_clusters), torch.cat(positions_of_clusters), counts)
 
 
 def labelled(structures: Structures) -> Labelled:
@@ -100,11 +104,12 @@ def labelled(structures: Structures) -> Labelled:
         from ase.calculators.emt import EMT
     except ImportError as error:
         raise ImportError(f"Labels of clusters need the package ase: {EXTRA}") from error
-    energies, forces = [], []
-    for frame in structures.as_ase():
-        frame.calc = EMT()
-        energies.append(float(frame.get_potential_energy()))
-        forces.append(torch.as_tensor(frame.get_forces()))
+    energies = []
+    forces = []
+    for atoms in structures.as_ase():
+        atoms.calc = EMT()
+        energies.append(float(atoms.get_potential_energy()))
+        forces.append(torch.as_tensor(atoms.get_forces()))
     return Labelled(structures, torch.tensor(energies, dtype=torch.float64), torch.cat(forces))
 
 
@@ -124,32 +129,37 @@ def icosahedral() -> Tensor:
     return sites / sites.norm(dim=1).sort().values[1]
 
 
-def _apart(
-    family: Family, sites: tuple[Tensor, Tensor], random: torch.Generator
+def _cluster(
+    family: Family, lattices: tuple[Tensor, Tensor], random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One cluster without two atoms on top of each other, of either lattice."""
+    """One cluster of either lattice, without two atoms on top of each other."""
     while True:
-        numbers, positions = _one(family, sites[_whole(0, 1, random)], random)
+        lattice = lattices[_random_integer(0, 1, random)]
+        numbers, positions = _fragment(family, lattice, random)
         if float(torch.pdist(positions).min()) >= LEAST:
             return numbers, positions
 
 
-def _one(family: Family, sites: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Atomic numbers and positions of one cluster."""
-    size = _whole(*family.sizes, random)
-    golden = round(size * _between(*family.gold, random))
-    point = torch.rand(3, generator=random, dtype=torch.float64) - 0.5
-    nearest = (sites - point).square().sum(1).argsort(stable=True)[:size]
-    kinds = (torch.randperm(size, generator=random) < golden).long()
-    distance = float(DISTANCES[kinds].mean()) * (1 + _between(-STRAIN, STRAIN, random))
-    shift = torch.randn(size, 3, generator=random, dtype=torch.float64)
-    positions = distance * sites[nearest] + _between(*family.amplitudes, random) * shift
+def _fragment(family: Family, sites: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Atomic numbers and positions of a fragment of a lattice, strained and displaced."""
+    size = _random_integer(*family.sizes, random)
+    gold_atoms = round(size * _random_number(*family.gold, random))
+    centre = torch.rand(3, generator=random, dtype=torch.float64) - 0.5
+    nearest = (sites - centre).square().sum(1).argsort(stable=True)[:size]
+    kinds = (torch.randperm(size, generator=random) < gold_atoms).long()
+    strain = _random_number(-STRAIN, STRAIN, random)
+    distance = float(DISTANCES[kinds].mean()) * (1 + strain)
+    displacements = torch.randn(size, 3, generator=random, dtype=torch.float64)
+    amplitude = _random_number(*family.amplitudes, random)
+    positions = distance * sites[nearest] + amplitude * displacements
     return torch.tensor(SPECIES)[kinds], positions
 
 
-def _whole(low: int, high: int, random: torch.Generator) -> int:
+def _random_integer(low: int, high: int, random: torch.Generator) -> int:
+    """A whole number between both bounds, which are included."""
     return int(torch.randint(low, high + 1, (), generator=random))
 
 
-def _between(low: float, high: float, random: torch.Generator) -> float:
+def _random_number(low: float, high: float, random: torch.Generator) -> float:
+    """A number between both bounds."""
     return low + (high - low) * float(torch.rand((), generator=random, dtype=torch.float64))
