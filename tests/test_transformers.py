@@ -148,6 +148,7 @@ def test_a_pipeline_takes_what_pipelines_take(trained):
     assert pipeline({"text": "good", "text_pair": "film"})["std"] > 0
 
 
+@pytest.mark.thorough
 def test_several_labels_give_a_list_for_each_text(tmp_path):
     rows = data(43, 1, labels=3), data(40, 2, labels=3)
     callback = RigidityCallback(calibrate=NLL)
@@ -195,6 +196,7 @@ def test_a_stream_is_read_to_its_end_and_data_may_have_further_columns(tmp_path)
     )
 
 
+@pytest.mark.thorough
 def test_a_pipeline_is_moved_and_refuses_unknown_options(trained):
     pipeline = RigidityPipeline(trained[1].uq, tokenizer())
     with pytest.raises(TypeError, match=r"level= or the tokenizer's options, got .'levle'"):
@@ -210,6 +212,7 @@ def test_no_calibration_may_be_asked_for(tmp_path):
     assert callback.uq.calibration_report is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
@@ -224,6 +227,7 @@ def test_what_cannot_be_done_is_refused_before_the_training(tmp_path, kind, opti
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_has_not_evaluated_is_refused(tmp_path):
     callback = RigidityCallback()
     with pytest.raises(ValueError, match="evaluates nothing"):
@@ -247,6 +251,7 @@ def test_the_extra_is_named_where_transformers_is_missing(monkeypatch):
         importlib.import_module("rigidities.transformers")
 
 
+@pytest.mark.thorough
 def test_the_page_runs_and_prints_what_it_says(plain_torch):
     printed, text = [], blocks(DOCS / "trainers.md")[1][2]
     exec(compile(text, "trainers.md", "exec"), {"print": lambda *one: printed.append(one)})

@@ -131,6 +131,7 @@ def test_gathered_tangents_equal_their_parts_whatever_comes():
         TangentBuffer(3).tangents()
 
 
+@pytest.mark.thorough
 def test_the_exact_hessian_keeps_what_it_saves_within_bounds(monkeypatch):
     convolutions = nn.Conv1d(1, 4, 5), nn.Tanh(), nn.Conv1d(4, 4, 5)
     pooled = nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 1)

@@ -111,7 +111,7 @@ def test_bars_of_forces_equal_a_dense_solve_with_the_full_jacobian(uq, atoms):
     np.testing.assert_allclose(atoms.calc.results["forces_std"], expected, rtol=1e-8)
     f = by_weights(model, positions, numbers).detach()
     q = f @ torch.linalg.solve(matrix, f)
-    std = (uq.scale.square() * q + uq.calibration_report.noise).sqrt().item()
+    std = (uq.scale.square() * q + uq.calibration_report.noise_level).sqrt().item()
     assert atoms.calc.results["energy_std"] == pytest.approx(std, rel=1e-8)
 
 

@@ -221,6 +221,7 @@ def small_groups(seed):
     return prediction, prediction.mean + wide * (target - prediction.mean)
 
 
+@pytest.mark.thorough
 def test_each_group_holds_its_level_or_is_infinite_and_named():
     found = Conformal.of(*small_groups(seed=40), labels=SMALL)
     test, y = small_groups(seed=41)

@@ -217,6 +217,7 @@ def test_the_closed_form_of_the_library_agrees(tanh_net):
     assert float(pr.rigidity(vector(1.5)[:, None])) == pytest.approx(top.rigidity, rel=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The parameters are not a minimum")
 @pytest.mark.parametrize("subset", [None, "2", ["0.bias", "2.weight"]])
 def test_ridge_subset_and_weights_mean_what_they_mean_in_the_closed_form(tanh_net, subset):
@@ -351,6 +352,7 @@ def test_a_prediction_that_moves_at_no_cost_is_refused():
 # --- profiles ---
 
 
+@pytest.mark.thorough
 def test_multipliers_are_the_slope_of_the_constrained_loss():
     seed, _, w = CASES["regular minimum"]
     with pytest.warns(UserWarning, match="not a minimum"):

@@ -32,6 +32,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return outputs
 
 
+@pytest.mark.thorough
 def test_every_python_block_runs(printed: list[str]) -> None:
     assert len(printed) == len(blocks("python")) >= 1
 

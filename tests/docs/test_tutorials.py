@@ -24,6 +24,7 @@ def test_bars_grow_from_the_data_to_the_gap_and_beyond(plain_torch):
     assert left["loaded"].scale == left["uq"].scale
 
 
+@pytest.mark.thorough
 def test_patients_with_unusual_columns_are_the_least_rigid(plain_torch):
     left = ran("a_table")
     assert 0.85 < left["covered"] < 0.97

@@ -225,6 +225,7 @@ def masked_loss(p, t):
     return torch.where(t.isnan(), 0.0, (p - t.nan_to_num()).square() / 2)
 
 
+@pytest.mark.thorough
 def test_masked_targets_have_bars_by_the_rows_they_have():
     data = sets(targets=2)
     train, valid = (tuple(t.clone() for t in part) for part in (data.train, data.valid))

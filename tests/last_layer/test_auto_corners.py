@@ -104,6 +104,7 @@ def sets_of_members(n: int, seed: int, model: nn.Module):
     return x, model(x).detach() + noise
 
 
+@pytest.mark.thorough
 def test_empty_sets_get_the_noise_and_leave_the_guard_alone():
     torch.manual_seed(0)
     model = SumOfSet()

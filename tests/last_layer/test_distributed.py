@@ -244,6 +244,7 @@ def killed(rank, size, victim, moment):
         assert uq._fit.state is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("victim", "moment"), [(0, 3), (2, 1), (3, 11)])
 def test_a_rank_that_is_killed_gives_an_error_on_all_others(victim, moment):
     found = jobs.run(killed, 4, victim, moment)
@@ -315,6 +316,7 @@ def interrupted(rank, size, folder):
     assert torch.equal(uq.gram.matrix, once.gram.matrix)
 
 
+@pytest.mark.thorough
 def test_a_job_that_failed_resumes_on_every_rank_from_a_file_of_its_own(tmp_path):
     jobs.values(interrupted, 2, tmp_path)
     assert not list(tmp_path.glob("fit.*"))

@@ -195,6 +195,7 @@ def test_residuals_of_mixed_targets_enter_the_sums():
     close(uq.gram.square.sum(), expected.square)
 
 
+@pytest.mark.thorough
 def test_residuals_and_scales_find_their_target_where_the_outputs_are_in_another_order():
     id = "pointwise_convolution_in_one_dimension"  # outputs (N, targets, steps), rows (N, steps)
     case, valid = zoo.build(id), dense.trimmed(zoo.build(id, 2), 4)

@@ -223,6 +223,7 @@ def shared(rank, size):
     return uq.novelty(x).by_layer, p.novelty
 
 
+@pytest.mark.thorough
 def test_processes_together_know_what_one_knows():
     uq, _, x, _ = fitted()
     alone = uq.novelty(x)

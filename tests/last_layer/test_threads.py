@@ -87,6 +87,7 @@ def stormed(name, reads, rounds):
     assert uq.readout.case == fresh().readout.case
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_eight_threads_get_what_one_gets(name):
     sums = name in ("plain", "shared", "plain with a state")
@@ -193,6 +194,7 @@ def test_the_rigidity_of_any_regressor_is_safe_too():
     storm(work)
 
 
+@pytest.mark.thorough
 def test_a_reader_sees_another_fit_whole():
     run = lambda m, x: m.one(x) + m.two(x.square())  # noqa: E731
     model, states = Net(run, one=nn.Linear(4, 1), two=nn.Linear(4, 1)), []

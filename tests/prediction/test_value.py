@@ -76,7 +76,7 @@ def answers(p, y):
     """Everything that one can ask, one tensor shaped like the prediction each."""
     ends = dict(zip(("low", "high"), p.interval(LEVEL), strict=True))
     asked = {name: getattr(p, name)(y) for name in ("cdf", "log_prob", "crps", "tail")}
-    parts = {name: getattr(p, name) for name in ("mean", "std", "centre", "scale", "rigidity")}
+    parts = {name: getattr(p, name) for name in ("mean", "std", "centre", "unit", "rigidity")}
     parts |= {name: getattr(p, name) for name in ("epistemic", "noise", "from_inputs")}
     return parts | asked | ends | {"quantile": p.quantile(0.3)}
 

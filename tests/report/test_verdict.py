@@ -587,6 +587,7 @@ def test_every_metric_of_the_summary_is_explained() -> None:
     assert all(metric.sentence.endswith(".") and metric.ideal for metric in METRICS.values())
 
 
+@pytest.mark.thorough
 def test_the_table_shows_the_metrics_of_all_rows_beside_those_of_a_constant_bar() -> None:
     mean, std, target = columns(6000)
     found = page(mean, std, target)
