@@ -154,8 +154,8 @@ def choice_table(numbers: Found) -> Table:
     columns = ["bars", "ridge", "effective rank", "scale of energies", "scale of forces"]
     caption = (
         "What was chosen, means over nets. The effective rank counts the directions of the "
-        f"{numbers['settings']['features']} features that the ridge leaves to the data: where it is "
-        "small, bars know little of the training clusters."
+        f"{numbers['settings']['features']} features that the ridge leaves to the data: where it "
+        "is small, bars know little of the training clusters."
     )
     return Table(columns, rows, caption)
 
@@ -214,8 +214,8 @@ def members(numbers: Found) -> str:
     return (
         f"**Members instead.** {settings['members']} members of a last-layer ensemble, each "
         "differentiated by itself, give bars of forces with a root mean square relative deviation "
-        f"of {measured(of_members['error'])} from the exact ones, for {settings['draws']} ensembles a "
-        f"net; sampling explains {of_members['expected'][0]:.3f}."
+        f"of {measured(of_members['error'])} from the exact ones, for {settings['draws']} ensembles "
+        f"a net; sampling explains {of_members['expected'][0]:.3f}."
     )
 
 
