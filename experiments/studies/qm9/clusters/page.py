@@ -214,8 +214,8 @@ def members(numbers: Found) -> str:
     return (
         f"**Members instead.** {settings['members']} members of a last-layer ensemble, each "
         "differentiated by itself, give bars of forces with a root mean square relative deviation "
-        f"of {measured(of_members['error'])} from the exact ones, for {settings['draws']} ensembles "
-        f"a net; sampling explains {of_members['expected'][0]:.3f}."
+        f"of {measured(of_members['error'])} from the exact ones, for {settings['draws']} "
+        f"ensembles a net; sampling explains {of_members['expected'][0]:.3f}."
     )
 
 
