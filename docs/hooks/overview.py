@@ -56,8 +56,10 @@ def documented(text: str) -> Iterator[tuple[str, griffe.Object | griffe.Alias]]:
 def _is_public(module: griffe.Object | griffe.Alias, member: griffe.Object | griffe.Alias) -> bool:
     """Whether a class or function is public; without `__all__`, imported ones are not."""
     belongs_here = module.exports is not None or not member.is_alias
-    is_class_or_function = not member.is_attribute and not member.is_module
-    return member.is_public and belongs_here and is_class_or_function
+    if not member.is_public or not belongs_here:
+        return False
+    # Only now: griffe cannot resolve what a module imports from elsewhere.
+    return not member.is_attribute and not member.is_module
 
 
 @cache
