@@ -17,26 +17,32 @@ PRIMED = re.compile(r"<msup>(<m[io][^>]*>[^<]*</m[io]>)<mi>(&#x0203[23];)</mi></
 
 def on_page_content(content: str, **_: object) -> str:
     """The page with every formula that arithmatex marked as MathML."""
-    # a number stays on one line with its error
-    return FORMULA.sub(_mathml, content).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    with_mathml = FORMULA.sub(_mathml, content)
+    # A number stays on one line with its error.
+    return with_mathml.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def _mathml(match: re.Match[str]) -> str:
+    """One formula as MathML: within a line, or on lines of its own."""
     latex = html.unescape(match["latex"]).strip()
     if match["tag"] == "span":
         return _converted(latex)
-    shown = "".join(_converted(part, display="block") for part in parts(latex))
-    return f'<div class="formula">{shown}</div>'
+    formulas = "".join(_converted(formula, display="block") for formula in parts(latex))
+    return f'<div class="formula">{formulas}</div>'
 
 
 def parts(latex: str) -> list[str]:
     """The formulas that stand side by side, unless a bracket or an environment spans them."""
-    found = re.split(r"\\qquad", latex)
-    pairs = (("{", "}"), (r"\left", r"\right"), (r"\begin", r"\end"))
-    whole = all(part.count(a) == part.count(b) for part in found for a, b in pairs)
-    return found if whole else [latex]
+    formulas = re.split(r"\\qquad", latex)
+    brackets = (("{", "}"), (r"\left", r"\right"), (r"\begin", r"\end"))
+    for formula in formulas:
+        for opening, closing in brackets:
+            if formula.count(opening) != formula.count(closing):
+                return [latex]
+    return formulas
 
 
 def _converted(latex: str, display: str = "inline") -> str:
-    # fonts draw a prime raised and small already: as a superscript it would fly off
+    """LaTeX as MathML."""
+    # Fonts draw a prime raised and small already: as a superscript it would fly off.
     return PRIMED.sub(r"<mrow>\1<mo>\2</mo></mrow>", convert(latex.strip(), display=display))

@@ -33,16 +33,26 @@ def on_files(files, config, **_):
 @cache  # a server renders all pages whenever one has changed
 def markdown(script: str) -> str:
     """A script in percent format as the text of a page, with what it prints."""
-    _, *cells = CELL.split(script)
-    names = {"__name__": "__main__"}
-    pairs = zip(cells[::2], cells[1::2], strict=True)
-    return "\n\n".join(_rendered(kind, body.strip("\n"), names) for kind, body in pairs) + "\n"
+    # The text before the first cell, then kinds and bodies of cells in turn.
+    _, *kinds_and_bodies = CELL.split(script)
+    kinds = kinds_and_bodies[::2]
+    bodies = kinds_and_bodies[1::2]
+    namespace = {"__name__": "__main__"}  # all cells share it
+    cells = [
+        _rendered(kind, body.strip("\n"), namespace)
+        for kind, body in zip(kinds, bodies, strict=True)
+    ]
+    return "\n\n".join(cells) + "\n"
 
 
-def _rendered(kind: str, body: str, names: dict[str, object]) -> str:
+def _rendered(kind: str, body: str, namespace: dict[str, object]) -> str:
+    """A cell as Markdown; a cell of code is run, and what it prints stands below it."""
     if "[markdown]" in kind:
         return re.sub(r"^# ?", "", body, flags=re.MULTILINE)
-    with redirect_stdout(StringIO()) as out:
-        exec(compile(body, "a cell of a tutorial", "exec"), names)
-    printed = out.getvalue().rstrip()
-    return f"```python\n{body}\n```" + (PRINTED.format(printed) if printed else "")
+    with redirect_stdout(StringIO()) as output:
+        exec(compile(body, "a cell of a tutorial", "exec"), namespace)
+    code = f"```python\n{body}\n```"
+    printed = output.getvalue().rstrip()
+    if printed:
+        return code + PRINTED.format(printed)
+    return code
