@@ -41,11 +41,14 @@ def net3() -> Trained:
 # --- a short part and a long part of the suite --------------------------------------------------
 #
 # The short part has every test function but those of the folders below and those marked `thorough`
-# or `browser`; of a parametrised function it takes a few cases, spread evenly. The long part is the
-# complement, so that no test can be in neither.
+# or `browser`; of a parametrised function it takes the first and the last case. The long part is
+# the complement, so that no test can be in neither.
 
 PARTS = ("short", "long")
 LONG_FOLDERS = tuple(Path(__file__).parent / name for name in ("experiments", "benchmarks"))
+LEFT_TO_THE_LONG_PART = ("thorough", "browser", "slow", "gpu")
+"""Marks of tests that are in the long part, or that neither part runs."""
+
 SHORT_CASES = 2
 """How many cases of a parametrised test the short part takes: the first and the last."""
 
@@ -58,7 +61,7 @@ def short_part(items: list[pytest.Item]) -> set[pytest.Item]:
     """The tests of the short part, of all that were collected."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        marked = item.get_closest_marker("thorough") or item.get_closest_marker("browser")
+        marked = any(item.get_closest_marker(name) for name in LEFT_TO_THE_LONG_PART)
         if not marked and not in_long_folder(item.path):
             function = item.nodeid.partition("[")[0]
             cases[function].append(item)

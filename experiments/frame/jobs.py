@@ -180,7 +180,7 @@ def _read(file: Path, code: Mapping[str, str]) -> Part:
         value=record["value"],
         seconds=record["seconds"],
         machine=record["machine"],
-        other_code=record["code"] != code,
+        other_code=record.get("code") != code,
     )
 
 

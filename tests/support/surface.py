@@ -57,8 +57,10 @@ def module_lines(module: ModuleType) -> Iterator[str]:
             yield from class_lines(name, public)
         elif callable(public):
             yield f"    {name}{signature(public)}"
-        else:
+        elif isinstance(public, str | int | float | tuple | list | dict):
             yield f"    {name}: {type(public).__name__}"
+        else:
+            yield f"    {name}  (type)"
 
 
 def class_lines(name: str, cls: type) -> Iterator[str]:

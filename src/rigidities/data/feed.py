@@ -92,7 +92,7 @@ class Feed:
             batch_size: Rows per batch where the data are not batches already.
             progress: Whether to show a progress bar; None shows it on a terminal only.
             any_order: Whether the rows may come in any order. This implies `once`.
-            once: Whether every row must come once, whatever a loader repeats or drops.
+            once: Whether every row must come once, even if a distributed sampler repeats some.
             passing: A function from the iterator of raw batches to an iterator of those to read;
                 it may skip some.
         """

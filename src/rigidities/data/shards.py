@@ -84,7 +84,7 @@ def shard(data: Any, rank: int | None = None, ranks: int | None = None) -> Any:
 
 
 def unpadded(data: Any) -> Any:
-    """A copy of a job's loader that neither repeats nor drops rows; other data unchanged.
+    """A copy of a job's loader whose sampler neither repeats nor drops rows; other data unchanged.
 
     The wrappers that Accelerate and Fabric put around a loader may wait for other processes; they
     are taken off.

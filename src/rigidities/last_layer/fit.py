@@ -2,11 +2,11 @@
 
 `FitState` is what a fit knows at one moment: the tie to the model, the statistics of the training
 rows, the loss, and the calibration if there is one. It is frozen. `ReadoutFit` stands behind
-`LastLayerRigidity` and owns the current state. All changes of it (`fit`, `partial_fit`, `forget`,
-`merge`, `calibrate`, and restoring a state from a file) proceed in the same way: the processes of a
-job meet, the data pass through the model batch by batch, a new state is computed beside the old
-one, all processes agree, and only then does the new state replace the old one. So an error or an
-interruption leaves everything as it was.
+`LastLayerRigidity` and owns the current state. Every change computes a new state beside the old one
+and replaces the old one at the very end, so that an error or an interruption leaves everything as
+it was. Changes that read data (`fit`, `partial_fit`, `forget`, `calibrate`) proceed in the same
+way: the processes of a job meet, the data pass through the model batch by batch, and all processes
+agree before the new state takes the place of the old one.
 """
 
 from __future__ import annotations
@@ -449,10 +449,10 @@ class ReadoutFit:
         def request() -> dict[str, Any]:
             return self._request(weighing, options)
 
-        device = placement(self.model)[0]
+        # The model may be moved until this call has the fit to itself: its device is read after.
         with (
             self._exclusive(),
-            open_job(passing.process_group, "fit", request, device) as processes,
+            open_job(passing.process_group, "fit", request, placement(self.model)[0]) as processes,
         ):
             binding, statistics = self._begin(checkpoint, processes, weighing, options)
             # New data may come in another form than those of an earlier fit, so that the form is

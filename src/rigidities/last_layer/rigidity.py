@@ -56,7 +56,7 @@ from .accumulation import Weighing
 from .checkpoint import SECONDS, Checkpoint
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
-from .error_bars import BatchVariances, gathered
+from .error_bars import BatchVariances, ErrorBars, gathered
 from .fit import FitOptions, FitState, Passing, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_derivatives import traced_derivatives
@@ -438,7 +438,8 @@ class LastLayerRigidity(ModelWrapper):
     @property
     def calibration_report(self) -> CalibrationReport | None:
         """The last calibration's report; None before one."""
-        return None if self._fit.state is None else self._fit.state.report
+        state = self._fit.state  # read once: another thread may replace it
+        return None if state is None else state.report
 
     @property
     def calibration(self) -> Calibration:
@@ -546,16 +547,17 @@ class LastLayerRigidity(ModelWrapper):
         with self._fit.job(group, "predict", options) as processes, torch.enable_grad():
             tap, state = self._fit.ready()
             batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
-            variances = list(_batch_variances(tap, state, batches, sample_weight, uncertain_inputs))
+            bars = state.bars  # of the model's precision now, for all that follows
+            variances = list(
+                _batch_variances(tap, state, bars, batches, sample_weight, uncertain_inputs)
+            )
             if uncertain_inputs is not None:
                 uncertain_inputs.check_used_up()
             variances = gathered(processes, variances)
         # An error reads the inputs again to name the wrong rows. Gathered rows are those of other
         # processes too, whose inputs are not here.
         readable = [] if gather else x
-        return state.bars.prediction(
-            variances, self._batches_again(readable, "predict", batch_size)
-        )
+        return bars.prediction(variances, self._batches_again(readable, "predict", batch_size))
 
     @outside_inference_mode
     def novelty(
@@ -1180,9 +1182,10 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Snapshot | None:
         if thorough:
             self._fit.require_state().binding.current(thorough=True)
-        if self._fit.state is None:
+        state = self._fit.state  # read once: another thread may replace it
+        if state is None:
             return None
-        return self._fit.state.snapshot(probes=probes, rows=rows)
+        return state.snapshot(probes=probes, rows=rows)
 
     def _take(self, snapshot: Snapshot | None) -> None:
         self._fit.restore(snapshot)
@@ -1235,12 +1238,12 @@ class LastLayerRigidity(ModelWrapper):
 def _batch_variances(
     tap: AnyTap,
     state: FitState,
+    bars: ErrorBars,
     batches: Iterable[Batch],
     sample_weight: SampleWeight | None,
     uncertain_inputs: InputVariances | None,
 ) -> Iterator[BatchVariances]:
     """Means and variances of each batch."""
-    bars = state.bars
     novelty_scale = None
     if state.watches_layers:
         novelty_scale = state.novelty_scale(tap)

@@ -649,13 +649,21 @@ class Tilted(Distribution):
         # The predictions' dimensions are the last ones of `shape`: (..., predictions) -> (R, E).
         flat = [argument.expand(shape).reshape(entries, rows).mT for argument in arguments]
         # A row needs about a thousand numbers at the nodes and each entry sixteen more. The bound
-        # keeps them in a cache of the processor.
+        # keeps them in a cache of the processor. A search for quantiles needs up to 256 numbers for
+        # an entry: one row may have a million draws, which must not be in memory at once.
         rows_at_once = max(1, (1 << 18) // (1024 + 16 * entries))
+        entries_at_once = max(1, (1 << 22) // (256 * rows_at_once))
         values = []
         for start in range(0, rows, rows_at_once):
             chunk = slice(start, start + rows_at_once)
-            chunk_arguments = [argument[chunk] for argument in flat]
-            values.append(of_rows(CosineTilt(tilt[chunk]), *chunk_arguments))
+            tilts = CosineTilt(tilt[chunk])
+            some_entries = [
+                of_rows(tilts, *[columns[chunk] for columns in split_arguments])
+                for split_arguments in zip(
+                    *(argument.split(entries_at_once, dim=1) for argument in flat), strict=True
+                )
+            ]
+            values.append(torch.cat(some_entries, dim=1))
         return torch.cat(values).mT.reshape(shape)
 
 

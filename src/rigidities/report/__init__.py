@@ -112,7 +112,7 @@ def verdict(
 def html(
     prediction: Prediction | Values,
     target: Values,
-    *old_order: Values,
+    *,
     std: Values | None = None,
     title: str = TITLE,
     names: Sequence[str] | None = None,
@@ -130,7 +130,6 @@ def html(
         prediction: What `predict` returned, judged by its own distribution; or means, (N,) or
             (N, K) for K targets.
         target: True values of the same shape, for rows used in neither fit nor calibration.
-        *old_order: Refused. Bars are passed by name, `html(mean, target, std=std)`.
         std: The error bars of means, of the same shape and above zero: standard deviations of
             Gaussians.
         title: The heading.
@@ -150,17 +149,10 @@ def html(
         The page.
 
     Raises:
-        TypeError: There are means without bars, a `Prediction` and bars, or three arrays in the
-            order mean, std, target.
+        TypeError: There are means without bars, or a `Prediction` and bars.
         ValueError: Shapes differ, or values are not finite or not above zero.
         ModuleNotFoundError: Plotly or Jinja is missing.
     """
-    if old_order:
-        raise TypeError(
-            f"html takes the prediction and the target by position, got {2 + len(old_order)} "
-            "arrays. Pass the bars by name, as verdict has them: html(mean, target, std=std), or "
-            "html(p, target) for a Prediction."
-        )
     judgements = judge(
         prediction,
         target,

@@ -28,7 +28,7 @@ from ..search import Evidence, Objective, completed_report, most_evident_ridge, 
 from .ladder import MANY, PAPER, Ladder
 from .scale_fit import GAUSSIAN_FAR
 from .target_fit import BOUNDS, Components, TargetFit
-from .target_rows import FAR, TargetRows, clipped_mean, outlier_remark, rows_of_targets
+from .target_rows import FAR, TargetRows, clipped_mean, outlier_remarks, rows_of_targets
 
 LARGEST_LEVERAGE = 0.5
 """Largest mean leverage c q of training rows, the share of its own prediction that a row decides.
@@ -472,7 +472,7 @@ def _outlier_remarks(validation: Residuals | None, options: CalibrationOptions) 
     remarks: list[str] = []
     targets = validation.error.shape[1]
     for target, error in enumerate(validation.error.unbind(1)):
-        remarks += outlier_remark(
+        remarks += outlier_remarks(
             error, validation.extra["number"], far, _target_prefix(target, targets)
         )
     return remarks

@@ -487,7 +487,7 @@ def reach(residual: Tensor, far: float = FAR) -> float:
     return limit if 0 < beyond <= max(1, OUTLIERS * len(size)) else math.inf
 
 
-def outlier_remark(error: Tensor, number: Tensor, far: float = FAR, target: str = "") -> list[str]:
+def outlier_remarks(error: Tensor, number: Tensor, far: float = FAR, target: str = "") -> list[str]:
     """A sentence that names the rows of one target beyond its reach; none where there are none.
 
     Args:
