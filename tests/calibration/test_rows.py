@@ -9,7 +9,7 @@ from rigidities.calibration.full_model.target_rows import (
     FAR,
     TargetRows,
     clipped_mean,
-    outlier_remark,
+    outlier_remarks,
     reach,
 )
 from tests.support.tensors import close, normal
@@ -94,9 +94,9 @@ def test_many_far_residuals_are_no_outliers():
 def test_far_rows_are_named_by_their_place_in_the_data():
     error = normal(100)
     error[[3, 5]] = torch.tensor([1e9, torch.nan], dtype=F64)
-    (said,) = outlier_remark(error, torch.arange(50, 150))
+    (said,) = outlier_remarks(error, torch.arange(50, 150))
     assert "53 (residual 1e+09" in said
-    assert outlier_remark(normal(100), torch.arange(100)) == []
+    assert outlier_remarks(normal(100), torch.arange(100)) == []
 
 
 def test_rows_without_features_say_nothing_about_q():

@@ -657,13 +657,11 @@ class Tilted(Distribution):
         for start in range(0, rows, rows_at_once):
             chunk = slice(start, start + rows_at_once)
             tilts = CosineTilt(tilt[chunk])
-            some_entries = [
-                of_rows(tilts, *[columns[chunk] for columns in split_arguments])
-                for split_arguments in zip(
-                    *(argument.split(entries_at_once, dim=1) for argument in flat), strict=True
-                )
-            ]
-            values.append(torch.cat(some_entries, dim=1))
+            pieces = []
+            for first in range(0, entries, entries_at_once):
+                piece = slice(first, first + entries_at_once)
+                pieces.append(of_rows(tilts, *[argument[chunk, piece] for argument in flat]))
+            values.append(torch.cat(pieces, dim=1))
         return torch.cat(values).mT.reshape(shape)
 
 
