@@ -196,6 +196,18 @@ def test_quantiles_for_graphs_are_those_of_the_distribution(df, size):
         assert float(off.max()) < digits
 
 
+def test_many_quantiles_of_one_row_are_computed_in_pieces_and_are_the_same():
+    """One row may have a million draws: their search needs 256 numbers for each."""
+    tilt = torch.tensor([[0.3, -0.2, 0.1, 0.0, 0.0, 0.05, 0.0, 0.0]], dtype=F64)
+    distribution = Tilted(4.0, tilt)
+    level = torch.linspace(1e-6, 1 - 1e-6, 40_000, dtype=F64)[:, None]  # more than one piece
+    few = level[::997]
+    at_once = distribution.quantile(level)
+    assert at_once.shape == (40_000, 1)
+    torch.testing.assert_close(at_once[::997], distribution.quantile(few), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(distribution.cdf(at_once), level, rtol=1e-9, atol=0)
+
+
 def test_a_tilt_of_another_width_is_refused():
     refused(r"8 entries.*got the shape \(4, 3\)", Tilted, 5.0, torch.zeros(4, 3))
 
