@@ -57,7 +57,7 @@ from .readout.tap import AnyTap
 from .refit import Refitted, refitted
 from .statistics.statistic import Plan
 from .statistics.statistics import Statistics
-from .validation import Validation, calibration_data, require_groups
+from .validation import ConformalChoices, Validation, calibration_data, require_groups
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
@@ -691,9 +691,7 @@ class ReadoutFit:
                 report = validation.together(
                     processes,
                     (judged_rows, conformal_rows, train_rows),
-                    conformal,
-                    groups,
-                    merge_groups,
+                    ConformalChoices(conformal, groups, merge_groups),
                     # A feature is rounded a few times on its way through the model.
                     4 * torch.finfo(dtype).eps,
                 )

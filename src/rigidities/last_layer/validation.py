@@ -145,9 +145,7 @@ class Validation:
         self,
         processes: Job,
         gatherings: tuple[Gathering | None, ...],
-        conformal: Any,
-        groups: Any,
-        merge_groups: int | None,
+        choices: ConformalChoices,
         feature_rounding: float,
     ) -> CalibrationReport:
         """The report of the rows of all processes, the same on every process.
@@ -156,13 +154,10 @@ class Validation:
             processes: The processes of the call, this one among them.
             gatherings: Rows gathered here: those to fit, those for conformal scores and those of
                 the training data.
-            conformal: As in `LastLayerRigidity.calibrate`.
-            groups: As in `LastLayerRigidity.calibrate`.
-            merge_groups: As in `LastLayerRigidity.calibrate`.
+            choices: What is asked of conformal intervals.
             feature_rounding: The relative error of the features themselves. An error of the Gram
                 from mixed precision below this is not worth a warning.
         """
-        choices = ConformalChoices(conformal, groups, merge_groups)
         rows, conformal_rows, train_rows = (
             _gathered(processes, gathering) for gathering in gatherings
         )
