@@ -1,7 +1,10 @@
 """The pictures of the pages on concepts: their script runs, and captions say what it draws."""
 
-import importlib.util
+import importlib
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,23 +15,23 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
-def pictures() -> ModuleType:
+def concepts() -> Iterator[ModuleType]:
+    """The module that draws the pictures of the pages on concepts."""
     pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS / "pictures"))
+        yield importlib.import_module("concepts")
 
 
 @pytest.mark.thorough
-def test_shares_of_the_caption_about_a_wrong_form_are_those_drawn(plain_torch, pictures) -> None:
+def test_shares_of_the_caption_about_a_wrong_form_are_those_drawn(plain_torch, concepts) -> None:
     torch.set_default_dtype(torch.float64)
-    figure = pictures.misspecified()
+    figure = concepts.misspecified()
     page = " ".join((DOCS / "concepts/when_bars_fail.md").read_text(encoding="utf-8").split())
     said = r"hold (\d+) % of all new rows, but (\d+) % in the outer .* at least (\d+) % in every"
     ((everywhere, outer, least),) = [map(int, one) for one in re.findall(said, page)]
     shares = [bar.get_height() for bar in figure.axes[1].patches]
-    pictures.plt.close(figure)
+    concepts.plt.close(figure)
     constant, default = shares[:10], shares[10:]
     assert sum(constant) / 10 == pytest.approx(everywhere, abs=3)
     assert [constant[0], constant[9]] == pytest.approx([outer, outer], abs=12)  # steep there
@@ -36,8 +39,10 @@ def test_shares_of_the_caption_about_a_wrong_form_are_those_drawn(plain_torch, p
 
 
 @pytest.mark.slow
-def test_the_script_draws_every_committed_picture_anew(plain_torch, pictures, tmp_path) -> None:
-    pictures.main(tmp_path)
+def test_the_script_draws_every_committed_picture_anew(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, str(DOCS / "pictures"), "--out", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=1200)
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {path.name for path in (DOCS / "images").glob("*.svg")}
     assert min(path.stat().st_size for path in tmp_path.iterdir()) > 5000
