@@ -57,6 +57,12 @@ class Experiment:
 
 _ALL = (
     Experiment(
+        "gap",
+        "error bars in a gap between training rows, beside MAPIE's and laplace-torch's",
+        minutes=2,
+        needs=("matplotlib", "numpy", "sklearn"),
+    ),
+    Experiment(
         "toy",
         "three models of seven points of cos^2 x, with calibrated error bars (paper, Fig. 1)",
         minutes=2,
