@@ -74,7 +74,7 @@ def test_a_folder_holds_predictions_model_report_and_summary(ran):
     page = (ran.out / "report.html").read_text(encoding="utf-8")
     assert "price of data.csv: can the error bars be trusted?" in page
     share = 100 * ran.summary["scores"]["rigidities"]["coverage"]
-    assert f"90 % intervals hold {share:.1f} % of the " in page  # under the same distribution
+    assert f"90 % intervals cover {share:.1f} % of the " in page  # under the same distribution
     assert ran.summary["notes"][0].startswith("place: 3 categories")
 
 

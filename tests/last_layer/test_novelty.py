@@ -21,7 +21,7 @@ from tests.support.operations import Operations
 
 ROWS, VALID = 900, 300
 OPERATIONS = 7
-pytestmark = pytest.mark.filterwarnings("ignore:.*stand in the training data too")
+pytestmark = pytest.mark.filterwarnings("ignore:.*are also in the training data")
 
 
 def made(seed=0, inputs=3):
@@ -767,7 +767,7 @@ def test_a_calibration_of_which_many_rows_lack_a_number_says_so():
     uq = rg.LastLayerRigidity(Imputing()).fit(x[:200], y[:200], novelty=True)
     x[200:230, 1] = torch.nan
     report = uq.calibrate(x[200:], y[200:], criterion="nll")
-    assert "30 of 200 calibration rows lack a number" in str(report)
+    assert "30 of 200 calibration rows have a missing value" in str(report)
     assert all(map(math.isfinite, report.novelty.values()))
     found = uq.novelty(x[225:235]).largest
     assert found.isinf().tolist() == 5 * [True] + 5 * [False]

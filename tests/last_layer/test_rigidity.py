@@ -463,7 +463,7 @@ def test_the_report_says_what_was_chosen(net, fit):
 
 def test_validation_rows_from_the_training_data_are_found(net, fit):
     mixed = tuple(torch.cat([a, b[:30]]) for a, b in zip(net.valid, net.train, strict=True))
-    with pytest.warns(UserWarning, match="30 of 230 calibration rows stand in the training data"):
+    with pytest.warns(UserWarning, match="30 of 230 calibration rows are also in the training"):
         report = fit.calibrate(mixed, criterion="nll")
     assert report.duplicates == 30
     assert fit.calibrate(net.valid, criterion="nll").duplicates == 0

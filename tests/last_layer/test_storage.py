@@ -89,7 +89,7 @@ def test_a_loaded_fit_can_be_extended_and_recalibrated(net, saved):
     uq, path = saved
     again = load(path, net.model).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
-    with pytest.warns(UserWarning, match="stand in the training data"):
+    with pytest.warns(UserWarning, match="are also in the training data"):
         again.calibrate(net.test, criterion="nll")
 
 

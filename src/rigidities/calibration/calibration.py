@@ -139,15 +139,16 @@ class CalibrationOptions:
         """
         if self.early_stopped is False:
             return ""
-        effect = "90 % intervals may hold up to three per cent too little"
+        effect = "90 % intervals may cover up to 3 percentage points too little"
         if self.early_stopped:
             return (
-                "These validation rows chose the checkpoint (early stopping), so that their errors "
-                f"are optimistic: {effect}. Calibrate on rows that chose nothing."
+                "These validation rows chose the checkpoint (early stopping), so their errors are "
+                f"optimistic: {effect}. Calibrate on rows that were used for nothing else."
             )
         return (
-            "Did these validation rows choose the checkpoint (early stopping)? Then their errors "
-            f"are optimistic, and {effect}. Answer by calibrate(..., early_stopped=False) or True."
+            "Did these validation rows choose the checkpoint (early stopping)? If so, their errors "
+            f"are optimistic, and {effect}. Answer with calibrate(..., early_stopped=True) or "
+            "early_stopped=False."
         )
 
     @property

@@ -40,8 +40,8 @@ _MIX = (-7046029254386353131, -4658895280553007687)
 _UNLABELLED = torch.iinfo(torch.int64).min
 """The label of rows without a group."""
 _GUARANTEE = (
-    "They hold their level on average over draws of calibration and test rows, for rows used in "
-    "neither training, stopping nor fitting; not per input."
+    "They reach their level on average over draws of calibration and test rows, not for every "
+    "single input. The rows must not have been used for training, model selection or fitting."
 )
 
 Groups = Callable[[Any], Any]
@@ -172,20 +172,20 @@ class Conformal:
         most = int(rows.max())
         sentence = f"Conformal intervals from {most} rows"
         if least < most:
-            sentence += f" ({least} where most targets are masked)"
+            sentence += f" ({least} for the target that is masked most often)"
         if len(self.labels):
             by_bar = "" if self.cuts is None else " by the bar"
             sentence += f", in {len(self.labels)} groups{by_bar}"
         merged = self._merged()
         if merged:
-            sentence += f"; small ones are merged: {'; '.join(merged)}"
+            sentence += f"; small groups are merged: {'; '.join(merged)}"
         sentences = [f"{sentence}. {_GUARANTEE}"]
         small = self._too_small(USUAL)
         if small:
             sentences.append(
-                f"Groups too small for {USUAL:.0%} intervals, which need {rows_needed(USUAL)} "
-                f"rows: {_listed(small)}. Theirs are infinite. Add rows to them, or merge them: "
-                f"calibrate(..., merge_groups={LEAST})."
+                f"Some groups are too small for {USUAL:.0%} intervals, which need "
+                f"{rows_needed(USUAL)} rows: {_listed(small)}. Their intervals are infinite. Add "
+                f"rows to these groups, or merge them: calibrate(..., merge_groups={LEAST})."
             )
         return sentences
 

@@ -73,8 +73,8 @@ class Residuals:
         if 2 * self.distinct > self.hashed or self.hashed < 2:
             return []
         return [
-            f"Only {self.distinct} of {self.hashed} calibration rows are distinct: where the rest "
-            "are copies, and no observations of their own, the bars rest on those few alone."
+            f"Only {self.distinct} of {self.hashed} calibration rows are distinct. If the others "
+            "are copies rather than independent observations, the bars rest on those few rows."
         ]
 
     def subset(self, mask: Tensor) -> Residuals:

@@ -481,9 +481,9 @@ def search_report(
     if barless_rows > 0:
         remarks.append(
             f"The features of {barless_rows} of {len(objective.barless)} rows are zero: the "
-            "readout's weights do not move their outputs (a final ReLU or clamp, an empty sum). "
-            "Without noise such rows have error bars of zero, and they were left out of the "
-            "calibration. criterion='auto' or noise='constant' gives them the noise."
+            "readout's weights do not affect their outputs (a final ReLU or clamp, an empty sum). "
+            "Without noise such rows have error bars of zero, so they were left out of the "
+            "calibration. With criterion='auto' or noise='constant' their bar is the noise."
         )
         notify(remarks[0])
     searched = options.ridge is None and evidence is None

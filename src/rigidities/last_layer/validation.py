@@ -45,8 +45,9 @@ from .statistics.statistics import Statistics
 MOST = 1 << 15
 """Most rows that the full model is fitted to."""
 UNJUDGED = (
-    "Whether these rows stand in the training data too cannot be judged: outputs have no input row "
-    "of their own (atoms of structures), or batches are objects. Make sure that they do not."
+    "It was not possible to check whether these rows are also in the training data: outputs have "
+    "no input row of their own (atoms of structures), or batches are objects. Make sure that they "
+    "are not."
 )
 
 
@@ -305,9 +306,9 @@ class Validation:
         novelty_remarks = []
         if len(finite) < len(largest):
             novelty_remarks.append(
-                f"{len(largest) - len(finite)} of {len(largest)} calibration rows lack a number "
-                "that no training row lacked: their novelty is infinite, and they do not say what "
-                "is usual."
+                f"{len(largest) - len(finite)} of {len(largest)} calibration rows have a missing "
+                "value where no training row has one. Their novelty is infinite, and they are not "
+                "used to find its usual range."
             )
         return replace(
             report,

@@ -512,8 +512,8 @@ def outlier_remarks(error: Tensor, number: Tensor, far: float = FAR, target: str
     if len(beyond) > len(farthest):
         listed += f" and {len(beyond) - len(farthest)} more"
     return [
-        f"{target}Validation rows, counted from 0, that lie beyond {far:g} robust units of the "
-        f"residuals: {listed}. Each counts as one at {far:g} units. Are their targets right?"
+        f"{target}Some validation rows (counted from 0) have residuals beyond {far:g} robust "
+        f"units: {listed}. Each is treated as if it were at {far:g} units. Check their targets."
     ]
 
 
