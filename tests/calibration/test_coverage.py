@@ -97,5 +97,5 @@ def test_of_many_flattened_outputs_all_are_looked_at() -> None:
     pr = rg.PredictionRigidity(two, w).fit(x[:200], y[:200])
     report = pr.calibrate(x, y, noise="constant")
     assert "In the highest fifth of the predictions" in str(report)  # the second output's
-    assert report.remedy("uneven").startswith("Give f a noise")
+    assert report.remedy("uneven").startswith("Use a noise")
     assert "features" not in str(report)

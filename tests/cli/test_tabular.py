@@ -249,7 +249,7 @@ def test_a_model_of_a_newer_version_is_refused_as_such(ran, tmp_path, capsys, mo
     model.save(tmp_path / "model.safetensors")
     monkeypatch.undo()
     assert run("--apply", tmp_path / "model.safetensors", ran.data, "--out", tmp_path / "p") == 2
-    assert "format 99, and this version reads up to" in capsys.readouterr().err
+    assert "format 99, but this version only reads" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 

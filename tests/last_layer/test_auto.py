@@ -427,7 +427,7 @@ def test_one_constant_bar_is_a_rung_that_grows_beyond_the_training_rows(one, mon
     assert bool((far.std[1 / far.rigidity > 10 * guard.reference] > 1.5 * inside[0]).all())
     assert "chosen: one constant bar" in str(uq.calibration_report)
     assert any(
-        "no others were shown to be better" in said for said in uq.calibration_report.warnings
+        "No other bars were shown to be better" in said for said in uq.calibration_report.warnings
     )
 
 

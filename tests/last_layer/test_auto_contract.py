@@ -76,7 +76,7 @@ def test_bars_without_validation_rows_are_saved_and_loaded(one, tmp_path):
 
 def test_nothing_to_calibrate_with_is_refused(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=0)
-    refused(r"nothing to calibrate with.*Call calibrate\(x, y\)", uq.calibrate)
+    refused(r"nothing to calibrate on.*Call calibrate\(x, y\)", uq.calibrate)
     refused("at least two rows, got 1", uq.calibrate, rows(one.valid, 1))
     refused("at least two rows, got 0", uq.calibrate, rows(one.valid, 0))
 

@@ -138,9 +138,9 @@ REFUSED = {
     "bayes": ({"noise": "bayes"}, "got noise='bayes'"),
     "tilted_nll": (
         {"criterion": "nll", "distribution": "tilted"},
-        "fitted by criterion='auto', not by",
+        "need criterion='auto', got",
     ),
-    "features_crps": ({"criterion": "crps", "noise": "features"}, "fitted by criterion='auto'"),
+    "features_crps": ({"criterion": "crps", "noise": "features"}, "need criterion='auto'"),
     "unknown_noise": ({"noise": "pink"}, "Unknown noise 'pink'"),
     "unknown_distribution": ({"distribution": "cauchy"}, "cauchy"),
     "given_by_name": ({"noise": "given"}, "noise=lambda batch: variances"),
@@ -151,7 +151,7 @@ REFUSED = {
     "misshapen": ({"noise": lambda b: torch.ones(3)}, "noise_variance returned"),
     "share": ({"conformal": 1.5}, "share must lie between 0 and 1"),
     "groups": ({"conformal": 0.5, "groups": "colour"}, "groups must be 'bar' or callable"),
-    "groups_alone": ({"groups": "bar"}, "give conformal=rows too"),
+    "groups_alone": ({"groups": "bar"}, "Pass conformal= \(rows or a share\)"),
     "labels": ({"conformal": 0.5, "groups": lambda b: torch.rand(3)}, "one whole number per row"),
     "ridge": ({"ridge": "large"}, "ridge must be None"),
 }
@@ -167,7 +167,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(one, id):
 
 def test_bars_by_groups_need_training_rows(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=0)
-    refused("the fit kept none", uq.calibrate, one.valid, conformal=0.5, groups="bar")
+    refused("the fit kept no training rows", uq.calibrate, one.valid, conformal=0.5, groups="bar")
 
 
 @pytest.mark.parametrize("groups", [None, "bar", side], ids=["all", "bar", "function"])
@@ -210,7 +210,7 @@ def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, 
 
 def test_rows_to_merge_groups_by_are_a_number_and_belong_to_groups(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    refused("give groups= too", uq.calibrate, one.valid, conformal=0.5, merge_groups=50)
+    refused("Pass groups= as well", uq.calibrate, one.valid, conformal=0.5, merge_groups=50)
     for wrong in (0, True, 0.5, "bar"):
         options = {"conformal": 0.5, "groups": side, "merge_groups": wrong}
         refused("number of rows below which", uq.calibrate, one.valid, **options)
@@ -236,9 +236,9 @@ def test_functions_that_a_file_lacks_are_asked_for_and_taken_only_where_they_bel
     bare = reloaded(given, one, tmp_path)
     refused(r"load\(path, model, noise=function\)", bare.predict, one.test[0])
     refused(r"load\(path, model, noise=function\)", bare, one.test[0])
-    refused("no groups by a function", reloaded, given, one, tmp_path, groups=side)
+    refused("no groups that come from a function", reloaded, given, one, tmp_path, groups=side)
     plain = calibrated(one)
-    refused("is 'features', no function", reloaded, plain, one, tmp_path, noise=known_noise)
+    refused("is 'features', not a function", reloaded, plain, one, tmp_path, noise=known_noise)
     unfitted = rg.LastLayerRigidity(one.model).fit(one.train)
     refused("not calibrated", reloaded, unfitted, one, tmp_path, noise=known_noise)
     grouped = reloaded(calibrated(one, conformal=fresh, groups=side), one, tmp_path)
