@@ -100,7 +100,7 @@ def test_of_many_targets_the_first_have_sections(monkeypatch: pytest.MonkeyPatch
     mean, std, target = (part.reshape(10, 15) for part in columns(150))
     found = page(mean, std, target)
     assert sum(tag == "section" for tag, _ in found.elements) == 3
-    assert "sections 3" in found.text
+    assert "3 of them have a section" in found.text
     assert found.row("target 14")
 
 
