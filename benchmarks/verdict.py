@@ -217,7 +217,7 @@ def called_right(verdict: report.Verdict) -> bool:
         return True
     use = verdict.findings[2].text
     no_better = "the same size" in use or use.startswith("Not shown to be better")
-    return verdict.headline.startswith("Right in size") and no_better
+    return verdict.headline.startswith("The bars have the right size") and no_better
 
 
 def run(*, quick: bool = False) -> list[Row]:

@@ -94,7 +94,7 @@ def test_an_exported_program_takes_any_number_of_rows(id, strict):
 
 def test_a_strict_export_of_a_scaled_output_is_refused():
     uq, x = fitted("scaled")
-    refused("strict export does not take.*strict=False", export.torch_export, uq, x, strict=True)
+    refused("strict export does not support.*strict=False", export.torch_export, uq, x, strict=True)
 
 
 @pytest.mark.thorough
@@ -278,7 +278,7 @@ def test_what_a_graph_cannot_hold_is_refused(tmp_path, monkeypatch):
     uq, x = fitted("auto")
     refused("tensor of rows", export.torch_export, uq, torch.tensor(1.0))
     monkeypatch.setattr(export, "LARGEST", 1000)
-    refused("an ONNX file holds 2 at most.*rank=", export.onnx, uq, tmp_path / "a.onnx", x)
+    refused("an ONNX file can contain at most 2 GB.*rank=", export.onnx, uq, tmp_path / "a.onnx", x)
     monkeypatch.setattr(export, "_NEEDS", ("onnx", "no_such_package"))
     match = r"no_such_package: pip install .rigidities\[onnx\]"
     refused(match, export.onnx, uq, tmp_path / "a.onnx", x, error=ImportError)

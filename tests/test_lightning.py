@@ -306,7 +306,7 @@ def test_checkpoints_that_cannot_be_read_are_refused_before_the_training(remote,
     plugins = [] if remote else [AsyncCheckpointIO()]
     kept = keeper("memory://run" if remote else tmp_path)
     host = trainer(RigidityCallback(), kept, plugins=plugins)
-    with pytest.raises(ValueError, match="are not read: pass best=False"):
+    with pytest.raises(ValueError, match="cannot be read. Pass best=False"):
         host.fit(regressor(), loader(TRAIN), loader(VALID))
     assert host.global_step == 0
 

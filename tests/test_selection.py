@@ -237,7 +237,7 @@ def spoilt(row, value=math.nan):
     ("options", "message"),
     [
         ({"n": 21}, r"n must lie in 1\.\.20, .* got 21\. Ask for fewer"),
-        ({"n": 19, "chosen": [0, 1]}, r"1\.\.18.*\(2 of 20 are chosen already\); got 19"),
+        ({"n": 19, "chosen": [0, 1]}, r"1\.\.18.*\(2 of 20 are already chosen\); got 19"),
         ({"n": 0}, r"n must lie in 1\.\.20.* got 0"),
         ({"features": POOL[:, :3]}, r"features must be \(N, 4\) with N > 0, got \(20, 3\)"),
         ({"features": POOL[0]}, r"features must be \(N, 4\) with N > 0, got \(4,\)"),
@@ -246,7 +246,7 @@ def spoilt(row, value=math.nan):
         ({"features": spoilt(7)}, r"features must be finite, got NaN or infinity in row 7"),
         ({"features": spoilt(3, math.inf)}, r"infinity in row 3"),
         ({"objective": "entropy"}, r"'logdet' or 'variance', got 'entropy'"),
-        ({"of": POOL, "objective": "logdet"}, r"`of` belongs to objective='variance'"),
+        ({"of": POOL, "objective": "logdet"}, r"`of` needs objective='variance'"),
         ({"of": POOL[:, :2], "objective": "variance"}, r"of must be \(N, 4\)"),
         ({"of": spoilt(2), "objective": "variance"}, r"of must be finite.*row 2"),
         ({"weights": -torch.ones(20)}, r"weights must be finite and not negative, got -1 to -1"),
@@ -271,7 +271,7 @@ def test_bad_input_is_refused_with_its_remedy(options, message):
 def test_a_gram_per_target_is_refused():
     gram = Gram(4, targets=2)
     gram.update(normal(9, 4), normal(9, 2, seed=1).exp())
-    with pytest.raises(ValueError, match=r"a Gram for each of 2 targets.*one"):
+    with pytest.raises(ValueError, match=r"one Gram for each of 2 targets.*one"):
         greedy(Posterior.from_gram(gram, ridge=0.1), POOL, 3)
 
 

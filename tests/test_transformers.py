@@ -216,7 +216,7 @@ def test_no_calibration_may_be_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("regression", {"eval_strategy": "no"}, "evaluates nothing to calibrate on.*valid="),
+        ("regression", {"eval_strategy": "no"}, "has no evaluation data to calibrate on.*valid="),
         ("multi_label_classification", {}, "problem_type is 'multi_label_classification'"),
     ],
 )
@@ -230,7 +230,7 @@ def test_what_cannot_be_done_is_refused_before_the_training(tmp_path, kind, opti
 @pytest.mark.thorough
 def test_a_trainer_that_has_not_evaluated_is_refused(tmp_path):
     callback = RigidityCallback()
-    with pytest.raises(ValueError, match="evaluates nothing"):
+    with pytest.raises(ValueError, match="has no evaluation data"):
         train(tmp_path, callback, bert(), eval_delay=100)
     assert not (tmp_path / FILE).exists()
     with pytest.raises(ValueError, match="There is no fit yet"):

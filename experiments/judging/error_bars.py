@@ -57,7 +57,7 @@ single predictions hardly determines a ridge, and a large one ruins the error ba
 CANDIDATES = (SAFE, PAPER, Calibration(noise="constant"))
 """Calibrations from which `best` chooses: the first unless another is clearly better."""
 
-REPEATED = r"\d+ of \d+ calibration rows stand in the training data"
+REPEATED = r"\d+ of \d+ calibration rows are also in the training data"
 """A warning that sets with repeated rows give."""
 
 FOLDS = 5

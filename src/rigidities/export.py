@@ -83,8 +83,8 @@ def torch_export(
         require_torch("2.7", "Export of a readout that is scaled, summed or reordered")
     if strict and isinstance(frozen.readout, LinearCopy):
         raise ValueError(
-            "A strict export does not take this model's readout, whose features come by "
-            "torch.vmap since its output is scaled, summed or reordered. Pass strict=False."
+            "A strict export does not support this model's readout: its output is scaled, summed "
+            "or reordered, so its features come from torch.vmap. Pass strict=False."
         )
     return torch.export.export(frozen, args, dynamic_shapes=_dynamic_shapes(args), strict=strict)
 
@@ -126,8 +126,8 @@ def onnx(
     size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
     if size > LARGEST:
         raise ValueError(
-            f"The graph would take {size / 1e9:.1f} GB, and an ONNX file holds 2 at most. Pass "
-            "rank= for smaller statistics, or take torch_export."
+            f"The graph would need {size / 1000000000.0:.1f} GB, but an ONNX file can contain at "
+            "most 2 GB. Pass rank= for smaller statistics, or use torch_export."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
@@ -351,9 +351,9 @@ def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any)
                 allowed += ROUNDINGS * _rounding(frozen, trial, sizes).get(name, 0.0)
             if not difference <= allowed:
                 raise ValueError(
-                    f"onnxruntime gives another {name} than torch: by {difference:.2g} of its "
-                    f"size, with {allowed:.2g} allowed. Nothing was written. Try another opset=, a "
-                    "model in float64, or torch_export."
+                    f"onnxruntime gives another {name} than torch: the relative difference is "
+                    f"{difference:.2g}, and {allowed:.2g} is allowed. Nothing was written. Try "
+                    "another opset=, a model in float64, or torch_export."
                 )
 
 

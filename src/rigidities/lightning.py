@@ -85,7 +85,7 @@ class RigidityCallback(AfterTraining, pl.Callback):
             remote = "://" in str(getattr(checkpoints, "dirpath", None))
             if asynchronous or remote:
                 raise ValueError(
-                    "Remote or asynchronous checkpoints are not read: pass best=False."
+                    "Remote or asynchronous checkpoints cannot be read. Pass best=False."
                 )
         if self.every_best and checkpoints is None:
             raise ValueError("every_best=True needs a ModelCheckpoint in the Trainer's callbacks.")
@@ -191,8 +191,9 @@ class _LoaderBatches:
         if len(several) != 1 or loaders is None or isinstance(loaders, dict):
             got = "none" if loaders is None else f"a {type(loaders).__name__} of {len(several)}"
             raise ValueError(
-                f"RigidityCallback needs one {kind} loader, and the Trainer has {got}. Give one; "
-                "or RigidityCallback the data to calibrate on, valid=..., or calibrate=None."
+                f"RigidityCallback needs one {kind} loader, but the Trainer has {got}. Pass one "
+                "to the Trainer, or pass valid=... (the data to calibrate on) or calibrate=None "
+                "to RigidityCallback."
             )
         self.trainer = trainer
         self.loader = in_order(several[0])

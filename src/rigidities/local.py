@@ -351,7 +351,9 @@ def _checked_groups(groups: Tensor, features: Tensor, count: int | None) -> tupl
     smallest = int(groups.min())
     largest = int(groups.max())
     if smallest < 0:
-        raise ValueError(f"groups must not be negative, got {smallest}. Drop rows of no group.")
+        raise ValueError(
+            f"groups must not be negative, got {smallest}. Drop rows that belong to no group."
+        )
     if count is None:
         count = largest + 1
     elif largest >= count:
@@ -428,9 +430,9 @@ def _partition(components: Components, width: int) -> list[slice | Tensor]:
     if bool((times != 1).any()):
         column = int((times != 1).nonzero()[0])
         raise ValueError(
-            f"components must be a partition here, each column in exactly one, but column {column} "
-            f"is in {int(times[column])}. Pass the sizes of the blocks, or disjoint subsets that "
-            f"hold all {width} columns."
+            "components must be a partition here, each column in exactly one, but column "
+            f"{column} is in {int(times[column])}. Pass the sizes of the blocks, or disjoint "
+            f"subsets that contain all {width} columns."
         )
     return columns
 
@@ -443,7 +445,7 @@ def _checked_finite(values: Tensor) -> Tensor:
     if not bool(torch.isfinite(values).all()):
         row = int((~torch.isfinite(values)).nonzero()[0, 0])
         raise ValueError(
-            f"features hold NaN or infinity (first in row or group {row}). Drop such rows or fix "
-            "the model that made them."
+            f"features contain NaN or infinity (first in row or group {row}). Drop these rows, or "
+            "fix the model that computed them."
         )
     return values

@@ -214,7 +214,7 @@ def _precision(variance: float | Tensor, prediction: Tensor | None = None) -> Te
     if prediction is not None and variance.numel() not in {1, prediction.shape[-1]}:
         raise ValueError(
             f"GaussianNLL has {variance.numel()} variances for {prediction.shape[-1]} targets. "
-            "Give one number, one variance per target, or callable(batch) for one per sample."
+            "Pass one number, one variance per target, or callable(batch) for one per sample."
         )
     if not bool((variance > 0).all()):
         raise ValueError("GaussianNLL needs variances above zero.")
@@ -253,7 +253,7 @@ class PerSampleLoss:
                 coupled = bool((off_diagonal > 1e-9).any())
         if coupled:
             notify(
-                "The loss couples the targets of a sample; only the diagonal of its curvature is "
+                "The loss couples the targets of a sample. Only the diagonal of its curvature is "
                 "used."
             )
         return diagonal
@@ -289,7 +289,7 @@ class PerSampleLoss:
         if values.ndim == 0 or values.shape[0] != rows:
             raise ValueError(
                 f"The loss must return one value per sample, shape ({rows},) or "
-                f"{tuple(prediction.shape)}, got {tuple(values.shape)}: a mean or sum over the "
+                f"{tuple(prediction.shape)}, got {tuple(values.shape)}. A mean or sum over the "
                 "batch loses the curvature of each sample. Pass reduction='none', or drop the "
                 ".mean()."
             )

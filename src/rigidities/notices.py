@@ -71,7 +71,7 @@ def missing(error: ModuleNotFoundError, install: str, *packages: str) -> NoRetur
         *packages: Names of the packages that were to be imported; the message names the first.
     """
     if (error.name or "").partition(".")[0] in packages:
-        error.msg = f"Here rigidities needs {packages[0]}: {install}."
+        error.msg = f"This feature of rigidities needs {packages[0]}: {install}."
     raise error
 
 

@@ -177,7 +177,7 @@ def greedy(
     if objective not in ("logdet", "variance"):
         raise ValueError(f"objective must be 'logdet' or 'variance', got {objective!r}.")
     if of is not None and objective == "logdet":
-        raise ValueError("`of` belongs to objective='variance'. Pass that, or leave `of` out.")
+        raise ValueError("`of` needs objective='variance'. Pass that objective, or leave `of` out.")
     features = _checked_features("features", features, posterior)
     if of is not None:
         of = _checked_features("of", of, posterior)
@@ -258,8 +258,9 @@ def _checked_features(name: str, features: Tensor, posterior: Posterior) -> Tens
     """Finite features (N, D) of the posterior's width; `name` is what errors call them."""
     if posterior.eigenvalues.ndim > 1:
         raise ValueError(
-            f"This posterior has a Gram for each of {len(posterior.eigenvalues)} targets; rows "
-            "are chosen for one. Build it from that target's Gram: Posterior.from_gram(...)."
+            f"This posterior has one Gram for each of {len(posterior.eigenvalues)} targets, but "
+            "rows are chosen for one target. Build the posterior from that target's Gram: "
+            "Posterior.from_gram(...)."
         )
     if features.ndim == 3 and features.shape[1] == 1:
         features = features[:, 0]
@@ -335,10 +336,10 @@ def _check_number(n: int, candidates: Tensor, chosen_rows: Tensor) -> None:
         return
     already = ""
     if len(chosen_rows):
-        already = f" ({len(chosen_rows)} of {len(candidates)} are chosen already)"
+        already = f" ({len(chosen_rows)} of {len(candidates)} are already chosen)"
     raise ValueError(
-        f"n must lie in 1..{free}, the number of candidates{already}; got {n}. Ask for fewer or "
-        "give more candidates."
+        f"n must lie in 1..{free}, the number of candidates{already}; got {n}. Ask for fewer "
+        "rows, or pass more candidates."
     )
 
 

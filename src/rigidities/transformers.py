@@ -83,8 +83,9 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
         """Refuse a calibration without data."""
         if valid is None and self.calibrating is not None:
             raise ValueError(
-                "The Trainer evaluates nothing to calibrate on. Give it eval_dataset= and "
-                'eval_strategy="epoch"; or RigidityCallback valid=..., or calibrate=None.'
+                "The Trainer has no evaluation data to calibrate on. Pass eval_dataset= and "
+                'eval_strategy="epoch" to the Trainer, or valid=... or calibrate=None to '
+                "RigidityCallback."
             )
 
 
@@ -154,6 +155,7 @@ def _require_regression(model: Any) -> None:
     problem_type = getattr(getattr(model, "config", None), "problem_type", None)
     if problem_type not in (None, "regression"):
         raise ValueError(
-            f"Error bars are for regression, and the model's problem_type is {problem_type!r}. For "
-            'numbers as labels set model.config.problem_type = "regression" before the training.'
+            f"Error bars are for regression, but the model's problem_type is {problem_type!r}. If "
+            'the labels are numbers, set model.config.problem_type = "regression" before the '
+            "training."
         )

@@ -154,7 +154,9 @@ def test_a_scale_that_holds_the_noise_is_warned_of():
     pr = rg.PredictionRigidity(lambda w, x: x @ w, w).fit(x[:40], y[:40])
     pr.calibrate(x[40:], y[40:])
     for asked in (lambda: pr.parameter_std, lambda: pr.propagate(torch.mean, x)):
-        with pytest.warns(UserWarning, match=r"holds the noise.*fit anew, then set_scale\(res"):
+        with pytest.warns(
+            UserWarning, match=r"includes the noise.*fit again and call set_scale\(res"
+        ):
             asked()
     pr.parameter_correlation, pr.predict(x)
     pr.fit(x[:40], y[:40]).set_scale(pr.residual_scale)

@@ -175,7 +175,7 @@ def test_a_concave_regulariser_is_named_as_the_cause():
     pr = rg.PredictionRigidity(
         linear, torch.ones(2, dtype=F64), regulariser=lambda w: -100 * (w - 1).square().sum()
     )
-    with pytest.raises(ValueError, match=r"indefinite.*regulariser brings"):
+    with pytest.raises(ValueError, match=r"indefinite.*Hessian of the regulariser"):
         pr.fit(x, x.sum(1))
 
 

@@ -81,7 +81,7 @@ def test_a_matrix_free_form_is_not_saved(path):
 
 def test_another_regressor_or_other_parameters_are_refused(path):
     fitted().save(path)
-    with pytest.raises(ValueError, match=r"buffers differ.*Give the same ones, or fit again"):
+    with pytest.raises(ValueError, match=r"buffers differ.*with the same parameters, or fit again"):
         load(path, params={**PARAMS, "slope": torch.tensor(2.5, dtype=F64)})
     with pytest.raises(ValueError, match="parameter 'slope', which this regressor does not have"):
         load(path, params={"offset": PARAMS["offset"]})

@@ -174,7 +174,7 @@ def test_a_function_that_cannot_be_vectorised_is_differentiated_sample_by_sample
         return torch.stack(values) + w[2:].sum()
 
     w = torch.randn(20, dtype=F64)
-    with pytest.warns(UserWarning, match="one backward pass per sample"):
+    with pytest.warns(UserWarning, match="One backward pass per sample"):
         _, t = tangents(Regressor.of(f, w), cases.X1)
     torch.testing.assert_close(t.matrix(), oracle.jacobian(oracle.flat(f, w), cases.X1))
 
@@ -185,7 +185,7 @@ def test_recurrent_nets_are_differentiated_with_a_warning():
         call = lambda m, x: m.o(m.r(x)[0][:, -1])  # noqa: E731
         layers = {"r": nn.GRU(2, 3, batch_first=True), "o": nn.Linear(3, 1)}
     model = cases.Net(call, **layers).double()
-    with pytest.warns(UserWarning, match="one backward pass per sample"):
+    with pytest.warns(UserWarning, match="One backward pass per sample"):
         _, t = tangents(Regressor.of(model), cases.X32)
     torch.testing.assert_close(t.matrix(), oracle.jacobian(oracle.flat(model), cases.X32))
 

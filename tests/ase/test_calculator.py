@@ -381,7 +381,7 @@ def test_heated_dynamics_stop_at_the_limit_by_error_and_by_hand_at_the_same_step
 
     guarded, _ = start(one, limits={"energy_std": limit})
     seen = []
-    with pytest.raises(UncertainStructureError, match="label it") as caught:
+    with pytest.raises(UncertainStructureError, match="Label it") as caught:
         seen.extend(hotter_and_hotter(guarded))
     assert seen == bars[:-1]
     np.testing.assert_allclose(caught.value.atoms.positions, atoms.positions, rtol=1e-12)

@@ -97,7 +97,7 @@ def test_positions_may_be_wrapped_shifted_rounded_and_in_a_batch_of_one(periodic
 def test_a_structure_that_no_readout_saw_is_refused(one):
     strange = Atoms("Pt2", [[0, 0, 0], [0, 0, 2.5]])
     for name in ("energy", "forces"):
-        with pytest.raises(ValueError, match=r"exactly zero: no readout saw.*Pt2.*species="):
+        with pytest.raises(ValueError, match=r"exactly zero: no readout got.*Pt2.*species="):
             RigidityCalculator(one).get_property(name, strange)
 
 

@@ -138,7 +138,7 @@ def test_where_there_is_no_stress_the_message_says_why(uq, atoms):
     atoms.pbc = False
     for name in ("stress", "stress_std"):
         with pytest.raises(
-            PropertyNotImplementedError, match=r"got \('cell',\), and a structure that repeats"
+            PropertyNotImplementedError, match=r"got \('cell',\), and a periodic structure"
         ):
             RigidityCalculator(uq, **OPTIONS).get_property(name, atoms)
     forces = RigidityCalculator(uq, **OPTIONS).get_property("forces", atoms)

@@ -207,7 +207,7 @@ def test_groups_of_the_bar_that_have_few_rows_join_their_neighbours():
     assert found.place.tolist() == [[0, 1, 1, 2, 2, 3]]
     assert found.counts.tolist() == [60, 50, 64, 174]
     assert "in 5 groups by the bar" in found.sentences[0]
-    merged = "small ones are merged: 2, 3 with 50 rows; 4, 5 with 64 rows."
+    merged = "small groups are merged: 2, 3 with 50 rows; 4, 5 with 64 rows."
     assert merged in found.sentences[0]
 
 
@@ -251,7 +251,7 @@ def test_a_report_names_groups_that_are_too_small():
     labels = torch.tensor([5] * 6 + [7] * 54)[:, None]
     target[:4, 1] = torch.nan
     _, said = Conformal.of(prediction, target, labels=labels).sentences
-    assert "need 9 rows: 5 of target 0 with 6 rows, 5 of target 1 with 2 rows. Theirs are" in said
+    assert "need 9 rows: 5 of target 0 with 6 rows, 5 of target 1 with 2 rows. Their" in said
     assert "merge_groups=50" in said
 
 
@@ -313,10 +313,10 @@ def test_too_few_rows_give_the_whole_line_or_the_support_with_a_warning():
     ):
         low, high = found.bound().interval(prediction, 0.9)
     assert low.eq(-math.inf).all() and high.eq(math.inf).all()
-    with pytest.warns(UserWarning, match="hold everything"):
+    with pytest.warns(UserWarning, match="are infinite"):
         low, high = found.bound().interval(replace(prediction, support=(0.0, None)), 0.9)
     assert low.eq(0).all() and high.eq(math.inf).all()
-    with pytest.warns(UserWarning, match="hold everything"):
+    with pytest.warns(UserWarning, match="are infinite"):
         bounds = found.bound().interval(replace(prediction, support=(-1.0, 2.0)), 0.9)
     assert [bound.unique().tolist() for bound in bounds] == [[-1.0], [2.0]]
 
@@ -444,7 +444,7 @@ def test_labels_are_whole_numbers_one_per_row_for_all_its_outputs():
 
 def test_bad_input_is_refused():
     prediction, target = draws(20, seed=20, worlds=1)
-    refused("kept none", bar_cuts, None)
+    refused("kept no training rows", bar_cuts, None)
     refused(r"shaped .* \(20, 1\), got \(5, 1\)", Conformal.of, prediction, target[:5])
     refused("need targets", Conformal.of, prediction, target * torch.nan)
     broken = replace(prediction, mean=prediction.mean * torch.nan)
@@ -458,7 +458,7 @@ def test_a_bar_of_zero_holds_an_exact_prediction_and_nothing_else():
     found = Conformal.of(prediction, torch.tensor([0.0] * 5 + [1.0] * 4))
     low, high = found.bound().interval(prediction, 0.5)
     assert low.eq(0).all() and high.eq(0).all()
-    with pytest.warns(UserWarning, match="targets that the distribution holds impossible"):
+    with pytest.warns(UserWarning, match="targets that are impossible under the distribution"):
         low, high = found.bound().interval(prediction, 0.6)
     assert low.eq(-math.inf).all() and high.eq(math.inf).all()
 
@@ -467,6 +467,6 @@ def test_the_report_says_rows_groups_and_the_guarantee_as_it_is():
     prediction, target = draws(120, seed=21, worlds=2)
     target[:50, 1] = torch.nan
     (plain,) = Conformal.of(prediction, target).sentences
-    assert "from 120 rows (70 where most" in plain and "groups" not in plain
+    assert "from 120 rows (70 for the target" in plain and "groups" not in plain
     assert "on average over draws of calibration and test rows" in plain
-    assert "neither training, stopping nor fitting; not per input" in plain
+    assert "not for every single input. The rows must not have been used for training" in plain

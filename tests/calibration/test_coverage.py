@@ -60,12 +60,12 @@ def test_a_noise_of_zero_is_said() -> None:
     report = fitted((x[:300], both[1][:300]), bias=False).calibrate(
         (x[300:], both[1][300:]), criterion="nll", noise="constant"
     )
-    assert "The noise came out as practically zero" in str(report)
+    assert "The fitted noise is practically zero" in str(report)
 
 
-def test_without_noise_the_report_says_what_the_scale_holds() -> None:
+def test_without_noise_the_report_says_what_the_scale_includes() -> None:
     said = str(fitted(data(300)).calibrate(data(400, seed=1), criterion="nll"))
-    assert "none: the scale holds the noise too" in said
+    assert "none: the scale includes the noise" in said
 
 
 def test_rows_seen_before_are_warned_of_once_and_only_where_they_matter() -> None:
@@ -82,8 +82,8 @@ def test_rows_seen_before_are_warned_of_once_and_only_where_they_matter() -> Non
         report = uq.calibrate(many, criterion="nll")
     assert len(warned) == 1
     assert str(report).count("40 of 400") == 1
-    assert "stand in the training data" not in str(report)
-    assert "stand in the training data" in report.warnings[0]
+    assert "are also in the training data" not in str(report)
+    assert "are also in the training data" in report.warnings[0]
 
 
 def test_of_many_flattened_outputs_all_are_looked_at() -> None:
@@ -97,5 +97,5 @@ def test_of_many_flattened_outputs_all_are_looked_at() -> None:
     pr = rg.PredictionRigidity(two, w).fit(x[:200], y[:200])
     report = pr.calibrate(x, y, noise="constant")
     assert "In the highest fifth of the predictions" in str(report)  # the second output's
-    assert report.remedy("uneven").startswith("Give f a noise")
+    assert report.remedy("uneven").startswith("Use a noise")
     assert "features" not in str(report)

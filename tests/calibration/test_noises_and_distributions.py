@@ -206,11 +206,11 @@ def test_unknown_names_and_unfit_criteria_are_refused_and_change_nothing(facade,
     before = made.uq.calibration
     for options, match in (
         ({"noise": "pink"}, "Unknown noise 'pink'. Known: none, constant, bayes"),
-        ({"noise": "features"}, "fitted by criterion='auto', not by 'nll'"),
+        ({"noise": "features"}, "need criterion='auto', got 'nll'"),
         ({"distribution": "cauchy"}, "Unknown distribution 'cauchy'. Known: gaussian"),
         (
             {"distribution": "laplace", "criterion": "crps"},
-            "formula of the Gaussian distribution.*'nll', or 'bins'",
+            "formula for the Gaussian distribution.*'nll', or 'bins'",
         ),
     ):
         with pytest.raises(ValueError, match=match):
@@ -229,7 +229,7 @@ class Nameless(noises.ConstantNoise):
 def test_what_files_do_not_know_is_not_saved_under_another_name(facade, options, tmp_path):
     made = facade()
     made.calibrate(rows(50, 1), **options)
-    with pytest.raises(ValueError, match=r"Files do not know.*register it \(register_"):
+    with pytest.raises(ValueError, match=r"A file cannot store.*register it \(register_"):
         made.uq.save(tmp_path / "uq.safetensors")
 
 
@@ -323,7 +323,7 @@ def test_a_row_without_a_weight_gets_the_typical_noise(noise, tmp_path):
     if noise == "constant":  # what the rows of the calibration have in the mean
         torch.testing.assert_close(own.noise.mean(), report.noise_level[0])
         assert 0.5 < float(own.noise.mean() / (1 / c).mean()) < 2
-    assert f"for a weight of {float(typical):.4g}, as rows without one" in str(report)
+    assert f"for a weight of {float(typical):.4g}, which is assumed for rows" in str(report)
     if noise is not Relative:
         uq.save(tmp_path / "uq")
         options = {"forward": lambda m, b: m(b[0]), "target": lambda b: b[1]}

@@ -55,11 +55,11 @@ def test_a_calibrated_one_says_what_was_chosen_and_how_good_it_is(net):
     assert found["scale"] == f"{float(report.scale):.4g}"
     assert found["noise"] == f"constant, variance {float(report.noise_level):.4g}"
     assert found["distribution"] == "gaussian"
-    gain = f"{report.gain:.3g} ± {report.gain_error:.2g} nats a row better than one constant bar"
+    gain = f"{report.gain:.3g} ± {report.gain_error:.2g} nats per row better than one constant bar"
     assert found["calibrated"] == f"on 200 rows, {gain}"
     assert found["intervals"] == "no guarantee; calibrate(x, y, conformal=0.3) gives one"
     said = len(report.warnings) + len(report.remarks)
-    assert said and found["notes"] == f"{said}: print(uq.calibration_report) tells them"
+    assert said and found["notes"] == f"{said}: print(uq.calibration_report) shows them"
 
 
 def test_a_loss_that_is_a_function_and_several_targets_are_called_so(net):

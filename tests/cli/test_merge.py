@@ -132,10 +132,10 @@ BAD = {
     "ends early": (early, "truncated, damaged or not a safetensors file"),
     "foreign": (foreign, "not one of rigidities"),
     "of another class": (of_another_class, "of another kind"),
-    "of a function": (of_a_function, "were functions, which a file does not hold"),
+    "of a function": (of_a_function, "were functions, which a file cannot contain"),
     "of other weights": (of_other_weights, "differ in their weights"),
     "of shared rows": (of_shared_rows, "share rows: 10 of the 80 rows"),
-    "unfinished": (unfinished, "unfinished fit: resume it"),
+    "unfinished": (unfinished, "unfinished fit. Resume it"),
     "missing": (missing, "There is no file"),
 }
 

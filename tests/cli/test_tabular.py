@@ -74,7 +74,7 @@ def test_a_folder_holds_predictions_model_report_and_summary(ran):
     page = (ran.out / "report.html").read_text(encoding="utf-8")
     assert "price of data.csv: can the error bars be trusted?" in page
     share = 100 * ran.summary["scores"]["rigidities"]["coverage"]
-    assert f"90 % intervals hold {share:.1f} % of the " in page  # under the same distribution
+    assert f"90 % intervals cover {share:.1f} % of the " in page  # under the same distribution
     assert ran.summary["notes"][0].startswith("place: 3 categories")
 
 
@@ -249,7 +249,7 @@ def test_a_model_of_a_newer_version_is_refused_as_such(ran, tmp_path, capsys, mo
     model.save(tmp_path / "model.safetensors")
     monkeypatch.undo()
     assert run("--apply", tmp_path / "model.safetensors", ran.data, "--out", tmp_path / "p") == 2
-    assert "format 99, and this version reads up to" in capsys.readouterr().err
+    assert "format 99, but this version only reads" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 

@@ -127,16 +127,16 @@ def test_the_columns_of_the_fit_are_asked_for_by_name_also_after_a_file(net, tmp
 X, Y = torch.ones(6, 4), torch.ones(6, 1)
 FRAME = pd.DataFrame(X.numpy(), columns=NAMES)
 REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
-    "another length": (X, Y[:4], ValueError, "x has 6 rows and y has 4. Give one target per row"),
+    "another length": (X, Y[:4], ValueError, "x has 6 rows and y has 4. Pass one target per row"),
     "a loader": (DataLoader(TensorDataset(X, Y)), Y, TypeError, "x of type DataLoader.*without y"),
     "batches": ([(X, Y)], Y, TypeError, "got x of type list.*without y"),
     "a target of several": (X, (Y, Y), TypeError, "got y of type tuple"),
     "a number": (X, 1.0, TypeError, "got y of type float"),
     "nothing": (None, Y, TypeError, "got x of type NoneType"),
     "a target twice": ({"x": X, "labels": Y}, Y, ValueError, "targets both in the inputs"),
-    "a target in a tuple and apart": ((X, Y), Y, ValueError, "inputs .their last entry. and apart"),
+    "a target in a tuple and apart": ((X, Y), Y, ValueError, "inputs .their last entry. and in y"),
     "lists of other lengths": ([[1.0] * 4] * 5 + [[2.0]], Y, TypeError, "got x of type list"),
-    "swapped": (Y, X, RuntimeError, "the last is the target, all before it are inputs"),
+    "swapped": (Y, X, RuntimeError, "is the target; all entries before it are inputs"),
     "strings": (FRAME.assign(c="u"), Y, TypeError, "Column 'c' holds str, expected numbers"),
     "objects": (FRAME.assign(c=[None] * 6), Y, TypeError, "Column 'c' holds object"),
     "dates": (FRAME.assign(b=pd.Timestamp(0)), Y, TypeError, "Column 'b' holds datetime64"),
@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
         FRAME.assign(b=pd.array([True, None] * 3, dtype="boolean")),
         Y,
         TypeError,
-        "Column 'b' holds boolean, .* fill what is missing",
+        "Column 'b' contains boolean, .* fill missing values",
     ),
     "polars' strings": (
         pl.from_pandas(FRAME).with_columns(c=pl.lit("u")), Y, TypeError, "Column 'c' holds String",

@@ -188,7 +188,7 @@ def test_samples_in_a_list_are_not_mixed_up_with_a_tensor_of_samples(net):
 
 def test_the_hint_for_a_mean_and_a_variance_works_as_printed(net):
     two = nn.Sequential(*net.model[:-1], nn.Linear(net.model[-1].in_features, 2))
-    with pytest.raises(ValueError, match="does not fit the output's") as caught:
+    with pytest.raises(ValueError, match="does not match the output's") as caught:
         rg.LastLayerRigidity(two).fit(net.train)
     (code,) = re.findall(r"forward=(lambda.*)\.$", str(caught.value))
     uq = rg.LastLayerRigidity(two, forward=eval(code)).fit(net.train)

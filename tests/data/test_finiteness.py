@@ -55,7 +55,7 @@ def test_a_data_frame_has_its_columns_named(net):
 
 def test_an_iterator_that_is_read_up_leaves_the_cause_open(net, uq):
     given = iter(spoilt(net, NAN, 3).split(10))
-    refused(r"1 of 40 rows \(3\): are their inputs finite, and", uq.predict, given)
+    refused(r"1 of 40 rows \(3\): check that their inputs are finite and", uq.predict, given)
 
 
 def test_a_model_that_gives_nan_for_finite_inputs_is_told_apart(net):
@@ -65,7 +65,7 @@ def test_a_model_that_gives_nan_for_finite_inputs_is_told_apart(net):
     x = net.test[0][:5].abs()
     x[2] *= -1
     for call in (uq, uq.predict):
-        refused(r"1 of 5 rows \(2\): their inputs are finite\. Are their", call, x)
+        refused(r"1 of 5 rows \(2\): their inputs are finite\. Check that their", call, x)
 
 
 def test_a_model_that_fills_what_is_missing_may_get_it(net):
@@ -127,7 +127,7 @@ def test_what_the_model_takes_in_other_rows_is_not_named_as_the_cause(net):
     frame.loc[5, "a"] = 100.0
     frame.loc[6, ["a", "c"]] = [100.0, NAN]
     with pytest.warns(UserWarning, match="not calibrated"):
-        refused(r"1 of 6 rows \(5\): are their inputs finite, and", uq.predict, frame[:6])
+        refused(r"1 of 6 rows \(5\): check that their inputs are finite and", uq.predict, frame[:6])
     refused(r"2 of 9 rows \(5, 6\): the inputs hold NaN or infinity in 'c'\.", uq.predict, frame)
 
 

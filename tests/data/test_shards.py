@@ -97,7 +97,7 @@ def test_data_are_sharded_in_their_own_form():
     assert torch.equal(rg.shard(y, 1, 2), y[2:]) and len(rg.shard(y, 0, 6)) == 0
     assert [int(row) for row in rg.shard(Numbers(5), 1, 2)] == [2, 3, 4]
     assert (rg.shard(x.numpy(), 1, 2) == x.numpy()[2:]).all()
-    with pytest.raises(ValueError, match=r"one length, got \[4, 5\]"):
+    with pytest.raises(ValueError, match=r"the same length, got \[4, 5\]"):
         rg.shard((x, y[:4]), 0, 2)
 
 

@@ -433,7 +433,7 @@ def test_a_coefficient_held_at_zero_has_no_error_bar(alpha, intercept):
 def test_nothing_is_left_when_every_coefficient_is_held():
     X = np.abs(np.random.default_rng(0).normal(size=(9, 2)))
     model = linear_model.LinearRegression(positive=True, fit_intercept=False).fit(X, -X.sum(1))
-    refused("All coefficients are held at zero", fits.linear, model, X, -X.sum(1))
+    refused("All coefficients are fixed at zero", fits.linear, model, X, -X.sum(1))
 
 
 OTHER_DATA = {
@@ -449,7 +449,7 @@ OTHER_DATA = {
 def test_data_that_are_not_the_training_data_are_refused(alpha, change):
     X, y = line_data()
     model = (linear_model.Ridge(alpha) if alpha else linear_model.LinearRegression()).fit(X, y)
-    said = r"not the fit of these data.*exactly as they were"
+    said = r"do not fit these data.*exactly as they were"
     refused(said, lambda X, y, w=None: fits.linear(model, X, y, sample_weight=w), *change(X, y))
 
 
@@ -568,10 +568,12 @@ def test_a_negative_eigenvalue_is_silent_only_within_rounding():
 
     fit = fits.from_covariance(correlated(2e-16))
     assert float(fit.variance([1.0, -1.0])) == pytest.approx(0.0, abs=1e-15)
-    with pytest.warns(UserWarning, match=r"smallest eigenvalue .* is -1e-09\. It counts as zero"):
+    with pytest.warns(
+        UserWarning, match=r"smallest eigenvalue .* is -1e-09\. It is treated as zero"
+    ):
         fit = fits.from_covariance(correlated(1e-9))
     assert float(fit.variance([1.0, -1.0])) == pytest.approx(0.0, abs=1e-15)
-    refused(r"is -1e-06\. The fit did not end in a minimum", fits.from_covariance, correlated(1e-6))
+    refused(r"is -1e-06\. The fit did not end at a minimum", fits.from_covariance, correlated(1e-6))
 
 
 def test_the_student_interval_names_the_extra_that_brings_scipy(monkeypatch):
@@ -584,7 +586,7 @@ def test_the_student_interval_names_the_extra_that_brings_scipy(monkeypatch):
 def test_wrong_rows_and_a_missing_model_are_refused():
     fit = fits.from_jacobian(TALL)
     refused(r"each of 2 parameters, \(..., 2\), got \(3,\)", fit.variance, np.ones(3))
-    refused("knows no model function", fit.predict, 1.0)
+    refused("model function of this fit is not known", fit.predict, 1.0)
     known = fits.curve_fit(lambda x, a: a * x, [1.0], [[1.0]])
     refused("residual variance of this fit is unknown", known.predict, np.ones(2), noise=True)
     refused("negative", known.predict, np.ones(2), noise=-np.ones(2))
@@ -602,7 +604,7 @@ def test_bad_curve_fits_are_refused_with_the_cause():
     refused("got neither", fits.curve_fit, decay, popt)
     refused(r"pcov of shape \(3, 3\)", fits.curve_fit, decay, popt, np.eye(2))
     refused("y of shape", fits.curve_fit, decay, popt, x=x, y=y[:-1])
-    refused("correlated noise", fits.curve_fit, decay, popt, x=x, y=y, sigma=np.eye(40))
+    refused("Correlated noise", fits.curve_fit, decay, popt, x=x, y=y, sigma=np.eye(40))
     refused("sigma above zero", fits.curve_fit, decay, popt, x=x, y=y, sigma=0 * sigma)
     with pytest.raises(ValueError, match=r"jac to return \(40, 3\), got \(40, 2\)"):
         fits.curve_fit(decay, popt, np.eye(3), jac=lambda x, *w: decay_jac(x, *w)[:, :2]).predict(x)
@@ -624,7 +626,7 @@ def test_unknown_and_nonlinear_models_are_refused_by_name():
     X, y = line_data()
     with pytest.raises(TypeError, match=r"got Lasso\. For other fits"):
         fits.linear(linear_model.Lasso().fit(X, y), X, y)
-    refused("Pass X and y", fits.linear, linear_model.Ridge().fit(X, y))
+    refused("Pass the X and y", fits.linear, linear_model.Ridge().fit(X, y))
     refused("not fitted", fits.linear, linear_model.Ridge(), X, y)
     refused("one target", fits.linear, linear_model.Ridge().fit(X, np.c_[y, y]), X, y)
     with pytest.raises(ValueError, match=r"x with 3 columns, got \(30, 2\)"):
@@ -657,7 +659,7 @@ def test_ascending_coefficients_are_refused_and_their_order_is_named():
     x = np.linspace(0, 10, 40)
     y = 1 + 2 * x - 0.3 * x**2 + rng.normal(size=40)
     ascending = np.polynomial.polynomial.polyfit(x, y, 2)
-    refused(r"Reversed they are: .*coefficients\[::-1\]", fits.polyfit, ascending, x, y)
+    refused(r"In reverse order they are: .*coefficients\[::-1\]", fits.polyfit, ascending, x, y)
     fit = fits.polyfit(ascending[::-1].copy(), x, y)
     series = fits.polyfit(np.polynomial.Polynomial.fit(x, y, 2), x, y)
     np.testing.assert_allclose(fit.predict(x).std, series.predict(x).std, rtol=1e-6)
@@ -667,10 +669,10 @@ def test_a_polynomial_of_other_data_is_refused():
     rng = np.random.default_rng(0)
     x, y, w = np.linspace(0, 1, 20), rng.normal(size=20), np.linspace(1, 5, 20)
     coefficients = np.polyfit(x, y, 2)
-    refused("not the fit of these data.*Pass x, y and w", fits.polyfit, coefficients, x, y + x)
-    refused("not the fit of these data", fits.polyfit, coefficients, x, y, w=w)
+    refused("do not fit these data.*Pass x, y and w", fits.polyfit, coefficients, x, y + x)
+    refused("do not fit these data", fits.polyfit, coefficients, x, y, w=w)
     series = np.polynomial.Polynomial.fit(x, y, 2)
-    refused("not the fit of these data", fits.polyfit, series, x, 2 * y)
+    refused("do not fit these data", fits.polyfit, series, x, 2 * y)
 
 
 def test_polynomials_of_exact_data_and_of_single_precision_are_taken():

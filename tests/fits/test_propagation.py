@@ -177,7 +177,7 @@ ROUGH = {
 @pytest.mark.parametrize("kind", ROUGH)
 def test_a_function_without_a_slope_is_warned_of(kind):
     flat, fn = fits.curve_fit(peak, TRUTH, np.diag([0.1, 0.02, 0.02, 0.001]) ** 2), ROUGH[kind]
-    what = "bends, jumps" if kind == "a minimum" else "does not vary.*right for a constant alone"
+    what = "curved, jumps" if kind == "a minimum" else "does not vary.*only right for a constant"
     with pytest.warns(UserWarning, match=rf"1 of 1 quantities fn {what}.*sample\(1000") as caught:
         flat.propagate(fn, TIMES)
     assert caught[0].filename == __file__
@@ -186,9 +186,9 @@ def test_a_function_without_a_slope_is_warned_of(kind):
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (lambda y: y * 1j, r"real numbers, of one shape each time, got torch\.complex128"),
+        (lambda y: y * 1j, r"real numbers, of the same shape, got torch\.complex128"),
         (lambda y: y[:0], r"got torch\.float64 of shape \(0,\)"),
-        (lambda y: y[y > y.mean() + 1.7], "of one shape each time"),
+        (lambda y: y[y > y.mean() + 1.7], "of the same shape"),
         (lambda y: math.nan, "NaN or infinity at the fitted values"),
         (lambda y: math.inf if y[0] > 0 else 1.0, "within half an error bar of them"),
     ],
@@ -201,8 +201,8 @@ def test_what_has_no_error_bar_is_refused(fn, message):
 
 def test_a_fit_says_what_it_lacks_to_propagate():
     fit = fits.from_jacobian(TIMES[:, None] ** [0, 1])
-    refused("knows no parameters.*parameters=", fit.propagate, np.sum)
-    refused("knows no model function", fit.propagate, np.sum, TIMES)
+    refused("parameters of this fit are not known.*parameters=", fit.propagate, np.sum)
+    refused("model function of this fit is not known", fit.propagate, np.sum, TIMES)
     line = fits.from_jacobian(TIMES[:, None] ** [0, 1], parameters=[1.0, 2.0])
     with pytest.raises(TypeError, match="unhashable"):  # fn's own error, whatever it was given
         line.propagate(lambda p: {[]: 1})
@@ -259,7 +259,7 @@ def test_the_interval_of_a_new_observation_is_the_textbooks():
 def test_the_noise_of_a_new_observation_is_asked_for_where_weights_differ(kind):
     fit = WEIGHTED[kind](WEIGHTS)
     x = X[:, 1] if kind in {"curve_fit", "absolute", "polyfit"} else X
-    message = r"sigma or weight of their own.*noise=fit\.noise \* sigma_new\*\*2"
+    message = r"its own sigma or weight.*noise=fit\.noise \* sigma_new\*\*2"
     refused(message, fit.predict, x, noise=True)
     refused(message, fit.interval, x, noise=True)
     told = fit.predict(x, noise=fit.noise / WEIGHTS)
@@ -283,7 +283,7 @@ def test_a_weight_that_all_observations_share_is_the_new_one_too(kind):
 def test_an_absolute_sigma_that_is_not_told_is_asked_for():
     for told in ({"absolute_sigma": True}, {"scale": 1.0}, {"scale": 2.0, "sigma": WEIGHTS}):
         fit = fits.curve_fit(lambda x, a: a * x, [1.0], [[0.01]], **told)
-        refused("sigma or weight of their own", fit.predict, TIMES, noise=True)
+        refused("its own sigma or weight", fit.predict, TIMES, noise=True)
     both = {"absolute_sigma": True, "scale": 2.0}
     refused("absolute sigma has scale 1, got 2", by_curve_fit, WEIGHTS, **both)
     for told in ({"sigma": 0.1, "absolute_sigma": True}, {"sigma": [0.05] * 20, "scale": 2.0}):
@@ -293,7 +293,7 @@ def test_an_absolute_sigma_that_is_not_told_is_asked_for():
     assert one.predict(X[:, 1], noise=True).noise.unique().item() == pytest.approx(0.01)
     result = optimize.least_squares(lambda w: (X @ w - Y) / 0.1, [1.0, 1.0])
     divided = fits.least_squares(result, lambda w, x: x @ w, scale=1.0)
-    refused("sigma or weight of their own", divided.predict, X, noise=True)
+    refused("its own sigma or weight", divided.predict, X, noise=True)
 
 
 def test_noise_is_one_variance_or_one_each():

@@ -257,7 +257,7 @@ def test_bad_activations_are_refused_by_name():
     refused(r"Unknown activation 'selu'. Known: erf, gelu, identity", activation, "selu")
     refused("got int", activation, 3, error=TypeError)
     refused("NaN or infinity", activation(torch.log).moment, ONE)
-    refused("acts on each number alone", activation(lambda x: x.sum(-1)).moment, ONE)
+    refused("must act on each number separately", activation(lambda x: x.sum(-1)).moment, ONE)
     with pytest.raises(ValueError, match="Write it in torch operations"):
         activation(lambda x: torch.as_tensor(np.tanh(x.detach().numpy()))).slope_dual(ONE, ONE, ONE)
     refused("is zero", activation(lambda x: 0 * x).normalised)

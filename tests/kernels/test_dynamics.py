@@ -271,7 +271,7 @@ def test_bad_kernels_are_refused_by_name():
     (k, c), (prior, prior_cross, test) = case["ntk"], case["nngp"]
     with pytest.raises(ValueError, match=r"ntk: expected the train kernel \(N, N\) and the cross"):
         gaussian_process_at(1.0, **(case | {"ntk": (k, c.T)}))
-    with pytest.raises(ValueError, match="belong to different data"):
+    with pytest.raises(ValueError, match="are for different data"):
         gaussian_process_at(1.0, **(case | {"ntk": (k[:5, :5], c[:, :5])}))
     nngp = (prior, prior_cross, test.diagonal())
     with pytest.raises(ValueError, match=r"expected \(4, 4\) for a covariance, got \(4,\)"):

@@ -45,11 +45,11 @@ def ratio(a, b, one) -> torch.Tensor:
 def test_few_validation_rows_give_bars_like_those_of_many(one, whole, count):
     said = contextlib.nullcontext()
     if count < 10:
-        said = pytest.warns(UserWarning, match=f"calibrated on {count} rows that the model")
+        said = pytest.warns(UserWarning, match=f"calibrated on only {count} held-out rows")
     with said:
         few = calibrated(one, rows(one.valid, count))
     assert 0.5 < float(ratio(few, whole, one).median()) < 2
-    assert f"Calibrated on {count} rows and 240 left-out training rows" in str(
+    assert f"Calibrated on {count} validation rows and 240 training rows (leave-one-out)" in str(
         few.calibration_report
     )
 
@@ -60,7 +60,7 @@ def test_training_rows_alone_give_bars_and_a_remark(one, whole, given):
     report = uq.calibrate(train=one.train) if given else uq.calibrate()
     assert 0.5 < float(ratio(uq, whole, one).median()) < 2
     assert "There were no validation rows" in str(report)
-    assert "Calibrated on 0 rows and 240 left-out training rows" in str(report)
+    assert "Calibrated on 240 training rows (leave-one-out)" in str(report)
     assert "paper" not in report.ladder and report.rung in report.ladder  # left-out rows judge
     assert report.gain == report.gain
 
@@ -76,7 +76,7 @@ def test_bars_without_validation_rows_are_saved_and_loaded(one, tmp_path):
 
 def test_nothing_to_calibrate_with_is_refused(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=0)
-    refused(r"nothing to calibrate with.*Call calibrate\(x, y\)", uq.calibrate)
+    refused(r"nothing to calibrate on.*Call calibrate\(x, y\)", uq.calibrate)
     refused("at least two rows, got 1", uq.calibrate, rows(one.valid, 1))
     refused("at least two rows, got 0", uq.calibrate, rows(one.valid, 0))
 
@@ -84,7 +84,7 @@ def test_nothing_to_calibrate_with_is_refused(one):
 def test_a_fit_without_kept_rows_is_calibrated_on_validation_rows_alone(one, whole):
     uq = calibrated(one, one.valid, sample=0)
     assert uq.calibration_report.seen == 0
-    assert "the validation rows alone decide" in str(uq.calibration_report)
+    assert "only the validation rows were used" in str(uq.calibration_report)
     assert 0.6 < float(ratio(uq, whole, one).median()) < 1.6
 
 
@@ -281,12 +281,12 @@ def test_very_many_rows_are_thinned_and_the_report_says_so():
     report = uq.calibrate(data.valid, noise="constant", distribution="gaussian")
     assert report.rows == 100_000
     assert 10_000 < report.used <= 1 << 15
-    assert f"Calibrated on 100000 rows ({report.used} of them used)" in str(report)
+    assert f"Calibrated on 100000 validation rows ({report.used} of them used)" in str(report)
 
 
 def test_rows_that_stand_in_the_training_data_are_pointed_out(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    with pytest.warns(UserWarning, match="120 of 120 calibration rows stand in the training data"):
+    with pytest.warns(UserWarning, match="120 of 120 calibration rows are also in the training"):
         uq.calibrate(rows(one.train, 120))
 
 

@@ -60,7 +60,7 @@ def test_a_known_noise_serves_the_likelihood_too():
 
 
 def test_a_distribution_with_settings_of_its_own_is_refused():
-    with pytest.raises(ValueError, match="finds the distribution's settings itself"):
+    with pytest.raises(ValueError, match="fits the settings of the distribution"):
         fitted().calibrate(rows(50, 1), distribution=StudentT(4.0))
 
 

@@ -106,7 +106,7 @@ def test_a_noise_that_is_known_is_followed_up_to_one_factor(one):
     close(rest, uq.calibration.noise.level * known_noise(one.test[0]), 1e-8)
     assert 0.1 < float(100 * uq.calibration.noise.level) < 2
     assert "The noise of training rows is not known" in str(uq.calibration_report)
-    assert "by the noise that was given" in str(uq.calibration_report)
+    assert "after adding the given noise" in str(uq.calibration_report)
     close(uq(one.test[0])[1], p.std, 1e-12)
 
 
@@ -138,9 +138,9 @@ REFUSED = {
     "bayes": ({"noise": "bayes"}, "got noise='bayes'"),
     "tilted_nll": (
         {"criterion": "nll", "distribution": "tilted"},
-        "fitted by criterion='auto', not by",
+        "need criterion='auto', got",
     ),
-    "features_crps": ({"criterion": "crps", "noise": "features"}, "fitted by criterion='auto'"),
+    "features_crps": ({"criterion": "crps", "noise": "features"}, "need criterion='auto'"),
     "unknown_noise": ({"noise": "pink"}, "Unknown noise 'pink'"),
     "unknown_distribution": ({"distribution": "cauchy"}, "cauchy"),
     "given_by_name": ({"noise": "given"}, "noise=lambda batch: variances"),
@@ -151,7 +151,7 @@ REFUSED = {
     "misshapen": ({"noise": lambda b: torch.ones(3)}, "noise_variance returned"),
     "share": ({"conformal": 1.5}, "share must lie between 0 and 1"),
     "groups": ({"conformal": 0.5, "groups": "colour"}, "groups must be 'bar' or callable"),
-    "groups_alone": ({"groups": "bar"}, "give conformal=rows too"),
+    "groups_alone": ({"groups": "bar"}, "Pass conformal= \(rows or a share\)"),
     "labels": ({"conformal": 0.5, "groups": lambda b: torch.rand(3)}, "one whole number per row"),
     "ridge": ({"ridge": "large"}, "ridge must be None"),
 }
@@ -167,7 +167,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(one, id):
 
 def test_bars_by_groups_need_training_rows(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=0)
-    refused("the fit kept none", uq.calibrate, one.valid, conformal=0.5, groups="bar")
+    refused("the fit kept no training rows", uq.calibrate, one.valid, conformal=0.5, groups="bar")
 
 
 @pytest.mark.parametrize("groups", [None, "bar", side], ids=["all", "bar", "function"])
@@ -203,14 +203,14 @@ def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, 
             table = p.to_numpy(conformal=True)
         assert (table["high"][:6] == math.inf).all()
     merged = calibrated(one, conformal=fresh, groups=six_and_others, merge_groups=50)
-    assert "small ones are merged: 0, 3 with 200 rows" in str(merged.calibration_report)
+    assert "small groups are merged: 0, 3 with 200 rows" in str(merged.calibration_report)
     low, high = merged.predict(one.test[0]).interval(0.9, conformal=True)
     assert low.isfinite().all() and high.isfinite().all()
 
 
 def test_rows_to_merge_groups_by_are_a_number_and_belong_to_groups(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    refused("give groups= too", uq.calibrate, one.valid, conformal=0.5, merge_groups=50)
+    refused("Pass groups= as well", uq.calibrate, one.valid, conformal=0.5, merge_groups=50)
     for wrong in (0, True, 0.5, "bar"):
         options = {"conformal": 0.5, "groups": side, "merge_groups": wrong}
         refused("number of rows below which", uq.calibrate, one.valid, **options)
@@ -220,7 +220,7 @@ def test_a_share_of_the_rows_is_set_aside_and_fits_nothing(one):
     uq = calibrated(one, conformal=0.25)
     assert uq.calibration_report.rows == 90
     assert "Conformal intervals from 30 rows" in str(uq.calibration_report)
-    assert "Calibrated on 90 rows and 240 left-out training rows" in str(uq.calibration_report)
+    assert "Calibrated on 90 validation rows and 240 training rows (" in str(uq.calibration_report)
     refused("needs validation data", uq.calibrate, conformal=0.25)
 
 
@@ -236,9 +236,9 @@ def test_functions_that_a_file_lacks_are_asked_for_and_taken_only_where_they_bel
     bare = reloaded(given, one, tmp_path)
     refused(r"load\(path, model, noise=function\)", bare.predict, one.test[0])
     refused(r"load\(path, model, noise=function\)", bare, one.test[0])
-    refused("no groups by a function", reloaded, given, one, tmp_path, groups=side)
+    refused("no groups that come from a function", reloaded, given, one, tmp_path, groups=side)
     plain = calibrated(one)
-    refused("is 'features', no function", reloaded, plain, one, tmp_path, noise=known_noise)
+    refused("is 'features', not a function", reloaded, plain, one, tmp_path, noise=known_noise)
     unfitted = rg.LastLayerRigidity(one.model).fit(one.train)
     refused("not calibrated", reloaded, unfitted, one, tmp_path, noise=known_noise)
     grouped = reloaded(calibrated(one, conformal=fresh, groups=side), one, tmp_path)
@@ -278,17 +278,17 @@ def test_weights_survive_a_file(one, tmp_path):
 def test_the_report_says_in_plain_words_what_was_chosen(one):
     text = str(calibrated(one).calibration_report)
     for phrase in (
-        "Calibrated on 120 rows and 240 left-out training rows by auto",
+        '120 validation rows and 240 training rows (leave-one-out), criterion "auto" (',
         "distribution    tilted, ",
         "degrees of freedom",
-        "chosen: the full model. Cross-validated NLL",
-        "of one constant bar, which grows beyond the training rows alone",
-        "of the paper's form",
-        "by constant noise",
-        "by heavy tails",
-        "by noise that follows the inputs",
-        "by shape of the distribution",
-        "bars grow to the targets' own spread and more: a usual one is",
+        "chosen: the full model. Cross-validated NLL per row (lower is better):",
+        "for one constant bar, which widens only for unfamiliar inputs",
+        "for the paper's form",
+        "after adding constant noise",
+        "after adding heavy tails",
+        "after adding noise that follows the inputs",
+        "after adding the shape of the distribution",
+        "Unfamiliar inputs get wider bars, up to the spread of the targets and beyond. A typical",
         "Did these validation rows choose the checkpoint (early stopping)?",
     ):
         assert phrase in text
@@ -296,11 +296,11 @@ def test_the_report_says_in_plain_words_what_was_chosen(one):
         calibrated(one, noise="constant", distribution="gaussian", guard=False).calibration_report
     )
     for phrase in (
-        "by heavy tails",
-        "by noise that",
+        "heavy tails",
+        "noise that follows",
         "shape of the distribution",
         "guard",
-        "beyond q",
+        "Unfamiliar inputs",
     ):
         assert phrase not in bare
 
@@ -332,10 +332,10 @@ def test_the_default_refuses_a_ridge_that_swamps_every_direction():
 
 def test_a_handful_of_calibration_rows_gets_a_warning():
     uq, (x, y) = noise_alone()
-    with pytest.warns(UserWarning, match="calibrated on 5 rows .* than on its training rows is a"):
+    with pytest.warns(UserWarning, match="calibrated on only 5 held-out rows: .* than on"):
         report = uq.calibrate(x[:5], y[:5])
-    assert "calibrated on 5 rows" in str(report)
-    with pytest.warns(UserWarning, match="their size is uncertain by 32 %"):
+    assert "calibrated on only 5 held-out rows" in str(report)
+    with pytest.warns(UserWarning, match="the size of the bars is uncertain by 32 %"):
         uq.calibrate(x[:5], y[:5], criterion="nll")
     assert not uq.calibrate(x, y).few
 

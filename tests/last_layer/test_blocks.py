@@ -249,7 +249,7 @@ def test_weights_that_are_written_to_during_a_fit_are_noticed():
         return torch.ones(len(batch[0]))
 
     uq = rg.LastLayerRigidity(model)
-    refused("written to while it was fitted", uq.fit, (x, y), sample_weight=weigh, batch_size=90)
+    refused("weights changed during the fit", uq.fit, (x, y), sample_weight=weigh, batch_size=90)
     refused("fit", lambda: uq.gram, error=Exception)
 
 
@@ -441,7 +441,7 @@ def test_features_that_change_their_width_are_refused_with_their_batch(blocks_en
 
     uq = rg.LastLayerRigidity(net(), features=features)
     batches = list(zip(x.split(100), y.split(100), strict=True))
-    refused(r"Batch(es)? 7.*3 features here and 5 in the data before", uq.fit, batches)
+    refused(r"Batch(es)? 7.*3 features here, but 5 in earlier data", uq.fit, batches)
     assert uq._fit.state is None
 
 

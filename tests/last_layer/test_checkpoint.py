@@ -408,7 +408,7 @@ def test_a_folder_that_vanishes_is_said_once_and_the_fit_goes_on(tmp_path):
             yield batch
 
     uq = rg.LastLayerRigidity(MODEL)
-    with pytest.warns(UserWarning, match="goes on") as said:
+    with pytest.warns(UserWarning, match="The fit continues") as said:
         uq.fit(data(), checkpoint=folder / "fit.safetensors", checkpoint_seconds=0)
     assert len(said) == 1
     assert_same(uq, rg.LastLayerRigidity(MODEL).fit(cut(100)))
@@ -522,7 +522,7 @@ def test_weights_written_to_during_a_fit_are_noticed_though_it_was_written_down(
                     model[0].weight.copy_(before + (number == when))
             yield batch
 
-    with refused("written to while it was fitted"):
+    with refused("weights changed during the fit"):
         rg.LastLayerRigidity(model).fit(writing(), checkpoint=path, checkpoint_seconds=0)
 
 

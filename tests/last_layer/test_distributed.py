@@ -206,12 +206,12 @@ def test_ranks_that_differ_are_refused_on_all_of_them_and_nothing_is_lost():
         "Rank 0 and Rank 1 differ in their weights",
         "differ in their readout: {'layer': None} and {'layer': '0'}",
         "differ in their loss",
-        "differ in their precision: 'double' and 'mixed'. They cannot be one fit. Fit every",
-        "of rank 1 (of those judged by their hashes) stand in the data of other ranks too. Give",
+        "'double' and 'mixed'. They cannot be merged into one fit. Fit every",
+        "of rank 1 (of those compared by hash) are also in the data of other ranks. Give",
         "Batch 0: NaN or infinity in the features",
         "Rank 0 calls partial_fit, rank 1 calls fit",
         "There is no fit yet",
-        "stand in the data of other ranks too",
+        "are also in the data of other ranks",
         "There are no data",
         "were never in the fit",
         "differ in their rows",
@@ -289,7 +289,7 @@ def test_rows_that_the_data_repeat_are_counted_with_a_word():
     (count, said), (other, silence) = jobs.values(repeated, 2)
     assert count == other == 402
     assert len(said) == 1 and said[0].startswith(
-        "Some rows (1 by their hashes) stand in the data of"
+        "Some rows (1, compared by hash) are in the data of"
     )
     assert not silence
 
@@ -392,7 +392,7 @@ def failing_at_once(rank, size, folder):
 
 def test_a_rank_that_fails_raises_at_once_and_the_others_when_they_have_read_their_data(tmp_path):
     (said, count), (_, same) = jobs.values(failing_at_once, 2, tmp_path)
-    assert said.startswith("Rank 1 failed in fit (KeyboardInterrupt), so it was given up on all")
+    assert said.startswith("Rank 1 failed in fit (KeyboardInterrupt), so the call was cancelled on")
     assert count == same == 400
 
 

@@ -453,8 +453,8 @@ def test_deterministic_sets_have_no_sampling_error_and_no_quantiles(fit, x, rank
     expected = torch.full((3,), error, dtype=F64)
     torch.testing.assert_close(spread.mean_error, expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(spread.std_error, expected, rtol=0, atol=0, equal_nan=True)
-    refused("not for a distribution", spread.interval, 0.9)
-    refused("not for a distribution", spread.quantile, 0.5)
+    refused("not a distribution", spread.interval, 0.9)
+    refused("not a distribution", spread.quantile, 0.5)
 
 
 # --- precision ----------------------------------------------------------------------------------
@@ -522,7 +522,7 @@ def test_levels_outside_the_unit_interval_are_refused(level):
     ("fn", "error", "match"),
     [
         (lambda y: (y[0] * 0).log() * 0, ValueError, r"NaN or infinity for 6 of 6 members \(0, 1"),
-        (lambda y: 1e200 * y[0] * 1e200, ValueError, "Members reach further"),
+        (lambda y: 1e200 * y[0] * 1e200, ValueError, "Members can lie far"),
         (lambda y: None, TypeError, "NoneType for member 0"),
         (lambda y: "large", TypeError, "str for member 0: expected a tensor"),
         (lambda y: np.array(["large"]), TypeError, "ndarray for member 0"),
@@ -569,7 +569,7 @@ def test_data_that_cannot_be_joined_are_refused(fit, x):
         ({"symmetric": True, "generator": torch.Generator()}, "leave out generator="),
         ({"symmetric": True, "antithetic": True}, "leave out"),
         ({"symmetric": True, "recentred": True}, "leave out"),
-        ({"n": 8, "rank": 4}, "belongs to symmetric=True"),
+        ({"n": 8, "rank": 4}, "needs symmetric=True"),
     ],
 )
 def test_impossible_sets_are_refused(fit, options, match):
@@ -972,7 +972,7 @@ def test_an_ensemble_exports_after_it_was_moved_or_copied(net, x):
     program = torch.export.export(ens, (x.double(),))
     torch.testing.assert_close(program.module()(x.double()).detach(), ens(x.double()))
     copied = copy.deepcopy(ens)
-    refused("call ens\\(x\\) once before", torch.export.export, copied, (x.double(),))
+    refused("Call ens\\(x\\) once before", torch.export.export, copied, (x.double(),))
     expected = copied(x.double())
     program = torch.export.export(copied, (x.double(),))
     torch.testing.assert_close(program.module()(x.double()).detach(), expected)

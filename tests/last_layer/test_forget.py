@@ -89,8 +89,8 @@ def test_unrecognised_rows_go_unasked_unless_a_sum_turns_negative(net):
     uq, (x, y) = fitted(net), net.train
     uq.forget((x[:5], y[:5].double()), check=False)
     check_equals(uq, x[5:], y[5:])
-    check_refused(uq, "sum of squares would turn negative", (x[5:], y[5:] + 9), check=False)
-    check_refused(uq, "sum of squares would turn negative", (x[5:] * 9, y[5:]), check=False)
+    check_refused(uq, "sum of squares would become negative", (x[5:], y[5:] + 9), check=False)
+    check_refused(uq, "sum of squares would become negative", (x[5:] * 9, y[5:]), check=False)
 
 
 def test_rows_without_weight_can_be_forgotten(net):

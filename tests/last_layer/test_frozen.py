@@ -177,7 +177,7 @@ def test_a_known_noise_is_left_to_the_caller():
 
 def test_unknown_outputs_are_refused():
     uq, _ = calibrated(1, {"criterion": "nll"})
-    refused(f"names out of {OUTPUTS[0]}.*got \\('variance',\\)", uq.freeze, ("variance",))
+    refused(f"names from {OUTPUTS[0]}.*got \\('variance',\\)", uq.freeze, ("variance",))
     refused("level must lie between 0 and 1", uq.freeze, ("quantiles",), quantiles=(1.0,))
 
 

@@ -811,7 +811,7 @@ def test_bad_input_is_refused_and_leaves_the_object_as_it_was(case):
 
 def test_one_of_several_inputs_must_be_named():
     uq, _, new = paired()
-    refused(r"Which input.*wrt=.*0, 1", uq.gradient, [(new.pos, new.field)])
+    refused(r"Name the input.*wrt=.*0, 1", uq.gradient, [(new.pos, new.field)])
 
 
 @pytest.mark.parametrize("id", dense.NOT_DIFFERENTIABLE)

@@ -299,7 +299,7 @@ def test_the_evidence_without_targets_of_the_derivatives_is_refused_with_the_cau
     with pytest.raises(ValueError, match=r"derivatives without targets.*gradient_target="):
         without_targets(given).calibrate((valid.x, valid.y), criterion="evidence")
     alone = rg.LastLayerRigidity(net()).fit([given.x], gradients=0)
-    refused(r"call fit with \(x, y\)", alone.calibrate, (valid.x, valid.y), criterion="evidence")
+    refused(r"Call fit with \(x, y\)", alone.calibrate, (valid.x, valid.y), criterion="evidence")
     fit(given).calibrate([valid.batch], criterion="evidence")
 
 

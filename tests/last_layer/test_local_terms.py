@@ -110,9 +110,9 @@ def test_an_unfamiliar_site_carries_the_variance():
 @pytest.mark.parametrize(
     ("id", "match"),
     [
-        ("targets_mixed_by_a_fixed_matrix", "no sum over rows of .*rigidities.local"),
-        ("each_target_scaled_by_its_own_std", "no sum over rows of .*rigidities.local"),
-        ("graph_convolution", "no sum over rows of 'conv', 'conv.lin'.*rigidities.local"),
+        ("targets_mixed_by_a_fixed_matrix", "not a sum over rows of .*rigidities.local"),
+        ("each_target_scaled_by_its_own_std", "not a sum over rows of .*rigidities.local"),
+        ("graph_convolution", "not a sum over rows of 'conv', 'conv.lin'.*rigidities.local"),
         ("raw_parameter_head_with_its_features", "features= the terms .* not known"),
     ],
 )

@@ -128,7 +128,9 @@ def test_an_unknown_method_is_refused_before_the_data_are_read(net):
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
     before = uq.gram
     refused("method must be 'gram' or 'qr', got 'svd'", uq.fit, iter([]), method="svd")
-    refused("precision='mixed' goes with 'gram'", uq.fit, iter([]), method="qr", precision="mixed")
+    refused(
+        "precision='mixed' needs method='gram'", uq.fit, iter([]), method="qr", precision="mixed"
+    )
     assert uq.gram is before
 
 

@@ -65,7 +65,7 @@ def test_a_change_beside_the_weights_is_noticed_in_every_call(change, options, t
 def test_the_message_names_what_was_set():
     model, uq = made()
     set_factor(model)
-    refused(r"differ by up to .* \('factor' set since\?\)", uq, data(6, 1, 2)[0])
+    refused(r"differ by up to .* \(was 'factor' set\?\)", uq, data(6, 1, 2)[0])
 
 
 @pytest.mark.parametrize("write", ["data", "numpy"])

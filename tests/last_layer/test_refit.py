@@ -285,7 +285,7 @@ def test_training_flags_and_options_of_the_model_are_kept():
     ("ids", "message"),
     [
         (COMPUTED, "computed from other parameters"),
-        (WITH_FEATURES, "give layer= instead of features="),
+        (WITH_FEATURES, "Pass layer= instead of features="),
         (LOCAL, "not linear in the readout's weights"),
     ],
     ids=["computed", "features", "local"],
@@ -307,7 +307,7 @@ def test_weights_tied_to_an_embedding_are_refused():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(7, (40,), generator=generator)
     uq = rg.LastLayerRigidity(model).fit((x, torch.randn(40, 7, generator=generator)))
-    refused(r"readout \(head\) are those of another layer too", uq.refit)
+    refused(r"readout \(head\) are shared with another layer", uq.refit)
 
 
 def test_two_heads_that_share_a_weight_are_refitted_together():
@@ -331,7 +331,7 @@ def test_fits_without_residuals_or_by_another_loss_are_refused(net):
     x, _ = net.train
     refused("not Huber", fitted(net, loss="huber").refit)
     refused("needs the residuals", rg.LastLayerRigidity(net.model).fit(x).refit)
-    refused("give targets", fitted(net).refit, net.valid[0])
+    refused("Pass targets", fitted(net).refit, net.valid[0])
     refused("no fit yet", rg.LastLayerRigidity(net.model).refit)
     one = rg.LastLayerRigidity(net.model).fit((x[:1], net.train[1][:1]))
     refused("The evidence needs more rows", one.refit)

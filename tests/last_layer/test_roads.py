@@ -268,7 +268,7 @@ def test_a_cast_module_wants_the_precision_of_its_model(form):
 @forms
 def test_a_module_without_values_says_so(form):
     uq, x = fitted(form, 1)
-    refused("holds no values yet", uq.freeze().to("meta"), x)
+    refused("has no values yet", uq.freeze().to("meta"), x)
 
 
 @pytest.mark.thorough

@@ -89,7 +89,7 @@ def test_a_loaded_fit_can_be_extended_and_recalibrated(net, saved):
     uq, path = saved
     again = load(path, net.model).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
-    with pytest.warns(UserWarning, match="stand in the training data"):
+    with pytest.warns(UserWarning, match="are also in the training data"):
         again.calibrate(net.test, criterion="nll")
 
 
@@ -113,7 +113,7 @@ def test_functions_do_not_survive_a_file_and_are_asked_for(net, path):
     refused("set_loss", again.calibrate, net.valid)
     again.set_loss("mse", weight).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
-    refused("loss of this fit is known", again.set_loss, "huber")
+    refused("loss of this fit is already known", again.set_loss, "huber")
 
 
 def test_a_file_loads_into_the_model_in_another_dtype(net, saved):
@@ -352,7 +352,7 @@ FOREIGN = {
     ),
     "no checksum": (
         save({"x": torch.ones(2)}, metadata={"rigidities": '{"format": 1, "kind": "fit"}'}),
-        "do not fit its checksum",
+        "do not match its checksum",
     ),
 }
 
@@ -370,14 +370,14 @@ def test_an_unfinished_fit_is_no_fit_and_a_fit_is_no_checkpoint(net, saved):
         fresh.fit(net.train, checkpoint=path)
     asked = {"batches": 1, "digest": "", "asked": {}}
     rewrite(path, lambda tensors, header: header.update(checkpoint=asked))
-    refused("unfinished fit: resume it", load, path, net.model)
+    refused("unfinished fit. Resume it", load, path, net.model)
     uq.ensemble(2, generator=torch.Generator().manual_seed(0)).save(path)
     refused("another kind: expected 'fit', its header says 'ensemble'", load, path, net.model)
 
 
 def test_other_weights_and_another_model_are_refused(written):
     other = trained(seed=5, steps=1).model
-    refused("weights differ from those the file was fitted with", load, written, other)
+    refused("weights differ from those of the fit in the file", load, written, other)
     refused("readout named '4', which this Linear does not have", load, written, nn.Linear(4, 1))
 
 

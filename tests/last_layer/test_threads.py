@@ -226,5 +226,5 @@ def test_a_change_inside_another_is_refused():
         uq.partial_fit(net.valid)
         yield net.test
 
-    refused("was called from within another", uq.partial_fit, batches())
+    refused("was called while another", uq.partial_fit, batches())
     assert uq.gram.count == 300

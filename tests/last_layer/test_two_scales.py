@@ -370,7 +370,7 @@ def test_an_onnx_graph_says_that_it_leaves_the_own_part_out():
     uq, x = share(fitted(net), 0.8), net.test[0]
     ens = uq.ensemble(4, generator=seeded())
     shapes = (({0: torch.export.Dim("n")},),)
-    with pytest.warns(UserWarning, match="leaves out what single predictions do not share"):
+    with pytest.warns(UserWarning, match="leaves out the part of the spread"):
         program = torch.onnx.export(ens, (x,), dynamo=True, dynamic_shapes=shapes, verbose=False)
     buffer = io.BytesIO()
     program.save(buffer)

@@ -433,10 +433,10 @@ def test_what_does_not_fit_a_prediction_is_refused() -> None:
     p, y = heavy()
     for score in (metrics.nll, metrics.coverage, metrics.ence, metrics.binned, metrics.summary):
         refused(
-            rf"got a std beside it. Call {score.__name__}\(p, ", score, p, p.std, y, error=TypeError
+            rf"got another std. Call {score.__name__}\(p, ", score, p, p.std, y, error=TypeError
         )
-        refused("got a std beside it", score, p, std=p.std, target=y, error=TypeError)
+        refused("got another std", score, p, std=p.std, target=y, error=TypeError)
     refused(r"mean and target of one shape, got \(20, 2\) and \(20,\)", metrics.nll, p, y[:, 0])
     refused("missing 1 required positional argument: 'target'", metrics.nll, p, error=TypeError)
-    refused("got a std beside it", metrics.nll, p, y, y, error=TypeError)
-    refused("more than one array: take p.mean", metrics.rmse, y, p, error=TypeError)
+    refused("got another std", metrics.nll, p, y, y, error=TypeError)
+    refused("more than one array. Use p.mean", metrics.rmse, y, p, error=TypeError)

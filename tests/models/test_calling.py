@@ -189,7 +189,7 @@ def test_a_model_that_writes_into_its_inputs_is_refused_and_they_stay_as_they_we
     options, data = WRITING[way]
     before = X.clone()
     uq = rg.LastLayerRigidity(Shifting(), **options)
-    refused(r"writes into its inputs in place.*x = x - 1.*forward=.*clone\(\)", uq.fit, data)
+    refused(r"changes its inputs in place.*x = x - 1.*forward=.*clone\(\)", uq.fit, data)
     assert torch.equal(X, before)
 
 
@@ -208,7 +208,7 @@ def test_a_later_batch_that_is_written_into_is_refused():
     uq = rg.LastLayerRigidity(Shifting(always=False)).fit((X, Y[:, None]))
     uq.calibrate((VALID, Y[:, None]), criterion="nll")
     for call in (uq, uq.predict, lambda x: uq.partial_fit((x, Y[:, None]))):
-        refused("writes into its inputs in place", call, X + 1000)
+        refused("changes its inputs in place", call, X + 1000)
 
 
 # --- output= for one tensor ---------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_later_batch_that_is_written_into_is_refused():
 @pytest.mark.parametrize("output", [0, -1, "T"])
 def test_output_of_a_model_that_returns_one_tensor_is_refused(output):
     uq = rg.LastLayerRigidity(nn.Linear(3, 2), output=output)
-    message = rf"output={output!r} picks one of several.*one tensor \(\d+, 2\).*forward="
+    message = rf"output={output!r} selects one of several.*one tensor \(\d+, 2\).*forward="
     refused(message, uq.fit, (X, torch.stack([Y, Y], 1)))
 
 

@@ -241,11 +241,11 @@ def test_a_field_of_several_is_picked_by_output():
 
 def test_what_is_no_list_of_models_is_refused():
     for wrong in ([], nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 1)), None, iter([])):
-        refused("takes a list of one or more", rg.MeanOf, wrong, error=TypeError)
+        refused("expects a list of one or more", rg.MeanOf, wrong, error=TypeError)
     refused(r"got \['Linear', 'function'\]", rg.MeanOf, [nn.Linear(4, 1), data], error=TypeError)
     uneven = rg.MeanOf([nn.Linear(4, 1), nn.Linear(4, 1), nn.Linear(4, 2)])
     refused(
-        r"outputs of one shape; its models give \[\(20, 1\), \(20, 1\), \(20, 2\)\]",
+        r"outputs of the same shape; its models return \[\(20, 1\), \(20, 1\), \(20, 2\)\]",
         uneven,
         TEST.float(),
     )

@@ -28,7 +28,7 @@ def meta() -> nn.Module:
 @pytest.mark.parametrize(("model", "name"), [(lazy(), "1.weight"), (meta(), "0.weight")])
 def test_a_model_without_values_is_told_what_to_do(net, model, name, features):
     uq = rg.LastLayerRigidity(model, features=features)
-    refused(f"'{name}' holds no values yet. Run a model with lazy .*to_empty", uq.fit, net.train)
+    refused(f"'{name}' has no values yet. Run a model with lazy .*to_empty", uq.fit, net.train)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.")
@@ -47,7 +47,7 @@ def test_a_scripted_module_works_with_features_of_ones_own_and_is_not_touched(ne
     scripted = make(model.eval()).train()
     for layer in (None, "2"):
         uq = rg.LastLayerRigidity(scripted, layer=layer)
-        refused("cannot be looked into. Pass features=", uq.fit, net.train)
+        refused("cannot be inspected. Pass features=", uq.fit, net.train)
 
     def own(m: Any, x: Tensor) -> Tensor:
         hidden = getattr(m, "0")(x)
@@ -319,7 +319,7 @@ def test_tensors_that_a_pass_has_left_in_lists_are_copied_by_their_values(net):
 
 def test_an_attribute_that_cannot_be_copied_is_named(net):
     net.model[1].locks = [None, threading.Lock()]
-    said = r"its attribute '1.locks\[1\]' \(a lock\) refuses .* set that attribute to None"
+    said = r"its attribute '1.locks\[1\]' \(a lock\) does not support .* Set that attribute to None"
     with pytest.raises(TypeError, match=said):
         rg.LastLayerRigidity(net.model).fit(net.train)
     net.model[1].locks = None

@@ -106,9 +106,9 @@ def test_a_sum_of_squares_never_turns_negative(targets):
     before = {name: tensor.clone() for name, tensor in gram.state().items()}
     wrong = residuals[:2].clone()
     wrong[:, 1] *= 99
-    refused("turn negative", gram.downdate, features[:2], None, wrong)
-    refused("turn negative", gram.without, gram_of(features[:2], None, wrong))
-    refused("only 9 are held", gram.without, gram_of(normal(10, 3)))
+    refused("become negative", gram.downdate, features[:2], None, wrong)
+    refused("become negative", gram.without, gram_of(features[:2], None, wrong))
+    refused("there are only 9", gram.without, gram_of(normal(10, 3)))
     assert all(torch.equal(gram.state()[name], tensor) for name, tensor in before.items())
 
 
@@ -125,7 +125,7 @@ def test_removing_rows_that_were_never_added_is_refused_and_changes_nothing():
     gram = gram_of(normal(5, 3))
     before = gram.matrix
     refused("never added", gram.downdate, 100 * normal(2, 3, seed=1))
-    refused("only 5 are held", gram.downdate, normal(6, 3))
+    refused("there are only 5", gram.downdate, normal(6, 3))
     assert torch.equal(gram.matrix, before)
     assert gram.count == 5
 
@@ -178,7 +178,7 @@ def test_residual_sums_follow_a_change_of_the_weights(targets, own):
 
 
 def test_a_gram_without_residuals_has_none_to_change():
-    refused("give targets", gram_of(normal(30, 5)).after, normal(5, 1))
+    refused("Pass targets", gram_of(normal(30, 5)).after, normal(5, 1))
 
 
 def test_residual_moment_is_diagonal_for_very_many_targets():

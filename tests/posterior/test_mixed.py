@@ -144,7 +144,7 @@ def test_an_unknown_precision_and_a_device_without_float64_are_refused():
         device = torch.device("mps")
         dtype = torch.float32
 
-    refused(r"mps device does not have.*model.cpu\(\)", precision_for, "double", OnMps())
+    refused(r"mps device does not support.*model.cpu\(\)", precision_for, "double", OnMps())
 
 
 def test_a_device_with_slow_float64_is_told_of_mixed(monkeypatch):

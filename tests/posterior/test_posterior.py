@@ -239,7 +239,7 @@ SINGULAR = "Gram is singular: 4 samples for 6 features and ridge=0"
     ("gram", "options", "match"),
     [
         (gram_of(normal(4, 6)), {"ridge": 0.0}, SINGULAR),
-        (Gram(3), {"ridge": 1.0}, "Gram is zero"),
+        (Gram(3), {"ridge": 1.0}, "Gram matrix is zero"),
         (gram_of(torch.full((3, 2), torch.nan)), {"ridge": 1.0}, "NaN or infinity"),
         (FULL, {"ridge": -1.0}, "not negative, got -1"),  # and not called singular
         (FULL, {"ridge": 1.0, "penalty": torch.eye(3)}, r"must be \(4, 4\)"),

@@ -185,7 +185,9 @@ def test_impossible_levels_are_refused(level):
 
 
 def test_a_support_that_is_empty_is_refused():
-    refused(r"least value before the largest.*got \(5.0, 0.0\)", replace, P, support=(5.0, 0.0))
+    refused(
+        r"Expected support=\(lowest, highest\).*got \(5.0, 0.0\)", replace, P, support=(5.0, 0.0)
+    )
 
 
 def test_conformal_intervals_are_those_of_their_rows():

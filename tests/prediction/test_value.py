@@ -204,7 +204,7 @@ def test_units_far_from_one_keep_the_bar(factor):
     q = p * factor
     torch.testing.assert_close(q.std / factor, p.std.double(), rtol=1e-6, atol=0)
     torch.testing.assert_close((q.interval()[1] / factor).float(), p.interval()[1])
-    refused("square is beyond float64", p.__mul__, 1e200)
+    refused("square overflows float64", p.__mul__, 1e200)
 
 
 def test_there_and_back_is_the_same_prediction():
@@ -240,8 +240,8 @@ def test_single_precision_stays_and_half_becomes_single():
 def test_numbers_that_leave_no_distribution_are_refused():
     p = prediction(Gaussian())
     for call in (p.__mul__, p.__truediv__):
-        refused("finite numbers, and no factor of zero", call, 0)
-        refused("finite numbers, and no factor of zero", call, [1.0, 0.0])
+        refused("finite numbers, and no factor that is zero", call, 0)
+        refused("finite numbers, and no factor that is zero", call, [1.0, 0.0])
     refused("finite numbers", p.__mul__, math.nan)
     refused("finite numbers", p.__add__, math.inf)
     refused(r"broadcasts to the prediction's \(6, 2\), got \(3,\)", p.__mul__, torch.ones(3))
@@ -277,8 +277,10 @@ def test_rows_keep_their_own_degrees_of_freedom_and_supports():
 def test_what_cannot_be_one_prediction_is_refused():
     p = prediction(Gaussian())
     refused("list of predictions.*got \\[\\]", Prediction.concatenate, [])
-    refused(r"rows have one shape, got \[\(6, 2\), \(6,\)\]", Prediction.concatenate, [p, p[:, 0]])
-    refused(r"one shape, got \[\(\), \(\)\]", Prediction.concatenate, [p[0, 0], p[0, 0]])
+    refused(
+        r"rows have the same shape, got \[\(6, 2\), \(6,\)\]", Prediction.concatenate, [p, p[:, 0]]
+    )
+    refused(r"the same shape, got \[\(\), \(\)\]", Prediction.concatenate, [p[0, 0], p[0, 0]])
     refused("Gaussian and Tilted", Prediction.concatenate, [p, prediction(DISTRIBUTIONS["tilted"])])
     scored = with_scores(p, "label")
     refused("BoundConformal and NoneType", Prediction.concatenate, [scored, p])
@@ -311,7 +313,7 @@ def test_a_distribution_of_the_users_own_follows_by_its_settings():
 
 def test_arrays_are_copies_shaped_like_the_output():
     p = prediction(DISTRIBUTIONS["tilted"])
-    refused(r"take p.mean, p.std or p.to_numpy\(\)", np.asarray, p, error=TypeError)
+    refused(r"Use p.mean, p.std or p.to_numpy\(\)", np.asarray, p, error=TypeError)
     found = p.to_numpy(LEVEL)
     assert set(found) == {"mean", "std", "low", "high", "epistemic", "noise"}
     for name, array in found.items():
@@ -337,9 +339,9 @@ def test_tables_have_a_row_a_prediction_and_a_column_a_number():
     assert isinstance(named, pl.DataFrame) and named.columns[4] == "mean_weight"
     np.testing.assert_allclose(named["low_weight"].to_numpy(), low[:, 1].numpy())
     assert p[0, 0].to_pandas().shape == (1, 4) and p[:0].to_polars().shape == (0, 8)
-    refused("names of 2 targets, each its own, got", p.to_pandas, names=["height"])
+    refused("2 different names, one per target, got", p.to_pandas, names=["height"])
     for table in (p.to_pandas, p.to_polars):
-        refused("each its own", table, names=["height", "height"])
+        refused("different names", table, names=["height", "height"])
 
 
 def test_tables_take_conformal_bounds_if_asked():

@@ -112,7 +112,7 @@ def test_a_bad_file_is_explained(content: Any, words: str, here: Path, capsys) -
 def test_fewer_rows_than_a_bin_leave_the_bins_out(here: Path) -> None:
     Path("p.csv").write_text("\n".join(GOOD.splitlines()[:9]))
     assert run("p.csv") == 0
-    assert "There are 8 rows" in page().text
+    assert "There are only 8 rows" in page().text
     assert "t0-binned" not in page().figures
 
 

@@ -100,7 +100,7 @@ def test_of_many_targets_the_first_have_sections(monkeypatch: pytest.MonkeyPatch
     mean, std, target = (part.reshape(10, 15) for part in columns(150))
     found = page(mean, std, target)
     assert sum(tag == "section" for tag, _ in found.elements) == 3
-    assert "sections 3" in found.text
+    assert "3 of them have a section" in found.text
     assert found.row("target 14")
 
 
@@ -151,8 +151,11 @@ def test_without_its_packages_the_extra_is_named(package, monkeypatch: pytest.Mo
     [
         ({"std": [1.0, 0.0, 2.0]}, "Expected std > 0, got 0 in row 1."),
         ({"std": [1.0, 1.0, -2.0]}, "Expected std > 0, got -2 in row 2."),
-        ({"std": [1.0, 1e-300, 1.0]}, "whose squares are still numbers, got others in row 1."),
-        ({"std": [1.0, 1.0, 1e300]}, "in row 2. Pass predictions, bars and true values in another"),
+        ({"std": [1.0, 1e-300, 1.0]}, "so that their squares are finite, got others in row 1."),
+        (
+            {"std": [1.0, 1.0, 1e300]},
+            "in row 2. Check the predictions, or pass all values in another",
+        ),
         ({"target": [1.0, 1.0, 1e200]}, "got others in row 2."),
         ({"std": [1.0, 1.0]}, "one shape"),
         ({"target": [1.0, math.nan, 1.0]}, "Expected target to be finite"),
@@ -172,7 +175,7 @@ def test_bars_go_by_name_and_belong_to_means() -> None:
     mean, std, target = columns(40)
     with pytest.raises(TypeError, match="positional arguments"):
         report.html(mean, std, target)
-    with pytest.raises(TypeError, match=r"means and std="):
+    with pytest.raises(TypeError, match=r"means with std="):
         report.html(mean, target)
 
 
@@ -245,7 +248,7 @@ def test_bars_without_calibration_are_not_trusted_silently(net: Trained, tmp_pat
     with pytest.warns(UserWarning, match="not calibrated"):
         written = report.write(tmp_path / "r.html", uq, net.test)
     text = Page(written.read_text()).text
-    assert "their scale means nothing" in text
+    assert "their size is arbitrary" in text
     assert "can be trusted" not in text
 
 

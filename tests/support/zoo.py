@@ -845,7 +845,9 @@ def closed_over_itself() -> Case:
     net = Net(lambda m, x: m.readout(m.low(m.trunk(x))), trunk=trunk(), low=linear(4))
     net.last = linear(1, 4)
     net.readout = lambda h: net.last(h)
-    return on_net("refused", net, "low", normal(ROWS, 1), match="'last.bias' by a function that")
+    return on_net(
+        "refused", net, "low", normal(ROWS, 1), match="'last.bias' through a function that"
+    )
 
 
 SUM = ("shortcut.weight", "shortcut.bias", "conv.weight", "conv.bias")
@@ -868,7 +870,7 @@ IN_PART: dict[str, Callable[[], Case]] = {
             conv=parametrizations.weight_norm(nn.Conv2d(WIDTH, 2, 3, padding=1)),
             shortcut=nn.Conv2d(INPUTS, 2, 1),
         ),
-        match="left out of the readout: 'conv.weight' .no parameter before remove_param",
+        match="left out of the readout: 'conv.weight' .not a parameter before remove_param",
     ),
     "wide_embedding_and_deep": lambda: on_numbers(
         lambda m, x, fields: m.wide(fields).sum(1) + plain(m, x),

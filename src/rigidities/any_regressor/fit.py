@@ -76,7 +76,7 @@ class Fit:
         rank = self.form.effective_rank
         if math.isnan(rank):
             raise ValueError(
-                "The matrix-free form does not know how many directions the data determine. "
+                "The matrix-free form cannot tell how many directions the data determine. "
                 "Calibrate on other data."
             )
         return rank
@@ -91,8 +91,8 @@ class Fit:
         )
         if differentiation.shape != self.shape:
             raise ValueError(
-                f"f gives outputs of shape {tuple(differentiation.shape)} for a sample, and gave "
-                f"{tuple(self.shape)} in the fit. Load the file with the f it was made with."
+                f"f gives outputs of shape {tuple(differentiation.shape)} for a sample, but gave "
+                f"{tuple(self.shape)} in the fit. Load the file with the same f."
             )
         return replace(self, differentiation=differentiation)
 
@@ -207,16 +207,16 @@ def _stored_regressor(regressor: Regressor, state: dict[str, Any]) -> Regressor:
     missing = [name for name in state["names"] if name not in names]
     if missing:
         raise ValueError(
-            f"The file was made with a parameter {missing[0]!r}, which this regressor does not "
-            "have. Load it with the regressor and the subset= it was made with."
+            f"The file was saved with a parameter {missing[0]!r}, which this regressor does not "
+            "have. Load the file with the same regressor and the same subset=."
         )
     unused = names - stored_names  # f did not use them in the fit
     if unused:
         regressor = replace(regressor, parameters=regressor.parameters.without(unused))
     if _fingerprint(regressor) != state["fingerprint"]:
         raise ValueError(
-            "The parameters or buffers differ from those the file was fitted with. Give the "
-            "same ones, or fit again."
+            "The parameters or buffers differ from those the file was fitted with. Load the file "
+            "with the same parameters, or fit again."
         )
     return regressor
 
@@ -236,8 +236,8 @@ def _form_state(form: Form) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if isinstance(form, DualForm):
         return _dual_state(form)
     raise ValueError(
-        "A matrix-free rigidity goes through the training data for every prediction, and a file "
-        "does not hold them. Fit again where they are, or use form='dense' or 'dual'."
+        "A matrix-free rigidity needs the training data for every prediction, and a file does not "
+        "contain them. Fit again where the data are, or use form='dense' or 'dual'."
     )
 
 

@@ -433,14 +433,14 @@ class PredictionRigidity:
         fit = self._fitted()
         if not fit.dispersion >= 0:  # NaN too
             raise ValueError(
-                "There are no training residuals: fit(x, y) with targets, and a loss whose value "
-                "is known."
+                "There are no training residuals. Call fit(x, y) with targets and a loss whose "
+                "value is known."
             )
         degrees_of_freedom = fit.rows - fit.effective_rank
         if not degrees_of_freedom > 1e-6 * fit.rows:
             raise ValueError(
                 f"No residual degrees of freedom: {fit.rows} rows and {fit.effective_rank:.3g} "
-                "directions fitted to them. Calibrate on other data."
+                "fitted directions. Calibrate on other data."
             )
         return float((fit.dispersion / degrees_of_freedom) ** 0.5)
 
@@ -584,8 +584,9 @@ class PredictionRigidity:
         calibration = self.calibration
         if self.calibration_report is not None and calibration.noise.name == "none":
             notify(
-                'With noise="none" the scale holds the noise too: errors of parameters, means and '
-                "integrals come out too wide. For those fit anew, then set_scale(residual_scale)."
+                'With noise="none" the scale includes the noise, so errors of parameters, means '
+                "and integrals are too wide. For those, fit again and call "
+                "set_scale(residual_scale)."
             )
         return calibration
 

@@ -32,7 +32,7 @@ from .derivatives.differentiation import Differentiation
 UNLIKE = 3.0
 """Ratio between the outputs' best scales beyond which they should not share one."""
 
-_REMEDY = "Give f a noise that differs between rows (losses.GaussianNLL), or mend f there."
+_REMEDY = "Use a noise that differs between rows (losses.GaussianNLL), or improve f there."
 
 
 def calibration_report(
@@ -111,7 +111,7 @@ def _warn_of_unlike_outputs(standardised: Tensor) -> None:
     ratio = float(scales.max() / scales.clamp(min=tiny).min())
     if ratio > UNLIKE:
         notify(
-            f"The best scales of the outputs differ by a factor of {ratio:.2g}, and one serves "
-            "them all, since they share their parameters. Weigh the outputs in the loss "
-            "(GaussianNLL with one variance each), or make a rigidity for each."
+            f"The best scales of the outputs differ by a factor of {ratio:.2g}, but they share "
+            "their parameters and therefore one scale. Weight the outputs in the loss "
+            "(GaussianNLL with one variance each), or use one rigidity per output."
         )

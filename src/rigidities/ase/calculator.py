@@ -34,12 +34,12 @@ BARS = {"energy_std": "eV", "forces_std": "eV/Å", "stress_std": "eV/Å^3"}
 """The error bars among the results, and their units."""
 
 NO_STRESS = (
-    "There is no stress: it needs strained=, the names of the inputs that move with the cell "
-    "(cell, shift vectors), got {}, and a structure that repeats, with a cell of three vectors."
+    "There is no stress. It needs strained=, the names of the inputs that move with the cell "
+    "(cell, shift vectors), got {}, and a periodic structure with a cell of three vectors."
 )
 WITHOUT_CELL = (
-    "The structure is periodic, and the model is given positions and numbers only. "
-    "Pass {} to give it the cell, or set atoms.pbc = False."
+    "The structure is periodic, but the model gets positions and atomic numbers only. Pass {} so "
+    "that it gets the cell, or set atoms.pbc = False."
 )
 ROUNDING = 16
 """How many units in the last place, of float32 or a coarser dtype, positions may differ by."""
@@ -180,7 +180,9 @@ class RigidityCalculator(host.Calculator):
         super().calculate(atoms, list(properties), list(system_changes))  # type: ignore[no-untyped-call]
         structure = self.atoms
         if structure is None:
-            raise ValueError("There is no structure yet: set atoms.calc and ask the atoms.")
+            raise ValueError(
+                "There is no structure yet. Set atoms.calc and ask the atoms for a property."
+            )
         if system_changes:
             self.results = {}
         structures.check_structure(structure, self.species)
@@ -228,7 +230,7 @@ class RigidityCalculator(host.Calculator):
         if parameters:
             raise TypeError(
                 f"A RigidityCalculator has no parameters to set, got {', '.join(parameters)}. "
-                "Make a new one: atoms.calc = RigidityCalculator(uq, ...)."
+                "Create a new one: atoms.calc = RigidityCalculator(uq, ...)."
             )
         return {}
 
@@ -255,7 +257,7 @@ class RigidityCalculator(host.Calculator):
             raise ValueError(
                 "Expected one number for the structure, got an output shaped "
                 f"{tuple(prediction.mean.shape)}. Let the model sum over its atoms, pick the "
-                "energy with output= or forward= of LastLayerRigidity, or let inputs= give one "
+                "energy with output= or forward= of LastLayerRigidity, or let inputs= return one "
                 "structure."
             )
         energy = self.energy_unit * float(prediction.mean)
@@ -264,9 +266,10 @@ class RigidityCalculator(host.Calculator):
         _check_finite("energy_std", std)
         if self.species is None and float(prediction.epistemic) == 0:
             raise ValueError(
-                f"The energy's error bar is exactly zero: no readout saw an atom of "
-                f"{atoms.symbols}, as if none were of an element the model knows. Name those it "
-                "was trained on with species=; zeros of those are believed."
+                "The energy's error bar is exactly zero: no readout got an atom of "
+                f"{atoms.symbols}, as if the model knew none of its elements. List the elements "
+                "that it was trained on with species=; error bars of zero are then accepted for "
+                "them."
             )
         energy += structures.baseline_energy(self.baseline, atoms)
         return {"energy": energy, "free_energy": energy, "energy_std": std}
@@ -323,7 +326,8 @@ class RigidityCalculator(host.Calculator):
         if slot.get(batch).numel() != 3 * len(atoms):
             raise ValueError(
                 f"Expected positions of {len(atoms)} atoms, got an input shaped "
-                f"{tuple(slot.get(batch).shape)}. Name the one that holds the positions with wrt=."
+                f"{tuple(slot.get(batch).shape)}. Name the input that contains the positions with "
+                "wrt=."
             )
         if not self._has_stress(atoms):
             return slot
@@ -409,7 +413,7 @@ def _wrong_count(expected: str, got: int) -> str:
     """The message where a structure gives a different number of inputs than the model takes."""
     return (
         f"The model {expected} inputs, got {got} for a structure. Pass inputs=lambda atoms: (...) "
-        "that gives all of them."
+        "that returns all of them."
     )
 
 
@@ -417,8 +421,8 @@ def _check_finite(name: str, values: Any) -> None:
     """Refuse a result that is NaN or infinite."""
     if not np.isfinite(values).all():
         raise ValueError(
-            f"The model's {name} for this structure is NaN or infinite. Look at the positions, "
-            "at their unit, and at what the model does with atoms that have no neighbours."
+            f"The model's {name} for this structure is NaN or infinite. Check the positions, "
+            "their unit, and what the model does with atoms that have no neighbours."
         )
 
 
@@ -426,7 +430,7 @@ def _checked_limits(limits: Mapping[str, float]) -> dict[str, float]:
     """Limits of error bars by name; refuses unknown names and limits that are not positive."""
     unknown = set(limits) - set(BARS)
     if unknown:
-        raise ValueError(f"limits= knows {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
+        raise ValueError(f"limits= accepts {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
     return {name: _positive(limit, f"The limit of {name}") for name, limit in limits.items()}
 
 
@@ -449,8 +453,8 @@ def _check_limits(limits: Mapping[str, float], atoms: Atoms, results: Mapping[st
             quantity = f"the {name.removesuffix('_std')}"
         raise UncertainStructureError(
             f"The error bar of {quantity} is {bars[worst]:.4g} {BARS[name]}, above the limit "
-            f"{name} = {limit:.4g}. The model does not know this structure: label it "
-            "(.atoms of this error), add it to the training data and fit again.",
+            f"{name} = {limit:.4g}. The structure is unfamiliar to the model. Label it (.atoms of "
+            "this error), add it to the training data and fit again.",
             atoms.copy(),
             dict(results),
         )
@@ -492,7 +496,7 @@ def _check_positions(batch: Batch, slot: Slot, atoms: Atoms, length_unit: float)
     if off > ROUNDING * eps * max(1.0, float(np.abs(atoms.positions).max())):
         raise ValueError(
             f"The input {slot.key!r} is not atoms.positions / length_unit: distances differ by up "
-            f"to {off:.3g} Å, and forces would be wrong. Let inputs= give positions and cell in "
+            f"to {off:.3g} Å, and forces would be wrong. Let inputs= return positions and cell in "
             f"the model's unit, with length_unit={length_unit:g} Å per unit, or name the input "
-            "that holds the positions with wrt=."
+            "that contains the positions with wrt=."
         )

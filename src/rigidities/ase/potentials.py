@@ -200,9 +200,9 @@ def mace(model: Any, *, head: str | None = None, **options: Any) -> Potential:
 
     if hasattr(model, "models"):  # a calculator
         if len(model.models) > 1:
-            raise ValueError(f"Expected one model, got {len(model.models)}. Give one of .models.")
+            raise ValueError(f"Expected one model, got {len(model.models)}. Pass one of .models.")
         if model.length_units_to_A != 1:
-            raise ValueError("length_units_to_A must be 1. Give the model itself, if it is for Å.")
+            raise ValueError("length_units_to_A must be 1. Pass the model itself if it expects Å.")
         head = head or model.head
         options.setdefault("energy_unit", model.energy_units_to_eV)
         (model,) = model.models
@@ -356,7 +356,7 @@ def _neighbours(
 def _as_list(structures: Iterable[Atoms]) -> list[Atoms]:
     """Structures as a list; refuses a single structure."""
     if hasattr(structures, "positions"):
-        raise TypeError("Expected a list of ase.Atoms, got one structure: put it into a list.")
+        raise TypeError("Expected a list of ase.Atoms, got one structure. Put it into a list.")
     return list(structures)
 
 
@@ -393,7 +393,7 @@ def _label(atoms: Atoms, name: str, key: str | None, entries: Mapping[str, Any])
     if key not in entries:
         where = "info" if name == "energy" else "arrays"
         raise ValueError(
-            f"{atoms.symbols} carries no {name}: there is no {key!r} in atoms.{where}. "
-            f"Name the key that holds it with {name}_key=, or set a calculator."
+            f"{atoms.symbols} has no {name}: there is no {key!r} in atoms.{where}. Pass its key "
+            f"with {name}_key=, or set a calculator."
         )
     return entries[key]

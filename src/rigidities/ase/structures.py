@@ -37,20 +37,21 @@ def check_structure(atoms: Atoms, species: set[int] | None) -> None:
             atoms (or an atom and an image in a flat cell) lie on top of each other.
     """
     if len(atoms) == 0:
-        raise ValueError("The structure has no atoms. Give one with at least one atom.")
+        raise ValueError("The structure has no atoms. Pass one with at least one atom.")
     without_position = np.flatnonzero(~np.isfinite(atoms.positions).all(1))
     if len(without_position):
         first = without_position[0]
         raise ValueError(
-            f"The position of atom {first} ({atoms.symbols[first]}) is not finite. Take a shorter "
-            "time step, or look at the forces before."
+            f"The position of atom {first} ({atoms.symbols[first]}) is not finite. Use a shorter "
+            "time step, or check the forces before this step."
         )
     if species is not None:
         unknown = sorted(set(atoms.numbers.tolist()) - species)
         if unknown:
             raise ValueError(
-                f"The model was not trained on {_symbols(unknown)}: species= holds "
-                f"{_symbols(sorted(species))}. Label structures with it and train again."
+                f"The model was not trained on {_symbols(unknown)}: species= contains "
+                f"{_symbols(sorted(species))}. Label structures with these elements and train "
+                "again."
             )
     pair = _own_image(atoms) or closest_pair(atoms, CLOSEST)
     if pair is not None:
@@ -155,7 +156,7 @@ def baseline_energy(baseline: Baseline, atoms: Atoms) -> float:
         numbers = atoms.numbers.tolist()
         missing = sorted(set(numbers) - set(baseline))
         if missing:
-            raise ValueError(f"baseline= holds no energy of {_symbols(missing)}. Add it, in eV.")
+            raise ValueError(f"baseline= has no energy for {_symbols(missing)}. Add it, in eV.")
         energy = math.fsum(baseline[number] for number in numbers)
     else:
         energy = float(baseline(atoms))

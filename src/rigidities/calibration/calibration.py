@@ -106,9 +106,9 @@ class CalibrationOptions:
             )
         if criterion == AUTO and isinstance(distribution, StudentT | Tilted):
             raise ValueError(
-                "criterion='auto' finds the distribution's settings itself, got "
-                f"{distribution.name!r} with its own: pass distribution={distribution.name!r}, or "
-                "take criterion='nll'."
+                "criterion='auto' fits the settings of the distribution, got "
+                f"{distribution.name!r} with settings. Pass distribution={distribution.name!r}, "
+                "or use criterion='nll'."
             )
         options = cls(
             criterion=criterion,
@@ -139,15 +139,16 @@ class CalibrationOptions:
         """
         if self.early_stopped is False:
             return ""
-        effect = "90 % intervals may hold up to three per cent too little"
+        effect = "90 % intervals may cover up to 3 percentage points too little"
         if self.early_stopped:
             return (
-                "These validation rows chose the checkpoint (early stopping), so that their errors "
-                f"are optimistic: {effect}. Calibrate on rows that chose nothing."
+                "These validation rows chose the checkpoint (early stopping), so their errors are "
+                f"optimistic: {effect}. Calibrate on rows that were used for nothing else."
             )
         return (
-            "Did these validation rows choose the checkpoint (early stopping)? Then their errors "
-            f"are optimistic, and {effect}. Answer by calibrate(..., early_stopped=False) or True."
+            "Did these validation rows choose the checkpoint (early stopping)? If so, their errors "
+            f"are optimistic, and {effect}. Answer with calibrate(..., early_stopped=True) or "
+            "early_stopped=False."
         )
 
     @property
@@ -275,7 +276,7 @@ class Calibration:
         if noise is not None:
             if not isinstance(self.noise, GivenNoise):
                 raise ValueError(
-                    f"The noise of this calibration is {self.noise.name!r}, no function: load "
+                    f"The noise of this calibration is {self.noise.name!r}, not a function. Load "
                     "without noise=, or call calibrate(x, y, noise=function)."
                 )
             calibration = replace(calibration, noise=replace(self.noise, function=noise))
@@ -284,8 +285,8 @@ class Calibration:
             by_function = conformal is not None and conformal.cuts is None
             if conformal is None or not by_function or not len(conformal.labels):
                 raise ValueError(
-                    "This calibration has no groups by a function: load without groups=, or call "
-                    "calibrate(x, y, conformal=rows, groups=function)."
+                    "This calibration has no groups that come from a function. Load without "
+                    "groups=, or call calibrate(x, y, conformal=rows, groups=function)."
                 )
             calibration = replace(calibration, conformal=replace(conformal, function=groups))
         return calibration
@@ -394,14 +395,14 @@ def without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]
 def _unregistered(kind: str, component: object) -> ValueError:
     """The refusal to write a noise or a distribution that reading could not find again."""
     return ValueError(
-        f"Files do not know the {kind} {type(component).__name__}: give the class a name of its "
-        f"own and register it (register_{kind})."
+        f"A file cannot store the {kind} {type(component).__name__}. Give the class its own name "
+        f"and register it (register_{kind})."
     )
 
 
 def _unknown(kind: str, name: str, registered: dict[str, Any]) -> ValueError:
     """The refusal to read a noise or a distribution that is not registered here."""
     return ValueError(
-        f"The {kind} {name!r} of this file is not known here, only {', '.join(registered)}. Where "
-        f"it is your own, register it first (register_{kind})."
+        f"The {kind} {name!r} of this file is not known here, only {', '.join(registered)}. If it "
+        f"is your own, register it first (register_{kind})."
     )

@@ -40,8 +40,8 @@ _MIX = (-7046029254386353131, -4658895280553007687)
 _UNLABELLED = torch.iinfo(torch.int64).min
 """The label of rows without a group."""
 _GUARANTEE = (
-    "They hold their level on average over draws of calibration and test rows, for rows used in "
-    "neither training, stopping nor fitting; not per input."
+    "They reach their level on average over draws of calibration and test rows, not for every "
+    "single input. The rows must not have been used for training, model selection or fitting."
 )
 
 Groups = Callable[[Any], Any]
@@ -172,20 +172,20 @@ class Conformal:
         most = int(rows.max())
         sentence = f"Conformal intervals from {most} rows"
         if least < most:
-            sentence += f" ({least} where most targets are masked)"
+            sentence += f" ({least} for the target that is masked most often)"
         if len(self.labels):
             by_bar = "" if self.cuts is None else " by the bar"
             sentence += f", in {len(self.labels)} groups{by_bar}"
         merged = self._merged()
         if merged:
-            sentence += f"; small ones are merged: {'; '.join(merged)}"
+            sentence += f"; small groups are merged: {'; '.join(merged)}"
         sentences = [f"{sentence}. {_GUARANTEE}"]
         small = self._too_small(USUAL)
         if small:
             sentences.append(
-                f"Groups too small for {USUAL:.0%} intervals, which need {rows_needed(USUAL)} "
-                f"rows: {_listed(small)}. Theirs are infinite. Add rows to them, or merge them: "
-                f"calibrate(..., merge_groups={LEAST})."
+                f"Some groups are too small for {USUAL:.0%} intervals, which need "
+                f"{rows_needed(USUAL)} rows: {_listed(small)}. Their intervals are infinite. Add "
+                f"rows to these groups, or merge them: calibrate(..., merge_groups={LEAST})."
             )
         return sentences
 
@@ -283,8 +283,8 @@ class BoundConformal:
             unseen = (group == len(conformal.labels)) & ~unlabelled
             if bool(unlabelled.any()):
                 notify(
-                    "Some rows have no group: their conformal intervals are those of all rows "
-                    "together. Pass groups= to load, the function that calibrate was given."
+                    "Some rows have no group. Their conformal intervals are those of all rows "
+                    "together. Pass groups= to load: the function that was passed to calibrate."
                 )
         lists = conformal.place[target_numbers, group]
         tail = conformal.thresholds(level)[lists]
@@ -315,8 +315,8 @@ def bar_cuts(std: Tensor | None, groups: int = 5) -> Tensor:
     """
     if std is None or not len(std):
         raise ValueError(
-            "groups='bar' cuts the bar at quantiles of training rows, and the fit kept none. Fit "
-            "with sample=8192, or pass groups=callable(batch)."
+            "groups='bar' uses quantiles of the training rows' bars, but the fit kept no training "
+            "rows. Fit with sample=8192, or pass groups=callable(batch)."
         )
     last_of_group = torch.arange(1, groups, device=std.device) * len(std) // groups
     return std.double().sort(0).values[last_of_group].T.contiguous()
@@ -412,12 +412,12 @@ def _why_whole(
         grouped: Whether there are groups.
     """
     needed = rows_needed(level)
-    begin = f"{int(whole.sum())} of {whole.numel()} conformal intervals hold everything: "
+    begin = f"{int(whole.sum())} of {whole.numel()} conformal intervals are infinite: "
     few = whole & (counts < needed)
     if not bool(few.any()):
         return (
-            f"{begin}too many conformal rows have targets that the distribution holds impossible "
-            f"for level {level:g}. Check the support and bars of zero."
+            f"{begin}too many conformal rows have targets that are impossible under the "
+            f"distribution for level {level:g}. Check the support, and bars of zero."
         )
     if not grouped or bool((labels[few] == _UNLABELLED).any()):
         least = _row_count(int(counts[few].min()))
@@ -425,8 +425,9 @@ def _why_whole(
     pairs = torch.unique(torch.stack([labels[few], counts[few]], -1), dim=0).tolist()
     names = _listed([f"{label} with {_row_count(count)}" for label, count in pairs])
     return (
-        f"{begin}groups too small for level {level:g}, which needs {needed} rows: {names}. Give "
-        f"calibrate more conformal rows of them, or merge_groups={LEAST} to merge small groups."
+        f"{begin}groups too small for level {level:g}, which needs {needed} rows: {names}. Pass "
+        f"more conformal rows of these groups to calibrate, or merge_groups={LEAST} to merge "
+        "small groups."
     )
 
 

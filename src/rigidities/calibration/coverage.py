@@ -126,11 +126,11 @@ class Coverage(NamedTuple):
         counts = ""
         if not self.low <= self.inside <= self.high:
             counts = (
-                f"90 % intervals hold {100 * self.inside / self.rows:.3g} %, where chance allows "
-                f"{100 * self.low / self.rows:.3g} to {100 * self.high / self.rows:.3g} %, and "
+                f"90 % intervals cover {100 * self.inside / self.rows:.3g} % (chance allows "
+                f"{100 * self.low / self.rows:.3g} to {100 * self.high / self.rows:.3g} %), and "
             )
         errors = f"errors are {self.rms:.2g} bars (RMS)"
-        return f"In the {self.where} {counts}{errors}: too {self.side} there."
+        return f"In the {self.where}, {counts}{errors}: the bars are too {self.side} there."
 
 
 def covered_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
@@ -394,6 +394,7 @@ def coverage_remarks(
         has_noise = report.calibration.noise.name != "none"
         if has_noise and bool((target_p.noise / target_p.variance).median() < 1e-3):
             yield (
-                f"{which}The noise came out as practically zero: the scale holds it, and bars will "
-                "shrink with more data, noise or no noise. Calibrate on more rows, or fix ridge=."
+                f"{which}The fitted noise is practically zero: the scale includes it, so bars will "
+                "shrink with more data even if the noise does not. Calibrate on more rows, or pass "
+                "ridge=."
             )

@@ -135,15 +135,13 @@ def criterion_for(name: str, distribution: Distribution, noise: str = "none") ->
         if noise in ("none", "bayes") or distribution.name not in _DISTRIBUTIONS_OF_AUTO:
             raise ValueError(
                 "criterion='auto' fits noise='features', 'constant' or a function, and "
-                "distribution='tilted', 'student-t' or 'gaussian', got "
-                f"noise={noise!r} and distribution={distribution.name!r}. For the paper's "
-                "form take criterion='nll'."
+                f"distribution='tilted', 'student-t' or 'gaussian', got noise={noise!r} and "
+                f"distribution={distribution.name!r}. For the paper's form use criterion='nll'."
             )
         return Gaussian().profile
     if noise == "features" or distribution.name == "tilted":
         raise ValueError(
-            "noise='features' and distribution='tilted' are fitted by criterion='auto', not by "
-            f"{name!r}."
+            f"noise='features' and distribution='tilted' need criterion='auto', got {name!r}."
         )
     if name in BY_LIKELIHOOD:
         return distribution.profile
@@ -152,8 +150,8 @@ def criterion_for(name: str, distribution: Distribution, noise: str = "none") ->
         raise ValueError(f"Unknown criterion {name!r}. Known: {names}.")
     if name != "bins" and not isinstance(distribution, Gaussian):
         raise ValueError(
-            f"criterion={name!r} is a formula of the Gaussian distribution, and the distribution "
-            f"here is {distribution.name!r}. Take 'nll', or 'bins', which looks at variances alone."
+            f"criterion={name!r} is a formula for the Gaussian distribution, but the distribution "
+            f"here is {distribution.name!r}. Use 'nll', or 'bins', which only needs variances."
         )
     return CRITERIA[name]
 

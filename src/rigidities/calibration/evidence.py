@@ -52,13 +52,13 @@ def evidence(
     """
     if gram.square is None:
         raise ValueError(
-            "The evidence needs the residuals of the fit: call fit with (x, y), anew after "
-            "rows were forgotten beside whose residuals those left are lost to rounding."
+            "The evidence needs the residuals of the fit. Call fit with (x, y). If forgotten rows "
+            "had much larger residuals, rounding has erased the others: fit again."
         )
     if gram.cross is None:
         raise ValueError(
-            "The evidence needs the residuals of all rows, and the fit counted derivatives "
-            "without targets: pass gradient_target= to fit, or take another criterion."
+            "The evidence needs the residuals of all rows, but the fit included derivatives "
+            "without targets. Pass gradient_target= to fit, or use another criterion."
         )
     eigenvalues = posterior.eigenvalues  # (D,) or (K, D)
     basis = posterior.eigenvectors  # (D, D) or (K, D, D)
@@ -78,7 +78,7 @@ def evidence(
     if not bool((rows > 0).all()):
         raise ValueError(
             "The evidence needs more rows than the readout has biases, got "
-            f"{int(gram.informative.min())}. Fit on more data, or take another criterion."
+            f"{int(gram.informative.min())}. Fit on more data, or use another criterion."
         )
     if eigenvalues.ndim == 1:
         eigenvalues = eigenvalues[None]

@@ -25,7 +25,7 @@ LARGEST_DOUBT = 1e-3
 """Relative error of variances by mixed precision beyond which a warning or an error says so."""
 
 RUNGS = {
-    "constant bar": "one constant bar, which grows beyond the training rows alone",
+    "constant bar": "one constant bar, which widens only for unfamiliar inputs",
     "paper": "the paper's form",
     "constant noise": "constant noise and a Gaussian distribution",
     "heavy tails": "constant noise and heavy tails",
@@ -46,17 +46,17 @@ _APART_FROM_HEADER = ("calibration", "constant", "gradient_scale")
 _REMEDIES = {
     "uneven": {
         "features": "With calibrate(valid, noise='features') the noise follows the inputs.",
-        "groups": "With calibrate(..., conformal=, groups=) intervals hold in groups.",
+        "groups": "With calibrate(..., conformal=, groups=) intervals are guaranteed per group.",
     },
-    "skew": {"tilted": "With calibrate(valid, distribution='tilted') the distribution can lean."},
+    "skew": {"tilted": "With calibrate(valid, distribution='tilted') distributions can be skewed."},
     "tails": {
         "student-t": (
-            "With calibrate(valid, distribution='student-t') the distribution has such tails."
+            "With calibrate(valid, distribution='student-t') the distribution has heavy tails."
         )
     },
 }
 """For each fault, sentences on what helps, by the name that `CalibrationReport.has` gives it."""
-_LAST_REMEDY = "More rows like these to train and calibrate on, or another model, would help."
+_LAST_REMEDY = "Train and calibrate on more rows like these, or try another model."
 
 
 @dataclass(frozen=True)
@@ -160,24 +160,24 @@ class CalibrationReport:
             sentences.append(f"{self.useless}{try_noise}")
         if self.at_edge == "upper":
             sentences.append(
-                "The best ridge lies at the upper end of its range: the variance follows the "
-                f"length of the features alone, so the ridge may stand in for noise.{try_noise}"
+                "The best ridge lies at the upper end of its range: the variance depends only on "
+                f"the length of the features, and the ridge may play the role of noise.{try_noise}"
             )
         if self.at_edge == "lower":
             sentences.append(
-                "The best ridge lies at the lower end of its range (practically zero)."
+                "The best ridge lies at the lower end of its range (it is practically zero)."
             )
         if self.effective_rank < _SWAMPED < self.width:
             instead = "a smaller ridge=" if self.advice else "criterion='auto', or a smaller ridge="
             sentences.append(
                 "The ridge swamps every direction that the data determine (effective rank "
-                f"{self.effective_rank:.2g} of {self.width}): the bars know no unfamiliar inputs. "
-                f"Take {instead}."
+                f"{self.effective_rank:.2g} of {self.width}): the bars cannot recognise unfamiliar "
+                f"inputs. Use {instead}."
             )
         if self.zero_curvature:
             sentences.append(
-                f"{self.zero_curvature} training rows have zero curvature and add nothing "
-                "(with a Huber loss: residuals beyond delta)."
+                f"{self.zero_curvature} training rows have zero curvature and contribute nothing "
+                "(with a Huber loss, these are rows with residuals beyond delta)."
             )
         if self.rounding > LARGEST_DOUBT:
             sentences.append(self._rounding_warning)
@@ -187,10 +187,11 @@ class CalibrationReport:
     def worth(self) -> str:
         """The gain over one constant bar in words, with its standard error."""
         if not math.isfinite(self.gain):
-            return "too few rows to say how they compare with one constant bar"
+            return "too few rows to compare the bars with one constant bar"
         side = "worse" if self.gain < 0 else "better"
         return (
-            f"{abs(self.gain):.3g} ± {self.gain_error:.2g} nats a row {side} than one constant bar"
+            f"{abs(self.gain):.3g} ± {self.gain_error:.2g} nats per row {side} than one constant "
+            "bar"
         )
 
     @property
@@ -209,9 +210,9 @@ class CalibrationReport:
             return ""
         if not self.varies:
             return (
-                f"The error bars are one constant bar (± {numbers(self.constant)}), which grows "
-                "only beyond the training rows: no others were shown to be better on these rows. "
-                "More rows to calibrate on would help."
+                f"The error bars are one constant bar (± {numbers(self.constant)}), which widens "
+                "only for unfamiliar inputs. No other bars were shown to be better on these rows. "
+                "Calibrate on more rows."
             )
         bar = f"one constant bar (± {numbers(self.constant)}, the calibration rows' RMS error)"
         sentence = ""
@@ -221,12 +222,12 @@ class CalibrationReport:
                 verdict = "are worse than"
             sentence = (
                 f"The error bars {verdict} {bar}: {self.gain:+.3g} ± {self.gain_error:.2g} nats "
-                "a row on rows left out. Trust them only to flag inputs far from the training data."
+                "per row on held-out rows. Use them only to flag inputs far from the training data."
             )
         if (self.gain > 0) != (self.gain_without > 0):
             if not sentence:
-                sentence = f"The gain over {bar} is {self.gain:+.3g}."
-            sentence += f" One row alone decides: without it {self.gain_without:+.3g}."
+                sentence = f"The gain over {bar} is {self.gain:+.3g} nats per row."
+            sentence += f" A single row decides this: without it, it is {self.gain_without:+.3g}."
         return sentence
 
     @property
@@ -237,9 +238,9 @@ class CalibrationReport:
             return []
         effect = 1 - math.sqrt(max(0.0, 1 - share))  # if those rows had no error at all
         return [
-            f"{self.duplicates} of {self.samples} calibration rows stand in the training data too "
-            f"({100 * share:.3g} %): where the model knows those by heart the bars are too narrow, "
-            f"by up to {100 * effect:.3g} %. Calibrate on rows that the model has not seen."
+            f"{self.duplicates} of {self.samples} calibration rows are also in the training data "
+            f"({100 * share:.3g} %). If the model has memorised them, the bars are too narrow by "
+            f"up to {100 * effect:.3g} %. Calibrate on held-out rows."
         ]
 
     @property
@@ -248,13 +249,13 @@ class CalibrationReport:
         if not 0 < self.rows < _FEW_ROWS:
             return []
         if self.seen:
-            doubt = "how much more the model errs there than on its training rows is a guess"
+            doubt = "it is a guess how much larger the errors are than on the training rows"
         else:
             # the relative error of a standard deviation
-            doubt = f"their size is uncertain by {100 / math.sqrt(2 * self.rows):.0f} %"
+            doubt = f"the size of the bars is uncertain by {100 / math.sqrt(2 * self.rows):.0f} %"
         return [
-            f"The bars were calibrated on {self.rows} rows that the model has not seen: from so "
-            f"few {doubt}. Calibrate on a hundred or more."
+            f"The bars were calibrated on only {self.rows} held-out rows: {doubt}. "
+            "Calibrate on a hundred rows or more."
         ]
 
     @property
@@ -284,9 +285,10 @@ class CalibrationReport:
     def _rounding_warning(self) -> str:
         """A sentence on the error of mixed precision, and what to do about it."""
         return (
-            f"The Gram's products were of mixed precision, whose rounding may change variances by "
-            f"up to {self.rounding:.2g} of themselves at ridge {self.ridge:.2g}, more than "
-            f"{LARGEST_DOUBT:g}. Fit again with precision='double', or pass a larger ridge=."
+            "The Gram matrix was computed in mixed precision. At ridge "
+            f"{self.ridge:.2g}, rounding may change variances by a relative {self.rounding:.2g}, "
+            f"more than {LARGEST_DOUBT:g}. Fit again with precision='double', or pass a larger "
+            "ridge=."
         )
 
     def certified(self, rounding: float, feature_rounding: float) -> CalibrationReport:
@@ -326,12 +328,25 @@ class CalibrationReport:
     @property
     def _rows_line(self) -> list[str]:
         """A line on the rows it was calibrated on, and the criterion."""
-        rows = f"{self.rows} rows"
-        if 0 < self.used < self.rows:
-            rows += f" ({self.used} of them used)"
+        rows = []
+        if self.criterion == "loo":
+            rows.append(f"{self.rows} training rows (leave-one-out)")
+        elif self.rows or not self.seen:
+            used = f" ({self.used} of them used)" if 0 < self.used < self.rows else ""
+            rows.append(f"{self.rows} validation rows{used}")
         if self.seen:
-            rows += f" and {self.seen} left-out training rows"
-        return [f"Calibrated on {rows} by {self.criterion}: {self.value:.6g}"]
+            rows.append(f"{self.seen} training rows (leave-one-out)")
+        return [
+            f'Calibrated on {" and ".join(rows)}, criterion "{self.criterion}" '
+            f"({self._value_name} {self.value:.4g})"
+        ]
+
+    @property
+    def _value_name(self) -> str:
+        """What the value of the criterion is."""
+        if self.ladder:
+            return "cross-validated NLL"
+        return {"auto": "NLL", "nll": "NLL", "crps": "CRPS"}.get(self.criterion, "value")
 
     @property
     def _choice_lines(self) -> list[str]:
@@ -345,20 +360,22 @@ class CalibrationReport:
             lines.append(f"  of derivatives  {numbers(self.gradient_scale)}")
         noise = numbers(self.noise_level)
         if self.calibration.noise.name == "none":
-            noise = "none: the scale holds the noise too"
+            noise = "none: the scale includes the noise"
         lines.append(f"  noise variance  {noise}")
         if self.calibration.weighted:
             weight = numbers(self.calibration.weight)
-            lines.append(f"  for a weight of {weight}, as rows without one are taken to have")
+            lines.append(f"  for a weight of {weight}, which is assumed for rows without a weight")
         return lines
 
     @property
     def _quality_lines(self) -> list[str]:
         """Lines on NLL, gain, distribution and what is known of the curvature."""
         lines = [
-            f"  NLL             {self.nll:.4g} on the rows fitted to",
-            f"  gain            {self.worth} (± {numbers(self.constant)}), on rows left out",
+            f"  NLL             {self.nll:.4g} on the rows that the bars were fitted to",
+            f"  gain            {self.worth} (± {numbers(self.constant)})",
         ]
+        if math.isfinite(self.gain):
+            lines[-1] += ", cross-validated"
         distribution = self.calibration.distribution
         if distribution.name != "gaussian":
             lines.append(f"  distribution    {distribution_line(distribution)}")
@@ -368,7 +385,7 @@ class CalibrationReport:
                 f"condition number {self.condition:.2g}"
             )
         if self.rounding:
-            lines.append(f"  rounding        at most {self.rounding:.2g} of variances (mixed)")
+            lines.append(f"  rounding        at most {self.rounding:.2g} of a variance")
         return lines
 
     @property
@@ -377,17 +394,17 @@ class CalibrationReport:
         if not self.ladder or self.rung not in RUNGS:  # files of other versions
             return []
         richest = list(self.ladder)[-1]
-        why = "" if self.rung == richest else ": richer ones are not shown to be better"
-        lines = [f"chosen: {RUNGS[self.rung]}{why}. Cross-validated NLL"]
+        why = "" if self.rung == richest else "; richer models are not shown to be better"
+        lines = [f"chosen: {RUNGS[self.rung]}{why}. Cross-validated NLL per row (lower is better):"]
         nll_before = None
         passed = False  # whether the rung that was taken is among those before
         for rung, nll in self.ladder.items():
             # The constant bar and the paper's form do not extend the rung before.
             if nll_before is None or rung in (_CONSTANT_BAR, _PAPER):
-                text = f"{nll:.4g} of {RUNGS[rung]}"
+                text = f"{nll:.4g} for {RUNGS[rung]}"
             else:
-                text = f"{nll - nll_before:+.4f} by {self._step_name(rung, richest)}"
-            lines.append(f"  {text} (not taken)" if passed else f"  {text}")
+                text = f"{nll - nll_before:+.4f} after adding {self._step_name(rung, richest)}"
+            lines.append(f"  {text} (not used)" if passed else f"  {text}")
             nll_before = nll
             if rung == self.rung:
                 passed = True
@@ -396,9 +413,9 @@ class CalibrationReport:
     def _step_name(self, rung: str, richest: str) -> str:
         """What a rung adds to the one before."""
         if rung == _FULL and rung == richest:
-            return "shape of the distribution"
+            return "the shape of the distribution"
         if rung == _CONSTANT_NOISE and self.calibration.noise.name == "given":
-            return "the noise that was given"
+            return "the given noise"
         return rung
 
     @property
@@ -407,17 +424,19 @@ class CalibrationReport:
         guard = self.calibration.guard
         if guard is None:
             return []
-        widths = ""
-        if self.calibration.noise.name != "given":  # the noise of a usual row is known
-            widths = (
-                f": a usual one is {numbers(self._usual_std(1.0))} at that q, at least "
-                f"{numbers(self._usual_std(2.0))} at twice and "
-                f"{numbers(self._usual_std(10.0))} at ten times"
-            )
-        where = f"beyond q = {numbers(guard.reference)}, where a tenth of the training rows lie, "
+        how = "up to the spread of the targets and beyond"
         if isinstance(guard, RigidityGuard):
-            return [f"{where}bars grow with q{widths}"]
-        return [f"{where}bars grow to the targets' own spread and more{widths}"]
+            how = "which grow with q"
+        reference = numbers(guard.reference, digits=3)
+        lead = f"Unfamiliar inputs get wider bars, {how}."
+        if self.calibration.noise.name == "given":  # the noise of a typical row is not known
+            return [f"{lead} They widen from q = {reference} on (90 % of training rows are below)."]
+        return [
+            f"{lead} A typical bar is {numbers(self._usual_std(1.0), digits=3)} at q = {reference} "
+            "(90 % of training rows are below), at least "
+            f"{numbers(self._usual_std(2.0), digits=3)} at twice that q and at least "
+            f"{numbers(self._usual_std(10.0), digits=3)} at ten times that q."
+        ]
 
     def _usual_std(self, times: float) -> Tensor:
         """The bar (K,) of a usual prediction whose q is `times` the guard's reference.
@@ -444,7 +463,7 @@ class CalibrationReport:
             return []
         layers = "1 layer" if len(self.novelty) == 1 else f"{len(self.novelty)} layers"
         return [
-            f"  novelty         {layers} watched; one row in a hundred of these is above "
+            f"  novelty         {layers} watched; 1 % of the calibration rows are above "
             f"{self.novelty_usual:.2f}"
         ]
 
@@ -506,7 +525,7 @@ def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
         # A tilted distribution has the tails of a Student-t.
         in_use = name in used or (name == "student-t" and "tilted" in used)
         if not in_use:
-            return text if sure else f"Unless it is in use already: {text}"
+            return text if sure else f"Unless you already use it: {text}"
     return _LAST_REMEDY
 
 
@@ -518,15 +537,15 @@ def distribution_line(distribution: Distribution) -> str:
     return f"{distribution.name}, {numbers(torch.as_tensor(df))} degrees of freedom"
 
 
-def numbers(tensor: Tensor, most: int = 6) -> str:
-    """Entries as text, at most the first `most` of them."""
-    text = ", ".join(f"{value:.4g}" for value in tensor.flatten()[:most].tolist())
+def numbers(tensor: Tensor, most: int = 6, *, digits: int = 4) -> str:
+    """Entries as text with this many significant digits, at most the first `most` of them."""
+    text = ", ".join(f"{value:.{digits}g}" for value in tensor.flatten()[:most].tolist())
     if tensor.numel() > most:
         text += f", ... ({tensor.numel()} targets)"
     return text
 
 
-UNFITTED = {"fit": "none yet: call fit(x, y) with the training data"}
+UNFITTED = {"fit": "not fitted yet: call fit(x, y) with the training data"}
 """The lines of a summary before any fit."""
 
 
@@ -579,15 +598,15 @@ def _calibration_lines(
         "distribution": distribution_line(calibration.distribution),
     }
     if report is None:
-        lines["calibrated"] = "not yet: call calibrate(x, y) with data that the model has not seen"
+        lines["calibrated"] = "not yet: call calibrate(x, y) with held-out rows"
         return lines
     rows = f"on {report.rows:,} rows"
     if report.seen:
-        rows += f" and {report.seen:,} left-out training rows"
+        rows += f" and {report.seen:,} training rows (leave-one-out)"
     lines["calibrated"] = f"{rows}, {report.worth}"
     if report.stale:
         lines["calibrated"] += "; stale: call calibrate again"
     notes = len(report.warnings) + len(report.remarks)
     if notes:
-        lines["notes"] = f"{notes}: print(uq.calibration_report) tells them"
+        lines["notes"] = f"{notes}: print(uq.calibration_report) shows them"
     return lines

@@ -73,8 +73,8 @@ class Residuals:
         if 2 * self.distinct > self.hashed or self.hashed < 2:
             return []
         return [
-            f"Only {self.distinct} of {self.hashed} calibration rows are distinct: where the rest "
-            "are copies, and no observations of their own, the bars rest on those few alone."
+            f"Only {self.distinct} of {self.hashed} calibration rows are distinct. If the others "
+            "are copies rather than independent observations, the bars rest on those few rows."
         ]
 
     def subset(self, mask: Tensor) -> Residuals:
@@ -288,13 +288,13 @@ class Gathering:
         if self._rows < least:
             raise ValueError(
                 f"Calibration needs at least {'two rows' if least == 2 else 'one row'}, got "
-                f"{self._rows}. A few dozen give a usable scale."
+                f"{self._rows}. A few dozen rows give a usable scale."
             )
         hashed, distinct = self._hash_counts()
         if hashed > 1 and distinct == 1:
             raise ValueError(
-                f"All {hashed} rows are copies of one: they do not say how errors vary. Calibrate "
-                "on different rows."
+                f"All {hashed} rows are copies of one row, so they do not show how errors vary. "
+                "Calibrate on different rows."
             )
         self._join()
         error = self._column("error")
@@ -369,7 +369,9 @@ def _require_finite(error: Tensor, power: Tensor, weight: Tensor) -> None:
     """Refuse NaN and infinity; a NaN error means a masked target where the weight is zero."""
     wrong = (~torch.isfinite(error) & (weight > 0)).any() | ~torch.isfinite(power).all()
     if bool(wrong | torch.isinf(error).any()):
-        raise ValueError("NaN or infinity in the features, targets or predictions. Clean the data.")
+        raise ValueError(
+            "The features, targets or predictions contain NaN or infinity. Clean the data."
+        )
 
 
 def _check_errors(error: Tensor, least: int) -> None:
@@ -379,7 +381,7 @@ def _check_errors(error: Tensor, least: int) -> None:
         finite = column[torch.isfinite(column)]
         if len(finite) < least:
             raise ValueError(
-                f"Fewer than two values{which} are known in these data: the rest is masked. "
+                f"Fewer than two values{which} are known in these data; the others are masked. "
                 "Calibrate on rows where every target is known at least twice."
             )
         if not bool(finite.any()):

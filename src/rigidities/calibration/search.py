@@ -409,8 +409,9 @@ def most_evident_ridge(evidence: Evidence, largest: float) -> tuple[float, float
         # Next to ridges whose evidence is not a number, the least value is rounding too.
         if not math.isfinite(best) or math.isinf(values[max(place - 1, 0)]):
             raise ValueError(
-                "The evidence finds no ridge: beside a far offset, or one far residual, "
-                "the others are lost to rounding. Fit to other targets, or take another criterion."
+                "The evidence finds no ridge: compared with a large offset, or with one large "
+                "residual, the other residuals are lost to rounding. Fit other targets, or use "
+                "another criterion."
             )
         centre = float(exponents[place])
         exponents = finer_exponents(centre, width, 17)
@@ -434,8 +435,8 @@ def _best(choices: list[Choice]) -> Choice:
     best = min(choices, key=lambda choice: (-choice.rows, choice.value))
     if not math.isfinite(best.value):
         raise ValueError(
-            "No ridge gives a finite criterion. Are the features of all rows zero (their variance "
-            "is zero)? Use noise='constant', or a readout with a bias."
+            "No ridge gives a finite criterion. Check whether the features of all rows are zero "
+            "(then their variance is zero). Use noise='constant', or a readout with a bias."
         )
     return best
 
@@ -481,9 +482,9 @@ def search_report(
     if barless_rows > 0:
         remarks.append(
             f"The features of {barless_rows} of {len(objective.barless)} rows are zero: the "
-            "readout's weights do not move their outputs (a final ReLU or clamp, an empty sum). "
-            "Without noise such rows have error bars of zero, and they were left out of the "
-            "calibration. criterion='auto' or noise='constant' gives them the noise."
+            "readout's weights do not affect their outputs (a final ReLU or clamp, an empty sum). "
+            "Without noise such rows have error bars of zero, so they were left out of the "
+            "calibration. With criterion='auto' or noise='constant' their bar is the noise."
         )
         notify(remarks[0])
     searched = options.ridge is None and evidence is None

@@ -115,8 +115,8 @@ def constrained_minimum(
             if abs(step) < smallest_step:
                 raise NotConverged(
                     f"No parameters were found that predict {value:.6g} at x: from the fitted "
-                    f"{start.prediction:.6g} the constraint could be followed to "
-                    f"{reached.prediction:.6g} only. The model may be unable to predict that value "
+                    f"value {start.prediction:.6g} the constraint could only be followed to "
+                    f"{reached.prediction:.6g}. The model may be unable to predict that value "
                     "(bounded outputs)."
                 ) from failure
         else:

@@ -142,7 +142,7 @@ class ConstrainedProblem:
             outputs = regressor.outputs(regressor.flat, *inputs)
             prediction = regressor.outputs(regressor.flat, *query)
         if not bool(prediction.isfinite().all()):
-            raise ValueError("The prediction at x is NaN or infinite: look at x.")
+            raise ValueError("The prediction at x is NaN or infinite. Check x.")
         if regulariser is not None:
             Penalty(regressor, regulariser)  # raises unless it returns one number
         weight = _weight(sample_weight, len(outputs))
@@ -246,7 +246,7 @@ def _target(y: Any, outputs: Tensor, weight: Tensor | None) -> Tensor:
     if weight is not None:
         target = torch.where(weight > 0, target, 0.0)
     if not bool(target.isfinite().all()) or not bool(outputs.isfinite().all()):
-        raise ValueError("Targets or predictions hold NaN or infinity. Drop those rows.")
+        raise ValueError("Targets or predictions contain NaN or infinity. Drop these rows.")
     return target
 
 
@@ -254,7 +254,10 @@ def _output_index(output: int | None, outputs: int) -> int:
     """The index of the output to hold among `outputs` outputs; by default the only one."""
     if output is None:
         if outputs > 1:
-            raise ValueError(f"The model has {outputs} outputs. Pass output=k, which to hold at x.")
+            raise ValueError(
+                f"The model has {outputs} outputs. Pass output=k to choose the output that is "
+                "held at x."
+            )
         return 0
     if not 0 <= output < outputs:
         raise ValueError(f"Expected output in 0..{outputs - 1}, got {output}.")

@@ -333,8 +333,8 @@ def _check_complete(f: Any, params: Any, data: dict[str, Any]) -> None:
     if isinstance(f, nn.Module) and params is not None:
         by_name = ", ".join(f"{name}={name}" for name in data)
         raise TypeError(
-            f"A module brings its own parameters: pass params=None, as in (model, None, {names}), "
-            f"or name the others, (model, {by_name})."
+            f"A module has its own parameters: pass params=None, as in (model, None, {names}), or "
+            f"name the others, (model, {by_name})."
         )
     missing = [name for name, value in data.items() if value is None]
     if missing:

@@ -112,9 +112,8 @@ def agreed_columns(columns: Columns, fitted: Columns) -> Columns:
         if fitted and names not in fitted:
             expected = " or ".join(dict.fromkeys(map(str, fitted)))
             raise ValueError(
-                f"The fit had the columns {expected}, here are "
-                f"{names}. Pass the same ones in the same order, frame[columns], or arrays, which "
-                "have no names."
+                f"The fit had the columns {expected}, got {names}. Pass the same columns in the "
+                "same order, frame[columns], or pass arrays, which have no names."
             )
     return fitted or columns or None
 
@@ -130,20 +129,22 @@ def with_target(x: Any, y: Any) -> Any:
         return x
     place = _place_of_target(x, y)
     if place is not None:
-        raise ValueError(f"There are targets both in the inputs ({place}) and apart: give one.")
+        raise ValueError(
+            f"There are targets both in the inputs ({place}) and in y. Pass only one of them."
+        )
     x = list_as_array(x) if isinstance(x, list) else each_member(x, list_as_array)
     y = list_as_array(y)
     for member in (y, *members_of(x)):
         if not getattr(member, "shape", None):
             raise TypeError(
-                "With y, both are tensors, arrays or data frames with one row per sample, or x is "
-                f"a tuple of such; got {'y' if member is y else 'x'} of type "
-                f"{type(member).__name__}. "
-                "What brings its own targets (a Dataset, a DataLoader, batches) comes without y."
+                "With y, expected x and y as tensors, arrays or data frames with one row per "
+                f"sample, or x as a tuple of them; got {'y' if member is y else 'x'} of type "
+                f"{type(member).__name__}. Pass data that contain their targets (a Dataset, a "
+                "DataLoader, batches) without y."
             )
         if len(member) != len(y):
             raise ValueError(
-                f"x has {len(member)} rows and y has {len(y)}. Give one target per row."
+                f"x has {len(member)} rows and y has {len(y)}. Pass one target per row."
             )
     if isinstance(x, Mapping):
         return {**x, TARGET_KEYS[0]: y}
@@ -165,8 +166,8 @@ def _numeric_column(series: Any, name: Any) -> Tensor:
     if values.ndim != 1 or values.dtype.kind not in "fiub":
         kind = getattr(series, "dtype", values.dtype) if values.ndim == 1 else "several columns"
         raise TypeError(
-            f"Column {name!r} holds {kind}, expected numbers. Leave it out, encode it as in "
-            "training, and fill what is missing."
+            f"Column {name!r} contains {kind}, expected numbers. Leave it out, or encode it and "
+            "fill missing values as in training."
         )
     return torch.tensor(values, dtype=torch.float64)[:, None]
 

@@ -98,9 +98,9 @@ class Batch:
         """
         if self.rows not in (None, 1, outputs):
             raise ValueError(
-                f"The model gives {outputs} outputs for {self.rows} rows of data, expected one for "
-                "each. One row is x[None]. If rows are no samples (atoms) pass batches as in the "
-                "fit, a list: [batch]."
+                f"The model gives {outputs} outputs for {self.rows} rows of data, expected one "
+                "output per row. Pass a single row as x[None]. If rows are not samples (for "
+                "example atoms), pass a list of batches as in the fit: [batch]."
             )
 
     @property
@@ -269,8 +269,8 @@ class Reader:
             tensors = [entry for entry in target if isinstance(entry, Tensor) and entry.ndim]
             if len(tensors) > 1:
                 raise ValueError(
-                    f"The target is a {described(target)}, expected one tensor. Name it, for "
-                    "example target=lambda b: b[-1][0]."
+                    f"The target is a {described(target)}, expected one tensor. Select it, for "
+                    "example with target=lambda b: b[-1][0]."
                 )
             if tensors:
                 target = tensors[0]
@@ -329,8 +329,8 @@ def as_fitted_kind(
     if fitted_kind == "tensor" and kind == "tuple(tensor)" and len(inputs) == 1:
         return inputs[0], None
     raise ValueError(
-        f"forward= must get batches of one kind in every call: the fit had a {fitted_kind}, here "
-        f"is a {kind}. Pass {KINDS[fitted_kind]}, with or without the target."
+        f"forward= must get batches of the same kind in every call: the fit had a {fitted_kind}, "
+        f"got a {kind}. Pass {KINDS[fitted_kind]}, with or without the target."
     )
 
 
@@ -443,8 +443,8 @@ def _sliceable(data: Any, *, any_order: bool) -> Any:
     if not members or not all(isinstance(m, Tensor) or is_array(m) for m in members):
         kinds = ", ".join(type(member).__name__ for member in members)
         raise TypeError(
-            f"A {type(data).__name__} is read as one data set of tensors, got entries of type "
-            f"{kinds or 'nothing'}. Pass a list for batches."
+            f"A {type(data).__name__} is read as one data set of tensors, but its entries are of "
+            f"type {kinds or 'nothing'}. Pass a list for batches."
         )
     return data
 

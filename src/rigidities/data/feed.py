@@ -148,7 +148,7 @@ def _notice_dropped_rows(data: Any, purpose: str) -> None:
         lost = f"{dropped} of its {rows} rows"
     notify(
         f"The loader given to {purpose} has drop_last=True and leaves out {lost}. Pass one with "
-        "drop_last=False, so that all count."
+        "drop_last=False, so that all rows count."
     )
 
 

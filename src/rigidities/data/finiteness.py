@@ -85,10 +85,19 @@ def _cause(batches: Iterable[Batch], bad: Tensor) -> str:
     if causes:
         names = ", ".join(sorted(causes - {""}))
         where = f"NaN or infinity in {names}" if names else "NaN or infinity"
-        return f"the inputs hold {where}. Leave these rows out, or fill them as in training."
+        return (
+            f"the inputs contain {where}. Leave these rows out, or fill the missing values as in "
+            "training."
+        )
     if only_tensors and rows_read and not in_bad_rows:
-        return "their inputs are finite. Are their units those of training? Look at the model."
-    return "are their inputs finite, and is the model defined there? Leave such rows out."
+        return (
+            "their inputs are finite. Check that their units are those of training, and check the "
+            "model."
+        )
+    return (
+        "check that their inputs are finite and that the model is defined there, or leave these "
+        "rows out."
+    )
 
 
 def spoilt(batch: Batch, rows: Tensor) -> set[str]:

@@ -133,7 +133,10 @@ def _files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
         matching = {file.resolve() for file in _matching_files(path)}
         if not matching:
-            raise ValueError(f"There is no Parquet file {path}, and none in it or like it.")
+            raise ValueError(
+                f"There is no Parquet file {path}, and no folder or pattern of that name with "
+                "Parquet files."
+            )
         files |= matching
     return sorted(files)
 

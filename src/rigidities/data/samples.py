@@ -148,7 +148,7 @@ class Samples:
         if weight is not None and not callable(weight):
             if targets is None and not isinstance(data, (Tensor, tuple)):
                 raise ValueError(
-                    "Data that come in batches take sample_weight as callable(batch) -> (N,)."
+                    "For data that come in batches, sample_weight must be callable(batch) -> (N,)."
                 )
             weight = torch.as_tensor(weight)
         samples = cls(data, reader, weight, batch_size, ordered)

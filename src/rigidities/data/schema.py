@@ -375,7 +375,7 @@ def declare(kind: str, prefix: str, part: Part) -> None:
     """
     parts = KINDS[kind].parts
     if parts.get(prefix, part) != part:
-        raise ValueError(f"A {kind} has a part {prefix!r} already. Choose another prefix.")
+        raise ValueError(f"A {kind} already has a part {prefix!r}. Choose another prefix.")
     parts[prefix] = part
 
 
@@ -405,8 +405,8 @@ def check(tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, finite: b
         unknown -= _check_part(prefix, part, tensors, header, sizes)
     if unknown:
         raise ValueError(
-            f"it holds a tensor {min(unknown)!r}, which no {header['kind']} of this version has. "
-            f"{written_by(header)}"
+            f"it contains a tensor {min(unknown)!r}, which no {header['kind']} of this version "
+            f"has. {written_by(header)}"
         )
     if finite:
         _check_finite(kind, tensors)
@@ -460,7 +460,7 @@ def _check_section(
     unknown = set(section) - {entry.removesuffix("?") for entry in types}
     if unknown:
         raise ValueError(
-            f"its header holds {prefix + min(unknown)!r}, which this version does not know. "
+            f"its header contains {prefix + min(unknown)!r}, which this version does not know. "
             f"{written_by(header)}"
         )
 
@@ -510,7 +510,7 @@ def _check_part(
                 raise ValueError(f"the tensor {name!r} must be {array.dtype}, got {dtype}.")
             sizes.check(name, array.shape, tuple(tensors[name].shape))
         if "|" in entry and len(names) > 1:
-            raise ValueError(f"it must hold one of {entry!r} in {prefix!r}, got {names}.")
+            raise ValueError(f"it must contain one of {entry!r} in {prefix!r}, got {names}.")
         optional = entry.endswith("?") or "*" in entry
         if not names and not optional:
             shape = _in_brackets(array.shape.split())
@@ -522,7 +522,7 @@ def _check_part(
         present = header.get(prefix) is not None
         if part_names and not present:
             raise ValueError(
-                f"it holds a tensor {min(part_names)!r}, but its header has no {prefix!r}."
+                f"it contains a tensor {min(part_names)!r}, but its header has no {prefix!r}."
             )
     if present and missing:
         raise ValueError(f"it lacks the tensor {missing[0]}.")

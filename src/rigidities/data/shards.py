@@ -75,7 +75,9 @@ def shard(data: Any, rank: int | None = None, ranks: int | None = None) -> Any:
     """
     lengths = {len(member) for member in tree_leaves(data)}
     if len(lengths) != 1:
-        raise ValueError(f"All tensors of a data set must have one length, got {sorted(lengths)}.")
+        raise ValueError(
+            f"All tensors of a data set must have the same length, got {sorted(lengths)}."
+        )
     (rows,) = lengths
     sampler = ShardSampler(range(rows), rank, ranks)
     if isinstance(data, loading.Dataset):
@@ -98,9 +100,10 @@ def unpadded(data: Any) -> Any:
     dispatched = hasattr(data, "_fetch_batches") and data.state.num_processes > 1
     if dispatched or hasattr(loader.dataset, "split_batches"):
         raise TypeError(
-            "Accelerate hands out these rows from one process, or repeats some, expected a loader "
-            "that reads its own share. Pass one with sampler=ShardSampler(data), or of a stream "
-            "that gives each process its rows, that was not prepared by Accelerate."
+            "Accelerate distributes these rows from one process, or repeats some of them; "
+            "expected a loader that reads its own share. Pass a loader that was not prepared by "
+            "Accelerate: one with sampler=ShardSampler(data), or one of a stream that gives each "
+            "process its own rows."
         )
     sampler = _exact(loader.sampler)
     batch_sampler = _exact(loader.batch_sampler)

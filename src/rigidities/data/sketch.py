@@ -402,7 +402,9 @@ def _columns_at(tables: list[dict[str, Tensor]], index: Tensor) -> dict[str, Ten
     """
     names = tables[0].keys()
     if any(columns.keys() != names for columns in tables):
-        raise ValueError("Rows with and without a sample weight do not mix: weigh all or none.")
+        raise ValueError(
+            "Rows with and without a sample weight cannot be mixed. Weight all rows or none."
+        )
     chosen = {}
     for name in names:
         pieces = [columns[name].to(index.device) for columns in tables]

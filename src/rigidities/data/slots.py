@@ -69,7 +69,9 @@ class Slot:
         choices = ", ".join(map(repr, real)) or "none is a floating-point tensor"
         if wrt is None:
             if len(real) != 1:
-                raise ValueError(f"Which input to differentiate by? Name it with wrt=: {choices}.")
+                raise ValueError(
+                    f"Name the input to differentiate with respect to, with wrt=: {choices}."
+                )
             return cls(real[0], whole)
         if not whole and isinstance(wrt, str) and wrt not in batch.kwargs:
             # The name of a positional input, as the model's `forward` has it.
@@ -77,11 +79,11 @@ class Slot:
             if wrt in names:
                 wrt = names.index(wrt)
         if wrt not in candidates:
-            raise ValueError(f"There is no input {wrt!r}. Those there are: {choices}.")
+            raise ValueError(f"There is no input {wrt!r}. The inputs are: {choices}.")
         if not _is_real(candidates[wrt]):
             raise ValueError(
-                f"The input {wrt!r} is not a floating-point tensor, so there is no derivative by "
-                f"it. Those that are: {choices}."
+                f"The input {wrt!r} is not a floating-point tensor, so there is no derivative "
+                f"with respect to it. Floating-point inputs: {choices}."
             )
         return cls(wrt, whole)
 
@@ -173,8 +175,8 @@ class RowShare:
         self._used += rows
         if len(share) < rows:
             raise ValueError(
-                f"{self.name} has {len(self.values)} rows, fewer than the inputs have. Give one "
-                "row per row of the input, or one for all."
+                f"{self.name} has {len(self.values)} rows, fewer than the inputs. Pass one row "
+                "per row of the input, or one for all."
             )
         return share
 

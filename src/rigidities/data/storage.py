@@ -84,7 +84,9 @@ class Snapshot:
             # The header as a reader would get it, after JSON.
             schema.check(self.tensors, json.loads(text), finite=False)
         except ValueError as error:
-            raise ValueError(f"{path} is not written, for nobody could read it: {error}") from error
+            raise ValueError(
+                f"{path} was not written, because it could not be read again: {error}"
+            ) from error
         target = Path(os.path.realpath(path))
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         metadata = {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, plain)}
@@ -179,13 +181,13 @@ class Snapshot:
         unfinished = self.header.get(UNFINISHED) is not None
         if unfinished and holds != UNFINISHED:
             raise ValueError(
-                f"{self.source} is an unfinished fit: resume it by fit(..., checkpoint=...)."
+                f"{self.source} is an unfinished fit. Resume it with fit(..., checkpoint=...)."
             )
         kind = UNFINISHED if unfinished else self.header.get("kind")
         if kind != holds:
             raise ValueError(
                 f"{self.source} is of another kind: expected {holds!r}, its header says {kind!r}. "
-                "What was saved is read by the load of the class that saved it."
+                "Load the file with the class that saved it."
             )
         try:
             schema.check(self.tensors, self.header, finite=finite)
@@ -215,14 +217,14 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         ) from error
     if _HEADER_KEY not in metadata:
         raise ValueError(
-            f"{path} is a safetensors file, but not one of rigidities (its header says nothing of "
-            "it). Expected one written by save() of this library."
+            f"{path} is a safetensors file, but not one of rigidities (its header does not "
+            "mention rigidities). Expected a file written by save() of this library."
         )
     header = _parsed_header(metadata[_HEADER_KEY], str(path))
     if metadata.get(_CHECKSUM_KEY) != _checksum(metadata[_HEADER_KEY], tensors):
         raise ValueError(
-            f"{path} is damaged: its contents do not fit its checksum. Save it again from the "
-            "fitted object, or fetch it anew."
+            f"{path} is damaged: its contents do not match its checksum. Save it again from the "
+            "fitted object, or copy it again."
         )
     return tensors, header
 
@@ -238,10 +240,12 @@ def _parsed_header(text: Any, source: str) -> dict[str, Any]:
         version = int(header["format"])
         header["format"] = version
     except _UNREADABLE as error:
-        raise ValueError(f"{source} is damaged: its header is none ({error}). {_AGAIN}") from error
+        raise ValueError(
+            f"{source} is damaged: its header cannot be read ({error}). {_AGAIN}"
+        ) from error
     if version > FORMAT:
         raise ValueError(
-            f"{source} has format {version}, and this version reads up to {FORMAT}. "
+            f"{source} has format {version}, but this version only reads formats up to {FORMAT}. "
             f"{schema.written_by(header)}"
         )
     return header

@@ -135,7 +135,9 @@ class FitRigidity:
             point, rows = self._modelled(x)
             root = rows @ self.root
         if point is None:
-            raise ValueError("This fit knows no parameters. Pass parameters= when building it.")
+            raise ValueError(
+                "The parameters of this fit are not known. Pass parameters= when you create it."
+            )
         centre = point
 
         def shifted(step: Tensor) -> Any:
@@ -204,7 +206,7 @@ class FitRigidity:
             noise: As in `predict`.
         """
         require_level(level, "An interval's")
-        install = extra("experiments") + ", or take the Gaussian predict(x).interval(level)"
+        install = extra("experiments") + ", or use the Gaussian predict(x).interval(level)"
         student_quantile = needed("scipy.special", install).stdtrit
         prediction = self.predict(x, noise=noise)
         quantile = float(student_quantile(self.degrees_of_freedom, (1 + level) / 2))
@@ -215,8 +217,8 @@ class FitRigidity:
         """Predictions (M,) and their derivatives (M, P); raises ValueError without a model."""
         if self.model is None:
             raise ValueError(
-                "This fit knows no model function. Pass Jacobian rows to variance(), or build the "
-                "fit with curve_fit, least_squares(f=...), polyfit or linear."
+                "The model function of this fit is not known. Pass Jacobian rows to variance(), "
+                "or create the fit with curve_fit, least_squares(f=...), polyfit or linear."
             )
         return self.model(x)
 
@@ -252,16 +254,16 @@ class FitRigidity:
         """Variance of a new observation like those of the fit; an error where those differ."""
         if self.noise is None:
             raise ValueError(
-                "The residual variance of this fit is unknown. Give the data (x, y), the "
-                "residuals or (after a robust loss) scale= when building it, or pass "
+                "The residual variance of this fit is unknown. Pass the data (x, y), the "
+                "residuals or (after a robust loss) scale= when you create it, or pass "
                 "noise=variances."
             )
         if self.sigma is None:
             raise ValueError(
-                "The sigma of a new observation is not known: those of this fit have each a "
-                "sigma or weight of their own, or were not given. Pass noise=fit.noise * "
-                "sigma_new**2, sigma_new in the units of theirs (1 / sqrt(weight)); fit.noise "
-                "is 1 for an absolute sigma."
+                "The sigma of a new observation is not known: each observation of this fit has "
+                "its own sigma or weight, or these were not given. Pass noise=fit.noise * "
+                "sigma_new**2, with sigma_new in the same units (1 / sqrt(weight)); fit.noise is "
+                "1 for an absolute sigma."
             )
         return self.noise * self.sigma**2
 

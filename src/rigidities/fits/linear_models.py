@@ -118,9 +118,9 @@ def polyfit(
         defect = _defect(reversed_fit, rows, reversed_residuals, weights, no_penalties)
         if defect is None:
             remedy = (
-                "Reversed they are: numpy.polynomial has the lowest power first, and here the "
-                "highest comes first, as from numpy.polyfit. Pass coefficients[::-1], or the "
-                "series itself, Polynomial.fit(x, y, degree)."
+                "In reverse order they are: numpy.polynomial puts the lowest power first, but "
+                "here the highest power comes first, as in numpy.polyfit. Pass "
+                "coefficients[::-1], or the series itself, Polynomial.fit(x, y, degree)."
             )
     _check_minimum(fit, rows, residuals, weights, no_penalties, remedy)
     return replace(fit, model=model)
@@ -162,8 +162,8 @@ def _check_linear(results: Any, design: Tensor, parameters: Tensor) -> None:
     name = type(results.model).__name__
     if "QuantReg" in {kind.__name__ for kind in type(results.model).__mro__}:
         raise TypeError(
-            f"Expected a least-squares fit, got {name}, whose scale is no residual variance. Pass "
-            "its cov_params() to from_covariance, for bars without noise."
+            f"Expected a least-squares fit, got {name}, whose scale is not a residual variance. "
+            "For bars without noise, pass its cov_params() to from_covariance."
         )
     is_linear = len(parameters) == design.shape[1]
     for values in (results.fittedvalues, results.predict()):
@@ -173,9 +173,9 @@ def _check_linear(results: Any, design: Tensor, parameters: Tensor) -> None:
     if not is_linear:
         raise TypeError(
             f"Expected a linear fit (OLS, WLS, GLS), got {name}, whose mean is not its design "
-            "matrix times its parameters: bars would stand on the scale of the link, with a noise "
-            "of 1. Take its own get_prediction(x), or PredictionRigidity(f, params, loss=...) with "
-            "f the mean that it predicts."
+            "matrix times its parameters: the bars would be on the scale of the link, with a "
+            "noise of 1. Use its own get_prediction(x), or PredictionRigidity(f, params, "
+            "loss=...) where f is the mean that it predicts."
         )
 
 
@@ -185,14 +185,14 @@ def _from_sklearn(
     """The fit of a `LinearRegression`, `Ridge` or `RidgeCV`, with its training data."""
     if X is None or y is None:
         raise ValueError(
-            f"{type(model).__name__} keeps no covariance. Pass X and y that it was fitted on."
+            f"{type(model).__name__} keeps no covariance. Pass the X and y that it was fitted on."
         )
     design = float64(X, "X", 2)
     parameters = float64(model.coef_, "coef_").squeeze()
     if parameters.ndim > 1:
         raise ValueError(
             f"Expected a fit of one target, got coef_ {tuple(parameters.shape)}. Fit each target "
-            "by itself: they share the design matrix."
+            "separately; they share the design matrix."
         )
     parameters = parameters.reshape(-1)
     width = len(parameters)
@@ -208,7 +208,7 @@ def _from_sklearn(
         fixed = tuple((parameters[:width] == 0).nonzero().flatten().tolist())
     free = [i for i in range(len(parameters)) if i not in fixed]
     if not free:
-        raise ValueError("All coefficients are held at zero: no prediction can vary.")
+        raise ValueError("All coefficients are fixed at zero, so no prediction can vary.")
     residuals = column(y, "y", len(mean)) - mean
     penalty = penalties[free].diag() if bool(penalties.any()) else None
     fit = from_jacobian(rows[:, free], residuals, weights=sample_weight, penalty=penalty)
@@ -242,8 +242,8 @@ def _check_minimum(
     defect = _defect(fit, rows, residuals, weights, penalties)
     if defect is not None:
         raise ValueError(
-            f"The parameters are not the fit of these data: a new one would lower the sum of "
-            f"squares {defect.squares:.3g} by {defect.lowered:.3g}. {remedy}"
+            "The parameters do not fit these data: a new fit would lower the sum of squares "
+            f"{defect.squares:.3g} by {defect.lowered:.3g}. {remedy}"
         )
 
 
@@ -345,7 +345,7 @@ def _alpha(model: Any) -> float:
     alpha = float64(getattr(model, "alpha_", getattr(model, "alpha", 0.0)), "alpha")
     if alpha.numel() > 1:
         raise ValueError(
-            f"Expected one alpha, got {tuple(alpha.shape)}. Fit each target by itself."
+            f"Expected one alpha, got {tuple(alpha.shape)}. Fit each target separately."
         )
     return float(alpha)
 

@@ -138,7 +138,9 @@ def least_squares(
     free = [i for i in range(width) if not active_mask[i]]
     fixed = tuple(i for i in range(width) if active_mask[i])
     if not free:
-        raise ValueError("All parameters are at a bound: no prediction can vary. Widen the bounds.")
+        raise ValueError(
+            "All parameters are at a bound, so no prediction can vary. Widen the bounds."
+        )
 
     noise: float | None
     if scale is not None:
@@ -245,8 +247,8 @@ def _finite_covariance(pcov: Values, width: int) -> Tensor:
     if np.isinf(np.asarray(pcov)).any():
         raise ValueError(
             "SciPy could not estimate the parameters' covariance (pcov is infinite): the data do "
-            "not determine them all, or leave no degrees of freedom. Fix a parameter, add data, or "
-            "give sigma with absolute_sigma=True."
+            "not determine all of them, or leave no degrees of freedom. Fix a parameter, add "
+            "data, or pass sigma with absolute_sigma=True."
         )
     covariance = float64(pcov, "pcov")
     if tuple(covariance.shape) != (width, width):
@@ -264,8 +266,8 @@ def _weights(sigma: Values | None, rows: int) -> Tensor:
     values = float64(sigma, "sigma")
     if values.ndim == 2 and min(values.shape) > 1:
         raise ValueError(
-            f"Expected one sigma each, got {tuple(values.shape)}: correlated noise is inside pcov. "
-            "Pass pcov and leave x, y and sigma out."
+            f"Expected one sigma per observation, got {tuple(values.shape)}. Correlated noise is "
+            "part of pcov: pass pcov and leave x, y and sigma out."
         )
     if values.ndim == 0:
         values = values.expand(rows)

@@ -138,8 +138,8 @@ def with_fixed(fit: FitRigidity, fixed: tuple[int, ...]) -> FitRigidity:
     """
     if fixed:
         notify(
-            f"Parameters {list(fixed)} are at a bound and held there: their uncertainty is not in "
-            "the error bars."
+            f"Parameters {list(fixed)} are at a bound and fixed there. Their uncertainty is not "
+            "in the error bars."
         )
     root = fit.root.new_zeros(fit.width + len(fixed), fit.root.shape[1])
     free = [i for i in range(len(root)) if i not in fixed]
@@ -152,8 +152,8 @@ def residual_variance(squares: float, degrees_of_freedom: float) -> float:
     if degrees_of_freedom <= 1e-9:
         raise ValueError(
             "No degrees of freedom are left to estimate the residual variance "
-            f"({degrees_of_freedom:.3g}): as many parameters as rows. Pass scale=, the residual "
-            "standard deviation, or more data."
+            f"({degrees_of_freedom:.3g}): there are as many parameters as rows. Pass scale= (the "
+            "residual standard deviation), or more data."
         )
     return squares / degrees_of_freedom
 
@@ -176,11 +176,11 @@ def _inverse_root(rows: Tensor, samples: int) -> Tensor:
     floor = max(rows.shape) * torch.finfo(torch.float64).eps * singular[0]
     if len(singular) < width or bool(singular[-1] <= floor):
         idle = (lengths == 0).nonzero().flatten().tolist()
-        cause = f" Nothing depends on parameters {idle}." if idle else ""
+        cause = f" No row depends on the parameters {idle}." if idle else ""
         raise ValueError(
-            f"The Jacobian is singular: {samples} rows for {width} parameters, whose directions "
-            f"they do not all determine.{cause} Pass ridge > 0, a penalty or more data, or drop "
-            "parameters (of dummies one each: OneHotEncoder(drop='first'))."
+            f"The Jacobian is singular: {samples} rows do not determine all directions of {width} "
+            f"parameters.{cause} Pass ridge > 0, a penalty or more data, or drop parameters (one "
+            "per set of dummy variables: OneHotEncoder(drop='first'))."
         )
     return torch.div(vectors.mT / singular, units[:, None])
 
@@ -256,10 +256,10 @@ def _check_semidefinite(eigenvalues: Tensor) -> None:
         f"correlation matrix) is {smallest:.3g}."
     )
     if smallest < -1e-8 * largest:
-        raise ValueError(f"{symptom} The fit did not end in a minimum.")
+        raise ValueError(f"{symptom} The fit did not end at a minimum.")
     notify(
-        f"{symptom} It counts as zero: predictions along its direction get no error bar. Pass the "
-        "covariance in full precision, or the Jacobian to from_jacobian."
+        f"{symptom} It is treated as zero, so predictions along its direction get no error bar. "
+        "Pass the covariance in full precision, or the Jacobian to from_jacobian."
     )
 
 

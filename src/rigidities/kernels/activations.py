@@ -108,7 +108,7 @@ class Activation:
         r"""The same with $E[\phi(z)^2] = 1$ at unit variance: the paper's $\check\phi(1) = 1$."""
         moment = float(self.moment(torch.ones((), dtype=torch.float64)))
         if not moment > 0:
-            raise ValueError(f"The activation {self.name!r} is zero: it cannot be normalised.")
+            raise ValueError(f"The activation {self.name!r} is zero, so it cannot be normalised.")
         return replace(self, factor=self.factor / moment)
 
 
@@ -138,7 +138,7 @@ def activation(kind: ActivationLike) -> Activation:
             )
         return _NAMED[kind]
     if not callable(kind):
-        raise TypeError(f"An activation is a name or a callable, got {type(kind).__name__}.")
+        raise TypeError(f"An activation must be a name or a callable, got {type(kind).__name__}.")
     name = _name_of(kind)
     if name is None:
         return by_quadrature(kind)
@@ -172,8 +172,8 @@ def checked_covariances(p: Tensor, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor
     tiny = torch.finfo(torch.float64).tiny
     if bool((r.abs() > largest_covariance * (1 + _SLACK) + tiny).any()):
         raise ValueError(
-            "Not covariances: somewhere |r| exceeds sqrt(p q). Pass p = k(x, x), q = k(z, z) and "
-            "r = k(x, z) of the same kernel."
+            "These are not covariances: |r| exceeds sqrt(p q) somewhere. Pass p = k(x, x), q = "
+            "k(z, z) and r = k(x, z) of the same kernel."
         )
     return p, q, r
 
@@ -182,7 +182,7 @@ def _finite_float64(values: Tensor, name: str) -> Tensor:
     """The values in float64; NaN and infinity are refused."""
     tensor = torch.as_tensor(values).detach().to(torch.float64)
     if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"The covariances hold NaN or infinity (in {name}). Clean the inputs.")
+        raise ValueError(f"The covariances contain NaN or infinity (in {name}). Clean the inputs.")
     return tensor
 
 
@@ -201,8 +201,8 @@ class _Values:
         got = tuple(torch.as_tensor(values).shape)
         if got != tuple(x.shape):
             raise ValueError(
-                f"An activation acts on each number alone: for an input of {tuple(x.shape)} "
-                f"expected the same shape, got {got}."
+                "An activation must act on each number separately: for an input of shape "
+                f"{tuple(x.shape)} expected the same shape, got {got}."
             )
         return values
 
@@ -219,8 +219,8 @@ class _Derivative:
             values = self.function(x)
             if not values.requires_grad:
                 raise ValueError(
-                    "The activation has no derivative that torch can follow (NumPy, detach or "
-                    "no_grad inside?). Write it in torch operations."
+                    "Torch cannot differentiate the activation (does it use NumPy, detach or "
+                    "no_grad?). Write it in torch operations."
                 )
             (slope,) = torch.autograd.grad(values.sum(), x)
         return slope

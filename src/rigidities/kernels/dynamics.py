@@ -264,8 +264,8 @@ def _spectrum(kernel: Tensor, tolerance: float | None) -> tuple[Tensor, Tensor, 
     threshold = tolerance * max(largest, 0.0)
     if float(eigenvalues[0]) < -max(1e-8 * abs(largest), threshold):
         raise ValueError(
-            f"The NTK of the training data is not positive semi-definite: its eigenvalues run "
-            f"from {float(eigenvalues[0]):.3g} to {largest:.3g}. Was it computed in float64?"
+            "The NTK of the training data is not positive semi-definite: its eigenvalues run from "
+            f"{float(eigenvalues[0]):.3g} to {largest:.3g}. Compute it in float64."
         )
     return torch.where(eigenvalues > threshold, eigenvalues, 0.0), vectors, threshold
 
@@ -303,7 +303,7 @@ def _check_same_data(ntk: Pair, nngp: Pair) -> None:
     nngp_train, nngp_cross = nngp
     if ntk_train.shape != nngp_train.shape or ntk_cross.shape != nngp_cross.shape:
         raise ValueError(
-            "The two kernels belong to different data: NTK train and cross "
+            "The two kernels are for different data: NTK train and cross "
             f"{tuple(ntk_train.shape)}, {tuple(ntk_cross.shape)}, NNGP {tuple(nngp_train.shape)}, "
             f"{tuple(nngp_cross.shape)}."
         )

@@ -148,8 +148,8 @@ def _features(tap: AnyTap, x: Tensor, batch_size: int) -> Tensor:
     if features.ndim != 2 or len(features) != len(x):
         raise ValueError(
             f"Expected one row of features per input, got {tuple(features.shape)} for {len(x)} "
-            "inputs: the outputs have features of their own. Pass features=callable(module, x) -> "
-            "(N, D)."
+            "inputs: each output has its own features. Pass features=callable(module, x) -> (N, "
+            "D)."
         )
     return features
 
@@ -162,7 +162,7 @@ def _chunks(x: Tensor, size: int) -> list[tuple[int, Tensor]]:
 def _check_inputs(x: Tensor, name: str) -> Tensor:
     """The inputs, unless there are none or they are not finite."""
     if x.ndim == 0 or len(x) == 0:
-        raise ValueError(f"{name} must hold at least one row, got shape {tuple(x.shape)}.")
+        raise ValueError(f"{name} must have at least one row, got shape {tuple(x.shape)}.")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise ValueError(f"{name} holds NaN or infinity. Clean the inputs.")
+        raise ValueError(f"{name} contains NaN or infinity. Clean the inputs.")
     return x

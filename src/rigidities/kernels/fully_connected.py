@@ -172,5 +172,5 @@ def _inputs(x: Tensor, name: str) -> Tensor:
     if x.ndim != 2:
         raise ValueError(f"{name} must be (N, d), one row per input, got {tuple(x.shape)}.")
     if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"{name} holds NaN or infinity. Clean the inputs.")
+        raise ValueError(f"{name} contains NaN or infinity. Clean the inputs.")
     return x

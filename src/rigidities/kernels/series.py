@@ -104,8 +104,8 @@ def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True
         raise ValueError(
             f"The series of the activation {phi.name!r} does not converge: {_PANELS[0]} and "
             f"{_PANELS[1]} panels differ by {change:.1e} of its second moment (tolerance "
-            f"{TOLERANCE:g}). Use an activation without fast oscillation, and without jumps and "
-            "kinks but at multiples of 1/2."
+            f"{TOLERANCE:g}). Use an activation without fast oscillation, whose jumps and kinks "
+            "lie at multiples of 1/2 only."
         )
     if normalised:
         return fine.square() / moment

@@ -74,7 +74,7 @@ class Weighing:
             ValueError: The loss needs a target, or has a curvature that is negative or not finite.
         """
         if target is None and self.loss.needs_target:
-            raise ValueError("This loss needs targets: give (x, y) batches or target=.")
+            raise ValueError("This loss needs targets. Pass (x, y) batches or target=.")
         user_weights = reading.sample_weights(self.sample_weight, batch)
         weights = user_weights
         # A loss may bring weights of its own, such as a mask.
@@ -100,7 +100,7 @@ class Weighing:
 def _check_curvature(curvature: Tensor) -> None:
     """Refuse a curvature that is not finite, or negative."""
     if not bool(torch.isfinite(curvature).all()):
-        raise ValueError("the loss's curvature is not finite; check the targets and the loss.")
+        raise ValueError("the curvature of the loss is not finite. Check the targets and the loss.")
     smallest = float(curvature.min())
     if smallest < 0:
         raise ValueError(
@@ -194,7 +194,7 @@ def require_rows(statistics: Statistics | None) -> Statistics:
         ValueError: No batch came.
     """
     if statistics is None:
-        raise ValueError("There are no data: no batch came. Pass at least one row.")
+        raise ValueError("There are no data. Pass at least one row.")
     return statistics
 
 
@@ -208,8 +208,8 @@ def settled(statistics: Statistics | None) -> Statistics:
     statistics.require_finite()
     if not bool((statistics.gram.diagonal > 0).any()):
         raise ValueError(
-            "The Gram is zero: all features are zero, or the loss has no curvature (an absolute "
-            "error has none; use 'huber', 'log-cosh' or 'mse')."
+            "The Gram matrix is zero: all features are zero, or the loss has no curvature (an "
+            "absolute error has none; use 'huber', 'log-cosh' or 'mse')."
         )
     statistics.settle()
     return statistics
@@ -227,7 +227,7 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
     if batch.rows is not None:
         batch.check(samples)
     if not samples or not reading.inputs.shape[0]:
-        raise ValueError("the batch is empty; drop it.")
+        raise ValueError("the batch is empty. Leave it out.")
     if reading.inputs.requires_grad or reading.output.requires_grad:
         reading = reading.detached()
 

@@ -28,7 +28,7 @@ from .statistics.statistics import Statistics
 
 SECONDS = 60.0
 """Seconds between two writes, by default."""
-_ANEW = "To begin the fit anew, remove the file or name another."
+_ANEW = "To start the fit again, remove the file or name another one."
 T = TypeVar("T")
 
 
@@ -141,12 +141,12 @@ class Checkpoint:
                 yield batch
         if self._unreadable_types:
             notify(
-                "The order of the data was checked without what their batches hold as "
+                "The order of the data was checked without the entries of type "
                 f"{', '.join(sorted(self._unreadable_types))}, which cannot be compared."
             )
         if not is_same or number < self.counted:
             raise ValueError(
-                f"The data, or their order or batch size, are not those of the {self.counted} "
+                f"The data, or their order or batch size, differ from those of the {self.counted} "
                 f"batches in {self.path}. Use shuffle=False or a seeded generator. {_ANEW}"
             )
 
@@ -193,7 +193,9 @@ class Checkpoint:
             change(self.path)
         except OSError as error:
             if not self._has_warned:
-                notify(f"The checkpoint {self.path} stays as it was ({error}). The fit goes on.")
+                notify(
+                    f"The checkpoint {self.path} could not be updated ({error}). The fit continues."
+                )
             self._has_warned = True
 
 

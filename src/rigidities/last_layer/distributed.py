@@ -135,7 +135,7 @@ def open_job(
     if not is_alone and dist.get_rank(group) < 0:
         raise ValueError(
             f"This process is not in the group that was given to {call}(process_group=). Call it "
-            "on the group's processes alone, or pass process_group=False."
+            "only on the processes of the group, or pass process_group=False."
         )
     if is_alone or dist.get_world_size(group) == 1:
         yield Job()
@@ -367,12 +367,12 @@ class ProcessFailed(RuntimeError):
     """The failure of another process."""
 
     def __init__(self, failure: Failure, call: str) -> None:
-        remedy = "Mend that one, and call it on all of them again."
+        remedy = "Fix the problem there, and make the call again on all processes."
         if failure.ended:
-            remedy = "Start the job again; a fit with checkpoint= then goes on from its files."
+            remedy = "Start the job again; a fit with checkpoint= then continues from its files."
         super().__init__(
-            f"Rank {failure.rank} failed in {call} ({failure.description}), so it was given up on "
-            f"all processes and changed nothing. {remedy}"
+            f"Rank {failure.rank} failed in {call} ({failure.description}), so the call was "
+            f"cancelled on all processes and changed nothing. {remedy}"
         )
         self.failure = failure
 
@@ -392,7 +392,7 @@ def _not_here() -> Snapshot:
 
 
 def _ended(rank: int) -> Failure:
-    return Failure(rank, False, "its process has ended, or cannot be reached any more", ended=True)
+    return Failure(rank, False, "its process has ended or cannot be reached", ended=True)
 
 
 class _Channel:
@@ -582,7 +582,7 @@ def _meet(group: Any, call: str, must_agree: Callable[[], dict[str, Any]]) -> _C
         raise RuntimeError(
             f"The processes could not meet at the beginning of {call}: one of them has ended, or "
             "made no such call within the timeout of the group. Make the same calls on all "
-            "processes, or pass process_group=False for a call that one makes for itself."
+            "processes, or pass process_group=False for a call of a single process."
         ) from problem
     if error is not None:
         raise error
@@ -608,7 +608,7 @@ def _require_same_call(introductions: list[_Introduction]) -> None:
             raise ValueError(
                 f"Rank 0 calls {first}, rank {number} calls {introduction.call}: all processes "
                 "must make the same calls in the same order. Pass process_group=False for a call "
-                "that one process makes for itself."
+                "of a single process."
             )
 
 

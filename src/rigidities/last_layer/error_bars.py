@@ -299,8 +299,8 @@ class ErrorBars:
             return None
         if noise_model.function is None:
             raise ValueError(
-                "The noise of this calibration was a function, which a file does not hold: pass it "
-                "again, LastLayerRigidity.load(path, model, noise=function)."
+                "The noise of this calibration was a function, which a file cannot contain. Pass "
+                "it again: LastLayerRigidity.load(path, model, noise=function)."
             )
         return noise_variances(noise_model.function, batch, reading)
 

@@ -65,7 +65,7 @@ DEFAULT_RIDGE = 1e-6
 UNCALIBRATED = (
     "The error bars are not calibrated: scale 1 and a default ridge are used. Call calibrate(x, y)."
 )
-STALE = "Data were added or removed since the calibration. Call calibrate(x, y) again."
+STALE = "Data were added or removed after the calibration. Call calibrate(x, y) again."
 
 _LOSSES: dict[str, type[Any]] = {type(loss).__name__: type(loss) for loss in NAMED.values()}
 """Losses that a file can hold, by the names of their classes."""
@@ -219,7 +219,7 @@ class FitState:
         alarm = self.alarm(tap)
         if alarm is None:
             raise ValueError(
-                "This fit has not watched what enters the layers: call fit(x, y, novelty=True), "
+                "This fit did not record what enters the layers. Call fit(x, y, novelty=True), "
                 "then calibrate(x, y)."
             )
         if self.report is None or not self.report.novelty:
@@ -247,8 +247,8 @@ class FitState:
         """
         if self.weighing is None:
             raise ValueError(
-                f"The loss or sample weights of {name} were functions, which a file does not "
-                "hold. Call set_loss(loss, sample_weight) with the same ones first."
+                f"The loss or sample weights of {name} were functions, which a file cannot "
+                "contain. First call set_loss(loss, sample_weight) with the same functions."
             )
         return self.weighing
 
@@ -762,7 +762,9 @@ class ReadoutFit:
         with self._exclusive():
             state = self.require_state()
             if state.weighing is not None:
-                raise ValueError("The loss of this fit is known. To use another, call fit again.")
+                raise ValueError(
+                    "The loss of this fit is already known. To use another loss, call fit again."
+                )
             self._replace_state(replace(state, weighing=weighing))
 
     def set_functions(self, noise: NoiseFunction | None, groups: Groups | None) -> None:
@@ -770,7 +772,7 @@ class ReadoutFit:
         with self._exclusive():
             state = self.require_state()
             if state.report is None:
-                raise ValueError("This fit is not calibrated: load it without noise= and groups=.")
+                raise ValueError("This fit is not calibrated. Load it without noise= and groups=.")
             calibration = state.report.calibration.with_functions(noise, groups)
             report = replace(state.report, calibration=calibration)
             self._replace_state(replace(state, report=report))
@@ -852,8 +854,9 @@ class ReadoutFit:
         with self._change_lock:
             if self._is_changing:
                 raise ValueError(
-                    "fit, partial_fit, forget or calibrate was called from within another of them, "
-                    "by its data or functions. Let one end before the next begins."
+                    "fit, partial_fit, forget or calibrate was called while another of these "
+                    "calls was running, from its data or functions. Let one call end before the "
+                    "next begins."
                 )
             self._is_changing = True
             try:
@@ -885,7 +888,7 @@ def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], ch
                 state = FitState.from_snapshot(snapshot, no_model)
             rows = state.statistics.gram.count
             hashed = state.statistics.sketch.share
-            say(f"{path}: {rows:,} rows, {hashed:.1%} of them known by their hashes")
+            say(f"{path}: {rows:,} rows, {hashed:.1%} of them known by hash")
             yield str(path), state
 
     merged = _merged(read(), check=check)
@@ -916,8 +919,8 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
         require_apart(sketches)
     if statistics.sample is None and statistics.gram.square is not None:
         notify(
-            "Not every part keeps a sample of its rows, so that the merged fit keeps none and "
-            "calibrate() knows validation rows alone. Save parts by save(path, rows=True)."
+            "Not every part keeps a sample of its rows, so the merged fit keeps none and "
+            "calibrate() can only use validation rows. Save each part with save(path, rows=True)."
         )
     return first.with_rows(statistics)
 

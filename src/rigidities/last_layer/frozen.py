@@ -480,12 +480,12 @@ def _checked_outputs(outputs: Sequence[str], calibration: Calibration) -> tuple[
     """
     outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if not outputs or not {*outputs} <= {*OUTPUTS}:
-        raise ValueError(f"outputs must be names out of {', '.join(OUTPUTS)}, got {outputs}.")
+        raise ValueError(f"outputs must be names from {', '.join(OUTPUTS)}, got {outputs}.")
     noisy = {"std", "noise", "quantiles"} & {*outputs}
     if isinstance(calibration.noise, GivenNoise) and noisy:
         raise ValueError(
             f"The noise of this calibration is a function of batches, so {' and '.join(noisy)} "
-            "cannot be frozen. Take outputs=('mean', 'epistemic') and add the noise to the "
+            "cannot be frozen. Use outputs=('mean', 'epistemic') and add the noise to the "
             "variance yourself, or calibrate with another noise."
         )
     return outputs

@@ -21,24 +21,27 @@ from .statistics.statistics import Statistics
 P = TypeVar("P", Statistics, Gathering)
 
 REMEDIES = {
-    "weights": "Load the same weights into every model first; in a job, where batch norms have "
-    "other statistics on each process, pass rigidities.whole(model)",
+    "weights": (
+        "Load the same weights into every model first. In a job where batch norms have different "
+        "statistics on each process, pass rigidities.whole(model)"
+    ),
     "readout": "Name the same layer=, forward= and output= everywhere",
-    "novelty": "Fit every part with novelty=True, or none, from batches of one form",
+    "novelty": "Fit all parts with novelty=True or none of them, from batches of one form",
     "loss": "Fit every part with the same loss= and weights",
     "precision": "Fit every part with the same precision=",
     "method": "Fit every part with the same method=",
-    "sample": "Keep the same sample= of every part",
-    "options": "Call it with the same options everywhere",
-    "rows": "Fit, load or merge the same on every process first",
-    "calibration": "Calibrate together on all processes first",
-    "data": "Give batches of one kind to every part",
+    "sample": "Use the same sample= for every part",
+    "options": "Make the call with the same options everywhere",
+    "rows": "First fit, load or merge the same data on every process",
+    "calibration": "First calibrate together on all processes",
+    "data": "Pass batches of one kind to every part",
 }
 """The properties in which parts must agree, and what to do where they do not."""
 
 UNJUDGED = (
-    "Whether {} share rows cannot be judged: outputs have no input row of their own (atoms of "
-    "structures), or batches are objects. Make sure that each row is in one of them alone."
+    "It was not possible to check whether {} share rows: outputs have no input row of their own "
+    "(atoms of structures), or batches are objects. Make sure that each row is in only one of "
+    "them."
 )
 
 
@@ -85,7 +88,7 @@ def require_alike(identities: Sequence[dict[str, Any]], names: Sequence[str]) ->
             if first != other:
                 raise ValueError(
                     f"{names[0]} and {name} differ in their {property_name}: "
-                    f"{_difference(first, other)}. They cannot be one fit. {remedy}."
+                    f"{_difference(first, other)}. They cannot be merged into one fit. {remedy}."
                 )
 
 
@@ -123,8 +126,8 @@ def require_apart(sketches: Mapping[str, RowSketch]) -> None:
             raise ValueError(
                 f"{name} and {other_name} share rows: {shared} of the {judged} rows of "
                 f"{other_name} whose hashes can be compared ({share:.1%} of all). Merge parts "
-                "without a row in common; pass check=False (--allow-overlap) where the data truly "
-                "repeat rows."
+                "that have no row in common. If the data really repeat rows, pass check=False "
+                "(--allow-overlap)."
             )
 
 
@@ -151,11 +154,12 @@ def combined(shares: Iterable[P | None]) -> P | None:
         # Rows that repeat within one process too come from data that repeat rows anyway.
         if shared_once > 1 and 2 * shared_once >= judged:
             raise ValueError(
-                f"{shared} of {judged} rows of rank {rank} (of those judged by their hashes) stand "
-                "in the data of other ranks too. Give every process its own rows: "
-                "rigidities.shard(data), or a loader with sampler=rigidities.ShardSampler(dataset)."
-                " To go through all rows in this process alone, pass process_group=False. If the "
-                "data repeat rows, fit each part so, and merge them with check=False."
+                f"{shared} of {judged} rows of rank {rank} (of those compared by hash) are also "
+                "in the data of other ranks. Give every process its own rows: "
+                "rigidities.shard(data), or a loader with "
+                "sampler=rigidities.ShardSampler(dataset). To process all rows in this process "
+                "alone, pass process_group=False. If the data really repeat rows, fit each part "
+                "that way and merge the parts with check=False."
             )
         repeated += shared
         if whole.sketch.limit == 0 or share.sketch.limit == 0:
@@ -165,8 +169,8 @@ def combined(shares: Iterable[P | None]) -> P | None:
         notify(UNJUDGED.format("processes"))
     if repeated:
         notify(
-            f"Some rows ({repeated} by their hashes) stand in the data of several processes, and "
-            "count as often. That is right if the data repeat them; a sampler that pads does so "
-            "too: use rigidities.ShardSampler."
+            f"Some rows ({repeated}, compared by hash) are in the data of several processes and "
+            "count more than once. That is correct if the data really repeat them. If a sampler "
+            "pads its data, use rigidities.ShardSampler instead."
         )
     return whole

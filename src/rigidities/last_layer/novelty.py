@@ -194,8 +194,8 @@ class NoveltyScale:
 
 
 _ROWS = (
-    "novelty watches {!r}, which got {} rows for {} samples here, and which of them belong to "
-    "which sample is not known. Pass batches like those of the fit, or fit without novelty=True."
+    "novelty watches {!r}, which got {} rows for {} samples here, and it is not known which rows "
+    "belong to which sample. Pass batches like those of the fit, or fit without novelty=True."
 )
 
 

@@ -82,14 +82,14 @@ class Refitted:
         rmse = f"RMSE {', '.join(changes)} on "
         if self.judged is None:
             verdict = (
-                f"{rmse}training rows left out of the readout: whether other rows gain, "
-                "refit(valid, add=False) tells"
+                f"{rmse}training rows left out of the readout; refit(valid, add=False) shows "
+                "whether other rows gain"
             )
         elif self.better:
             verdict = f"{rmse}{self.judged} validation rows"
         else:
             verdict = (
-                f"The refitted readout is no better ({rmse}{self.judged} validation rows): keep "
+                f"The refitted readout is not better ({rmse}{self.judged} validation rows): keep "
                 "the model as it is"
             )
         return f"Readout refitted on {self.rows} rows at ridge {self.ridge:.4g}.\n  {verdict}."
@@ -203,8 +203,8 @@ def _best(tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
     doubt = posterior.with_ridge(ridge).doubt
     if doubt > LARGEST_DOUBT:
         raise ValueError(
-            f"The fit's products were of mixed precision, whose rounding may change the readout by "
-            f"{doubt:.2g} of itself at its ridge, {ridge:.2g}. Fit with precision='double' first."
+            "The Gram matrix was computed in mixed precision, and rounding may change the readout "
+            f"by a relative {doubt:.2g} at ridge {ridge:.2g}. Fit with precision='double' first."
         )
     change, degrees = ridge_solution(gram, tap.weights, tap.biases, ridge)
     return _BestReadout(ridge, change, degrees)
@@ -227,18 +227,19 @@ def _settable_tap(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
     if type(loss) is not MSE:
         raise ValueError(f"refit solves least squares, loss='mse', not {type(loss).__name__}.")
     if not isinstance(tap, Tap):
-        raise ValueError("refit needs a readout with weights: give layer= instead of features=.")
+        raise ValueError("refit needs a readout with weights. Pass layer= instead of features=.")
     if not tap.linear:
         raise ValueError(
-            "The output is not linear in the readout's weights: there is no best in closed form. "
-            "Let forward= return the output before the nonlinearity, with targets to match."
+            "The output is not linear in the readout's weights, so there is no closed-form "
+            "optimum. Let forward= return the output before the nonlinearity, with targets to "
+            "match."
         )
     heads = [model.get_submodule(name) for name in tap.heads]
     if _shares_parameters(model, heads) or _computes_weights(tap, heads):
         raise ValueError(
-            f"Weights of the readout ({', '.join(tap.heads)}) are those of another layer too, or "
-            "computed from other parameters, so they cannot be changed alone. Give the readout "
-            "parameters of its own first: untie them, or remove_parametrizations."
+            f"Weights of the readout ({', '.join(tap.heads)}) are shared with another layer or "
+            "computed from other parameters, so they cannot be changed alone. First give the "
+            "readout its own parameters: untie them, or call remove_parametrizations."
         )
     return tap
 

@@ -82,8 +82,8 @@ if TYPE_CHECKING:
 __all__ = ["LastLayerRigidity"]
 
 SAMPLED = (
-    "There are too many inputs to differentiate exactly: the standard deviations come from {} "
-    "members, with a relative error of {:.0%}. Pass members= to draw more, or 0 to be exact."
+    "There are too many inputs for exact derivatives. The standard deviations come from {} "
+    "members, with a relative error of {:.0%}. Pass a larger members=, or 0 for exact derivatives."
 )
 
 
@@ -138,7 +138,7 @@ class LastLayerRigidity(ModelWrapper):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
         if layer is not None and features is not None:
-            raise ValueError("Give layer= or features=, not both.")
+            raise ValueError("Pass layer= or features=, not both.")
         super().__init__(model)
         binding = Binding(model, Source(forward, features, output), layer)
         self._fit = ReadoutFit(binding, target)
@@ -320,9 +320,9 @@ class LastLayerRigidity(ModelWrapper):
         """
         types = [type(other) for other in others]
         if not types or not all(issubclass(kind, LastLayerRigidity) for kind in types):
-            raise TypeError(f"merge takes LastLayerRigidity objects, got {types}.")
+            raise TypeError(f"merge expects LastLayerRigidity objects, got {types}.")
         if len({self, *others}) <= len(others):
-            raise ValueError("A fit would be merged with itself, or twice. Give each fit once.")
+            raise ValueError("A fit would be merged with itself, or twice. Pass each fit once.")
         fits = {}
         for number, other in enumerate(others, start=1):
             fits[f"argument {number} of merge"] = other._fit
@@ -586,8 +586,8 @@ class LastLayerRigidity(ModelWrapper):
         scale = state.novelty_scale(tap)
         if scale is None:
             raise ValueError(
-                "Novelty is relative to rows that the model has not seen, and there were none: "
-                "call calibrate(x, y) with such rows."
+                "Novelty is measured relative to held-out rows, and there were none. Call "
+                "calibrate(x, y) with held-out rows."
             )
         distances = []
         with torch.enable_grad():
@@ -743,7 +743,7 @@ class LastLayerRigidity(ModelWrapper):
             it was calibrated on targets of its own.
         """
         if along is not None and members is not None:
-            raise ValueError("along= is exact in one pass: it takes no members=.")
+            raise ValueError("along= is exact in one pass. Leave members= out.")
         tap, state = self._fit.ready()
         batches = self._fit.batches(x, "gradient", batch_size, progress)
         maps = _feature_maps(tap, wrt, batches)
@@ -911,7 +911,7 @@ class LastLayerRigidity(ModelWrapper):
             ValueError: Inputs do not have one row of features each, or options do not go together.
         """
         if objective == "top" and (of is not None or weights is not None):
-            raise ValueError("objective='top' takes neither of= nor weights=.")
+            raise ValueError("objective='top' accepts neither of= nor weights=.")
         features = self._one_row_each(x, batch_size, progress)
         if objective == "top":
             variances = self.scale.square().sum() * self.posterior.quadratic(features)
@@ -1213,9 +1213,9 @@ class LastLayerRigidity(ModelWrapper):
         inputs = sum(len(reading.output) for reading in readings)
         if len(features) != inputs or features.ndim > 2 or self.posterior.eigenvalues.ndim > 1:
             raise ValueError(
-                f"An input must have one row of features for all targets to be chosen by them, got "
+                "To choose inputs, each must have one row of features for all targets, got "
                 f"features {tuple(features.shape)} for {inputs} inputs. Let forward= return one "
-                "output per input, or give rows and a posterior of your own choice to "
+                "output per input, or pass your own rows and posterior to "
                 "rigidities.selection.greedy."
             )
         return features

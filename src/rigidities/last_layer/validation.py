@@ -45,8 +45,9 @@ from .statistics.statistics import Statistics
 MOST = 1 << 15
 """Most rows that the full model is fitted to."""
 UNJUDGED = (
-    "Whether these rows stand in the training data too cannot be judged: outputs have no input row "
-    "of their own (atoms of structures), or batches are objects. Make sure that they do not."
+    "It was not possible to check whether these rows are also in the training data: outputs have "
+    "no input row of their own (atoms of structures), or batches are objects. Make sure that they "
+    "are not."
 )
 
 
@@ -305,9 +306,9 @@ class Validation:
         novelty_remarks = []
         if len(finite) < len(largest):
             novelty_remarks.append(
-                f"{len(largest) - len(finite)} of {len(largest)} calibration rows lack a number "
-                "that no training row lacked: their novelty is infinite, and they do not say what "
-                "is usual."
+                f"{len(largest) - len(finite)} of {len(largest)} calibration rows have a missing "
+                "value where no training row has one. Their novelty is infinite, and they are not "
+                "used to find its usual range."
             )
         return replace(
             report,
@@ -356,7 +357,7 @@ class Validation:
         target = reading.target_rows(batch.target)
         if target is None:
             raise ValueError(
-                "there is no target; calibration needs (x, y), a mapping with one of "
+                "there is no target. Calibration needs (x, y), a mapping with one of "
                 f"{', '.join(map(repr, TARGET_KEYS))}, or target=lambda b: ...."
             )
         require_within(target, self.wanted.support)
@@ -445,7 +446,7 @@ def require_within(target: Tensor, support: Support | None) -> None:
     if outside > 0:
         finite = target[target.isfinite()]
         raise ValueError(
-            f"{outside} targets lie outside support=({low}, {high}): they go from "
+            f"{outside} targets lie outside support=({low}, {high}): they range from "
             f"{float(finite.min()):.6g} to {float(finite.max()):.6g}. Widen it, or clean the data."
         )
 
@@ -479,19 +480,21 @@ def require_groups(groups: Any, conformal: Any, merge_groups: Any) -> None:
     """
     if groups is None:
         if merge_groups is not None:
-            raise ValueError("merge_groups= is for groups: give groups= too, or leave it out.")
+            raise ValueError("merge_groups= is for groups. Pass groups= as well, or leave it out.")
         return
     if merge_groups is not None:
         is_integer = isinstance(merge_groups, int) and not isinstance(merge_groups, bool)
         if not is_integer or merge_groups < 1:
             raise ValueError(
-                "merge_groups is the number of rows below which groups are merged, 50 say, got "
-                f"{merge_groups!r}."
+                "merge_groups must be the number of rows below which groups are merged, for "
+                f"example 50, got {merge_groups!r}."
             )
     if groups != "bar" and not callable(groups):
         raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
     if conformal is None:
-        raise ValueError("groups= is for conformal intervals: give conformal=rows too, or a share.")
+        raise ValueError(
+            "groups= is for conformal intervals. Pass conformal= (rows or a share) as well."
+        )
 
 
 def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:
@@ -506,7 +509,7 @@ def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:
     if criterion == "loo":
         if train is None or valid is not None:
             raise ValueError(
-                "criterion='loo' takes the training data and no validation data: "
+                "criterion='loo' uses the training data and no validation data: "
                 "calibrate(train=(x, y), criterion='loo')."
             )
         return train, None
@@ -514,7 +517,7 @@ def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:
         return valid, train
     if train is not None:
         raise ValueError(
-            f"train= is for criterion='loo' and 'auto'; {criterion!r} takes validation data."
+            f"train= is for criterion='loo' and 'auto'; {criterion!r} uses validation data."
         )
     if valid is None:
         raise ValueError(f"criterion={criterion!r} needs validation data: calibrate(x, y).")

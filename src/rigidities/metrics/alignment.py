@@ -53,7 +53,7 @@ def of_prediction(score: Callable[..., Score]) -> Callable[..., Score]:
         has_second_array = len(after_mean) > 1 and hasattr(after_mean[1], "__len__")
         if "std" in keywords or has_second_array:
             raise TypeError(
-                "A Prediction stands for mean and std both, got a std beside it. Call "
+                "A Prediction contains both mean and std, got another std. Call "
                 f"{score.__name__}(p, target), or {score.__name__}(p.mean, std, target)."
             )
         if by_position:
@@ -92,8 +92,9 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
     for name, tensor in others:
         if tensor.squeeze().shape != reference.squeeze().shape:
             raise ValueError(
-                f"Expected {first_name} and {name} of one shape, got {tuple(reference.shape)} and "
-                f"{tuple(tensor.shape)}. Pass one value per prediction in each."
+                f"Expected {first_name} and {name} of the same shape, got "
+                f"{tuple(reference.shape)} and {tuple(tensor.shape)}. Pass one value per "
+                "prediction in each."
             )
     return tuple(_checked(name, tensor.flatten()) for name, tensor in tensors.items())
 
@@ -134,14 +135,14 @@ def require_finite(name: str, values: Tensor) -> None:
     if bad > 0:
         raise ValueError(
             f"Expected {name} to be finite, got {bad} of {values.numel()} values nan or infinite. "
-            "Drop those rows or mend what made them."
+            "Drop these rows, or fix the model that computed them."
         )
 
 
 def _checked(name: str, values: Tensor) -> Tensor:
     """The values, if there are any, all finite, and none below zero for a `std`."""
     if not len(values):
-        raise ValueError(f"Expected values in {name}, got none. Pass one row or more.")
+        raise ValueError(f"Expected values in {name}, got none. Pass at least one row.")
     require_finite(name, values)
     if name == "std" and values.min() < 0:
         raise ValueError(
@@ -168,8 +169,8 @@ def error_and_positive_std(
     zeros = int((std == 0).sum())
     if zeros > 0:
         raise ValueError(
-            f"Expected std > 0{why}, got {zeros} of {len(std)} values zero. "
-            "Drop those rows or add a noise floor to the variance."
+            f"Expected std > 0{why}, got {zeros} of {len(std)} values zero. Drop these rows, or "
+            "add a small noise to the variance."
         )
     return target - mean, std
 

@@ -42,9 +42,9 @@ _SEARCH_LIMIT = 256
 """At most this many entries of the inputs are searched for tensors in every pass."""
 
 _KEYWORDS_REMEDY = (
-    "A mapping's entries are keyword inputs, but for the target. For a model of the mapping itself "
-    "pass forward=lambda m, b: m(b), for one of some entries forward=lambda m, b: m(b['key']), "
-    "and target=lambda b: b['key'] with the keys that yours have."
+    "The entries of a mapping, except the target, are keyword inputs. If the model expects the "
+    "mapping itself, pass forward=lambda m, b: m(b); if it expects some entries, pass "
+    "forward=lambda m, b: m(b['key']). Pass target=lambda b: b['key'] as well, with your own keys."
 )
 
 _version = attrgetter("_version")
@@ -105,9 +105,9 @@ class Source:
             ) from error
         if list(map(_version, tensors)) != versions:
             raise ValueError(
-                f"{self.call(model, args, kwargs)} writes into its inputs in place, so that every "
-                "pass would change your data. Let the model write to copies (x = x - 1 instead of "
-                "x -= 1), or let forward= give it some: forward=lambda m, b: m(b[0].clone())."
+                f"{self.call(model, args, kwargs)} changes its inputs in place, so every pass "
+                "would change your data. Let the model write to copies (x = x - 1 instead of x -= "
+                "1), or pass copies: forward=lambda m, b: m(b[0].clone())."
             )
         return pick(result, self.output)
 
@@ -140,7 +140,7 @@ class Source:
         remedy = f" In the fit {fitted_call} worked." if fitted_call else ""
         if fitted_call is None:
             if self.forward is not None:
-                remedy = " forward= gets each batch whole."
+                remedy = " forward= gets the whole batch."
             elif kwargs:
                 remedy = f" {_KEYWORDS_REMEDY}"
             else:
@@ -204,9 +204,9 @@ def _tuple_remedy(model: nn.Module, inputs: int) -> str:
     places = [f"b[{i}]" for i in range(used)]
     places += ["None"] * (required - used)
     return (
-        "Of a tuple, as of fit(x, y), the last is the target, all before it are inputs. Else pass "
-        f"forward=lambda m, b: m({', '.join(places)}) and target=lambda b: b[{used}] with the "
-        "places that yours have."
+        "The last entry of a tuple, as in fit(x, y), is the target; all entries before it are "
+        f"inputs. For other tuples, pass forward=lambda m, b: m({', '.join(places)}) and "
+        f"target=lambda b: b[{used}], with your own indices."
     )
 
 
@@ -243,23 +243,24 @@ def pick(result: Any, output: str | int | None) -> Tensor:
         chosen = _only_entry(result)
     if not isinstance(chosen, Tensor):
         raise ValueError(
-            f"The model's output is a {type(chosen).__name__}, expected a tensor. Pass output= "
-            "to pick a field of it, or forward= to compute the prediction."
+            f"The model's output is a {type(chosen).__name__}, expected a tensor. Pass output= to "
+            "select a field of it, or forward= to compute the prediction."
         )
     if chosen.is_nested:
         raise ValueError(
-            "The model's output is a nested tensor, expected a plain one. Pass forward= to take "
-            "its rows, m(b[0]).values() of a jagged one, with targets to match."
+            "The model's output is a nested tensor, expected a plain one. Pass forward= to "
+            "extract its rows (m(b[0]).values() of a jagged tensor), with matching targets."
         )
     if chosen.ndim == 0:
         raise ValueError(
             "The model's output is a single number for the whole batch, expected one prediction "
-            "per sample. Pass forward= or output= to get at the predictions."
+            "per sample. Pass forward= or output= to select the predictions."
         )
     if chosen.is_complex():
         raise ValueError(
-            f"The model's output is {chosen.dtype}, expected real numbers. Pass forward= to take "
-            "its real part, modulus or both, torch.view_as_real(m(b[0])), with targets to match."
+            f"The model's output is {chosen.dtype}, expected real numbers. Pass forward= to use "
+            "its real part, its modulus, or both parts (torch.view_as_real(m(b[0]))), with "
+            "matching targets."
         )
     if not chosen.is_floating_point():
         raise ValueError(f"The model's output is {chosen.dtype}, expected floating point.")
@@ -283,8 +284,8 @@ def _only_entry(result: Any) -> Any:
     if len(values) == 1:
         return values[0]
     raise ValueError(
-        f"The model returns {description}: which is the prediction? Pass output= "
-        "(a key of a mapping, an index of a tuple), for example output=0."
+        f"The model returns {description}. Pass output= to select the prediction (a key of a "
+        "mapping, an index of a tuple), for example output=0."
     )
 
 
@@ -292,9 +293,9 @@ def _entry(result: Any, output: str | int) -> Any:
     """The entry of a result that the user has named by key, index or attribute."""
     if isinstance(result, Tensor):
         raise ValueError(
-            f"output={output!r} picks one of several things that a model returns (a key, an "
-            f"attribute, an index), but this model returns one tensor {tuple(result.shape)}. "
-            "Leave output= out; for some of its columns pass forward=lambda m, b: m(b[0])[:, :1]."
+            f"output={output!r} selects one of several results of a model (a key, an attribute, "
+            f"an index), but this model returns one tensor {tuple(result.shape)}. Leave output= "
+            "out; to select columns pass forward=lambda m, b: m(b[0])[:, :1]."
         )
     try:
         if isinstance(output, int) or isinstance(result, Mapping):

@@ -46,9 +46,9 @@ DEVICE_BYTES = 1 << 30
 """The same on other devices."""
 
 ASYMMETRIC = (
-    "The second derivatives that torch gives are wrong: the Hessian is not symmetric (an operation "
+    "Torch computes wrong second derivatives here: the Hessian is not symmetric (an operation "
     "whose backward pass cannot itself be differentiated, or a custom torch.autograd.Function?). "
-    "Write the operation in plain torch functions, or do without second derivatives."
+    "Write the operation in plain torch functions, or use no second derivatives."
 )
 ONCE = (
     "An operation of the model has a backward pass that cannot itself be differentiated (a custom "

@@ -36,8 +36,8 @@ class KerasModel(nn.Module):
         super().__init__()
         if not model.built:
             raise ValueError(
-                f"The Keras model {model.name!r} has no weights yet. Call it once on a batch, then "
-                "train it or load weights."
+                f"The Keras model {model.name!r} has no weights yet. Call it once on a batch, "
+                "then train it or load weights."
             )
         self._keras = _KerasVariables(weakref.ref(model), model.name, [], [])
         in_dense_layers: set[int] = set()
@@ -161,7 +161,10 @@ class _KerasVariables:
         """The Keras model."""
         model = self.reference()
         if model is None:
-            raise ReferenceError(f"The Keras model {self.name!r} is gone: keep it as long as this.")
+            raise ReferenceError(
+                f"The Keras model {self.name!r} no longer exists. Keep a reference to it as long "
+                "as you use this object."
+            )
         return model
 
     def __deepcopy__(self, memo: dict[int, object]) -> _KerasVariables:

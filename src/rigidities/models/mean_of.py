@@ -40,7 +40,7 @@ class MeanOf(nn.Module):
         listed = isinstance(models, (list, tuple, nn.ModuleList)) and len(models) > 0
         if not listed or not all(isinstance(model, nn.Module) for model in models):
             got = [type(model).__name__ for model in models] if listed else type(models).__name__
-            raise TypeError(f"MeanOf takes a list of one or more torch.nn.Module, got {got}.")
+            raise TypeError(f"MeanOf expects a list of one or more torch.nn.Module, got {got}.")
         self.models = nn.ModuleList(models)
         self.output = output
 
@@ -53,5 +53,5 @@ class MeanOf(nn.Module):
         values = [pick(model(*inputs, **named), self.output) for model in self.models]
         shapes = [tuple(value.shape) for value in values]
         if len(set(shapes)) > 1:
-            raise ValueError(f"MeanOf averages outputs of one shape; its models give {shapes}.")
+            raise ValueError(f"MeanOf needs outputs of the same shape; its models return {shapes}.")
         return torch.stack(values).mean(0)

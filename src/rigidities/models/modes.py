@@ -156,7 +156,7 @@ def refuse_transforms() -> None:
     """Refuse `torch.func` and `torch.export` where the model's values are looked at."""
     if torch._C._functorch.peek_interpreter_stack() is not None or exporting():
         raise ValueError(
-            "The model is checked in each call, which torch.func and torch.export do not allow. "
-            "For vmap call it on all rows at once; for derivatives use uq.gradient(x) or "
-            "torch.autograd.grad; to compile, export or serve take uq.freeze()."
+            "Each call checks the model, which torch.func and torch.export do not allow. Instead "
+            "of vmap, call it on all rows at once; for derivatives use uq.gradient(x) or "
+            "torch.autograd.grad; to compile, export or serve use uq.freeze()."
         )

@@ -188,8 +188,8 @@ def _deep_copy(model: nn.Module, memo: dict[int, object]) -> nn.Module:
         except Exception as error:
             raise TypeError(
                 f"{type(model).__name__} cannot be copied: {_refusing_attribute(model, memo)} "
-                f"refuses copy.deepcopy ({error}). A copy is needed so that your model stays "
-                "untouched: set that attribute to None, or give it a __deepcopy__."
+                f"does not support copy.deepcopy ({error}). A copy is needed so that your model "
+                "stays unchanged. Set that attribute to None, or give it a __deepcopy__."
             ) from error
     return twin
 
@@ -293,8 +293,9 @@ def _check_weights(model: nn.Module) -> None:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
             raise ValueError(
-                f"{name!r} holds no values yet. Run a model with lazy layers once on a batch; move "
-                "one on the meta device with to_empty(device=...); then train it or load weights."
+                f"{name!r} has no values yet. Run a model with lazy layers once on a batch, or "
+                "move a model from the meta device with to_empty(device=...); then train it or "
+                "load weights."
             )
 
 

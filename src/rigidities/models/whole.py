@@ -45,9 +45,10 @@ def require_whole(model: nn.Module) -> None:
         class_names = {base.__name__ for base in type(module).__mro__}
         if class_names & {"FSDPModule", "FullyShardedDataParallel"}:
             raise TypeError(
-                "The weights of this model are spread over processes, expected all of them on "
-                "each. Pass rigidities.whole(model), called on every process; of "
-                "FullyShardedDataParallel, a model that was not wrapped, with the full state dict."
+                "The weights of this model are spread over processes, expected all weights on "
+                "each process. Pass rigidities.whole(model), called on every process. For "
+                "FullyShardedDataParallel, pass a model that was not wrapped, with the full state "
+                "dict."
             )
 
 

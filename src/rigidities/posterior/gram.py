@@ -283,7 +283,7 @@ class Gram:
                 negative.
         """
         if other.count > self.count:
-            raise ValueError(f"Cannot remove {other.count} rows: only {self.count} are held.")
+            raise ValueError(f"Cannot remove {other.count} rows: there are only {self.count}.")
         if self.targets is None and other.targets is not None:
             return self.expand(other.targets).without(other)
         if self.targets is not None and other.targets is None:
@@ -303,8 +303,9 @@ class Gram:
                 remaining.square = None
         if negative:
             raise ValueError(
-                "These rows were never added, or not so (a sum of squares would turn negative). "
-                "Remove rows with the features, weights and targets they were added with."
+                "These rows were never added, or were added differently (a sum of squares would "
+                "become negative). Remove rows with the features, weights and targets that they "
+                "were added with."
             )
         return remaining
 
@@ -320,7 +321,7 @@ class Gram:
         cross = self.cross
         square = self.square
         if cross is None or square is None:
-            raise ValueError("There are no residuals to change: give targets, (x, y).")
+            raise ValueError("There are no residuals to change. Pass targets: (x, y).")
         moved = self.clone()
         change = change.to(cross)
         equation = "de,ek->dk" if self.targets is None else "kde,ek->dk"
@@ -342,7 +343,9 @@ class Gram:
             ValueError: There is one matrix per target already.
         """
         if self.targets is not None:
-            raise ValueError(f"This Gram already holds one matrix for each of {self.targets}.")
+            raise ValueError(
+                f"This Gram already has one matrix for each of {self.targets} targets."
+            )
         require_memory(1, self.width, targets, self.device)
         expanded = self.clone()
         expanded.targets = targets
@@ -701,8 +704,8 @@ def precision_for(wanted: PrecisionLike, features: Tensor) -> Precision:
         raise ValueError(f"precision must be 'auto', 'double' or 'mixed', got {wanted!r}.")
     if features.device.type == "mps":
         raise ValueError(
-            "The sums of a fit are float64, which an mps device does not have. Move the model to "
-            "the CPU for fit and calibrate: model.cpu()."
+            "The sums of a fit are float64, which an mps device does not support. Move the model "
+            "to the CPU for fit and calibrate: model.cpu()."
         )
     if wanted != "auto":
         return wanted
@@ -711,7 +714,8 @@ def precision_for(wanted: PrecisionLike, features: Tensor) -> Precision:
     if features.is_cuda and torch.cuda.get_device_capability(features.device) not in _FAST_DOUBLE:
         notify(
             f"float64 is slow on {torch.cuda.get_device_name(features.device)}: fit(train, "
-            "precision='mixed') multiplies in float32, and calibrate tells whether that is enough."
+            "precision='mixed') multiplies in float32, and calibrate reports whether that is "
+            "accurate enough."
         )
     return "double"
 
@@ -924,7 +928,7 @@ def _mirrored(upper: Tensor) -> Tensor:
 def check_finite(sums: Tensor) -> None:
     """Refuse sums that cannot be factorised."""
     if not bool(torch.isfinite(sums).all()):
-        raise ValueError("The Gram holds NaN or infinity: some of its rows did.")
+        raise ValueError("The Gram matrix contains NaN or infinity, because some of its rows do.")
 
 
 def _sum(left: Tensor | None, right: Tensor | None, sign: int) -> Tensor | None:

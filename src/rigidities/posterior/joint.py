@@ -184,7 +184,7 @@ class JointPosterior:
     def _basis(self) -> Tensor:
         """The eigenvectors that belong to each block of coordinates, (blocks, D, D)."""
         vectors = self.posterior.eigenvectors
-        self.posterior._check_whole("Joint predictions need the whole one.")
+        self.posterior._check_whole("Joint predictions need the whole posterior.")
         if vectors.ndim == 3:
             return vectors
         return vectors.expand(self.root.shape[1], -1, -1)

@@ -51,7 +51,7 @@ def require_memory(copies: int, width: int, targets: int | None, device: torch.d
     per_target = "" if targets is None else f", one for each of {targets} targets"
     raise MemoryError(
         f"Features {width:,} wide need {needed / 2**30:,.1f} GiB on {device} ({copies} float64 "
-        f"matrices {width:,} x {width:,}{per_target}), and {free / 2**30:,.1f} GiB are free. Name "
-        "a narrower readout with layer=, give features= that project to fewer columns, or move the "
-        "model to a device with more memory."
+        f"matrices {width:,} x {width:,}{per_target}), and {free / 2**30:,.1f} GiB are free. "
+        "Name a narrower readout with layer=, pass features= that project to fewer columns, or "
+        "move the model to a device with more memory."
     )

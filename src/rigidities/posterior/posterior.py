@@ -155,10 +155,10 @@ class Posterior:
         if bool((smallest + ridge <= floor).any()):
             more_digits = "" if self.from_root else ", call fit(train, method='qr')"
             raise ValueError(
-                f"To float64 the Gram is singular at ridge={ridge:g}: its eigenvalues run from "
+                f"The Gram is singular in float64 at ridge={ridge:g}: its eigenvalues range from "
                 f"{float(smallest.min()):.3g} to {float(largest.max()):.3g}, and any below "
                 f"{float(floor.max()):.3g} is rounding. Pass a ridge above that{more_digits} or "
-                "give more data."
+                "pass more data."
             )
         return replace(self, ridge=float(ridge))
 
@@ -292,12 +292,14 @@ class Posterior:
                 or this posterior cannot be truncated so.
         """
         if (rank is None) == (accuracy is None):
-            raise ValueError("Give either a rank or an accuracy.")
-        self._check_whole("Truncate the whole posterior once.")
+            raise ValueError("Pass either a rank or an accuracy.")
+        self._check_whole("Truncate the whole posterior, and only once.")
         if self.eigenvalues.ndim > 1:
-            raise ValueError("Each target has its own Gram here: truncation needs a shared one.")
+            raise ValueError(
+                "Each target has its own Gram here, but truncation needs a shared one."
+            )
         if form == "complement" and self.ridge == 0:
-            raise ValueError("form='complement' needs ridge > 0: it divides by it.")
+            raise ValueError("form='complement' needs ridge > 0, because it divides by the ridge.")
         lam = self.eigenvalues
         s = self.ridge
         errors = (lam[0] + s) / (lam + s) if form == "inverse" else lam.flip(0) / s
@@ -323,7 +325,7 @@ class Posterior:
         From a QR factorisation of the whitened eigenbasis: the Gram's condition number enters
         by its root only, and a triangular product costs half of a full one.
         """
-        self._check_whole("It has no square factor: use quadratic().")
+        self._check_whole("It has no square factor. Use quadratic().")
         targets = len(self.eigenvectors) if self.eigenvectors.ndim == 3 else None
         require_memory(3, self.width, targets, self.eigenvectors.device)
         whitener = self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)
@@ -354,14 +356,15 @@ def _without_negatives(eigenvalues: Tensor, rounding: float) -> Tensor:
     largest = eigenvalues[..., -1:]
     if not bool((largest > 0).any()):
         raise ValueError(
-            "The Gram is zero: no rows, or all features are zero. Fit on data whose features vary."
+            "The Gram matrix is zero: there are no rows, or all features are zero. Fit on data "
+            "whose features vary."
         )
     tolerance = 1e-12 * eigenvalues.shape[-1] * largest + rounding
     if bool((eigenvalues < -tolerance).any()):
         raise ValueError(
-            f"The matrix is not positive semi-definite: its smallest eigenvalue is "
-            f"{float(eigenvalues.min()):.3g}. A Gram becomes so when rows are removed that "
-            "were never added, a penalty when it is not one."
+            "The matrix is not positive semi-definite: its smallest eigenvalue is "
+            f"{float(eigenvalues.min()):.3g}. This happens to a Gram if rows are removed that "
+            "were never added, and to an invalid penalty."
         )
     return eigenvalues.clamp(min=0)
 

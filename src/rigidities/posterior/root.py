@@ -141,7 +141,7 @@ def gram_kind(method: str, precision: PrecisionLike = "auto") -> type[Gram]:
     if method not in ("gram", "qr"):
         raise ValueError(f"method must be 'gram' or 'qr', got {method!r}.")
     if method == "qr" and precision == "mixed":
-        raise ValueError("method='qr' keeps all digits: precision='mixed' goes with 'gram' alone.")
+        raise ValueError("method='qr' keeps full precision. precision='mixed' needs method='gram'.")
     return Gram if method == "gram" else RootGram
 
 

@@ -125,12 +125,15 @@ class Derived:
         is_bent = ~(off_line < rows.norm(dim=1) / 2)
         if bool(is_bent.any()):
             if bool((ends == flat_value).all()) and not rows.any():
-                finding = "does not vary: its bar of zero is right for a constant alone"
+                finding = "does not vary: a bar of zero is only right for a constant"
             else:
-                finding = "bends, jumps or does not vary: first order says little"
+                finding = (
+                    "is strongly curved, jumps or does not vary: the first-order error bar is "
+                    "unreliable"
+                )
             notify(
                 f"Within the error bar of {int(is_bent.sum())} of {len(rows)} quantities fn "
-                f"{finding}. Use no coarse grid or rounding, or take the spread of fn over "
+                f"{finding}. Avoid coarse grids and rounding, or use the spread of fn over "
                 "sample(1000)."
             )
         return cls.of(value, rows)
@@ -149,8 +152,8 @@ class Derived:
         """
         if self.rows is None:
             raise ValueError(
-                f"The derivatives of {self.mean.numel()} quantities were not kept: they would "
-                "take more than 1 GiB. Propagate fewer quantities at a time."
+                f"The derivatives of {self.mean.numel()} quantities were not kept, because they "
+                "would need more than 1 GiB. Propagate fewer quantities at a time."
             )
         return (self.rows @ self.rows.mT).to(self.variance.dtype)
 
@@ -218,10 +221,10 @@ def _real(values: Any, like: Tensor | None = None) -> Tensor:
     has_other_shape = like is not None and tensor.shape != like.shape
     if tensor.is_complex() or not tensor.numel() or has_other_shape:
         raise ValueError(
-            "fn must return real numbers, of one shape each time, got "
-            f"{tensor.dtype} of shape {tuple(tensor.shape)}."
+            f"fn must return real numbers, always of the same shape, got {tensor.dtype} of shape "
+            f"{tuple(tensor.shape)}."
         )
     if not bool(tensor.isfinite().all()):
         place = "at the fitted values" if like is None else "within half an error bar of them"
-        raise ValueError(f"fn gives NaN or infinity {place}. Check where it is defined.")
+        raise ValueError(f"fn returns NaN or infinity {place}. Check where it is defined.")
     return tensor.detach().to(torch.float64)

@@ -126,7 +126,7 @@ class Distribution(ABC):
         """The error that this distribution lacks a method."""
         return NotImplementedError(
             f"Probabilities, scores and bounds need `{method}` of the distribution {self.name!r}. "
-            "Write it as `Distribution` says."
+            "Implement it as described in `Distribution`."
         )
 
     def crps(self, z: Tensor) -> Tensor:
@@ -311,8 +311,8 @@ def _checked_degrees(df: Any) -> float | Tensor:
     degrees = torch.as_tensor(df, dtype=F64, device="cpu")
     if not bool(((degrees > 2) & (degrees < math.inf)).all()):
         raise ValueError(
-            "A Student-t distribution needs more than two degrees of freedom, a finite number, "
-            f"got {df}: with two or fewer it has no variance. For infinitely many take Gaussian()."
+            "A Student-t distribution needs a finite number of degrees of freedom above two, got "
+            f"{df}. With two or fewer it has no variance. For infinitely many use Gaussian()."
         )
     return degrees if degrees.ndim else float(degrees)
 

@@ -62,7 +62,7 @@ def regrouped(settings: Sequence[Any], change: Change, *, wide: bool = False) ->
     kinds = sorted({type(setting).__name__ for setting in settings})
     raise ValueError(
         "Expected predictions with one kind of distribution, and the same conformal rows or none, "
-        f"got {' and '.join(kinds)}. Keep them apart."
+        f"got {' and '.join(kinds)}. Keep them separate."
     )
 
 

@@ -161,7 +161,7 @@ def guard_from(tensors: dict[str, Tensor]) -> Guard | None:
     if set(tensors) != set(expected):
         raise ValueError(
             f"A guard of this kind has {', '.join(expected)}, got {', '.join(sorted(tensors))}: "
-            "the file or state dict is damaged or of another version. Calibrate again."
+            "the file or state dict is damaged or from another version. Calibrate again."
         )
     return kind(**tensors)
 

@@ -110,8 +110,7 @@ class Prediction:
         low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in self._bounds)
         if not bool((low < high).all()):
             raise ValueError(
-                "A support is the least value before the largest, None for no bound, got "
-                f"{self.support}."
+                f"Expected support=(lowest, highest), with None for no bound, got {self.support}."
             )
         if low.ndim > 0 or high.ndim > 0:
             return (low, high)
@@ -173,8 +172,8 @@ class Prediction:
             return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
         if self.conformal is None:
             raise ValueError(
-                "A conformal interval needs rows that fitted nothing else, and the calibration had "
-                "none. Call calibrate(..., conformal=rows)."
+                "A conformal interval needs rows that were used for nothing else, and the "
+                "calibration had none. Call calibrate(..., conformal=rows)."
             )
         bounds: tuple[Tensor, Tensor] = self.conformal.interval(self, level)
         return bounds
@@ -289,7 +288,7 @@ class Prediction:
         rows = self.mean.shape[:1].numel()
         targets = self.mean.shape[1:].numel()
         if names is not None and not len(names) == len(set(names)) == targets:
-            raise ValueError(f"Expected names of {targets} targets, each its own, got {names!r}.")
+            raise ValueError(f"Expected {targets} different names, one per target, got {names!r}.")
         arrays = self.to_numpy(level, conformal=conformal)
         flat = {name: array.reshape(rows, targets) for name, array in arrays.items()}
         quantities = ("mean", "std", "low", "high")
@@ -320,7 +319,7 @@ class Prediction:
         )
 
     def __array__(self, *options: Any, **more: Any) -> Any:
-        raise TypeError("A Prediction is more than one array: take p.mean, p.std or p.to_numpy().")
+        raise TypeError("A Prediction is more than one array. Use p.mean, p.std or p.to_numpy().")
 
     def __getitem__(self, index: Any) -> Prediction:
         return self._at(self._places[index])
@@ -352,7 +351,7 @@ class Prediction:
         row_shapes = {shape[1:] for shape in shapes}
         if len(row_shapes) != 1 or not all(shapes):
             raise ValueError(
-                "Expected a list of predictions whose rows have one shape, got "
+                "Expected a list of predictions whose rows have the same shape, got "
                 f"{[tuple(shape) for shape in shapes]}."
             )
 
@@ -390,8 +389,8 @@ class Prediction:
         a2 = a.square()
         if not bool((a2.isfinite() & b.isfinite() & (a2 != 0)).all()):
             raise ValueError(
-                "Expected finite numbers, and no factor of zero or whose square is beyond float64: "
-                "it leaves no distribution."
+                "Expected finite numbers, and no factor that is zero or whose square overflows "
+                "float64: there would be no distribution left."
             )
         epistemic = self.epistemic.double() * a2
         noise = self.noise.double() * a2
@@ -459,8 +458,8 @@ class Prediction:
         if not isinstance(tensor, Tensor) or tensor.is_complex() or tensor.dtype == torch.bool:
             kind = getattr(value, "dtype", type(value).__name__)
             raise TypeError(
-                f"Expected a real number, or one for each target, got a {kind}. Of several "
-                "predictions, which share errors, take uq.propagate(fn, x)."
+                f"Expected a real number, or one for each target, got a {kind}. To combine "
+                "several predictions, which share errors, use uq.propagate(fn, x)."
             )
         constant = tensor.to(self.mean.device, torch.float64)
         shape = self.mean.shape

@@ -50,7 +50,7 @@ MOST_TARGETS = 12
 _FEWEST_POINTS = 500
 """A scatter plot may always show this many rows, however many targets share the page."""
 _UNCALIBRATED = Caution(
-    "The error bars are not calibrated: their scale means nothing. Call calibrate(valid) first.",
+    "The error bars are not calibrated, so their size is arbitrary. Call calibrate(x, y) first.",
     "they are not calibrated",
 )
 
@@ -66,9 +66,9 @@ def verdict(
     reference: Values | None = None,
     first_row: int = 0,
 ) -> Verdict:
-    """Whether error bars can be trusted, in words to print.
+    """Judge whether error bars can be trusted; print the result to read it.
 
-    For several targets, it is the verdict on the worst one.
+    With several targets, the verdict is about the worst one.
 
     Args:
         prediction: What `predict` returned, judged by its own distribution; or means, (N,) or
@@ -304,7 +304,7 @@ def judge_predictor(
     """
     if isinstance(predictor, Prediction):
         raise TypeError(
-            "write takes a fitted uq and data. Of a Prediction: save(path, html(p, y))."
+            "write expects a fitted uq and data. For a Prediction, use save(path, html(p, y))."
         )
     labelled = labelled_prediction(predictor, data, progress)
     reference_bars = None
@@ -378,7 +378,7 @@ def _about(judgements: Judgements) -> str:
         name = f"{len(judgements.targets)} targets"
     counted = f"Rows are counted from {rows.first_row}."
     if rows.row_numbers:
-        counted = "Rows have the numbers that they have in the table."
+        counted = "Row numbers are those of the table."
     return f"{len(rows)} rows of {name}. {counted}"
 
 

@@ -38,8 +38,8 @@ _SKEWED = 0.65
 _GRAVELY_SKEWED = 0.8
 """From this share on, the skew is a grave caution."""
 _AGAINST_FAULTS_OF_THE_MODEL = {
-    "bias": "refit() or another model can mend it.",
-    "centre": "Take p.centre as the prediction, or mend the output by refit().",
+    "bias": "Use refit(), or another model.",
+    "centre": "Use p.centre as the prediction, or correct the output with refit().",
 }
 """What helps against faults that calibration cannot correct."""
 
@@ -126,7 +126,7 @@ def _of_calibration(calibration: CalibrationReport | None) -> list[Caution]:
     if not calibration.stale:
         return warnings
     stale = Caution(
-        "Data were added or removed since the calibration: calibrate again.",
+        "Data were added or removed after the calibration. Calibrate again.",
         "they were calibrated for other data",
     )
     return [stale, *warnings]
@@ -137,8 +137,9 @@ def _unknown_distribution(rows: TargetRows) -> Caution | None:
     if rows.distribution in ("", "gaussian") or rows.prediction is not None:
         return None
     return Caution(
-        f"The distribution {rows.distribution!r} has no probabilities (its `cdf`, and `mirrored` "
-        "unless it is symmetric): the bars are judged as standard deviations of Gaussians."
+        f"The distribution {rows.distribution!r} has no probabilities (it lacks `cdf`, or "
+        "`mirrored` if it is not symmetric). The bars are judged as standard deviations of "
+        "Gaussians."
     )
 
 
@@ -146,7 +147,7 @@ def _few_rows(rows: TargetRows) -> Caution | None:
     """Whether there are too few rows for a verdict."""
     if len(rows) >= FEW:
         return None
-    return Caution(f"There are {len(rows)} rows: every figure may be chance.")
+    return Caution(f"There are only {len(rows)} rows: every figure may be chance.")
 
 
 def _rows_far_outside(rows: TargetRows) -> Caution | None:
@@ -178,9 +179,9 @@ def _rows_far_outside(rows: TargetRows) -> Caution | None:
     if len(far) == 1:
         grave = f"row {rows.row_number(named_rows[0])} lies far outside"
     return Caution(
-        f"Far outside: {in_words(names)}.{more} So many rows of their distribution would have such "
-        "an error in fewer than one of a thousand cases. Is the true value wrong, or the input "
-        "unlike the others?",
+        f"Far outside: {in_words(names)}.{more} Among so many rows, an error this large has a "
+        "probability below 1 in 1000 under the predicted distribution. Check whether the true "
+        "value is wrong or the input is unlike the others.",
         grave,
     )
 
@@ -202,10 +203,10 @@ def _better_centre(rows: TargetRows) -> Caution | None:
     error_of_bias = float(rows.error.std()) / math.sqrt(len(rows))
     side = "low" if bias > 0 else "high"
     return Caution(
-        f"The distribution's own centre predicts better than the model's output: RMSE "
-        f"{number(rmse_of_centre)} against {number(rmse_of_output)}. On average the output is too "
-        f"{side}, by {around(abs(bias), error_of_bias)}, so that mean ± std is off the intervals, "
-        f"which know it. {remedy_for('centre', rows)}"
+        f"The centre of the distribution predicts better than the model's output: its RMSE is "
+        f"{number(rmse_of_centre)} instead of {number(rmse_of_output)}. On average the output is "
+        f"too {side} by {around(abs(bias), error_of_bias)}. The intervals correct for this; "
+        f"mean ± std does not. {remedy_for('centre', rows)}"
     )
 
 
@@ -221,7 +222,7 @@ def _unlike_reference(rows: TargetRows, reference: Tensor | None) -> Caution | N
             return None
         return Caution(
             f"{_count_and_share(count, rows)} have a bar more than {_FAR_OUT:g} times the median "
-            f"({number(median)}): their inputs may be unlike the training data. Look at them."
+            f"({number(median)}): their inputs may be unlike the training data. Check them."
         )
     reference_count = len(reference)
     rank = math.ceil(0.999 * reference_count)
@@ -235,10 +236,10 @@ def _unlike_reference(rows: TargetRows, reference: Tensor | None) -> Caution | N
     if count <= expected + 3 * math.sqrt(expected):
         return None
     return Caution(
-        f"{_count_and_share(count, rows)} have a bar above {number(limit)}, which 99.9 % of the "
-        "reference rows stay below: their inputs are unlike those that the bars were "
+        f"{_count_and_share(count, rows)} have a bar above {number(limit)}. Of the reference rows, "
+        "99.9 % stay below that: the inputs of these rows are unlike those that the bars were "
         "calibrated on.",
-        "some rows are unlike those that they were calibrated on",
+        "some rows are unlike those that the bars were calibrated on",
     )
 
 
@@ -258,8 +259,8 @@ def _novel(rows: TargetRows, calibration: CalibrationReport | None) -> Caution |
         return None
     rms_error = float(rows.scored.error[is_novel].square().mean().sqrt())
     return Caution(
-        f"{_count_and_share(count, rows)} are novel to some layer of the network: above "
-        f"{number(limit)}, as one calibration row in a hundred is. Their errors are "
+        f"{_count_and_share(count, rows)} are novel to some layer of the network: their novelty "
+        f"is above {number(limit)}, as for only 1 % of the calibration rows. Their errors are "
         f"{number(rms_error)} bars (RMS). uq.novelty(x) names the layers."
     )
 
@@ -279,7 +280,7 @@ def _repeated(rows: TargetRows) -> Caution | None:
         return None
     return Caution(
         f"{_count_and_share(copies, rows)} repeat an earlier row (same prediction, bar and true "
-        "value): chance allows more than is said here."
+        "value), so chance allows more than the figures here say."
     )
 
 
@@ -308,14 +309,14 @@ def _heavy_tails(rows: TargetRows, calibration: CalibrationReport | None) -> Cau
     if count < max(4.0, 2 * expected, expected + 4 * math.sqrt(expected)):
         return None
     if rows.prediction is None:
-        where = f"err by more than {_TAIL_SIGMAS * factor:.2g} bars, where Gaussian errors"
+        where = f"have errors beyond {_TAIL_SIGMAS * factor:.2g} bars; Gaussian errors"
     else:
         where = (
-            f"lie outside 99.7 % intervals of bars {factor:.2g} times as wide, where their "
+            f"lie outside 99.7 % intervals (with bars {factor:.2g} times as wide); their "
             "distribution"
         )
     return Caution(
-        f"{_count_and_share(count, rows)} {where} would give {number(expected, 2)}: the errors "
+        f"{_count_and_share(count, rows)} {where} would give {number(expected, 2)}. The errors "
         f"have heavy tails, or these rows are faulty. {remedy_for('tails', rows, calibration)}"
     )
 
@@ -333,9 +334,9 @@ def _skewed(rows: TargetRows, calibration: CalibrationReport | None) -> Caution 
     side = "above" if 2 * above > len(largest) else "below"
     grave = "the errors are skewed" if share >= _GRAVELY_SKEWED else ""
     return Caution(
-        f"Of the tenth of the rows that errs most, in units of its bars, {100 * share:.0f} % "
-        f"lie {side} their predictions: the errors are skewed, and one end of an interval is "
-        f"passed more often than the other. {remedy_for('skew', rows, calibration)}",
+        f"Of the 10 % of rows with the largest errors in units of their bars, {100 * share:.0f} % "
+        f"lie {side} their predictions. The errors are skewed: true values fall outside one end "
+        f"of the intervals more often than the other. {remedy_for('skew', rows, calibration)}",
         grave,
     )
 
@@ -357,7 +358,7 @@ def _biased(rows: TargetRows) -> Caution | None:
     side = "low" if mean > 0 else "high"
     return Caution(
         f"The predictions are too {side} on average, by {number(abs(mean))} bars "
-        f"({around(abs(bias), standard_error)}): a bias, which bars cannot mend. "
+        f"({around(abs(bias), standard_error)}). Error bars cannot fix this bias. "
         f"{remedy_for('bias', rows)}",
         f"the predictions are too {side} on average",
     )

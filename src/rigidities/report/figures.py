@@ -125,7 +125,7 @@ def errors(std: Tensor, error: Tensor, hover: Hover) -> Plot:
         name="errors",
         title="Do larger bars mean larger errors?",
         caption="Each point is a row. If the bars are right, 68 % lie between the solid orange "
-        "lines, 95 % between the dashed and 99.7 % between the dotted ones.",
+        "lines, 95 % between the dashed lines and 99.7 % between the dotted ones.",
         label=f"Scatter plot of absolute error against error bar for {len(std)} rows.",
         traces={"": traces},
         layouts=log_and_linear("error bar (std)", "absolute error", low, high),
@@ -177,7 +177,7 @@ def binned(bins: Mapping[int, tuple[Tensor, Tensor]]) -> Plot:
         title="Is the error as large as the bars say?",
         caption="Rows sorted by their bar and cut into bins. Bars that are right give points on "
         "the line, within the grey band in 95 % of the bins. Above it the bars are too narrow, "
-        "below it too wide; points in a heap say that all bars are alike.",
+        "below it too wide. If all points lie close together, all bars are alike.",
         label=f"Mean squared error against variance of {len(bins[size][0])} bins of {size} rows.",
         traces=traces,
         layouts=log_and_linear("predicted variance", "mean squared error", low, high),
@@ -236,16 +236,16 @@ def coverage(rows: TargetRows) -> Plot:
     bars = line(nominal, observed, "these bars", color=BLUE, width=2.5)
     bars.hoverinfo = "text"
     bars.hovertext = [
-        f"{100 * level:.1f} % intervals hold {100 * share:.1f} %"
+        f"{100 * level:.1f} % intervals cover {100 * share:.1f} %"
         for level, share in zip(nominal.tolist(), observed.tolist(), strict=True)
     ]
     traces.append(bars)
     return Plot(
         name="coverage",
-        title="Do intervals hold what they promise?",
+        title="Do intervals cover what they promise?",
         caption="The share of true values inside central intervals of every level. Above the line "
-        "the bars are too wide, below it too narrow; the grey band is what chance allows at each "
-        "level in 95 % of cases, not for the whole curve at once.",
+        "the bars are too wide, below it too narrow. The grey band is what chance allows at each "
+        "level in 95 % of cases; it does not apply to the whole curve at once.",
         label="Observed against nominal coverage, with the diagonal.",
         traces={"": traces},
         layouts={"": layout(_share_axis("nominal coverage"), _share_axis("observed coverage"))},
@@ -309,13 +309,14 @@ def sparsification(rows: TargetRows) -> Plot:
         line(dropped, by_error, "largest errors first", ink=True, dash="dot"),
         line(dropped, by_bar, "largest bars first", color=BLUE, width=2.5),
     ]
-    rmse_axis = axis("RMSE of the rest")
+    rmse_axis = axis("RMSE of the remaining rows")
     rmse_axis["rangemode"] = "tozero"
     return Plot(
         name="sparsification",
         title="What is left when uncertain rows are dropped?",
-        caption="RMSE of the rows that remain. The faster the blue line falls, the better the bars "
-        "find the rows with large errors; the dotted line knows the errors and cannot be beaten.",
+        caption="RMSE of the remaining rows. The faster the blue line falls, the better the bars "
+        "find the rows with large errors. The dotted line uses the errors themselves: no bars can "
+        "do better.",
         label="Remaining root mean squared error against the share of rows dropped.",
         traces={"": traces},
         layouts={"": layout(_share_axis("share of rows dropped"), rmse_axis)},
@@ -350,9 +351,10 @@ def histogram(rows: TargetRows) -> Plot:
     return Plot(
         name="histogram",
         title="How large are errors in units of their bars?",
-        caption="z = (true value - prediction) / bar, or as the distribution has it. Right bars "
-        "follow the curve; a wider heap means too narrow bars. The outermost columns hold all "
-        "that lies beyond.",
+        caption="z = (true value - prediction) / bar, or the normal score of the true value under "
+        "the predicted distribution. If the bars are right, the columns follow the curve; a wider "
+        "histogram means that the bars are too narrow. The outermost columns contain all rows "
+        "beyond.",
         label="Histogram of standardised errors with the normal curve.",
         traces={"": [columns, line(x, normal, "normal curve", ink=True)]},
         layouts={"": histogram_layout},

@@ -123,7 +123,7 @@ def judgement(
     ranking_finding = ranking(scores)
     findings = (size_finding, fifths_finding, use_finding, ranking_finding)
     if len(rows) < FEW:
-        headline = f"Too few rows for a verdict: {len(rows)}. What follows may be chance."
+        headline = f"Too few rows for a verdict: {len(rows)}. The figures below may be chance."
         return Verdict(headline, CAREFUL, findings, tuple(all_cautions))
     grave = [caution.grave for caution in all_cautions if caution.grave]
     if ranking_finding.status == BAD:
@@ -159,7 +159,7 @@ def _headline(
     reasons.extend(grave)
     no_use = use_finding.status == CAREFUL
     if reasons:
-        # For bars of the wrong size, it goes without saying that they are of no use.
+        # A wrong size already says that the bars are of no use.
         if no_use and not of_wrong_size:
             reasons.append(use_finding.reason)
         return f"Use these bars with care: {in_words(reasons)}.", CAREFUL
@@ -167,11 +167,11 @@ def _headline(
         return "These bars can be trusted on rows like these.", GOOD
     if "not shown" in use_finding.reason:
         headline = (
-            "Right in size, as far as these rows tell, but not shown to be better than one "
-            "constant bar."
+            "The bars have the right size, as far as these rows can tell, but are not shown to be "
+            "better than one constant bar."
         )
         return headline, CAREFUL
-    return "Right in size, but no better than one constant bar.", CAREFUL
+    return "The bars have the right size, but are no better than one constant bar.", CAREFUL
 
 
 def _careful_if_few(
@@ -193,11 +193,11 @@ def size(rows: TargetRows) -> Finding:
     low = 100 * coverage.low / coverage.rows
     high = 100 * coverage.high / coverage.rows
     counts = (
-        f"90 % intervals hold {inside:.1f} % of the {coverage.rows} true values; with right bars "
-        f"chance gives {low:.1f} to {high:.1f} %."
+        f"90 % intervals cover {inside:.1f} % of the {coverage.rows} true values. If the bars are "
+        f"right, chance gives {low:.1f} to {high:.1f} %."
     )
     if not coverage.side:
-        lead = "About right." if coverage.rows >= FEW else "Not visibly wrong."
+        lead = "About right." if coverage.rows >= FEW else "No fault is visible."
         return _careful_if_few(rows, "Size", GOOD, f"{lead} {counts}")
     if coverage.status == GOOD:
         lead = f"A little too {coverage.side}."
@@ -205,9 +205,9 @@ def size(rows: TargetRows) -> Finding:
         lead = f"Too {coverage.side}."
     errors = f"Errors are {number(coverage.rms)} bars (RMS)."
     if coverage.factor > 1e-9:
-        factor = f"To hold 90 % they would have to be {number(coverage.factor)} times as wide."
+        factor = f"To cover 90 % the bars would have to be {number(coverage.factor)} times as wide."
     else:
-        factor = "Nine tenths of the errors are zero."
+        factor = "At least 90 % of the errors are zero."
     reason = f"they are too {coverage.side}"
     if coverage.status == BAD:
         reason = f"they are far too {coverage.side}"
@@ -222,13 +222,15 @@ def by_fifths(rows: TargetRows, calibration: CalibrationReport | None = None) ->
         return _uneven(rows, calibration)
     if scored.fifths:
         shares = [100 * fifth.inside / fifth.rows for fifth in scored.fifths]
-        how = "alike" if scored.coverage.side else "as by chance"
+        how = "Chance explains the differences."
+        if scored.coverage.side:
+            how = "One factor would correct all of them."
         text = (
-            f"Even: {min(shares):.3g} to {max(shares):.3g} % in fifths by prediction and by bar, "
-            f"{how}."
+            f"Even. 90 % intervals cover {min(shares):.3g} to {max(shares):.3g} % in each fifth of "
+            f"the rows, sorted by prediction or by bar. {how}"
         )
     else:
-        text = "Not looked at: there are too few rows, or all are alike."
+        text = "Not checked: there are too few rows, or all are alike."
     return _careful_if_few(rows, "Fifths", GOOD, text)
 
 
@@ -243,7 +245,7 @@ def _uneven(rows: TargetRows, calibration: CalibrationReport | None) -> Finding:
     worst = wrong_fifths[0]
     where = f"too {worst.side} in the {worst.where}"
     if rows.scored.coverage.status == GOOD:
-        reason = f"right on average, but {where}"
+        reason = f"they are right on average, but {where}"
     else:
         reason = f"they are {where}"
     return _careful_if_few(rows, "Fifths", status, " ".join(sentences), reason)
@@ -273,13 +275,13 @@ def resolution(scores: TargetScores) -> Finding:
     """Is it worth having bars that differ from row to row?"""
     rows = scores.rows
     if not rows.bars_differ:
-        text = "All bars have the same size: they cannot tell rows apart."
+        text = "All bars have the same size, so they cannot tell rows apart."
         return Finding("Use", CAREFUL, text, "they are no better than one constant bar")
     if math.isinf(gain_and_error(rows)[0]):
         if rows.error.any():
-            text = "Some true values lie where their distribution says that none can."
+            text = "Some true values are impossible under their distribution."
         else:
-            text = "Every error is zero, so that any bar is too wide."
+            text = "Every error is zero, so any bar is too wide."
         return Finding("Use", BAD, text, "one constant bar does better")
     rows, note = _fairly_compared(rows)
     notes = _decided_by_one_row(rows) + note
@@ -292,27 +294,27 @@ def resolution(scores: TargetScores) -> Finding:
     if side == "better":
         times = math.exp(min(gain, 700))  # beyond 700 the exponential overflows
         text = (
-            f"Better than {constant} by {difference}: row by row, the true values are "
-            f"{times:.3g} times as likely under them."
+            f"Better than {constant} by {difference}: on (geometric) average a true value is "
+            f"{times:.3g} times as likely under these bars."
         )
         return _careful_if_few(rows, "Use", GOOD, text + notes)
     if side == "worse":
         text = (
-            f"Worse than {constant}, by {difference}: their size or their differences between "
-            "rows mislead."
+            f"Worse than {constant} by {difference}: the size of the bars, or how it varies "
+            "between rows, is misleading."
         )
         return Finding("Use", BAD, text + notes, "one constant bar does better")
     # Is the gain less than right bars would show, or are the rows too few to show any?
     expected, scatter = _gain_of_right_bars(scores, rows)
     text = (
-        f"the difference, {around(gain, error)} nats per row, may be chance; right bars of these "
-        f"sizes would give {around(expected, scatter)} on such rows."
+        f"the difference of {around(gain, error)} nats per row may be chance. If bars of these "
+        f"sizes were right, it would be {around(expected, scatter)} on such rows."
     )
     if gain < expected - _SHORTFALL * scatter:
         text = f"No better than {constant}: {text}"
         reason = "they are no better than one constant bar"
     else:
-        text = f"Not shown to be better than {constant}: {text} More rows would tell."
+        text = f"Not shown to be better than {constant}: {text} More rows are needed to tell."
         reason = "they are not shown to be better than one constant bar"
     return Finding("Use", CAREFUL, text + notes, reason)
 
@@ -340,8 +342,8 @@ def _fairly_compared(rows: TargetRows) -> tuple[TargetRows, str]:
     source = rows.constant_bar_source.removeprefix("the ")
     gain, error = gain_and_error(rows)
     note = (
-        f" The {source}, {number(rows.constant_bar)}, is {number(ratio)} times that, as a few "
-        f"outlying rows make it: the gain over it is {around(gain, error)} nats per row."
+        f" The {source}, {number(rows.constant_bar)}, is {number(ratio)} times as large, because "
+        f"of a few outliers. The gain over it is {around(gain, error)} nats per row."
     )
     return fair_rows, note
 
@@ -380,22 +382,22 @@ def _decided_by_one_row(rows: TargetRows) -> str:
 
 
 def ranking(scores: TargetScores) -> Finding:
-    """Do rows with larger bars err more?"""
+    """Do rows with larger bars have larger errors?"""
     rows = scores.rows
     correlation = scores.spearman
     if math.isnan(correlation):
-        return Finding("Ranking", CAREFUL, "Bars or errors of one size cannot be ranked.")
+        return Finding("Ranking", CAREFUL, "All bars or all errors are equal: there is no ranking.")
     drawn = torch.tensor([redrawn.spearman for redrawn in scores.redrawn]).double()
     expected = float(drawn.mean())
     scatter = float(drawn.std())
     comparison = (
-        f"Rank correlation of bar and error {correlation:.2f}; right bars of these sizes would "
-        f"give {expected:.2f} ± {scatter:.2f}, bars that tell nothing 0."
+        f"The rank correlation of bar and error is {correlation:.2f}; {expected:.2f} ± "
+        f"{scatter:.2f} is expected if the bars are right, and 0 if they carry no information."
     )
     chance = 2 / math.sqrt(max(1, len(rows) - 1))
     if abs(correlation) <= chance:
         if correlation >= expected - 2 * scatter:
-            lead = "Larger bars are not shown to mark larger errors: these rows cannot tell."
+            lead = "These rows cannot show whether larger bars mark larger errors."
         else:
             lead = "Larger bars do not mark larger errors."
         return Finding("Ranking", CAREFUL, f"{lead} {comparison}")
@@ -416,8 +418,8 @@ def _without_largest_bars(rows: TargetRows) -> str:
     if by_bar >= rmse:
         return ""
     return (
-        f" Without the tenth of the rows that has the largest bars the RMSE is "
-        f"{100 * (1 - by_bar / rmse):.0f} % lower (at best {100 * (1 - by_error / rmse):.0f} %)."
+        f" Dropping the 10 % of rows with the largest bars lowers the RMSE by "
+        f"{100 * (1 - by_bar / rmse):.0f} % (at best {100 * (1 - by_error / rmse):.0f} %)."
     )
 
 

@@ -32,7 +32,7 @@ MOST_INPUTS = 12
 """Inputs with up to this many numbers per row are shown beside a point."""
 Advice = Callable[[str, str], str]
 """A function (fault, library's remedy) -> the remedy to show, as a sentence."""
-_BARS_WANTED_ONCE = "Expected a Prediction and no std=, or means and std=. Give one of these."
+_BARS_WANTED_ONCE = "Expected a Prediction without std=, or means with std=."
 _LARGEST = 1e140
 """Bars up to this size, and errors of up to this many bars, have finite squares in float64."""
 _EXTREME_SHARE = 0.05
@@ -130,7 +130,7 @@ class TargetRows:
         """The rows whose RMS error the constant bar is, in words."""
         if self.calibrated_bar is not None:
             return "the RMS error of the calibration rows"
-        return "the RMS error of these very rows"
+        return "the RMS error of these rows"
 
     @cached_property
     def with_constant_bar(self) -> TargetRows:
@@ -329,7 +329,7 @@ def _check_positive(std: Tensor, first_row: int) -> None:
     more = f" (and {len(bad_rows) - 1} more rows)" if len(bad_rows) > 1 else ""
     raise ValueError(
         f"Expected std > 0, got {value:g} in row {int(bad_rows[0]) + first_row}{more}. "
-        "Drop those rows or add a noise floor to the variance."
+        "Drop these rows, or add a small noise to the variance."
     )
 
 
@@ -344,9 +344,9 @@ def _check_squares(mean: Tensor, std: Tensor, target: Tensor, first_row: int) ->
         return
     raise ValueError(
         f"Expected bars from {1 / _LARGEST:g} to {_LARGEST:g} and errors of up to {_LARGEST:g} "
-        f"bars, whose squares are still numbers, got others in row "
-        f"{int(bad_entries[0, 0]) + first_row}. Pass predictions, bars and true values in another "
-        "unit, or mend what made them."
+        f"bars, so that their squares are finite, got others in row "
+        f"{int(bad_entries[0, 0]) + first_row}. Check the predictions, or pass all values in "
+        "another unit."
     )
 
 
@@ -508,8 +508,8 @@ def labelled_prediction(
     for batch in predictor.feed(data, "report", progress=progress):
         if batch.target is None:
             raise ValueError(
-                "Expected labelled data, got batches without a target. Pass (x, y), or give the "
-                "model's wrapper target=lambda batch: ...."
+                "Expected labelled data, got batches without a target. Pass (x, y), or pass "
+                "target=lambda batch: ... to the wrapper of the model."
             )
         prediction = predictor.predict([batch.raw], progress=False).to("cpu")
         target = batch.target.cpu()

@@ -71,92 +71,92 @@ METRICS = {
     "rmse": Metric(
         label="RMSE",
         ideal="0",
-        sentence="Typical size of the errors, large ones weighing more. The bars play no part.",
+        sentence="Typical size of the errors; large errors weigh more. It does not use the bars.",
     ),
     "mae": Metric(
         label="MAE",
         ideal="0",
-        sentence="Mean size of the errors. The bars play no part.",
+        sentence="Mean size of the errors. It does not use the bars.",
     ),
     "nll": Metric(
         label="NLL",
         ideal="low",
         sentence="Negative log-likelihood per row: how surprising the true values are under "
-        "prediction and bar. It punishes bars that are too narrow, too wide or on the wrong rows.",
+        "prediction and bar. It penalises bars that are too narrow, too wide or on the wrong rows.",
     ),
     "nll_gain": Metric(
         label="NLL gain",
         ideal="above 0",
-        sentence="How much the NLL is below that of one constant bar for all rows. At 0 or below, "
-        "bars that differ from row to row bring nothing.",
+        sentence="How much lower the NLL is than that of one constant bar for all rows. At 0 or "
+        "below, bars that differ from row to row are of no use.",
     ),
     "crps": Metric(
         label="CRPS",
         ideal="low",
-        sentence="Like the NLL a score for the whole prediction, in the units of the target and "
-        "milder with outliers.",
+        sentence="Like the NLL, a score for the whole predicted distribution. It has the units of "
+        "the target, and outliers matter less.",
     ),
     "coverage": Metric(
         label="Coverage of 90 % intervals",
         ideal="90 %",
-        sentence="Share of true values inside the intervals of the distribution; of bars alone, "
-        "inside those of a Gaussian. Below their level the bars are too narrow, above it too wide.",
+        sentence="Share of true values inside the intervals of the distribution (of a Gaussian, "
+        "where only bars are known). Below the level the bars are too narrow, above it too wide.",
         percent=True,
     ),
     "interval_width": Metric(
         label="Width of 90 % intervals",
         ideal="small, at 90 % coverage",
-        sentence="Mean width of those intervals, in the units of the target.",
+        sentence="Mean width of these intervals, in the units of the target.",
     ),
     "interval_score": Metric(
         label="Interval score",
         ideal="low",
-        sentence="Width of the intervals plus a fine for every true value outside.",
+        sentence="Width of the intervals, plus a penalty for every true value outside.",
     ),
     "miscalibration_area": Metric(
         label="Miscalibration area",
         ideal="0",
-        sentence="Distance between nominal and observed coverage over all levels, from 0 to 0.5. "
-        "Chance alone keeps it above 0.",
+        sentence="Mean distance between nominal and observed coverage over all levels, from 0 to "
+        "0.5. Chance alone keeps it above 0.",
     ),
     "ence": Metric(
         label="ENCE",
         ideal="0",
-        sentence="Groups of rows with bars of similar size: by what share the errors of a group "
-        "differ from what its bars promise, on average.",
+        sentence="For groups of rows with bars of similar size: the mean relative difference "
+        "between the errors of a group and its bars.",
     ),
     "sharpness": Metric(
         label="Sharpness",
         ideal="the RMSE",
-        sentence="Root mean square of the bars, whatever the errors.",
+        sentence="Root mean square of the bars. It does not use the errors.",
     ),
     "spearman": Metric(
         label="Rank correlation",
         ideal="high",
-        sentence="Do rows with larger bars have larger errors? 0 means that the bars tell nothing. "
-        "Right bars do not reach 1, since errors scatter.",
+        sentence="Do rows with larger bars have larger errors? 0 means that the bars carry no "
+        "information. Even right bars do not reach 1, because errors scatter.",
     ),
     "ause": Metric(
         label="AUSE",
         ideal="0",
-        sentence="Drop the rows with the largest bars first: how much more error is left than if "
-        "those with the largest errors went first, as a share of the RMSE.",
+        sentence="Rows with the largest bars are dropped first. How much more error is left than "
+        "if the rows with the largest errors were dropped first, as a share of the RMSE.",
     ),
     "binned_log_ratio": Metric(
         label="Distance from y = x",
         ideal="0",
         sentence="In the plot of bins: decades between the mean squared error and the variance. A "
-        "constant bar can score well here, so read it beside the slope.",
+        "constant bar can score well here, so read it together with the slope.",
     ),
     "slope": Metric(
         label="Slope of the bins",
         ideal="1",
-        sentence="Do errors grow as fast as the bars say? At 0 the bars tell nothing, above 1 they "
-        "vary too little, between 0 and 1 too much.",
+        sentence="Do errors grow as fast as the bars? At 0 the bars carry no information; above 1 "
+        "they vary too little, between 0 and 1 too much.",
     ),
     "decades": Metric(
         label="Decades of variance",
-        ideal="as the data have it",
+        ideal="depends on the data",
         sentence="Powers of ten between the smallest and the largest variance of a bin.",
     ),
 }

@@ -206,7 +206,7 @@ def _fifths_table(rows: TargetRows) -> FifthsTable | None:
     first = fifths[0]
     low = f"{100 * first.low / first.rows:.3g} %"
     high = f"{100 * first.high / first.rows:.3g} %"
-    caption = f"What 90 % intervals hold in each fifth of the rows; chance allows {low} to {high}."
+    caption = f"What 90 % intervals cover in each fifth of the rows. Chance allows {low} to {high}."
     return FifthsTable(header, lines, caption)
 
 
@@ -226,18 +226,17 @@ def _about_metrics(scores: TargetScores) -> str:
     sentences = [
         f"“Constant bar” is one Gaussian bar for all rows, {number(rows.constant_bar)}: "
         f"{rows.constant_bar_source}.",
-        "“Right bars” is what these bars would score if true values followed them, mean and "
+        "“Right bars” is what these bars would score if the true values followed them: mean and "
         "standard deviation over redrawn errors.",
     ]
     if rows.prediction is None:
-        sentences.append("All figures are those of the bars as standard deviations of Gaussians.")
+        sentences.append("All figures treat the bars as standard deviations of Gaussians.")
     else:
         sentences.append(
-            f"All figures are those of the distribution ({rows.distribution}) around each "
-            "prediction."
+            f"All figures use the predicted distribution ({rows.distribution}) of each row."
         )
     if bin_sizes(len(rows)):
-        sentences.append(f"The last three use bins of {scores.bin_size} rows.")
+        sentences.append(f"The last three metrics use bins of {scores.bin_size} rows.")
     return " ".join(sentences)
 
 
@@ -272,21 +271,23 @@ def _calibration_choices(calibration: CalibrationReport | None) -> list[Calibrat
         CalibrationChoice(
             "Criterion",
             calibration.criterion,
-            f"chose what follows, on {calibration.rows} rows",
+            f"made the choices below, on {calibration.rows} rows",
         ),
         CalibrationChoice(
             "Ridge ς²", number(calibration.ridge, 4), "added to the diagonal of the Gram matrix"
         ),
         CalibrationChoice(
-            "Scale α", numbers(calibration.scale), "what the bars are multiplied with"
+            "Scale α", numbers(calibration.scale), "multiplies the epistemic part of the bars"
         ),
         CalibrationChoice(
-            "Noise variance", numbers(calibration.noise_level), "what more data would not remove"
+            "Noise variance",
+            numbers(calibration.noise_level),
+            "what more data would not remove",
         ),
         CalibrationChoice(
-            "NLL there",
+            "NLL",
             number(calibration.nll, 4),
-            f"a constant bar has {constant}, the gain is {gain}",
+            f"on these rows; {constant} for one constant bar; cross-validated gain {gain}",
         ),
     ]
     if math.isfinite(calibration.effective_rank):
@@ -295,7 +296,9 @@ def _calibration_choices(calibration: CalibrationReport | None) -> list[Calibrat
         choices.append(CalibrationChoice("Effective rank", rank, meaning))
     if math.isfinite(calibration.condition):
         condition = number(calibration.condition)
-        choices.append(CalibrationChoice("Condition number", condition, "of Gram matrix and ridge"))
+        choices.append(
+            CalibrationChoice("Condition number", condition, "of Gram matrix plus ridge")
+        )
     return choices
 
 
@@ -394,8 +397,8 @@ def overview(judgements: Judgements, worst: str, section_count: int) -> Overview
     note = ""
     if target_count > section_count:
         note = (
-            f"The table lists {len(targets)} of {target_count} targets, the sections "
-            f"{section_count}."
+            f"The table lists {len(targets)} of {target_count} targets; {section_count} of them "
+            "have a section below."
         )
     return Overview(
         verdict=judgements.verdict,

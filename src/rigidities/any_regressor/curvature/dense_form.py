@@ -68,7 +68,9 @@ class DenseForm(Form):
         """
         matrix = hessian.matrix
         if not bool(torch.isfinite(matrix).all()):
-            raise ValueError("The Hessian holds NaN or infinity: some derivatives are not finite.")
+            raise ValueError(
+                "The Hessian contains NaN or infinity: some derivatives are not finite."
+            )
         units = None
         if ridge == 0:
             diagonal = matrix.diagonal()
@@ -195,11 +197,14 @@ def _indefinite_message(hessian: Hessian) -> str:
     largest = float(eigenvalues[-1])
     if hessian.exact:
         cause = (
-            "so the parameters are no minimum of the loss in that direction. Fit further, use "
+            "so the parameters are not a minimum of the loss in that direction. Fit further, use "
             "hessian='gauss-newton'"
         )
     else:
-        cause = "which the regulariser brings: its own Hessian is not positive. Use a convex one"
+        cause = (
+            "because the Hessian of the regulariser is not positive semi-definite. Use a convex "
+            "regulariser"
+        )
     return (
         f"The Hessian is indefinite: its lowest eigenvalue is {lowest:.3g} (the largest "
         f"{largest:.3g}), {cause}, or pass ridge > {-lowest:.3g}."

@@ -58,8 +58,8 @@ class DualForm(Form):
         tolerance = torch.finfo(torch.float64).eps * (1 + trace / ridge)
         if int(failed) or tolerance > 0.01:
             raise ValueError(
-                f"The ridge {ridge:g} is lost beside the kernel's trace {trace:.3g}. Pass a ridge "
-                f"of at least {1e-12 * trace:.1g}, or form='dense'."
+                f"The ridge {ridge:g} is negligible compared with the kernel's trace {trace:.3g}. "
+                f"Pass a ridge of at least {1e-12 * trace:.1g}, or form='dense'."
             )
         return cls(rows, factor, ridge, tolerance)
 

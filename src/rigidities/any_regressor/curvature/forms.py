@@ -94,7 +94,7 @@ class Form(ABC):
         if tangents is None:
             raise ValueError(
                 f"The {self.name} form keeps no covariance of the parameters. Use form='dense', "
-                "with fewer of them (subset=) if need be, or draw some: sample(1000)."
+                "with fewer parameters (subset=) if necessary, or draw samples: sample(1000)."
             )
         values, vectors = torch.linalg.eigh(self.covariance(tangents, tangents))
         # A negative lowest eigenvalue shows the size of rounding: only larger ones are kept.
@@ -228,7 +228,9 @@ def _check_possible(problem: Problem, form: str) -> None:
             "times the number of samples, or calibrate it)."
         )
     if form == "dual" and not problem.has_dual:
-        raise ValueError("form='dual' knows no regulariser: use 'dense' or 'matrix-free'.")
+        raise ValueError(
+            "form='dual' does not support a regulariser: use 'dense' or 'matrix-free'."
+        )
 
 
 def _check_fits(problem: Problem, form: str) -> None:
@@ -243,8 +245,8 @@ def _check_fits(problem: Problem, form: str) -> None:
         remedies.append("form='matrix-free'")
     raise MemoryError(
         f"The {form} form of {problem.parameters:,} parameters and {problem.rows:,} rows needs "
-        f"about {readable_size(needed)}, and {readable_size(problem.memory)} may be used. Choose "
-        f"{', or '.join(remedies)}; or raise memory= (bytes)."
+        f"about {readable_size(needed)}, but only {readable_size(problem.memory)} may be used. "
+        f"Choose {', or '.join(remedies)}; or raise memory= (bytes)."
     )
 
 

@@ -55,7 +55,7 @@ class LossTerms:
                 return torch.mul(vectors, values.clamp(min=0).sqrt()[:, None])
         raise ValueError(
             f"The loss is concave at some predictions (lowest curvature {lowest:.3g}), where the "
-            "Gauss-Newton form does not hold. Use a convex loss, or hessian='exact'."
+            "Gauss-Newton form is not valid. Use a convex loss, or hessian='exact'."
         )
 
     @property
@@ -122,10 +122,12 @@ def loss_terms(
         row = int((~torch.isfinite(slope)).any(1).nonzero()[0])
         raise ValueError(
             f"Row {row} of a batch has a prediction or target that is not finite. Give such rows "
-            "sample_weight 0 or leave them out."
+            "a sample_weight of 0, or leave them out."
         )
     if not bool(torch.isfinite(curvature).all()):
-        raise ValueError("The loss has no finite curvature. NaN in the predictions or targets?")
+        raise ValueError(
+            "The curvature of the loss is not finite. Check the predictions and targets for NaN."
+        )
     return LossTerms(curvature, slope, unit_curvature)
 
 

@@ -205,8 +205,8 @@ class MatrixFreeForm(Form):
             gap = self._largest_gap(v, g, r)
             if gap > self.tolerance:
                 notify(
-                    f"Variances may be too small by up to {gap:.1g} (relative), not "
-                    f"{self.tolerance:g}: rounding leaves no more. Pass a larger ridge or "
+                    f"Variances may be too small by up to {gap:.1g} (relative), more than the "
+                    f"tolerance {self.tolerance:g}, because of rounding. Pass a larger ridge or "
                     "tolerance, or a model in float64."
                 )
         return lower_bounds(v, g, r)
@@ -320,8 +320,8 @@ def conjugate_gradients(
         if not bool((curvatures > 0).all()):
             lowest = float((curvatures / p.square().sum(-1)).min())
             raise ValueError(
-                f"The Hessian is not positive definite: a direction of curvature {lowest:.3g} was "
-                "met. Pass a larger ridge, or a convex regulariser."
+                f"The Hessian is not positive definite: one direction has curvature {lowest:.3g}. "
+                "Pass a larger ridge, or a convex regulariser."
             )
         step = (rz / curvatures)[:, None]
         v = v + step * p
@@ -334,8 +334,8 @@ def conjugate_gradients(
     gap = float((r.square().sum(-1) / floor / lower_bounds(v, g, r)).max())
     notify(
         f"Conjugate gradients stopped after {MAX_ITERATIONS} iterations: {len(active)} of "
-        f"{len(vectors)} variances may be too small by up to {gap:.1g} (relative), not "
-        f"{tolerance:g}. Pass a larger ridge or tolerance, or a model in float64."
+        f"{len(vectors)} variances may be too small by up to {gap:.1g} (relative), more than the "
+        f"tolerance {tolerance:g}. Pass a larger ridge or tolerance, or a model in float64."
     )
     return solutions
 

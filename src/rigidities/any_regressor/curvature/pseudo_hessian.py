@@ -105,10 +105,10 @@ class Totals:
         if share > FAR and not interpolates:
             notify(
                 f"The parameters are not a minimum of the loss: its gradient has norm {norm:.3g}, "
-                f"and by each parameter it is {share:.0%} of what the samples' own would add up to "
-                "if they all agreed. Rigidities describe the loss around a minimum: fit further, "
-                "give the regulariser that was used, or read the error bars as those of the "
-                "linearised model."
+                f"which is {share:.0%} of what it would be if the gradients of all samples "
+                "agreed. Rigidities describe the loss around a minimum. Fit further, pass the "
+                "regulariser that was used, or read the error bars as those of the linearised "
+                "model."
             )
         return norm
 

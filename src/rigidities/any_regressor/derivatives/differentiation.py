@@ -215,9 +215,9 @@ def _jacobian_function(
         if _confirmed(regressor, Tangents(tuple(blocks.values())), *inputs, **kwargs):
             return candidate
     notify(
-        "f cannot be transformed by torch.func.vmap (in-place writes, data-dependent control flow, "
-        ".item(), or torch.cdist, which torch batches wrongly): one backward pass per sample "
-        "instead, which is slow."
+        "f cannot be transformed by torch.func.vmap (in-place writes, data-dependent control "
+        "flow, .item(), or torch.cdist, which torch batches wrongly). One backward pass per "
+        "sample is used instead, which is slow."
     )
     return looped_rows
 
@@ -256,5 +256,5 @@ def _check_samples_are_independent(regressor: Regressor, *inputs: Any, **kwargs:
         "The prediction for a sample depends on the rest of its batch "
         f"({float(together.reshape(-1)[0]):.6g} with another sample, "
         f"{float(alone.reshape(-1)[0]):.6g} alone), so it has no derivative of its own. Check "
-        "that f treats the first dimension of its inputs as samples."
+        "that f treats the first dimension of its inputs as the samples."
     )

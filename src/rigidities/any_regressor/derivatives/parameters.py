@@ -67,8 +67,8 @@ class Parameters:
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise ValueError(
-                f"Two parameters have the same path {', '.join(repeated)}: keys must not hold dots "
-                "that make them look like others."
+                f"Two parameters have the same path {', '.join(repeated)}: keys must not contain "
+                "dots that make their paths equal."
             )
         is_selected = _selector(subset, names)
         selected: dict[str, Tensor] = {}
@@ -85,13 +85,15 @@ class Parameters:
             slots[name] = slot_by_identity[identity]
         if not selected:
             raise ValueError(
-                "There are no parameters: expected a floating-point tensor, or mappings, lists and "
-                f"tuples of them, got {type(tree).__name__}. Turn numbers and arrays into tensors "
-                "by torch.as_tensor."
+                "There are no parameters: expected a floating-point tensor, or mappings, lists "
+                f"and tuples of them, got {type(tree).__name__}. Convert numbers and arrays with "
+                "torch.as_tensor."
             )
         flat = torch.cat([leaf.reshape(-1) for leaf in selected.values()])
         if not bool(torch.isfinite(flat).all()):
-            raise ValueError("The parameters hold NaN or infinity: the fit they come from failed.")
+            raise ValueError(
+                "The parameters contain NaN or infinity: the fit that they come from failed."
+            )
         shapes = tuple(leaf.shape for leaf in selected.values())
         # The tree becomes a copy: fixed leaves are cloned, selected ones are views of `flat`.
         fixed_copied = _mapped(tree, lambda name, leaf: leaf if name in slots else leaf.clone())

@@ -65,7 +65,7 @@ class Regressor:
         """
         if isinstance(f, nn.Module):
             if params is not None:
-                raise ValueError("A module brings its own parameters: leave params out.")
+                raise ValueError("A module has its own parameters: leave params out.")
             module = shadow(f)
             tree = dict(module.named_parameters())
             buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -75,7 +75,7 @@ class Regressor:
         if not callable(f):
             raise TypeError(f"Expected f(params, x) or a torch.nn.Module, got {type(f).__name__}.")
         if params is None:
-            raise ValueError("Give the fitted parameters: PredictionRigidity(f, params).")
+            raise ValueError("Pass the fitted parameters: PredictionRigidity(f, params).")
         return cls(Parameters.of(params, subset), partial(_single_output, f, output))
 
     @property
@@ -108,8 +108,8 @@ class Regressor:
         if result.ndim == 0 or (rows is not None and result.shape[0] != rows):
             raise ValueError(
                 f"f must be batched: for {rows} samples expected outputs of shape ({rows},) or "
-                f"({rows}, K), got {tuple(result.shape)}. A function of one sample becomes batched "
-                "by torch.func.vmap(f, in_dims=(None, 0))."
+                f"({rows}, K), got {tuple(result.shape)}. torch.func.vmap(f, in_dims=(None, 0)) "
+                "makes a function of one sample batched."
             )
 
     def double(self) -> Regressor:
@@ -137,11 +137,14 @@ class Regressor:
         if len(unused) == len(names):
             raise ValueError(
                 "f does not depend on its parameters through torch operations: its output has no "
-                f"derivative by {', '.join(names)}. Use the parameters that f is given, and torch "
-                "functions."
+                f"derivative by {', '.join(names)}. Use the parameters that are passed to f, and "
+                "torch functions."
             )
         listed = ", ".join(name for name in names if name in unused)
-        notify(f"f does not use {listed}: left out, as they have no say in any prediction.")
+        notify(
+            f"f does not use {listed}. These parameters are left out, because no prediction "
+            "depends on them."
+        )
         return replace(self, parameters=self.parameters.without(unused))
 
     def _used_names(self, *inputs: Any, **kwargs: Any) -> set[str]:

@@ -306,7 +306,7 @@ class TangentBuffer:
     def tangents(self) -> Tangents:
         """All samples so far."""
         if not self._blocks:
-            raise ValueError("There are no tangents to gather.")
+            raise ValueError("There are no tangents to collect.")
         return Tangents(self._blocks).take(slice(self._count))
 
     def _extended(self, stored: Block, new: Block, end: int) -> Block:

@@ -160,9 +160,9 @@ class RidgeRows:
         remarks += _row_remarks(rows, options, memorised)
         if swamping:
             remarks.append(
-                "The best ridge would swamp every direction of the features, and bars would know "
-                f"no unfamiliar inputs: it is held at {ridge:.4g}, where the data determine one "
-                "direction."
+                "The best ridge would swamp every direction of the features, and the bars could "
+                f"not recognise unfamiliar inputs. The ridge is limited to {ridge:.4g}, where the "
+                "data determine one direction."
             )
         if validation is None and not options.optimism:  # left-out rows are as good as new ones
             rows = [replace(table, seen=torch.zeros_like(table.seen)) for table in rows]
@@ -219,8 +219,8 @@ def _ridge(
                 raise
     if validation is None:
         raise ValueError(
-            "Without validation rows criterion='auto' needs the evidence of the training rows, and "
-            "the fit has no residuals or no readout of its own. Call calibrate(x, y)."
+            "Without validation rows, criterion='auto' needs the evidence of the training rows, "
+            "but the fit has no residuals or no readout. Call calibrate(x, y)."
         )
     likelihood = replace(options, criterion="nll", noise=ConstantNoise, distribution=Gaussian())
     choice, edge = search(Objective(validation, eigenvalues, likelihood), None)
@@ -484,9 +484,9 @@ def _raised_noise_remarks(fits: list[TargetFit]) -> list[str]:
     for target, fit in enumerate(fits):
         if fit.floor > BOUNDS:
             remarks.append(
-                f"{_target_prefix(target, len(fits))}Where the fitted noise is small, 99 % "
-                "intervals missed too many rows, as with targets that are mostly one value: the "
-                f"lowest {100 * fit.floor:g} % of the noise were raised to one level."
+                f"{_target_prefix(target, len(fits))}Where the fitted noise was small, 99 % "
+                "intervals missed too many rows, as happens if most targets have the same value. "
+                f"The lowest {100 * fit.floor:g} % of the noise levels were raised to one level."
             )
     return remarks
 
@@ -506,24 +506,24 @@ def _row_remarks(rows: list[TargetRows], options: CalibrationOptions, memorised:
     remarks = []
     if not held_out_rows and options.optimism:
         remarks.append(
-            "There were no validation rows: training rows as if left out are optimistic for a net "
-            "trained end to end. Calibrate on rows that the model has not seen."
+            "There were no validation rows. Leave-one-out errors of training rows are optimistic "
+            "for a network trained end to end. Calibrate on held-out rows."
         )
     if memorised:
         remarks.append(
-            f"The {memorised} training rows were left aside: they decide most of their own "
-            "predictions, so that their residuals say little. The validation rows alone decide."
+            f"The {memorised} training rows were not used: each decides most of its own "
+            "prediction, so its residual says little. Only the validation rows were used."
         )
     elif not training_rows:
-        why = "The fit holds no training rows (sample=0, or a file without rows=True)"
+        why = "The fit kept no training rows (sample=0, or a file saved without rows=True)"
         if options.noise_function:
             why = "The noise of training rows is not known"
-        remarks.append(f"{why}: the validation rows alone decide.")
+        remarks.append(f"{why}: only the validation rows were used.")
     if held_out_rows and options.early_stopping_remark:
         remarks.append(options.early_stopping_remark)
     if any(table.grid_step > 0 for table in rows) and isinstance(options.distribution, Tilted):
         remarks.append(
-            "The targets lie on a grid that is wide beside the residuals: the distribution has no "
-            "tilt, which would learn the grid."
+            "The targets lie on a grid that is coarse compared with the residuals. The "
+            "distribution has no tilt, because a tilt would learn the grid."
         )
     return remarks

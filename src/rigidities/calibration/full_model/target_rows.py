@@ -302,12 +302,15 @@ def rows_of_targets(
         tables.append(_target_tables(residuals, q, noise_factor, support, seen=seen))
     if not tables:
         raise ValueError(
-            "There is nothing to calibrate with: no data were given, and the fit kept no rows of "
-            "its own. Call calibrate(x, y)."
+            "There is nothing to calibrate on: no data were given, and the fit kept no rows. Call "
+            "calibrate(x, y)."
         )
     rows = [TargetRows.join(list(of_target)) for of_target in zip(*tables, strict=True)]
     if not all(map(len, rows)):
-        raise ValueError("The model fits each row exactly, so none is left out. Calibrate on new.")
+        raise ValueError(
+            "The model fits every row exactly, so leave-one-out errors do not exist. Calibrate on "
+            "held-out rows."
+        )
     return rows
 
 
@@ -512,8 +515,8 @@ def outlier_remarks(error: Tensor, number: Tensor, far: float = FAR, target: str
     if len(beyond) > len(farthest):
         listed += f" and {len(beyond) - len(farthest)} more"
     return [
-        f"{target}Validation rows, counted from 0, that lie beyond {far:g} robust units of the "
-        f"residuals: {listed}. Each counts as one at {far:g} units. Are their targets right?"
+        f"{target}Some validation rows (counted from 0) have residuals beyond {far:g} robust "
+        f"units: {listed}. Each is treated as if it were at {far:g} units. Check their targets."
     ]
 
 

@@ -39,8 +39,9 @@ from .members import Drawing, Members, row_points
 __all__ = ["Ensemble"]
 
 NOT_IN_ONNX = (
-    "This ONNX graph leaves out what single predictions do not share (it takes a hash of inputs): "
-    "sums keep their spread, single ones look surer. torch.export keeps it."
+    "This ONNX graph leaves out the part of the spread that predictions do not share (that part "
+    "needs a hash of the inputs). Sums keep their spread, but single predictions look more "
+    "certain than they are. torch.export keeps this part."
 )
 
 
@@ -134,7 +135,7 @@ class Ensemble(ModelWrapper):
                 outputs.append(self._outputs(reading, batch, torch.float64))
         if not outputs:
             raise ValueError("There is nothing to propagate: no batches were given.")
-        remedy = ". Propagate batch by batch, or give all of x as one batch."
+        remedy = ". Propagate batch by batch, or pass all of x as one batch."
         return evaluated(
             fn,
             joined(outputs, remedy, dim=1),
@@ -224,7 +225,7 @@ class Ensemble(ModelWrapper):
     def _take(self, snapshot: Snapshot | None) -> None:
         """Replace the members by those of a state dict."""
         if snapshot is None:
-            raise ValueError("The state dict is one of an unfitted object, which has no members.")
+            raise ValueError("The state dict is that of an unfitted object, which has no members.")
         # All is read before anything changes: an error leaves the ensemble as it was.
         members = _members_from(snapshot, self.deviations.device)
         binding = _binding_from(snapshot, self._pass.binding)
@@ -256,7 +257,7 @@ class Ensemble(ModelWrapper):
     ) -> Snapshot:
         """Members, feed and binding, for a file or a state dict."""
         if rows:
-            raise ValueError("An ensemble holds no training rows. Save it without rows=True.")
+            raise ValueError("An ensemble contains no training rows. Save it without rows=True.")
         binding = self._pass.binding
         if thorough:
             binding.current(thorough=True)
@@ -332,9 +333,9 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
     _, targets, width = deviations.shape
     if model_targets != targets or features.shape[-1] != width:
         raise ValueError(
-            f"The model gives {model_targets} targets with {features.shape[-1]} features here, and "
-            f"the ensemble has {targets} with {width}. Use the same forward= and output= as in the "
-            "fit."
+            f"The model gives {model_targets} targets with {features.shape[-1]} features here, "
+            f"but the ensemble has {targets} with {width}. Use the same forward= and output= as "
+            "in the fit."
         )
     with unmixed(features):
         change = JointPosterior.response(features, deviations)  # (n, M, K)

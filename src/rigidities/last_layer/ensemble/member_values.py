@@ -126,7 +126,7 @@ class MemberValues:
         require_level(level, "A quantile's")
         if self.drawing == "symmetric":
             raise ValueError(
-                "A symmetric set stands for a mean and a covariance, not for a distribution: its "
+                "A symmetric set represents a mean and a covariance, not a distribution, so its "
                 "members have no quantiles. Use mean and std, or draw the members "
                 "(symmetric=False)."
             )
@@ -200,8 +200,8 @@ def evaluated(
         if value.shape != values[0].shape:
             raise ValueError(
                 f"fn returned shape {tuple(value.shape)} for member {member} and "
-                f"{tuple(values[0].shape)} for member 0: expected the same for all. Return a "
-                "quantity of fixed size (a histogram with fixed bins, say)."
+                f"{tuple(values[0].shape)} for member 0: expected the same shape for all. Return "
+                "a quantity of fixed size (for example a histogram with fixed bins)."
             )
         values.append(value)
     _check_finite(values)
@@ -220,9 +220,10 @@ def _check_finite(values: list[Tensor]) -> None:
     if len(wrong) > 8:
         names += ", ..."
     raise ValueError(
-        f"fn returned NaN or infinity for {len(wrong)} of {len(values)} members ({names}). Members "
-        "reach further than the model's own prediction: let fn be defined there too (no logarithm "
-        "or root of what may be negative), or return a flag in place of the value."
+        f"fn returned NaN or infinity for {len(wrong)} of {len(values)} members ({names}). "
+        "Members can lie far from the model's own prediction. Make fn defined there too (no "
+        "logarithm or root of a value that may be negative), or return a flag instead of the "
+        "value."
     )
 
 
@@ -256,8 +257,8 @@ def _real_numbers(result: Any, member: int) -> Tensor:
         ) from error
     if tensor.is_complex():
         raise TypeError(
-            f"fn returned complex numbers for member {member}: return real and imaginary part, "
-            "torch.view_as_real(z)."
+            f"fn returned complex numbers for member {member}. Return the real and imaginary "
+            "parts: torch.view_as_real(z)."
         )
     return tensor.detach().to(torch.float64, copy=True)
 

@@ -88,7 +88,7 @@ class Members:
                 f"{tuple(deviations.shape)} in {deviations.dtype}."
             )
         if not bool(torch.isfinite(deviations).all()):
-            raise ValueError("The deviations hold NaN or infinity. Draw the members again.")
+            raise ValueError("The deviations contain NaN or infinity. Draw the members again.")
         if not 0 <= self.missing < 1 or (self.missing and self.drawing != "symmetric"):
             raise ValueError(
                 f"missing must be a share in [0, 1), and 0 for random members, got {self.missing} "
@@ -138,12 +138,12 @@ def members(
     if symmetric:
         if generator is not None or recentred or antithetic:
             raise ValueError(
-                "symmetric=True is a deterministic set that is centred already: leave out "
-                "generator=, recentred= and antithetic=."
+                "symmetric=True gives a deterministic, centred set: leave out generator=, "
+                "recentred= and antithetic=."
             )
         return symmetric_set(joint, _symmetric_rank(n, rank))
     if rank is not None:
-        raise ValueError(f"rank={rank} belongs to symmetric=True. Random sets take n members.")
+        raise ValueError(f"rank={rank} needs symmetric=True. A random set has n members.")
     drawing: Drawing
     if antithetic:
         drawing = "antithetic"
@@ -267,7 +267,8 @@ def _symmetric_rank(n: int | None, rank: int | None) -> int | None:
     n = _checked_number(n, "symmetric")
     if rank is not None and n != 2 * rank:
         raise ValueError(
-            f"A symmetric set of rank {rank} has {2 * rank} members, got n={n}. Give one of them."
+            f"A symmetric set of rank {rank} has {2 * rank} members, got n={n}. Pass only one of "
+            "the two."
         )
     return n // 2
 

@@ -30,8 +30,8 @@ from ..readout.tap import AnyTap
 
 UNCONNECTED = (
     "The prediction does not depend on this input through differentiable operations "
-    "(torch.no_grad, detach or NumPy in the forward pass?). Name another input with wrt=, or let "
-    "the forward pass keep its graph."
+    "(torch.no_grad, detach or NumPy in the forward pass?). Name another input with wrt=, or "
+    "change the forward pass so that it keeps its graph."
 )
 
 OutputAndFeatures = tuple[Tensor, Tensor]
@@ -158,7 +158,8 @@ class FeatureMap:
         except RuntimeError as error:
             raise ValueError(
                 "An operation of the model has neither forward mode nor a second derivative "
-                f"({error.__context__ or error}). Call gradient(x) without along= and multiply."
+                f"({error.__context__ or error}). Call gradient(x) without along= and multiply by "
+                "the direction yourself."
             ) from error
         # `_flat_values` joins output and features in one vector; here it is cut again.
         output, features = self.reading

@@ -123,8 +123,8 @@ class GradientLoss:
             value = getattr(batch.raw, self.target, None)
         if value is None:
             raise ValueError(
-                f"there is no target of the derivatives: gradient_target={self.target!r} gives "
-                f"nothing for a batch of type {type(batch.raw).__name__}. Name a key or attribute "
+                f"there is no target for the derivatives: gradient_target={self.target!r} finds "
+                f"nothing in a batch of type {type(batch.raw).__name__}. Name a key or attribute "
                 "that the batches have, or pass callable(batch)."
             )
         return torch.as_tensor(value, dtype=torch.float64)
@@ -170,7 +170,9 @@ def gradient_loss(
         return GradientLoss(gradients, 1.0 if weight is None else weight, target)
     for name, value in (("gradient_weight", weight), ("gradient_target", target)):
         if value is not None:
-            raise ValueError(f"{name}= needs gradients=, the input to differentiate by.")
+            raise ValueError(
+                f"{name}= needs gradients=, the input to differentiate with respect to."
+            )
     return None
 
 
@@ -206,11 +208,11 @@ def checked_target(target: Tensor, feature_map: FeatureMap) -> Tensor:
     # Dimensions of size one may be there or not.
     if target.squeeze().shape != torch.Size(size for size in expected if size != 1):
         raise ValueError(
-            f"the derivatives' target has the shape {tuple(target.shape)}, expected "
+            f"the target of the derivatives has the shape {tuple(target.shape)}, expected "
             f"{tuple(expected)}."
         )
     if not bool(torch.isfinite(target).all()):
-        raise ValueError("the derivatives' target holds NaN or infinity. Clean the data.")
+        raise ValueError("the target of the derivatives contains NaN or infinity. Clean the data.")
     return target.to(feature_map.x.device)
 
 
@@ -266,7 +268,7 @@ def gradient_scale(sums: Iterable[Tensor]) -> Tensor:
     total, count, left_out = torch.stack(list(sums)).sum(0)
     if not bool((count > 0).all()):
         raise ValueError(
-            "No derivative of the features by that input is different from zero: there is "
+            "All derivatives of the features with respect to that input are zero, so there is "
             "nothing to calibrate. Name another input."
         )
     left_out_count = int(left_out.sum())

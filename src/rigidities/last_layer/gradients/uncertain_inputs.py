@@ -189,7 +189,7 @@ def _finite_numbers(covariance: Any, x: Tensor) -> Tensor:
     if values.ndim > max(1, x.ndim - 1) and len(values) == 1:
         values = values[0]
     if not bool(torch.isfinite(values).all()):
-        raise ValueError("input_covariance holds NaN or infinity.")
+        raise ValueError("input_covariance contains NaN or infinity.")
     return values
 
 
@@ -197,7 +197,7 @@ def _check_variances(variances: Tensor) -> None:
     """Refuse negative variances."""
     if bool((variances < 0).any()):
         raise ValueError(
-            f"input_covariance holds a negative variance, {float(variances.min()):.3g}. Give "
+            f"input_covariance contains a negative variance, {float(variances.min()):.3g}. Pass "
             "variances (squares of standard deviations), or a matrix."
         )
 
@@ -208,8 +208,8 @@ def _checked_matrices(matrices: Tensor) -> Tensor:
     asymmetry = (matrices - matrices.mT).abs().amax((-2, -1))
     if bool((asymmetry > _TOLERANCE * size).any()):
         raise ValueError(
-            "input_covariance is not symmetric. Pass (S + S.T) / 2, or, for one row of variances "
-            "per sample of as many samples as inputs, torch.diag_embed of them."
+            "input_covariance is not symmetric. Pass (S + S.T) / 2. If it contains one row of "
+            "variances per sample, pass torch.diag_embed of it."
         )
     smallest = torch.linalg.eigvalsh(matrices)[..., 0]
     if bool((smallest < -_TOLERANCE * size).any()):

@@ -130,8 +130,8 @@ class Differential:
                 raise ValueError(f"fn cannot be differentiated: {error} {REMEDY}") from error
         if not result.requires_grad:
             raise ValueError(
-                "fn does not depend on the predictions through differentiable operations "
-                "(argmax, a comparison, NumPy, .item(), detach or torch.no_grad in it?). " + REMEDY
+                "fn does not depend on the predictions through differentiable operations (does it "
+                "use argmax, a comparison, NumPy, .item(), detach or torch.no_grad?). " + REMEDY
             )
         return point, result
 
@@ -166,7 +166,7 @@ def _checked_derivatives(derivatives: Tensor, first: int) -> Tensor:
         number = first + int(wrong.nonzero()[0])
         raise ValueError(
             f"The derivative of quantity {number} of fn is NaN or infinite at the model's "
-            "predictions (a root or a logarithm at zero, or the other branch of torch.where?). "
-            + REMEDY
+            "predictions (for example a root or logarithm at zero, or in the other branch of "
+            "torch.where). " + REMEDY
         )
     return derivatives

@@ -150,7 +150,9 @@ class JointOutputs:
             readings.append(reading)
         outputs = [reading.output for reading in readings]
         if not sum(output.numel() for output in outputs):
-            raise ValueError("There is nothing to propagate: no batches, or no rows in them.")
+            raise ValueError(
+                "There is nothing to propagate: there are no batches, or they have no rows."
+            )
         remedy = " into one tensor. Propagate over batches of one shape at a time."
         distinct = None
         if joint.row_deviation is not None:
@@ -238,9 +240,10 @@ class JointOutputs:
             reading = None if batch is None else read(self.tap, batch).detached()
             if reading is None or not _equal_but_for_rounding(reading.output, first_reading.output):
                 raise ValueError(
-                    f"Batch {number} differs when the data are read a second time, which more "
-                    f"than {MEMORY_BYTES >> 20} MiB of features need. Pass data that come in the "
-                    "same order each time (a loader that does not shuffle), or fewer at a time."
+                    f"Batch {number} differs when the data are read a second time, which is "
+                    f"necessary for more than {MEMORY_BYTES >> 20} MiB of features. Pass data "
+                    "that come in the same order each time (a loader that does not shuffle), or "
+                    "fewer rows at a time."
                 )
             yield reading
 

@@ -72,8 +72,8 @@ def propagated(
     if bool(spread.flat.any()):
         notify(
             f"fn has a derivative of exactly zero for {int(spread.flat.sum())} of "
-            f"{differential.quantities} quantities (rounding, clamping, a constant?), so to first "
-            f"order their error bar is zero. {REMEDY}"
+            f"{differential.quantities} quantities (does it round, clamp or return a constant?), "
+            f"so to first order their error bar is zero. {REMEDY}"
         )
     return Derived.of(
         differential.value,

@@ -54,14 +54,15 @@ __all__ = ["Binding", "model_fingerprint"]
 _SEARCHED = ("No linear map", "The output does not depend on", "The parameters")
 """How the messages of a search that found no readout begin."""
 _DERIVATIVE = (
-    "The model returns derivatives of a network by its inputs (forces, a Hamiltonian's flow). Wrap "
-    "the network that it differentiates, the energy: fit(x, y, gradients=..., gradient_target=...) "
-    "counts what derivatives were trained, and uq.gradient(x) gives them with error bars. As it is:"
+    "The model returns derivatives of a network by its inputs (forces, a Hamiltonian's flow). "
+    "Wrap the network that it differentiates, the energy: fit(x, y, gradients=..., "
+    "gradient_target=...) includes the derivatives that were trained, and uq.gradient(x) returns "
+    "them with error bars. Without this:"
 )
 _FUNCTION = (
-    "The output is computed by {}, a torch.autograd.Function that no search can look into (an "
-    "adjoint?). Take the plain operations, whose values are the same (of torchdiffeq, odeint "
-    "instead of odeint_adjoint). As it is:"
+    "The output is computed by {}, a torch.autograd.Function that cannot be inspected (an "
+    "adjoint?). Use the plain operations, which give the same values (in torchdiffeq, odeint "
+    "instead of odeint_adjoint). Without this:"
 )
 
 
@@ -213,8 +214,8 @@ class Binding:
         """
         if self._versions_at_start not in (None, _weight_versions(self.model)):
             raise ValueError(
-                "The model's weights were written to while it was fitted. Fit it when its "
-                "training has ended, and let nothing change it meanwhile."
+                "The model's weights changed during the fit. Fit after training has ended, and do "
+                "not change the model meanwhile."
             )
         if not self._unsealed:
             return
@@ -317,7 +318,7 @@ class Binding:
         if (written or thorough) and model_fingerprint(self.model) != self.fingerprint:
             raise ValueError(
                 "The model's weights have changed since the fit (training, loading, or a cast "
-                "that loses digits), so its error bars no longer hold. Call fit(x, y) and "
+                "that loses digits), so its error bars are no longer valid. Call fit(x, y) and "
                 "calibrate(x, y) again, or restore the weights."
             )
         if written or thorough or renewed:
@@ -337,14 +338,14 @@ class Binding:
         deviation = self.probes.difference(self.model, self.source)
         if not deviation:
             return
-        reason = "another activation, factor or statistic?"
+        reason = "a different activation, factor or statistic?"
         if renewed:
             names = ", ".join(repr(name.partition(".")[2]) for name in sorted(renewed))
-            reason = f"{names} set since?"
+            reason = f"was {names} set?"
         raise ValueError(
-            "The model's weights are those of the fit, but its predictions are not: for "
-            f"inputs kept from the fit they differ by up to {deviation:.2g} ({reason}), so its "
-            "error bars no longer hold. Undo the change, or call fit(x, y) and calibrate(x, y) "
+            "The model's weights are those of the fit, but its predictions are not: for inputs "
+            f"kept from the fit they differ by up to {deviation:.2g} ({reason}), so its error "
+            "bars are no longer valid. Undo the change, or call fit(x, y) and calibrate(x, y) "
             "again."
         )
 
@@ -354,13 +355,13 @@ class Binding:
         for name in header["layer"]:
             if name not in modules or not _can_be_head(modules[name], header["case"]):
                 raise ValueError(
-                    f"The file was made with a readout named {name!r}, which this "
-                    f"{type(self.model).__name__} does not have. Load it with the model it was "
-                    "made with."
+                    f"The file was saved with a readout named {name!r}, which this "
+                    f"{type(self.model).__name__} does not have. Load the file with the same "
+                    "model."
                 )
         if model_fingerprint(self.model) != header["fingerprint"]:
             raise ValueError(
-                "The model's weights differ from those the file was fitted with. Load the same "
+                "The model's weights differ from those of the fit in the file. Load the same "
                 "checkpoint into the model first, or fit again."
             )
         _check_source(self.source, header)
@@ -435,10 +436,10 @@ def _check_source(source: Source, header: dict[str, Any]) -> None:
 def _check_function(name: str, is_passed: bool, is_needed: bool) -> None:
     if is_needed and not is_passed:
         raise ValueError(
-            f"The file was fitted with {name}=. Pass the same function when loading it."
+            f"The file was fitted with {name}=. Pass the same function when you load it."
         )
     if is_passed and not is_needed:
-        raise ValueError(f"The file was fitted without {name}=. Leave it out when loading it.")
+        raise ValueError(f"The file was fitted without {name}=. Leave it out when you load it.")
 
 
 def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: str) -> str:

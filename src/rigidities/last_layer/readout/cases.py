@@ -336,13 +336,13 @@ class Jacobian(Probed):
         size = max(output.numel() * width * output.element_size(), 8 * width**2)
         if size > LARGEST:
             raise ValueError(
-                f"The derivatives of {len(output):,} x {output[0].numel():,} outputs by {width:,} "
-                f"weights of the readout and their Gram matrix would take {size / 2**30:,.1f} GiB, "
-                f"more than {LARGEST / 2**30:g} GiB. They are needed since what follows the "
-                "readout layer mixes its outputs or selects among them, or because it is no "
-                "linear layer. Let forward= return all of the layer's own output, in any order "
-                "(fit lin(h), not lin(h)[:, ::2]), name a smaller layer=, pass smaller batches, or "
-                "raise rigidities.last_layer.readout.cases.LARGEST."
+                f"The derivatives of {len(output):,} x {output[0].numel():,} outputs with respect "
+                f"to {width:,} weights of the readout and their Gram matrix would need "
+                f"{size / 2**30:,.1f} GiB, more than {LARGEST / 2**30:g} GiB. They are needed "
+                "because the operations after the readout layer mix its outputs or select among "
+                "them, or because it is not a linear layer. Let forward= return the layer's whole "
+                "output, in any order (fit lin(h), not lin(h)[:, ::2]), name a smaller layer=, "
+                "pass smaller batches, or raise rigidities.last_layer.readout.cases.LARGEST."
             )
 
 

@@ -104,7 +104,7 @@ class ReadoutPass:
 def _export_refusal(tap: AnyTap | None) -> str:
     """Why an ensemble cannot be exported."""
     if tap is None:
-        return "This ensemble has not met its model yet: call ens(x) once before exporting it."
+        return "This ensemble has not run its model yet. Call ens(x) once before you export it."
     if tap.case == "features":
         reason = "its features come from the function features="
     else:
@@ -113,8 +113,8 @@ def _export_refusal(tap: AnyTap | None) -> str:
             f"call (case {tap.case!r})"
         )
     return (
-        f"This ensemble cannot be exported: {reason}. Let the model return the output of a linear "
-        "layer as it is, fit that model, and scale or sum the members afterwards."
+        f"This ensemble cannot be exported: {reason}. Let the model return the plain output of a "
+        "linear layer, fit that model, and scale or sum the members afterwards."
     )
 
 
@@ -423,13 +423,16 @@ def copied_readout(
         return PlainCopy(independent(twin), tap)
     heads = ", ".join(name or "the model itself" for name in tap.heads)
     if not tap.linear or tap.case == "parameters":
-        obstacle = "is no linear layer" if tap.linear else "does not enter the output linearly"
-        obstacle += " alone (to freeze a linear layer's part of it, fit with layer= that layer)."
+        obstacle = "is not a linear layer" if tap.linear else "does not enter the output linearly"
+        obstacle += (
+            " alone (to freeze only the part of a linear layer, fit with layer= set to that layer)."
+        )
         raise ValueError(_CANNOT_BE_FROZEN.format(heads, obstacle))
     if probe is None:
         raise ValueError(
-            "This fit keeps no inputs to try the frozen readout with (loaded from a file written "
-            "with probes=False, or inputs that cannot be copied). Fit again, or save with probes."
+            "This fit keeps no inputs to test the frozen readout with (it was loaded from a file "
+            "written with probes=False, or its inputs cannot be copied). Fit again, or save with "
+            "probes."
         )
     args, kwargs = probe
     expected = tap(*args, **kwargs).detached()
@@ -443,13 +446,13 @@ def copied_readout(
             reason = "it gives other features there."
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:198] + "."
-    obstacle = f"is followed by operations that torch.vmap does not take: {reason}"
+    obstacle = f"is followed by operations that torch.vmap does not support: {reason}"
     raise ValueError(_CANNOT_BE_FROZEN.format(heads, obstacle))
 
 
 _CANNOT_BE_FROZEN = (
-    "This model cannot be frozen: its readout ({}) {} Let the model return the output of a "
-    "linear layer as it is, fit that model, and change units or sum afterwards; or pass features=."
+    "This model cannot be frozen: its readout ({}) {} Let the model return the plain output of a "
+    "linear layer, fit that model, and change units or sum afterwards; or pass features=."
 )
 
 

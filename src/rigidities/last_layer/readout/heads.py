@@ -312,13 +312,13 @@ def _refuse_kind(output: Tensor) -> None:
     """Say why what a head returned has no rows of real numbers."""
     if output.is_complex():
         raise ValueError(
-            "The readout layer's weights are complex numbers, by which no derivative is taken. "
-            "Pass features=: of the real part of W h + b they are h.real, h.imag and a column of "
-            "ones, lambda m, *inputs: torch.cat([h.real, h.imag, ones], 1)."
+            "The readout layer's weights are complex numbers, which are not supported. Pass "
+            "features=. For the real part of W h + b they are h.real, h.imag and a column of "
+            "ones: lambda m, *inputs: torch.cat([h.real, h.imag, ones], 1)."
         )
     raise ValueError(
-        "The readout layer is called with a nested tensor, whose rows cannot be told apart "
-        "here. Let the model take its rows before that layer (h.values() of a jagged one), or "
+        "The readout layer is called with a nested tensor, whose rows cannot be told apart here. "
+        "Let the model extract its rows before that layer (h.values() of a jagged tensor), or "
         "pass features=."
     )
 
@@ -532,7 +532,7 @@ def refuse_calls(model: nn.Module, names: list[str]) -> None:
 
 def _refuse_call(name: str, *args: Any, **kwargs: Any) -> None:
     raise ValueError(
-        f"The layer {name!r} is called here but was not in the first batch, so it is unknown "
-        "whether it belongs to the readout. Name all readout layers, layer=[..., ...], or begin "
-        "with a batch that calls every layer."
+        f"The layer {name!r} is called here but was not called in the first batch, so it is not "
+        "known whether it belongs to the readout. Name all readout layers, layer=[..., ...], or "
+        "start with a batch that calls every layer."
     )

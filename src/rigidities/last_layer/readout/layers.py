@@ -262,8 +262,9 @@ def watched(
             if len(rows) != atoms:
                 raise ValueError(
                     f"novelty watches what enters {layer.name!r}, which got as many rows as other "
-                    f"layers in the first batch of the fit, and {len(rows)} here where those got "
-                    f"{atoms}: edges instead of atoms? Begin with a batch where they differ."
+                    f"layers in the first batch of the fit, but got {len(rows)} rows here where "
+                    f"the others got {atoms} (edges instead of atoms?). Start with a batch where "
+                    "these numbers differ."
                 )
         entering.append(_projected(rows, layer))
 

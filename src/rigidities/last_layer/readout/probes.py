@@ -33,9 +33,9 @@ LARGEST = 1 << 20
 LARGEST_HELD = 1 << 26
 """The most bytes of inputs to keep in memory."""
 RANDOM = (
-    "Two passes of the model over the same inputs differ: is a dropout always on, or does the "
-    "forward pass draw random numbers or keep a state? Its mean and error bars are those of one "
-    "such pass."
+    "Two passes of the model over the same inputs differ (is dropout always on, or does the "
+    "forward pass draw random numbers or keep a state?). The mean and error bars are those of a "
+    "single pass."
 )
 
 _CONSTANTS = (bool, float, str, type(None))
@@ -286,7 +286,7 @@ def _packed(value: Any, tensors: list[Tensor]) -> Any:
         return {"mapping": {key: _packed(entry, tensors) for key, entry in value.items()}}
     if value is None or type(value) in (bool, int, float, str):
         return value
-    raise TypeError(f"A file does not hold a {type(value).__name__}.")
+    raise TypeError(f"A file cannot contain a {type(value).__name__}.")
 
 
 def _unpacked(spec: Any, tensors: dict[str, Tensor]) -> Any:

@@ -146,7 +146,7 @@ class Reading:
         targets = self.inner[self.axis]
         if targets != fitted:
             raise ValueError(
-                f"The model gives {targets} targets here and gave {fitted} in the fit. Use the "
+                f"The model gives {targets} targets here, but gave {fitted} in the fit. Use the "
                 "same forward= and output= as in the fit."
             )
 
@@ -156,10 +156,10 @@ class Reading:
             return None
         if target.squeeze().shape != self.output.squeeze().shape:
             raise ValueError(
-                f"the target's shape {tuple(target.shape)} does not fit the output's "
-                f"{tuple(self.output.shape)}. If the model predicts more than the target (a mean "
-                "and a variance, say), pick the mean with output=, or of batches b = (x, y) with "
-                "forward=lambda m, b: m(b[0])[..., 0]."
+                f"the target's shape {tuple(target.shape)} does not match the output's shape "
+                f"{tuple(self.output.shape)}. If the model predicts more than the target (for "
+                "example a mean and a variance), select the mean with output=, or for batches b = "
+                "(x, y) with forward=lambda m, b: m(b[0])[..., 0]."
             )
         return self.rows(target.reshape(self.output.shape))
 
@@ -185,20 +185,20 @@ class Reading:
         output = self.output
         returned = function(batch.raw)
         if returned is None:
-            raise ValueError(f"{name} returned None: expected one per sample.")
+            raise ValueError(f"{name} returned None, expected one value per sample.")
         weights = torch.as_tensor(returned, device=output.device).detach().to(torch.float64)
         if not bool(((weights >= 0) & (weights < torch.inf)).all()):
             raise ValueError(
                 f"{name.replace('_', ' ')}s must be finite and not negative, got "
-                f"{float(weights.min())} to {float(weights.max())}. A row that should not count "
-                "has weight 0."
+                f"{float(weights.min())} to {float(weights.max())}. Give rows that should not "
+                "count the weight 0."
             )
         if weights.squeeze().shape == output.squeeze().shape:
             return self.rows(weights.reshape(output.shape))
         if weights.ndim > 1 or weights.numel() != len(output):
             raise ValueError(
-                f"{name} returned {tuple(weights.shape)} for an output of "
-                f"{tuple(output.shape)}: expected one per sample or per output."
+                f"{name} returned {tuple(weights.shape)} for an output of {tuple(output.shape)}: "
+                "expected one value per sample or per output."
             )
         return self.rows(self.spread_out(weights))
 

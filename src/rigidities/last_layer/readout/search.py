@@ -417,7 +417,7 @@ class Trials:
         """
         place, reparametrised, tensor = module.partition(".parametrizations.")
         if reparametrised:
-            return {f"{place}.{tensor}": "no parameter before remove_parametrizations"}
+            return {f"{place}.{tensor}": "not a parameter before remove_parametrizations"}
         linear = []
         for name in self.parameters_of(module):
             if name in beside and self.is_affine([name]):
@@ -435,10 +435,10 @@ class Trials:
         """
         heads = [self._recorders[name].head for name in names if name in self._recorders]
         if any("weight" not in own_parameters(head) for head in heads):
-            return "the layer beside it has a weight that is no parameter"
+            return "the layer beside it has a weight that is not a parameter"
         width = sum(self.size(name) for name in names)
         if 8 * max(outputs * width, width**2) > LARGEST_UNASKED:
-            return f"{self.size(names[-1]):,} parameters, too many to take them unasked"
+            return f"{self.size(names[-1]):,} parameters, too many to include by default"
         return ""
 
     def is_affine(self, names: Sequence[str]) -> bool:
@@ -677,7 +677,7 @@ def _nothing_found(model: str, maps: list[str], advice: str) -> str:
     else:
         reason = (
             "No linear map reaches the output through differentiable operations: does the forward "
-            "pass use torch.no_grad, detach, .data or NumPy, or end in something other than a "
+            "pass use torch.no_grad, detach, .data or NumPy, or end with something other than a "
             "linear layer?"
         )
     return f"{reason} {advice}Pass features=callable(model, *inputs) -> (N, D)."
@@ -688,9 +688,9 @@ def left_out_notice(readout: FoundReadout) -> str:
     heads = ", ".join(_shown(name) for name in readout.heads)
     modules = ", ".join(f"{_shown(name)} ({reason})" for name, reason in readout.left_out.items())
     return (
-        f"Parameters that reach the output past {heads} are left out "
-        f"of the readout: {modules}. The error bars are those of the former alone. Name all that "
-        "belongs to the readout, layer=[..., ...], or pass features=."
+        f"Parameters that reach the output past {heads} are left out of the readout: {modules}. "
+        f"The error bars only include {heads}. Name all layers of the readout, layer=[..., ...], "
+        "or pass features=."
     )
 
 
@@ -709,7 +709,7 @@ def nearest_parameters(model: nn.Module, parameters: list[str], heads: Sequence[
     owning_modules = dict.fromkeys(_module_of(name) for name in parameters)
     open_modules = [name for name in owning_modules if not is_scripted(model, name)]
     if not open_modules:
-        return "The nearest are in TorchScript, which cannot be looked into. "
+        return "The nearest layers are in TorchScript, which cannot be inspected. "
     weighing = [name for name in open_modules if _has_weights(inner_model.get_submodule(name))]
     names = (weighing or list(heads) or open_modules)[:3]
     around = commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
@@ -722,7 +722,7 @@ def nearest_parameters(model: nn.Module, parameters: list[str], heads: Sequence[
         sizes.append(f"{_shown(name)} ({size:,})")
     return (
         f"The layers nearest to the output, with their numbers of parameters: {', '.join(sizes)}; "
-        f'layer="{around}" takes the derivative by them. '
+        f'layer="{around}" uses the derivatives with respect to them. '
     )
 
 

@@ -124,8 +124,8 @@ class WatchingTap(ABC):
             )
         if not self.layers:
             raise ValueError(
-                "novelty=True found no layer to watch: nothing that enters one has a row for each "
-                "sample (inputs of three dimensions, modules of one's own?). Fit without it."
+                "novelty=True found no layer to watch: no layer has an input with one row per "
+                "sample (inputs with three dimensions, custom modules?). Fit without novelty=True."
             )
 
     def entering(self, *args: Any, **kwargs: Any) -> tuple[Reading, list[Tensor]]:
@@ -282,8 +282,8 @@ class Tap(WatchingTap):
             return FeatureTap.with_first_pass(model, source, inputs)
         if isinstance(unwrapped(model), torch.jit.ScriptModule):
             raise ValueError(
-                "A TorchScript module cannot be looked into. Pass features=callable(model, "
-                "*inputs) -> (N, D), or wrap the nn.Module that it was made from."
+                "A TorchScript module cannot be inspected. Pass features=callable(model, *inputs) "
+                "-> (N, D), or wrap the original nn.Module."
             )
         inputs = copied(inputs)  # a model that writes into them is refused, and nothing is lost
         args, kwargs = inputs
@@ -417,8 +417,8 @@ class Tap(WatchingTap):
                 terms = self._probed((args, kwargs), case.terms)
         if terms is None:
             raise ValueError(
-                f"The output is no sum over rows of {self._head_names} (case {self.case!r}), so it "
-                "has no local terms. Give their features to rigidities.local yourself."
+                f"The output is not a sum over rows of {self._head_names} (case {self.case!r}), "
+                "so it has no local terms. Pass their features to rigidities.local yourself."
             )
         return terms
 
@@ -479,12 +479,12 @@ class Tap(WatchingTap):
             output, _ = self._run(inputs)
         if not bool(torch.isfinite(output).all()):  # which hides the form
             raise ValueError(
-                "The model's output for this batch is NaN or infinite. Look at the inputs: are "
-                "they finite, and in the units of the training data?"
+                "The model's output for this batch is NaN or infinite. Check that the inputs are "
+                "finite and in the units of the training data."
             )
         raise ValueError(
-            f"What follows {self._head_names} in this batch no longer has the form found on the "
-            f"first batch ({self.case!r}). Pass features= to give the features yourself."
+            f"The operations after {self._head_names} differ from those in the first batch "
+            f"({self.case!r}). Pass features= to provide the features yourself."
         )
 
     def _unprobed(self, twin: _Twin, inputs: Inputs, graph: bool) -> tuple[Tensor, list[Call]]:
@@ -571,7 +571,7 @@ class Tap(WatchingTap):
                 recorder.calls.clear()
         if not calls:
             raise ValueError(
-                f"The forward pass did not call {self._head_names}: name another layer=."
+                f"The forward pass did not call {self._head_names}. Name another layer=."
             )
         return output, calls
 
@@ -751,16 +751,16 @@ class Tap(WatchingTap):
         if later:
             more = f" and {len(later) - 3} others" if len(later) > 3 else ""
             raise ValueError(
-                f"The parameters {', '.join(map(repr, later[:3]))}{more} act after the last linear "
-                f"layer ({self._head_names}), and not linearly, so that layer is not the readout. "
+                f"The parameters {', '.join(map(repr, later[:3]))}{more} act nonlinearly after "
+                f"the last linear layer ({self._head_names}), so that layer is not the readout. "
                 f"{nearest_parameters(self._pattern, later, self.heads)}Or pass "
-                "features=callable(model, *inputs) -> (N, D) (for an output h @ w, the h), or name "
-                "the layer= to use all the same."
+                "features=callable(model, *inputs) -> (N, D) (for an output h @ w, the h), or "
+                "name that layer with layer= to use it anyway."
             )
         return (
-            f"The output is not linear in the weights of {self._head_names}: its local derivative "
-            "is used, so the error bars are first order. Take the output before the "
-            "nonlinearity (forward=), or name another layer=."
+            f"The output is not linear in the weights of {self._head_names}. Its local derivative "
+            "is used, so the error bars are first order. Use the output before the nonlinearity "
+            "(forward=), or name another layer=."
         )
 
 
@@ -818,7 +818,7 @@ class FeatureTap(WatchingTap):
     def terms(self, *args: Any, **kwargs: Any) -> Terms:
         """Refused: what the user's features are sums of is not known."""
         raise ValueError(
-            "With features= the terms of a sum are not known. Give their features to "
+            "With features= the terms of a sum are not known. Pass their features to "
             "rigidities.local yourself."
         )
 
@@ -890,8 +890,8 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
     for name in names:
         if not isinstance(name, str):
             raise TypeError(
-                f"layer= takes the name of a layer (or names), as in dict(model.named_modules()), "
-                f"got {type(name).__name__}."
+                "layer= must be the name of a layer (or several names), as in "
+                f"dict(model.named_modules()), got {type(name).__name__}."
             )
     modules = dict(unwrapped(model).named_modules())
     # A compiled module holds the original one under this name.
@@ -905,14 +905,14 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
     for name in names:
         if is_scripted(model, name):
             raise ValueError(
-                f"layer={name!r} has parameters inside TorchScript, which cannot be looked into. "
+                f"layer={name!r} has parameters inside TorchScript, which cannot be inspected. "
                 "Pass features=."
             )
     for name in names:
         if not parameter_owners(unwrapped(model), name):
             raise ValueError(
                 f"layer={name!r} is a {type(modules[name]).__name__} without floating-point "
-                "parameters by which to differentiate (quantised?). Name the layer of the model as "
-                "it was trained, or pass features=."
+                "parameters to differentiate with respect to (quantised?). Name the layer of the "
+                "model as it was trained, or pass features=."
             )
     return names

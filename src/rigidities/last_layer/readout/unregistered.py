@@ -72,19 +72,18 @@ class Unregistered:
         if all(id(leaf) in names_in_model for leaf in unregistered):
             name = names_in_model[id(unregistered[0])]
             raise ValueError(
-                f"The forward pass reaches {name!r} by a function that keeps the model "
-                "itself, not the copy that is run. Use the model that forward= is given, and "
-                "methods of the model rather than lambdas in its attributes."
+                f"The forward pass reaches {name!r} through a function that keeps the original "
+                "model, not the copy that is run. Use the model that is passed to forward=, and "
+                "methods of the model instead of lambdas in its attributes."
             )
         names = list(dict.fromkeys(self._described(leaf) for leaf in unregistered))
         more = f" and {len(names) - 3} others" if len(names) > 3 else ""
         raise ValueError(
-            f"The output depends on parameters that the model does not register: "
-            f"{', '.join(names[:3])}{more}. They act beside or after the last layer that can be "
-            "found, so that layer may not be all of the readout. Make their module an attribute of "
-            "the model (or an entry of an nn.ModuleList), not of a plain list or of what a lambda "
-            "closes over; "
-            "or name the layer= to use alone, or pass features=."
+            "The output depends on parameters that the model does not register: "
+            f"{', '.join(names[:3])}{more}. They act beside or after the last layer that was "
+            "found, so that layer may not be the whole readout. Make their module an attribute of "
+            "the model (or an entry of an nn.ModuleList), not an entry of a plain list or a "
+            "variable of a lambda; or name the layer= to use alone, or pass features=."
         )
 
     def _add(self, value: Any, place: str) -> None:

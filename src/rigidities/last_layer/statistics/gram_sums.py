@@ -52,7 +52,7 @@ class GramSums(Statistic):
         width = features.shape[-1] + reading.ones
         if width != self.gram.width:
             raise ValueError(
-                f"the readout has {width} features here and {self.gram.width} in the data before. "
+                f"the readout has {width} features here, but {self.gram.width} in earlier data. "
                 "All batches must pass through the same readout."
             )
         # Weights that differ between targets need a Gram for each.

@@ -40,18 +40,18 @@ class RowHashes(RowSketch, Statistic):
         if not self.judges:
             raise ValueError(
                 "The rows of this fit cannot be recognised: its outputs have no input row of "
-                "their own (atoms of structures), or its batches were objects. Pass check=False to "
-                "take rows out unasked, exactly as they were added; the sample of rows is then "
-                "dropped."
+                "their own (atoms of structures), or its batches were objects. Pass check=False "
+                "to remove rows without this check, exactly as they were added. The sample of "
+                "rows is then dropped."
             )
         lacking, judged = self.lacking(removed)
         if not lacking:
             return
         limited = ""
         if self.limit < NO_LIMIT:
-            limited = f" that could be judged ({self.share:.1%} of all)"
+            limited = f" that could be checked ({self.share:.1%} of all)"
         raise ValueError(
-            f"{lacking} of {judged} rows{limited} were never in the fit (or were taken out "
-            "already, or had another target). Give rows as they were added, in the same "
-            "dtypes, or pass check=False where they cannot be recognised."
+            f"{lacking} of {judged} rows{limited} were never in the fit (or were already removed, "
+            "or had another target). Pass rows as they were added, in the same dtypes, or pass "
+            "check=False if they cannot be recognised."
         )

@@ -226,14 +226,14 @@ class Statistics:
         if not bool(self.gram.diagonal.isfinite().all()):
             raise ValueError(
                 "Features are so large that their squares overflow. Fit with precision='double', "
-                "or scale what goes into the readout."
+                "or scale the input of the readout."
             )
 
     def warn_of_missing_targets(self) -> None:
         """Warn where batches could have held a target, and none was in the usual places."""
         if self.gram.cross is None and self.kind in ("mapping", "object"):
             notify(
-                "The fit saw no target in its batches and went without: it looks for "
-                f"{', '.join(map(repr, TARGET_KEYS))}. Say where it is with target=lambda b: ..., "
-                "or that there is none with target=lambda b: None."
+                "The fit found no target in its batches and did not use any. It looks for "
+                f"{', '.join(map(repr, TARGET_KEYS))}. Pass target=lambda b: ... to select the "
+                "target, or target=lambda b: None if there is none."
             )
