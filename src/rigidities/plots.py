@@ -240,12 +240,11 @@ def along(
 
     ax = _axes(ax, WIDE_SIZE)
     knots = flat_x.argsort()[_evenly_spaced(len(flat_x), MOST_KNOTS)]
-    ax.plot(flat_x[knots], flat_mean[knots], color=BLUE, lw=2, zorder=3, label="mean")
+    places = flat_x[knots].numpy()
+    ax.plot(places, flat_mean[knots].numpy(), color=BLUE, lw=2, zorder=3, label="mean")
     for label, alpha, intervals in bands:
-        low, high = _visible_ends(ax, intervals)
-        ax.fill_between(
-            flat_x[knots], low[knots], high[knots], color=BLUE, alpha=alpha, lw=0, label=label
-        )
+        low, high = (ends[knots].numpy() for ends in _visible_ends(ax, intervals))
+        ax.fill_between(places, low, high, color=BLUE, alpha=alpha, lw=0, label=label)
     points = len(flat_x)
     if y is not None and level is None:
         _scatter(ax, flat_x, y, color=BLACK, s=6, label="target")
@@ -325,8 +324,8 @@ def calibration(mean: Values, std: Values, target: Values, ax: Axes | None = Non
     rows = len(nominal) - 2
     nominal, observed = thinned_curve(nominal, observed)
     # Every knot twice, so that the curve is drawn as steps.
-    x = nominal.repeat_interleave(2)[1:]
-    y = observed.repeat_interleave(2)[:-1]
+    x = nominal.repeat_interleave(2)[1:].numpy()
+    y = observed.repeat_interleave(2)[:-1].numpy()
     area = metrics.miscalibration_area(mean, std, target)
     ax = _axes(ax, PARITY_SIZE)
     p = torch.linspace(0, 1, 201)
@@ -679,9 +678,9 @@ def _draw_intervals(
     high = torch.where(intervals.high.isfinite(), intervals.high, top)
     count = max(1, len(places))
     ax.vlines(
-        places,
-        low,
-        high,
+        places.numpy(),  # matplotlib reads tensors entry by entry
+        low.numpy(),
+        high.numpy(),
         color=colour,
         lw=1,
         alpha=min(0.7, max(0.2, 7 / math.sqrt(count))),
@@ -788,7 +787,7 @@ def _scatter(ax: Axes, x: Tensor, y: Tensor, **style: Any) -> None:
     if style.get("marker") != "x":  # a cross consists of lines only
         look["linewidths"] = 0
     look.update(style)
-    ax.scatter(x, y, **look)
+    ax.scatter(x.numpy(), y.numpy(), **look)  # matplotlib reads tensors entry by entry
 
 
 def _legend(ax: Axes, x: Tensor, y: Tensor, title: str | None = None) -> None:
