@@ -117,6 +117,16 @@ def test_the_house_is_low_and_its_root_short():
     assert len(entries - {"_version.py", "py.typed"}) <= ENTRIES
 
 
+def test_a_prediction_looks_up_its_plots_and_no_other_room_is_found_by_name():
+    looked_up = {}
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            text = str(node.value) if isinstance(node, ast.Constant) else ""
+            if text.startswith("rigidities.") and text.partition(".")[2] in MODULES:
+                looked_up[name] = text
+    assert looked_up == {"prediction.prediction": "rigidities.plots"}
+
+
 def test_only_doors_import_the_facades():
     users = {room(name) for name in GRAPH if room(name) not in WINGS and FACADES & GRAPH[name]}
     assert users <= DOORS | {"__init__"}

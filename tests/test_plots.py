@@ -3,7 +3,9 @@
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import matplotlib
 
@@ -11,11 +13,15 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from scipy.integrate import trapezoid
+from torch.utils.data import DataLoader, TensorDataset
 
+import rigidities as rg
 from rigidities import Prediction, metrics, plots
 from rigidities.prediction.distribution import StudentT
 from tests.support.refusals import refused
@@ -279,3 +285,252 @@ def test_along_draws_the_intervals_of_the_distribution() -> None:
         assert corners[:, 1].min() == pytest.approx(float(low.min()))
         assert corners[:, 1].max() == pytest.approx(float(high.max()))
     assert len(points(ax)) == 3
+
+
+# --- p.plot and uq.plot ----------------------------------------------------------------------
+
+
+def bounded(count: int = 200) -> tuple[Prediction, torch.Tensor]:
+    """Heavy-tailed predictions of values that cannot be negative, and targets."""
+    p, target = heavy(count)
+    return replace(p, support=(0.0, None)), target.clamp(min=0)
+
+
+def intervals_drawn(ax: Axes) -> np.ndarray:
+    """Place, low and high of every vertical line, (N, 3), sorted."""
+    found = []
+    for collection in ax.collections:
+        if isinstance(collection, LineCollection):
+            found += [(*path[0], path[1][1]) for path in collection.get_segments()]
+    return np.array(sorted(found))
+
+
+def shares(ax: Axes) -> dict[str, float]:
+    """The shares that the legend has of covered and missed true values, in per cent."""
+    labels = ax.get_legend_handles_labels()[1]
+    parts = [label.removesuffix(" %").split(": ") for label in labels if label.endswith(" %")]
+    return {part[0]: float(part[1]) for part in parts if len(part) == 2}
+
+
+def offsets(ax: Axes, beginning: str) -> np.ndarray:
+    """The points whose entry in the legend begins so."""
+    (found,) = (c for c in ax.collections if str(c.get_label()).startswith(beginning))
+    return np.asarray(found.get_offsets())
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_parity_draws_the_intervals_of_the_distribution_at_the_true_values(level: float) -> None:
+    p, y = bounded()
+    ax = p.plot(y, level=level)
+    low, high = p.interval(level)
+    assert float(low.min()) == 0  # a bound cuts some of them
+    expected = sorted(zip(y.tolist(), low.tolist(), high.tolist(), strict=True))
+    np.testing.assert_allclose(intervals_drawn(ax), expected)
+    is_covered = (low <= y) & (y <= high)
+    for beginning, chosen in (("covered", is_covered), ("missed", ~is_covered)):
+        expected_points = torch.stack([y, p.mean], 1)[chosen].numpy()
+        assert np.sort(offsets(ax, beginning), 0) == pytest.approx(np.sort(expected_points, 0))
+        assert shares(ax)[beginning] == round(100 * float(chosen.double().mean()), 1)
+    assert ax.get_legend().get_title().get_text() == f"{100 * level:g} % intervals"
+    assert ax.get_xlim() == ax.get_ylim()
+
+
+def test_the_legend_counts_all_rows_where_a_thousand_are_drawn() -> None:
+    mean, std, target = rows(3000)
+    p = Prediction(mean, 0 * std, std.square(), std)
+    for ax in (p.plot(target), p.plot(target, kind="rows"), plots.parity(mean, std, target)):
+        assert shares(ax)["covered"] == round(100 * metrics.coverage(p, target), 1)
+        assert len(intervals_drawn(ax)) == plots.MOST_INTERVALS
+        assert "1,000 of 3,000 rows drawn" in ax.get_legend().get_title().get_text()
+    assert {target.min().item(), target.max().item()} <= set(intervals_drawn(ax)[:, 0])
+
+
+def test_without_true_values_rows_are_drawn_in_the_order_of_their_predictions() -> None:
+    p, y = bounded(50)
+    low, high = p.interval(0.9)
+    order = p.mean.argsort()
+    expected = torch.stack([torch.arange(50.0), low[order], high[order]], 1).numpy()
+    ax = p.plot()
+    np.testing.assert_allclose(intervals_drawn(ax), expected)
+    np.testing.assert_allclose(offsets(ax, "predicted")[:, 1], p.mean[order])
+    with_truth = p.plot(y, kind="rows")
+    np.testing.assert_allclose(intervals_drawn(with_truth), expected)
+    assert shares(with_truth)["covered"] == round(100 * metrics.coverage(p, y), 1)
+
+
+def test_a_curve_along_an_input_has_a_band_of_the_distribution() -> None:
+    x = torch.linspace(0, 3, 40, dtype=torch.float64)
+    p = replace(heavy(40)[0], mean=x.sin())
+    y = p.mean + 3 * torch.randn(40, generator=torch.Generator().manual_seed(1))
+    ax = p.plot(y, x=x, level=0.8)
+    low, high = p.interval(0.8)
+    (band,) = (c for c in ax.collections if c.get_label() == "80 %")
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(9).tolist()}
+    for ends in (low, high):
+        expected = torch.stack([x, ends], 1).numpy().round(9).tolist()
+        assert {tuple(corner) for corner in expected} <= corners
+    is_covered = (low <= y) & (y <= high)
+    assert shares(ax)["covered"] == round(100 * float(is_covered.double().mean()), 1)
+    np.testing.assert_allclose(lines(p.plot(x=x))["mean"], torch.stack([x, p.mean], 1))
+
+
+def test_rows_that_form_no_curve_are_drawn_with_single_intervals() -> None:
+    p, y = bounded()
+    x = torch.linspace(0, 1, 200)
+    ax = p.plot(y, x=x)
+    assert "mean" not in lines(ax)
+    low, high = p.interval(0.9)
+    np.testing.assert_allclose(intervals_drawn(ax), torch.stack([x, low, high], 1), rtol=1e-6)
+    assert "mean" in lines(p.plot(y, x=x, kind="along"))
+
+
+@pytest.mark.parametrize("kind", ["errors", "binned", "calibration"])
+def test_a_kind_is_the_function_of_that_name(kind: str) -> None:
+    p, y = heavy(2000)
+    ax, direct = p.plot(y, kind=kind), getattr(plots, kind)(p, y)
+    for a, b in zip(ax.lines, direct.lines, strict=True):
+        np.testing.assert_array_equal(a.get_xydata(), b.get_xydata())
+    assert ax.get_xscale() == direct.get_xscale()
+    assert (ax.get_xscale() == "log") == (kind != "calibration")
+
+
+def test_few_rows_are_binned_too() -> None:
+    p, y = heavy(200)
+    assert len(points(p.plot(y, kind="binned"))) == 20
+
+
+def test_parity_keeps_logarithmic_axes_and_draws_what_they_can_show() -> None:
+    p, y = heavy()
+    _, ax = plt.subplots()
+    ax.set(xscale="log", yscale="log")
+    p, y = replace(p, mean=p.mean.exp()), y.exp()
+    assert p.plot(y, ax=ax) is ax
+    ax.figure.canvas.draw()
+    low, high = ax.get_ylim()
+    assert ax.get_yscale() == "log" and 0 < low < float(y.min()) and float(y.max()) < high
+
+
+def test_one_target_of_several_is_drawn_by_number_or_name() -> None:
+    p, y = heavy(60)
+    both = Prediction(*(torch.stack([t, 2 * t], 1) for t in (p.mean, p.epistemic, p.noise, p.std)))
+    truth = torch.stack([y, 2 * y], 1)
+    frame = pd.DataFrame(truth.numpy(), columns=["depth", "width"])
+    expected = intervals_drawn(both[:, 1].plot(2 * y))
+    for true in (truth, frame, 2 * y):
+        for target in (1, -1):
+            np.testing.assert_allclose(intervals_drawn(both.plot(true, target=target)), expected)
+    ax = both.plot(frame, target="width")
+    np.testing.assert_allclose(intervals_drawn(ax), expected)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("true width", "predicted width")
+    refused("has 2 targets, .* one of 0, 1\\.", both.plot, truth)
+    refused("one of 0, 1, 'depth', 'width'", both.plot, frame)
+    refused("Expected target to be one of .*; got 2", both.plot, truth, target=2)
+    refused("Expected target to be one of .*; got 'area'", both.plot, frame, target="area")
+    assert len(intervals_drawn(both.plot(target=0))) == 60
+
+
+def test_true_values_and_inputs_may_come_from_any_library() -> None:
+    p, y = heavy(30)
+    x = p.mean
+    expected = intervals_drawn(p.plot(y, x=x, kind="rows"))
+    kinds = (torch.Tensor.tolist, torch.Tensor.numpy, lambda t: t[:, None].requires_grad_())
+    for change in (*kinds, lambda t: pd.Series(t.numpy(), index=range(5, 35), name="named")):
+        ax = p.plot(change(y), x=change(x), kind="rows")
+        np.testing.assert_allclose(intervals_drawn(ax), expected)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("named", "named")
+
+
+def test_an_input_of_several_is_drawn_by_number_or_name() -> None:
+    p, y = heavy(30)
+    inputs = torch.stack([p.mean, y], 1)
+    frame = pd.DataFrame(inputs.numpy(), columns=["a", "b"])
+    for x, along in ((inputs, 1), (frame, "b"), (frame, 1), ({"a": p.mean, "b": y}, "b")):
+        places = intervals_drawn(p.plot(x=x, along=along, kind="rows"))[:, 0]
+        np.testing.assert_allclose(places, y.sort().values)
+    refused("There are 2 inputs, .* one of 'a', 'b'", p.plot, x=frame)
+    refused("There are 2 inputs, .* one of 0, 1", p.plot, x=inputs)
+    refused("Expected along to be one of 0, 1; got 'a'", p.plot, x=inputs, along="a")
+    refused("Pass the inputs too", p.plot, y, along=0)
+
+
+def test_intervals_without_an_end_reach_to_the_edge() -> None:
+    p, y = heavy(30)
+    endless = replace(p, conformal=_Endless())
+    for ax in (endless.plot(y, conformal=True), endless.plot(y, kind="rows", conformal=True)):
+        bottom, top = ax.get_ylim()
+        assert (intervals_drawn(ax)[:, 1:] == (bottom, top)).all()
+        assert np.isfinite([bottom, top]).all() and shares(ax)["covered"] == 100
+    ax = endless.plot(y, x=y, kind="along", conformal=True)
+    assert np.isfinite(ax.get_ylim()).all()
+    ax.figure.canvas.draw()
+
+
+class _Endless:
+    """Conformal intervals of too few rows."""
+
+    wide = ()
+
+    def interval(self, p: Prediction, level: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full_like(p.mean, -math.inf), torch.full_like(p.mean, math.inf)
+
+    def resolved(self, p: Prediction) -> "_Endless":
+        return self
+
+
+def test_plots_of_predictions_refuse_what_does_not_go_together() -> None:
+    p, y = heavy(30)
+    refused("Expected kind to be one of parity, rows, .* got 'scatter'", p.plot, y, kind="scatter")
+    refused(r"one true value per row, \(30,\), got \(29,\)", p.plot, y[:-1])
+    refused(r"one input per row, \(30,\), got \(29,\)", p.plot, y, x=y[:-1])
+    refused("compares predictions with true values", p.plot, kind="errors")
+    refused("needs an input to draw along", p.plot, y, kind="along")
+    refused('x= is for kind="along" and kind="rows"', p.plot, y, x=y, kind="parity")
+    refused("level must lie between 0 and 1", p.plot, y, level=90)
+    refused("draws no intervals", p.plot, y, kind="errors", conformal=True)
+    refused("A conformal interval needs rows", p.plot, y, conformal=True)
+    refused("Pass level=0.9", plots.along, y, p, conformal=True)
+    assert not plt.get_fignums()
+
+
+def test_a_prediction_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, y = heavy(30)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    refused(r'pip install "rigidities\[plots\]"', p.plot, y, error=ImportError)
+
+
+@pytest.fixture(scope="module", params=["last layer", "any regressor"])
+def fitted(request: pytest.FixtureRequest) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """A straight line in two inputs with error bars, and new rows."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 2, generator=generator, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + torch.randn(300, 1, generator=generator, dtype=torch.float64)
+    if request.param == "last layer":
+        linear = torch.nn.Linear(2, 1, dtype=torch.float64).requires_grad_(False)
+        linear.weight[:], linear.bias[:] = 1.0, 0.0
+        uq: Any = rg.LastLayerRigidity(linear).fit(x[:100], y[:100])
+    else:
+        weights = torch.ones(2, dtype=torch.float64)
+        uq = rg.PredictionRigidity(lambda w, x: x @ w[:, None], weights).fit(x[:100], y[:100])
+    uq.calibrate(x[100:200], y[100:200], criterion="nll", noise="constant")
+    return uq, x[200:], y[200:]
+
+
+def test_a_fitted_object_predicts_and_draws(fitted) -> None:
+    uq, x, y = fitted
+    p = uq.predict(x)
+    expected = intervals_drawn(p.plot(y))
+    assert len(expected) == 100
+    loader = DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True)
+    for data in ((x, y), ((x, y),), (loader,)):
+        np.testing.assert_allclose(intervals_drawn(uq.plot(*data)), expected)
+    np.testing.assert_allclose(intervals_drawn(uq.plot(x)), intervals_drawn(p.plot()))
+    np.testing.assert_allclose(
+        intervals_drawn(uq.plot(x, y, along=1, level=0.5)),
+        intervals_drawn(p.plot(y, x=x[:, 1], level=0.5)),
+    )
+    names = ["left", "right"]
+    ax = uq.plot(pd.DataFrame(x.numpy(), columns=names), y.numpy(), along="right")
+    np.testing.assert_allclose(intervals_drawn(ax), intervals_drawn(p.plot(y, x=x[:, 1])))
+    assert ax.get_xlabel() == "right"
+    ax = uq.plot((x, y), along=0, kind="rows")
+    assert shares(ax)["covered"] == round(100 * metrics.coverage(p, y), 1)

@@ -26,13 +26,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..calibration.calibration import Calibration, CalibrationOptions
 from ..calibration.report import UNFITTED, CalibrationReport, summary
+from ..data.batches import joined_targets
 from ..data.finiteness import require_finite
 from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot
@@ -52,6 +53,9 @@ from .derivatives.parameters import Subset
 from .derivatives.regressor import Function, Regressor
 from .fit import KIND, Fit, restored_fit, snapshot
 from .validation import calibration_report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["PredictionRigidity"]
 
@@ -271,6 +275,54 @@ class PredictionRigidity:
         )
         require_finite(result.mean, result.epistemic, lambda: samples, "rows")
         return result
+
+    def plot(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        along: int | str | None = None,
+        kind: str | None = None,
+        target: int | str | None = None,
+        level: float = 0.9,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Predict and draw: `uq.predict(x).plot(y)`.
+
+        Args:
+            x: The inputs, in any form that `fit` takes. Targets in it are drawn as y would be.
+            y: True values.
+            along: The input to draw along: its number, or the name of a frame's column. The inputs
+                are then a tensor, an array, a frame, or a mapping of these.
+            kind: What to draw, as in `Prediction.plot`.
+            target: The target to draw, where there are several, as in `Prediction.plot`.
+            level: Probability of the intervals.
+            ax: Axes of matplotlib to draw on, new ones by default.
+
+        Returns:
+            The axes. Nothing is shown or saved.
+
+        Raises:
+            ImportError: Matplotlib is missing.
+            NotFittedError: There is no fit yet.
+            ValueError: The arguments do not go together, or a prediction is not finite.
+        """
+        if y is None:
+            # A loader may shuffle, so that targets are those of this reading.
+            batches = list(self._fitted().samples(x))
+            p = self.predict([batch.raw for batch in batches])
+            y = joined_targets(batches)
+        else:
+            p = self.predict(x)
+        return p.plot(
+            y,
+            kind=kind,
+            x=None if along is None else x,
+            along=along,
+            target=target,
+            level=level,
+            ax=ax,
+        )
 
     @differentiating
     def calibrate(

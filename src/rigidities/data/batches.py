@@ -20,7 +20,7 @@ say), a list of numbers is a list of batches like any other list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from operator import itemgetter, length_hint
 from typing import Any, NamedTuple, TypeVar
@@ -115,6 +115,14 @@ class Batch:
         args = tuple(change(value) for value in self.args)
         kwargs = {key: change(value) for key, value in self.kwargs.items()}
         return replace(self, args=args, kwargs=kwargs)
+
+
+def joined_targets(batches: Sequence[Batch]) -> Tensor | None:
+    """The targets of all batches as one tensor; None where a batch has none."""
+    targets = [batch.target for batch in batches if batch.target is not None]
+    if not targets or len(targets) < len(batches):
+        return None
+    return torch.cat(targets)
 
 
 @dataclass(frozen=True)

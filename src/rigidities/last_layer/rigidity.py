@@ -32,7 +32,7 @@ from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunc
 from ..calibration.conformal import Groups
 from ..calibration.report import UNFITTED, CalibrationReport, summary
 from ..data.arrays import with_target
-from ..data.batches import Batch
+from ..data.batches import Batch, joined_targets
 from ..data.feed import Feed
 from ..data.finiteness import require_finite
 from ..data.slots import InputName, Slot
@@ -77,6 +77,7 @@ from .statistics.statistic import SAMPLE
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from typing_extensions import Self
 
 __all__ = ["LastLayerRigidity"]
@@ -558,6 +559,58 @@ class LastLayerRigidity(ModelWrapper):
         # processes too, whose inputs are not here.
         readable = [] if gather else x
         return bars.prediction(variances, self._batches_again(readable, "predict", batch_size))
+
+    def plot(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        along: int | str | None = None,
+        kind: str | None = None,
+        target: int | str | None = None,
+        level: float = 0.9,
+        conformal: bool = False,
+        ax: Axes | None = None,
+        batch_size: int | None = None,
+    ) -> Axes:
+        """Predict and draw: `uq.predict(x).plot(y)`.
+
+        Args:
+            x: The inputs, or anything that `fit` takes. Targets in it are drawn as y would be.
+            y: True values.
+            along: The input to draw along: its number, or the name of a frame's column. The inputs
+                are then a tensor, an array, a frame, or a mapping of these.
+            kind: What to draw, as in `Prediction.plot`.
+            target: The target to draw, where there are several, as in `Prediction.plot`.
+            level: Probability of the intervals.
+            conformal: As in `Prediction.interval`.
+            ax: Axes of matplotlib to draw on, new ones by default.
+            batch_size: As in `fit`.
+
+        Returns:
+            The axes. Nothing is shown or saved.
+
+        Raises:
+            ImportError: Matplotlib is missing.
+            ValueError: The arguments do not go together, or a prediction is not finite.
+        """
+        if y is None:
+            # A loader may shuffle, so that targets are those of this reading.
+            batches = list(self.feed(x, "plot", batch_size=batch_size, progress=False))
+            p = self.predict([batch.raw for batch in batches])
+            y = joined_targets(batches)
+        else:
+            p = self.predict(x, batch_size=batch_size)
+        return p.plot(
+            y,
+            kind=kind,
+            x=None if along is None else x,
+            along=along,
+            target=target,
+            level=level,
+            conformal=conformal,
+            ax=ax,
+        )
 
     @outside_inference_mode
     def novelty(

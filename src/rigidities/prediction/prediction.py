@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from ..notices import extra, needed, require_level
 from . import picture
 from .distribution import Distribution, Gaussian
 from .entries import Change, regrouped
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Prediction"]
 
@@ -303,6 +306,66 @@ class Prediction:
         if "novelty" in flat:  # the same for all targets of an input
             columns["novelty"] = flat["novelty"][:, 0]
         return columns
+
+    def plot(
+        self,
+        y: Any = None,
+        *,
+        kind: str | None = None,
+        x: Any = None,
+        along: int | str | None = None,
+        target: int | str | None = None,
+        level: float = 0.9,
+        conformal: bool = False,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Draw the predictions with their intervals, beside true values if there are any.
+
+        | call | what it draws |
+        | --- | --- |
+        | `p.plot(y)` | predictions against true values: `kind="parity"` |
+        | `p.plot()` | rows in the order of their predictions: `kind="rows"` |
+        | `p.plot(x=x)` | a curve with a band along one input: `kind="along"` |
+        | `p.plot(y, kind="errors")` | the sizes of errors against those of the bars |
+        | `p.plot(y, kind="binned")` | mean squared errors against variances, in bins |
+        | `p.plot(y, kind="calibration")` | how often intervals of every level cover |
+
+        Intervals are those of `interval`. True values outside them have another colour, and the
+        legend has the share that they cover. With `x` but no `kind`, rows are drawn with single
+        intervals (`kind="rows"`) where they form no curve, because other inputs move them too.
+
+        Args:
+            y: True values, shaped like the prediction: a tensor, an array, a series, a frame or a
+                list. For one of several targets, its values alone will do.
+            kind: What to draw, see the table.
+            x: Inputs for the horizontal axis, one value per row, or all inputs and `along`.
+            along: The input to draw along: its number, or the name of a frame's column.
+            target: The target to draw, where there are several: its number, or the name of a
+                column of y.
+            level: Probability of the intervals.
+            conformal: As in `interval`.
+            ax: Axes of matplotlib to draw on, new ones by default.
+
+        Returns:
+            The axes. Nothing is shown or saved.
+
+        Raises:
+            ImportError: Matplotlib is missing.
+            ValueError: The arguments do not go together.
+        """
+        # Plots lean on this room. Their module is looked up when it is asked for.
+        axes: Axes = needed("rigidities.plots").draw(
+            self,
+            y,
+            kind=kind,
+            x=x,
+            chosen_input=along,
+            chosen_target=target,
+            level=level,
+            conformal=conformal,
+            ax=ax,
+        )
+        return axes
 
     def to(self, device: torch.device | str) -> Prediction:
         """The same prediction on another device."""
