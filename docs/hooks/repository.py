@@ -31,11 +31,10 @@ def on_files(files, config, **_):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Let links point to where files lie on the site; let the search find other pages first."""
+    """Let links point to where files lie on the site."""
     here = page.file.src_uri
     is_from_outside = page.file.generated_by is not None
     if is_from_outside:
-        page.meta.setdefault("search", {"boost": 0.2})
         place = repository_path(here)
     else:
         place = f"docs/{here}"
