@@ -92,7 +92,7 @@ def fit_in_worker(config):
 
 
 def fitted_by_workers(model, train, valid):
-    """Error bars made by the workers of Ray Train, read from the file that the first worker saved."""
+    """Error bars from the workers of Ray Train, loaded from the first worker's file."""
     with tempfile.TemporaryDirectory() as storage:  # in practice: storage that all nodes can reach
         trainer = TorchTrainer(
             fit_in_worker,
