@@ -1,9 +1,9 @@
 """Which rows of a pool should be labelled next? Run: python examples/active_learning.py
 
-A regressor is trained on a few labelled rows. Three ways to choose the next rows compete: at
-random, the rows with the largest error bars, and a batch chosen greedily so that the error bars of
-the test inputs shrink most. After labelling the chosen rows, the regressor is trained anew and its
-error on the test inputs tells how good the choice was.
+The script trains a regressor on a few labelled rows. Then it compares three ways to choose the next
+rows: at random, the rows with the largest error bars, and a batch that is chosen greedily so that
+the error bars of the test inputs shrink most. It labels the chosen rows, trains the regressor
+again, and prints the error on the test inputs.
 """
 
 import torch
@@ -11,11 +11,11 @@ from torch import nn
 
 import rigidities as rg
 
-VALIDATION_ROWS = 10  # of the labelled rows: they calibrate the error bars and train nothing
+VALIDATION_ROWS = 10  # labelled rows that only calibrate the error bars
 
 
 def measurement(x):
-    """What a measurement of each row would give; here a function of two inputs."""
+    """The result of measuring each row. Here it is a function of two inputs."""
     return torch.sin(3 * x[:, :1]) * torch.cos(2 * x[:, 1:])
 
 
@@ -40,12 +40,12 @@ def error_after_training(x, test):
 
 
 def main(seeds=3, start=30, batch=20):
-    """Compare the three choices of `batch` rows, beginning with `start` labelled ones."""
+    """Compare the three choices of `batch` rows, starting from `start` labelled rows."""
     test = 4 * torch.rand(1000, 2, generator=torch.Generator().manual_seed(0)) - 2
     errors = {"random": [], "largest variances": [], "greedy": []}
 
     for seed in range(seeds):
-        # A pool as one meets them: most rows are alike, some lie further out.
+        # A typical pool: most rows are similar, some lie further out.
         generator = torch.Generator().manual_seed(seed)
         rows = (0.9 * torch.randn(2000, 2, generator=generator)).clamp(-2, 2)
         labelled = rows[:start]
@@ -53,17 +53,17 @@ def main(seeds=3, start=30, batch=20):
         train = labelled[:-VALIDATION_ROWS]
         valid = labelled[-VALIDATION_ROWS:]
 
-        # One pass over the training rows gives the error bars of all other rows.
+        # One pass over the training rows is enough for the error bars of all other rows.
         network = trained_network(train, measurement(train))
         uq = rg.LastLayerRigidity(network).fit((train, measurement(train)))
         uq.calibrate((valid, measurement(valid)))
 
         choices = {
-            "random": torch.arange(batch),  # the pool is in random order already
-            # Each row for itself: the largest error bars are often neighbours, and the second of
-            # two neighbours teaches little that the first did not.
+            "random": torch.arange(batch),  # the pool is already in random order
+            # Each row separately. The largest error bars often belong to neighbours, and the second
+            # of two neighbours teaches little that the first did not.
             "largest variances": uq.select(unlabelled, batch, objective="top").indices,
-            # The rows as a batch, so that the error bars of the test inputs shrink most.
+            # The rows as a batch that shrinks the error bars of the test inputs most.
             "greedy": uq.select(unlabelled, batch, objective="variance", of=test).indices,
         }
         for name, indices in choices.items():

@@ -2,9 +2,9 @@
 
 Run: python examples/dask_fit.py [file to write]      (needs the extra `dask`)
 
-A fit is a sum over rows: the fits of partitions add up to that of the whole table, in any order.
-Nothing here is special to Dask. Whatever maps a function over partitions and brings the results
-back will do: tasks of Ray, `mapPartitions` of Spark, a pool of processes.
+A fit is a sum over rows, so the fits to partitions add up to the fit to the whole table, in any
+order. Nothing here is special to Dask. Any tool works that maps a function over partitions and
+returns the results: Ray tasks, `mapPartitions` of Spark, a pool of processes.
 """
 
 import sys
@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
 
 
 def measurements(rows, seed):
-    """A table of two inputs and a target; the second input makes the noise."""
+    """A table of two inputs and a target. The second input sets the size of the noise."""
     first, second, noise = np.random.default_rng(seed).normal(size=(3, rows))
     target = np.sin(2 * first) + 0.2 * np.abs(second) * noise
     return pd.DataFrame({"first": first, "second": second, "target": target})
@@ -40,14 +40,14 @@ def tensors(frame):
 
 
 def trained_model(x, y):
-    """Any trained model; here a random hidden layer under the best readout, in float64."""
+    """Any trained model will do. Here: a random hidden layer with the best readout, in float64."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()
     return rg.LastLayerRigidity(model).fit(x, y).refit().model
 
 
 def fit_of(partition, model):
-    """The fit to the rows of one partition: what is mapped."""
+    """The fit to the rows of one partition. Dask maps this function."""
     return rg.LastLayerRigidity(model).fit(*tensors(partition))
 
 
@@ -69,18 +69,18 @@ def differences(uq, reference, x):
 
 
 def main(path=None):
-    """Fit by Dask and in one process, compare, and save the first where there is a path."""
+    """Fit with Dask and in one process, compare, and save Dask's fit if a path is given."""
     train = measurements(4001, seed=1)
     valid = measurements(1001, seed=2)
     test = measurements(1001, seed=3)
     model = trained_model(*tensors(train))
 
-    frame = dask.dataframe.from_pandas(train, npartitions=4)  # in earnest: read_parquet(folder)
+    frame = dask.dataframe.from_pandas(train, npartitions=4)  # in practice: read_parquet(folder)
     uq, rows = fitted_by_dask(model, frame)
     uq.calibrate(*tensors(valid))
     print(f"{len(rows)} partitions of {rows} rows: {uq.gram.count} in the fit")
 
-    # The same in one process, to compare with.
+    # The same in one process, for comparison.
     reference = rg.LastLayerRigidity(model).fit(*tensors(train))
     reference.calibrate(*tensors(valid))
     x, y = tensors(test)
@@ -89,7 +89,7 @@ def main(path=None):
 
     low, high = uq.predict(x).interval(0.9)
     covered = ((low < y) & (y < high)).double().mean()
-    print(f"90 % intervals hold {covered:.0%} of {len(y)} test rows")
+    print(f"90 % intervals cover {covered:.0%} of {len(y)} test rows")
     if path is not None:
         uq.save(path)
     return uq, reference

@@ -1,9 +1,9 @@
 """A derived quantity, with and without the correlations between predictions.
 
-A network has learnt how much heat a process gives off at a temperature and a pressure. What one
-asks for is a difference of two settings, or a mean over many. Neighbouring predictions err
-together, so the error of their difference is much smaller than the sum of their variances says, and
-the error of a mean is larger.
+A network has learnt how much heat a process releases at a given temperature and pressure. The
+question is about a difference of two settings, or about a mean over many. Neighbouring predictions
+err together. So the error of their difference is much smaller than the sum of their variances
+suggests, and the error of a mean is larger.
 """
 
 import torch
@@ -25,16 +25,16 @@ for _ in range(600):
     optimiser.step()
 
 uq = rg.LastLayerRigidity(model).fit(train)
-# As in Bayesian linear regression: the scatter of the measurements is no error of the model, and
-# the training data determine how the errors of different predictions go together.
+# As in Bayesian linear regression: the scatter of the measurements is not an error of the model,
+# and the training data determine how the errors of different predictions are correlated.
 uq.calibrate(valid, criterion="evidence", noise="bayes")
 
 
 def report(name, quantity, x):
     """Print a quantity of the predictions at `x`, with its standard deviation in three ways.
 
-    The first is linear propagation with all correlations, the second the spread over an ensemble,
-    the third what one would get if predictions erred independently of each other.
+    The first is linear propagation with all correlations. The second is the spread over an
+    ensemble. The third assumes that predictions err independently of each other.
     """
     propagated = uq.propagate(quantity, x)
 

@@ -1,8 +1,8 @@
 """A force with its error bar, from a network trained on energies and forces.
 
-Three atoms attract and repel each other in pairs. The network sees their distances; forces are
-derivatives of its energy by the positions. `fit(gradients="pos")` counts what the forces taught the
-network, and `calibrate` gives forces an error scale of their own.
+Three atoms attract and repel each other in pairs. The network sees their distances. Forces are the
+negative derivatives of its energy with respect to the positions. `fit(gradients="pos")` includes
+what the forces taught the network, and `calibrate` finds a separate error scale for them.
 """
 
 import torch
@@ -16,7 +16,7 @@ torch.set_default_dtype(torch.float64)
 FIRST_ATOM = torch.tensor([0, 0, 1])
 SECOND_ATOM = torch.tensor([1, 2, 2])
 
-GRADIENT_WEIGHT = 0.1  # of a squared error of a derivative, beside that of an energy
+GRADIENT_WEIGHT = 0.1  # of the squared error of a derivative, relative to that of an energy
 
 
 def distances(pos):
@@ -35,17 +35,17 @@ def labelled(rows, spread=0.15):
 
 
 class Molecule(torch.nn.Module):
-    """Positions (N, 3, 3) -> energies (N, 1), by way of the distances."""
+    """Positions (N, 3, 3) -> energies (N, 1), through the distances."""
 
     def __init__(self):
         super().__init__()
-        self.net = torch.nn.Sequential(
+        self.body = torch.nn.Sequential(
             torch.nn.Linear(3, 48), torch.nn.SiLU(), torch.nn.Linear(48, 48), torch.nn.SiLU()
         )
         self.readout = torch.nn.Linear(48, 1)
 
     def forward(self, pos):
-        return self.readout(self.net(distances(pos)))
+        return self.readout(self.body(distances(pos)))
 
 
 # Train on energies and forces at once.
@@ -53,7 +53,9 @@ train = labelled(200)
 valid = labelled(200)
 model = Molecule()
 optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 400)  # so that it comes to rest
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+    optimiser, 400
+)  # so that the training converges
 for _ in range(400):
     pos = train["pos"].clone().requires_grad_()
     energy = model(pos)
@@ -66,7 +68,7 @@ for _ in range(400):
     optimiser.step()
     schedule.step()
 
-# Error bars of energies and forces, by the same loss as the training.
+# Error bars of energies and forces, with the same loss as in training.
 uq = rg.LastLayerRigidity(model)
 uq.fit(train, gradients="pos", gradient_weight=GRADIENT_WEIGHT, gradient_target="slope")
 print(uq.calibrate(valid))
@@ -82,11 +84,11 @@ def print_quality(name, prediction, truth):
 
 for title, spread in (("like the training data", 0.15), ("a third more distorted", 0.2)):
     test = labelled(300, spread)
-    print(f"\n{title}: median error, median error bar, errors within 90 % intervals")
+    print(f"\n{title}: median error, median error bar, coverage of 90 % intervals")
     print_quality("energy", uq.predict(test), test["y"])
     print_quality("forces", uq.gradient(test, wrt="pos"), test["slope"])
 
-# One molecule: the force on an atom is minus the derivative by its position.
+# One molecule. The force on an atom is minus the derivative with respect to its position.
 molecule = labelled(1)
 slope = uq.gradient(molecule, wrt="pos")
 print("\nforces on three atoms:")

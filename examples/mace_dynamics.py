@@ -1,9 +1,9 @@
-"""A MACE whose molecular dynamics stop where it no longer knows the energy.
+"""Molecular dynamics with MACE that stop where the model no longer knows the energy.
 
-A small MACE learns energies and forces of shaken crystals of copper, labelled by effective-medium
-theory (EMT), for about a minute. Then a crystal is heated under it, with error bars on energy,
-forces and stress, until the energy's bar passes its limit.
-Needs the extra `ase`, and `pip install mace-torch`.
+A small MACE learns energies and forces of shaken copper crystals for about a minute. The labels
+come from effective-medium theory (EMT). Then the script heats a crystal, with error bars on energy,
+forces and stress, until the error bar of the energy exceeds its limit.
+Requires the extra `ase`, and `pip install mace-torch`.
 """
 
 import sys
@@ -28,11 +28,11 @@ from rigidities.ase import UncertainStructureError, mace
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
 rng = np.random.default_rng(0)
-FORCES_WEIGHT = 0.1  # of a component of a force, beside the energy per atom
+FORCES_WEIGHT = 0.1  # of a component of a force, relative to the energy per atom
 
 
 def labelled(atoms):
-    """The same atoms with energy and forces by EMT, as files of structures carry them."""
+    """The same atoms with energy and forces by EMT, stored as in files of structures."""
     atoms.calc = EMT()
     energy = atoms.get_potential_energy()
     forces = atoms.get_forces()
@@ -51,7 +51,7 @@ def shaken_crystal(shake):
 train = [shaken_crystal(rng.uniform(0.01, 0.12)) for _ in range(48)]
 valid = [shaken_crystal(rng.uniform(0.01, 0.12)) for _ in range(40)]
 
-# The model: a small MACE on top of the mean energy of an atom.
+# The model: a small MACE, added to the mean energy of an atom.
 mean_energy = np.mean([atoms.get_potential_energy() / len(atoms) for atoms in train])
 interaction = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
 model = modules.ScaleShiftMACE(
@@ -74,7 +74,7 @@ model = modules.ScaleShiftMACE(
     atomic_inter_shift=0.0,
 )
 
-# Train it on energies and forces. `batch["slope"]` is the energy's derivative: minus the force.
+# Train on energies and forces. `batch["slope"]` is the derivative of the energy: minus the force.
 host = mace(model)
 batches = host.batches(train, ("energy", "forces"))
 optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -92,12 +92,12 @@ for _ in range(30):
         optimiser.step()
     schedule.step()
 
-# Error bars, by the same loss as the training.
+# Error bars, with the same loss as in training.
 host.fit(train, forces_weight=FORCES_WEIGHT)
 print(host.calibrate(valid))
 
-# Dynamics at a rising temperature, which stop at the limit. The error bars of forces cost most;
-# with `force_bars=False` they are computed when they are asked for, not in every step.
+# Dynamics at a rising temperature that stop at the limit. The error bars of forces cost most. With
+# `force_bars=False` they are computed only on request, not in every step.
 atoms = bulk("Cu", cubic=True) * (2, 1, 1)
 atoms.calc = host.calculator(limits={"energy_std": 0.05}, force_bars=False)
 dynamics = Langevin(
@@ -106,7 +106,7 @@ dynamics = Langevin(
 
 
 def print_energy(step, atoms, results):
-    """Print the energy with its error bar and its true error; the line stays open."""
+    """Print the energy with its error bar and its true error, without ending the line."""
     true_energy = labelled(atoms.copy()).get_potential_energy()
     print(
         f"{step:>4} {atoms.get_temperature():8.0f} {results['energy']:8.3f} +- "

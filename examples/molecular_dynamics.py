@@ -1,11 +1,12 @@
 """Molecular dynamics that stop where the network no longer knows the energy.
 
-A cluster of copper and gold is labelled by effective-medium theory (EMT), a network learns energies
-and forces near its relaxed shape, and the cluster is heated. ASE asks the calculator for energies
-and forces; the error bars come with them. Needs the extra `ase`.
+Effective-medium theory (EMT) labels a cluster of copper and gold. A network learns energies and
+forces near the relaxed shape, and then the cluster is heated. ASE asks the calculator for energies
+and forces, and gets their error bars too. Requires the extra `ase`.
 
-This seed is a middling one. Over the 98 rows that seeds 1 to 6 print, 49 % of the errors lie
-within one bar, 92 % within two and 99 % within three; single runs have 0.9 to 1.6 bars (rms).
+This seed is an average one. Over the 98 rows that seeds 1 to 6 print, 49 % of the errors lie within
+one bar, 92 % within two and 99 % within three. In single runs, the root mean square of the errors
+is 0.9 to 1.6 bars.
 """
 
 import numpy as np
@@ -23,10 +24,10 @@ torch.manual_seed(3)
 torch.set_default_dtype(torch.float64)
 rng = np.random.default_rng(3)
 SPECIES = (29, 79)  # copper and gold
-GRADIENT_WEIGHT = 0.1  # of a squared error of a derivative, beside that of an energy
+GRADIENT_WEIGHT = 0.1  # of the squared error of a derivative, relative to that of an energy
 SHELLS = torch.linspace(1.8, 4.5, 10)  # radii in angstrom
 
-# The relaxed cluster: energies are counted from here.
+# The relaxed cluster: its energy is the zero of all energies.
 relaxed = Octahedron("Cu", 2)
 relaxed.symbols[3:] = "Au"
 relaxed.calc = EMT()
@@ -39,7 +40,7 @@ def surroundings(positions, numbers):
 
     Positions (B, n, 3) and atomic numbers (B, n) of B clusters give (B, n, 20).
     """
-    # An atom is no neighbour of its own. Its distance is set to one, since the square root has no
+    # An atom is not its own neighbour. Its distance is set to one, because the square root has no
     # derivative at zero.
     itself = torch.eye(positions.shape[1])[..., None]
     squares = (positions[:, :, None] - positions[:, None]).square().sum(-1, keepdim=True)
@@ -54,13 +55,13 @@ class Potential(torch.nn.Module):
 
     def __init__(self, width=48):
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(20, width), torch.nn.SiLU())
+        self.body = torch.nn.Sequential(torch.nn.Linear(20, width), torch.nn.SiLU())
         self.readouts = torch.nn.ModuleList(torch.nn.Linear(width, 1) for _ in SPECIES)
 
     def forward(self, positions, numbers):
-        if positions.ndim == 2:  # one structure, as the calculator gives it
+        if positions.ndim == 2:  # one structure, as the calculator passes it
             positions, numbers = positions[None], numbers[None]
-        features = self.net(surroundings(positions, numbers))  # (B, n, width)
+        features = self.body(surroundings(positions, numbers))  # (B, n, width)
         energy = 0
         for readout, z in zip(self.readouts, SPECIES, strict=True):
             energies_of_atoms = readout(features)[..., 0] * (numbers == z)
@@ -69,14 +70,14 @@ class Potential(torch.nn.Module):
 
 
 def true_energy_and_slope(atoms):
-    """Energy above the relaxed cluster, and its derivatives by the positions, by EMT."""
+    """Energy above the relaxed cluster and its derivatives by the positions, from EMT."""
     atoms = atoms.copy()
     atoms.calc = EMT()
     return atoms.get_potential_energy() - LOWEST, -atoms.get_forces()
 
 
 def labelled(rows):
-    """Copies of the relaxed cluster, each shaken a little or more, with energies and slopes."""
+    """Randomly shaken copies of the relaxed cluster, with energies and slopes."""
     batch = {"positions": [], "numbers": [], "y": [], "slope": []}
     for spread in rng.uniform(0.02, 0.15, rows):
         atoms = relaxed.copy()
@@ -107,7 +108,7 @@ for _ in range(300):
     optimiser.step()
     schedule.step()
 
-# Error bars of energies and forces, by the same loss as the training.
+# Error bars of energies and forces, with the same loss as in training.
 uq = rg.LastLayerRigidity(model)
 uq.fit(train, gradients="positions", gradient_weight=GRADIENT_WEIGHT, gradient_target="slope")
 print(uq.calibrate(valid))
@@ -116,7 +117,7 @@ print(uq.calibrate(valid))
 def print_row(step, atoms, results):
     """Print one line of the table: energy, its error bar, its true error, largest bar of a force.
 
-    A force has an error bar in each direction; they are added up in squares.
+    A force has an error bar in each direction. The bar of a force is the norm of these three.
     """
     energy = results["energy"] - LOWEST
     true_energy, _ = true_energy_and_slope(atoms)
@@ -127,8 +128,8 @@ def print_row(step, atoms, results):
     )
 
 
-# Dynamics at a rising temperature. The calculator adds the energy of the relaxed cluster to the
-# network's, and raises an error where the energy's standard deviation passes 0.1 eV.
+# Dynamics at a rising temperature. The calculator adds the energy of the relaxed cluster to that of
+# the network. It raises an error when the standard deviation of the energy exceeds 0.1 eV.
 atoms = relaxed.copy()
 atoms.calc = RigidityCalculator(
     uq, species=SPECIES, baseline=lambda _: LOWEST, limits={"energy_std": 0.1}

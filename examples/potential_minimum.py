@@ -1,9 +1,9 @@
 """The position of a minimum, with an error bar.
 
 A network has learnt a potential V(r) from a few noisy energies. Its minimum lies where V' = 0, so
-that an error dV' of the derivative moves it by dV' / V''. `gradient` gives the standard deviation
-of V', `hessian_product` V'' itself. Members of an ensemble, each with a minimum of its own, check
-the answer.
+an error dV' of the derivative moves it by dV' / V''. `gradient` gives the standard deviation of V',
+and `hessian_product` gives V''. The members of an ensemble check the answer, because each has its
+own minimum.
 """
 
 import torch
@@ -45,7 +45,7 @@ for _ in range(10):
 std = slope.std / curvature.mean
 print(f"minimum by derivatives:   r = {minimum.item():.4f} +- {std.item():.4f}")
 
-# The same by an ensemble: `propagate` takes functions without a derivative, such as argmin.
+# The same with an ensemble: its `propagate` accepts functions without a derivative, such as argmin.
 grid = torch.linspace(1.2, 1.7, 2001)[:, None]
 ensemble = uq.ensemble(256, antithetic=True, generator=torch.Generator().manual_seed(0))
 minima = ensemble.propagate(lambda potential: grid[potential[:, 0].argmin()], grid)

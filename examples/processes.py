@@ -2,9 +2,8 @@
 
 Run: torchrun --standalone --nproc-per-node 2 examples/processes.py [file to write]
 
-Every process reads its own rows. The library adds up what they found by the collectives of
-torch.distributed, so that all processes end with the same error bars. Without torchrun the same
-script runs in one process.
+Every process reads its own rows. The library adds up the results through torch.distributed, so all
+processes end with the same error bars. Without torchrun the same script runs in one process.
 """
 
 import os
@@ -20,7 +19,7 @@ import rigidities as rg
 
 
 def measurements(n, seed):
-    """Inputs (n, 2) and targets (n, 1); the second input makes the noise."""
+    """Inputs (n, 2) and targets (n, 1). The second input sets the size of the noise."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 2, generator=generator)
     noise = torch.randn(n, 1, generator=generator)
@@ -28,14 +27,14 @@ def measurements(n, seed):
 
 
 def loader(data, sampler_class):
-    """Batches of the rows that the sampler gives this process."""
+    """Batches of the rows that the sampler gives to this process."""
     x, y = data
     dataset = TensorDataset(x, y)
     return DataLoader(dataset, batch_size=64, sampler=sampler_class(dataset))
 
 
 def trained_model(batches):
-    """Any model trained in any way; here by DistributedDataParallel."""
+    """Any trained model will do. Here it is trained with DistributedDataParallel."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)
@@ -54,26 +53,27 @@ def trained_model(batches):
 
 
 def main(path=None):
-    """Run everything; the first process prints, and saves the error bars where there is a path."""
+    """Run everything. The first process prints, and saves the error bars if a path is given."""
     if "RANK" in os.environ and not dist.is_initialized():  # torchrun sets it
         dist.init_process_group("gloo")
     train = measurements(4001, seed=1)
     valid = measurements(1001, seed=2)
     test = measurements(1001, seed=3)
 
-    # Training wants as many rows on every process: DistributedSampler repeats some.
+    # Training needs equally many rows on every process, so DistributedSampler repeats some.
     if dist.is_initialized():
         training_batches = loader(train, DistributedSampler)
     else:
         training_batches = loader(train, RandomSampler)
     model = trained_model(training_batches)
 
-    # Error bars want every row once. The loader of the training will do: rows that the sampler
-    # repeats are counted once. Each process reads its own rows, and all end with the same object.
+    # Error bars need every row once. The training loader works too: the library counts rows that
+    # the sampler repeats only once. Each process reads its own rows, and all processes end with
+    # the same object.
     uq = rg.LastLayerRigidity(model).fit(training_batches)
     uq.calibrate(loader(valid, rg.ShardSampler))
 
-    # With `gather` every process gets the predictions of all rows, in their order.
+    # With `gather`, every process gets the predictions for all rows, in their order.
     p = uq.predict(loader(test, rg.ShardSampler), gather=True)
 
     is_first_process = not dist.is_initialized() or dist.get_rank() == 0
@@ -82,7 +82,7 @@ def main(path=None):
         low, high = p.interval(0.9)
         covered = ((y > low) & (y < high)).float().mean()
         print(f"{uq.gram.count} rows in the fit, {uq.calibration_report.rows} in the calibration")
-        print(f"90 % intervals hold {covered:.0%} of {len(p)} test rows")
+        print(f"90 % intervals cover {covered:.0%} of {len(p)} test rows")
         if path is not None:
             uq.save(path)
     return uq, p

@@ -3,10 +3,10 @@
 Run: python examples/ray_fit.py [file to write]      (needs the extra `ray`)
 
 A cluster of two workers on this machine stands in for a large one. Ray Train starts the workers as
-one job of torch.distributed, so they make one fit together: each passes the rows that Ray Data
-gives it, and all end with the same object. The first worker saves it, and the driver loads the
-file. Tasks know nothing of each other: each fits its block of rows, and the driver merges the fits.
-Both are compared with the fit of one process.
+one job of torch.distributed, so they make one fit together: each worker passes the rows that Ray
+Data gives it, and all workers end with the same object. The first worker saves it, and the driver
+loads the file. Ray tasks do not communicate: each task fits its block of rows, and the driver
+merges the fits. The script compares both fits with that of one process.
 """
 
 import os
@@ -37,14 +37,14 @@ WORKERS = 2
 
 
 def measurements(rows, seed):
-    """A table of two inputs and a target; the second input makes the noise."""
+    """A table of two inputs and a target. The second input sets the size of the noise."""
     first, second, noise = np.random.default_rng(seed).normal(size=(3, rows))
     target = np.sin(2 * first) + 0.2 * np.abs(second) * noise
     return pd.DataFrame({"first": first, "second": second, "target": target})
 
 
 def blocks(frame, number):
-    """The rows of a frame, cut into `number` frames; in earnest these are files."""
+    """The rows of a frame, cut into `number` frames. In practice these are files."""
     edges = np.linspace(0, len(frame), number + 1).astype(int)
     return [frame[start:end] for start, end in pairwise(edges)]
 
@@ -56,14 +56,14 @@ def tensors(columns):
 
 
 def trained_model(x, y):
-    """Any trained model; here a random hidden layer under the best readout, in float64."""
+    """Any trained model will do. Here: a random hidden layer with the best readout, in float64."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()
     return rg.LastLayerRigidity(model).fit(x, y).refit().model
 
 
 class EveryRow(ray.train.DataConfig):
-    """Shards that hold every row once. Those of Ray Train are equal, and leave out what is over."""
+    """Shards with every row once. Ray Train makes equal shards, and drops the surplus rows."""
 
     def configure(self, datasets, world_size, worker_handles, worker_node_ids, **_):
         shards = [{} for _ in range(world_size)]
@@ -74,7 +74,7 @@ class EveryRow(ray.train.DataConfig):
 
 
 def fit_in_worker(config):
-    """What every worker runs: error bars from its share of the rows, saved by the first one."""
+    """Every worker runs this: fit to its share of the rows. The first worker saves the result."""
 
     def batches(name):
         shard = ray.train.get_dataset_shard(name)
@@ -92,8 +92,8 @@ def fit_in_worker(config):
 
 
 def fitted_by_workers(model, train, valid):
-    """Error bars made by the workers of Ray Train, read from the file that the first one saved."""
-    with tempfile.TemporaryDirectory() as storage:  # in earnest: a place that all nodes can reach
+    """Error bars from the workers of Ray Train, loaded from the first worker's file."""
+    with tempfile.TemporaryDirectory() as storage:  # in practice: storage that all nodes can reach
         trainer = TorchTrainer(
             fit_in_worker,
             train_loop_config={"model": model},
@@ -134,13 +134,13 @@ def differences(uq, reference, x):
 
 
 def main(path=None):
-    """Fit in three ways, compare, and save the workers' error bars where there is a path."""
+    """Fit in three ways, compare, and save the workers' error bars if a path is given."""
     train = measurements(4001, seed=1)
     valid = measurements(1001, seed=2)
     test = measurements(1001, seed=3)
     model = trained_model(*tensors(train))
 
-    # A small cluster on this machine; in earnest: ray.init(address=...).
+    # A small cluster on this machine. In practice: ray.init(address=...).
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         num_cpus=WORKERS,
@@ -155,7 +155,7 @@ def main(path=None):
     finally:
         ray.shutdown()
 
-    # The same in one process, to compare with.
+    # The same in one process, for comparison.
     reference = rg.LastLayerRigidity(model).fit(*tensors(train))
     reference.calibrate(*tensors(valid))
     x, y = tensors(test)
@@ -166,7 +166,7 @@ def main(path=None):
         print(f"  relative difference from one process: Gram {gram:.0e}, bars {bars:.0e}")
     low, high = by_workers.predict(x).interval(0.9)
     covered = ((low < y) & (y < high)).double().mean()
-    print(f"90 % intervals hold {covered:.0%} of {len(y)} test rows")
+    print(f"90 % intervals cover {covered:.0%} of {len(y)} test rows")
     if path is not None:
         by_workers.save(path)
     return by_workers, by_tasks, reference

@@ -4,13 +4,13 @@
     python examples/serve.py --demo
 
 The first form serves a file that `rigidities.export.onnx` wrote with the outputs "mean", "std",
-"epistemic" and "quantiles"; it needs onnxruntime and numpy, not torch. The second trains a small
-network, gives it error bars, exports it and serves it.
+"epistemic" and "quantiles". It needs onnxruntime and numpy, but not torch. The second form trains a
+small network, gives it error bars, exports it and serves it.
 
-`GET /` says what the model takes and gives, `GET /health` that it is there, and
-`POST /predict {"inputs": [[...], ...]}` predicts. Whatever is wrong with a request comes back as
-JSON: what was expected, what came, what to do. There is no encryption and no log-in: beyond one
-machine, put it behind a proxy that has both.
+`GET /` describes inputs and outputs of the model, `GET /health` reports that the service runs, and
+`POST /predict {"inputs": [[...], ...]}` predicts. Errors come back as JSON: what was expected, what
+came, and what to do. The service has no encryption and no login. To serve other machines, put it
+behind a proxy that has both.
 
 `Model` checks inputs and predicts, `Handler` answers a connection, `Server` starts a thread for
 each connection.
@@ -29,8 +29,8 @@ import onnxruntime
 LEVELS = (0.05, 0.95)  # the ends of the central 90 % interval
 NORMAL_QUANTILE = 1.6448536269514722  # of the standard normal distribution, at 0.95
 
-# An input is unfamiliar where its epistemic variance is this many times the one that 99 % of the
-# training rows stay below: where its error bar is twice as long as theirs.
+# An input is unfamiliar if its epistemic variance exceeds this many times the 99 % quantile of the
+# training rows, that is, if its error bar is more than twice as long as theirs.
 UNFAMILIAR_RATIO = 4.0
 
 NUMPY_TYPES = {
@@ -38,11 +38,11 @@ NUMPY_TYPES = {
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
 }
-EXAMPLE = 'send {"inputs": [[...], ...]}, one list of numbers a row'
+EXAMPLE = 'send {"inputs": [[...], ...]}, one list of numbers per row'
 
 
 class Refused(Exception):
-    """A request that gets no prediction.
+    """A request that cannot be answered with a prediction.
 
     Attributes:
         status: the HTTP status of the answer.
@@ -56,23 +56,23 @@ class Refused(Exception):
 
 
 class Model:
-    """An ONNX file with its calibration; any number of threads may predict at once.
+    """An ONNX file with its calibration. Any number of threads may predict at once.
 
     Attributes:
         session: runs the graph.
-        max_rows: of a request.
+        max_rows: largest number of rows in a request.
         calibration: what the exporter wrote into the file's metadata.
-        output_names: of the graph.
-        input_name: of its only input.
-        width: columns of that input.
-        dtype: of that input, as numpy calls it.
-        has_quantiles: whether the graph gives both ends of the interval.
+        output_names: names of the outputs of the graph.
+        input_name: name of its only input.
+        width: number of columns of that input.
+        dtype: numpy type of that input.
+        has_quantiles: whether the graph returns both ends of the interval.
     """
 
     def __init__(self, path, max_rows=4096):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1  # requests run side by side, each on one core
-        options.enable_cpu_mem_arena = False  # it would keep the memory of the largest batch
+        options.enable_cpu_mem_arena = False  # an arena would keep the memory of the largest batch
         self.session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
         self.max_rows = max_rows
         self._read_metadata(path)
@@ -101,7 +101,7 @@ class Model:
         self.dtype = NUMPY_TYPES[inputs[0].type]
 
     def _require_an_interval(self):
-        """Without quantiles in the graph, only the normal distribution's intervals are known."""
+        """Without quantiles in the graph, intervals exist only for the normal distribution."""
         levels = self.calibration["quantiles"]
         self.has_quantiles = "quantiles" in self.output_names and set(LEVELS) <= set(levels)
         distribution = self.calibration["distribution"]["name"]
@@ -113,7 +113,7 @@ class Model:
             )
 
     def describe(self):
-        """What the model takes and gives."""
+        """What the model accepts and returns."""
         return {
             "inputs": {"name": self.input_name, "width": self.width, "rows at most": self.max_rows},
             "outputs": ["mean", "std", "interval", "unfamiliar"],
@@ -150,7 +150,7 @@ class Model:
         return outputs["mean"] - half_width, outputs["mean"] + half_width
 
     def unfamiliar(self, outputs):
-        """Which rows lie far from the training rows, by any target; None where that is unknown."""
+        """Which rows lie far from the training rows for any target, or None if that is unknown."""
         usual = self.calibration.get("epistemic_q99")  # one number for each target
         if usual is None or "epistemic" not in outputs:
             return None
@@ -179,7 +179,7 @@ class Model:
         return inputs
 
     def check_row(self, number, row, expected):
-        """Refuse what numpy would take for numbers: booleans, strings, other shapes."""
+        """Refuse what numpy would accept as numbers: booleans, strings, other shapes."""
         if not isinstance(row, list):
             raise Refused(400, expected, f"{json_type(row)} as row {number}", EXAMPLE)
         if len(row) != self.width:
@@ -196,7 +196,7 @@ def entry_inputs(body):
     """The entry "inputs" of a request's body, or `Refused`."""
     try:
         request = json.loads(body, parse_constant=refuse_constant)
-    except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 are a ValueError too
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
         raise Refused(400, "a JSON object", f"{error}", EXAMPLE) from None
     expected = 'an object with the key "inputs"'
     if not isinstance(request, dict):
@@ -207,7 +207,7 @@ def entry_inputs(body):
 
 
 def refuse_constant(name):
-    """Refuse NaN and infinity, which JSON does not have, though Python reads them."""
+    """Refuse NaN and infinity: Python reads them, but they are not valid JSON."""
     raise Refused(400, "finite numbers", name, "fill gaps as in training")
 
 
@@ -220,7 +220,7 @@ def json_type(value):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one connection; the server holds `model` and `max_bytes`."""
+    """Answers one connection. The server has the attributes `model` and `max_bytes`."""
 
     protocol_version = "HTTP/1.1"  # a client may keep its connection
     timeout = 30  # seconds that a client may stay silent
@@ -230,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
     routes = {"/": "GET", "/health": "GET", "/predict": "POST"}  # noqa: RUF012
 
     def answer(self):
-        """Answer a request; nothing that it contains stops the server."""
+        """Answer a request. Nothing in a request can stop the server."""
         try:
             status, reply = 200, self.reply()
         except Refused as error:
@@ -243,8 +243,8 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = answer
 
     def reply(self):
-        """The answer to a valid request, as JSON takes it."""
-        # The body is read first: left unread, it would be taken for the next request.
+        """The answer to a valid request, as an object for JSON."""
+        # Read the body first: an unread body would be mistaken for the next request.
         body = self.body()
         path = self.path.split("?")[0]
         if path not in self.routes:
@@ -268,7 +268,9 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             got = self.headers.get("Transfer-Encoding", length_text)
             raise Refused(411, "a Content-Length", got, "send the body's length")
-        length = int(length_text[:18])  # no body is that long, and int() refuses endless digits
+        length = int(
+            length_text[:18]
+        )  # no body is that long, and int() limits the number of digits
         limit = self.server.max_bytes
         if length > limit:
             self.read_past(length)
@@ -282,9 +284,9 @@ class Handler(BaseHTTPRequestHandler):
         return body
 
     def read_past(self, length):
-        """Read a body that is too long and drop it: a client that still sends reads no answer.
+        """Read a body that is too long, and drop it: a client that still sends reads no answer.
 
-        A body of more than four times the limit is not worth it.
+        A body of more than four times the limit is not read.
         """
         if length <= 4 * self.server.max_bytes:
             for _ in self.pieces(length):
@@ -304,7 +306,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def send_json(self, status, reply):
-        """Send `reply`, and tell the client where the connection is not kept."""
+        """Send `reply`, and tell the client if the connection closes."""
         content = json.dumps(reply, allow_nan=False).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -318,9 +320,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def send_error(self, code, message=None, explain=None):
-        """Answer what http.server itself refuses: a malformed request or an unknown method."""
+        """Answer requests that http.server itself refuses: malformed, or with an unknown method."""
         self.close_connection = True
-        self.command = getattr(self, "command", None)  # not set where the first line is malformed
+        self.command = getattr(self, "command", None)  # not set if the first line is malformed
         error = {
             "expected": "an HTTP request by GET or POST",
             "got": message or explain or str(code),
@@ -329,7 +331,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_json(400 if code == 501 else code, {"error": error})
 
     def log_message(self, format, *args):
-        """Keep quiet: a proxy in front keeps the log."""
+        """Log nothing: a proxy in front keeps the log."""
 
 
 class Server(ThreadingHTTPServer):
@@ -344,14 +346,14 @@ class Server(ThreadingHTTPServer):
         self.max_bytes = max_bytes
 
     def handle_error(self, request, client_address):
-        """Keep quiet: a client that went away is no error."""
+        """Log nothing: a client that disconnects is not an error."""
 
 
 def write_demo(path):
     """Train a small network, give it error bars and write it to `path`.
 
     Returns:
-        What to add to a line of curl to try it.
+        Arguments of curl for a first request.
     """
     import torch
 
@@ -374,14 +376,16 @@ def write_demo(path):
 
 
 def main(arguments=None):
-    """Serve the file of the command line, or the demo, until somebody interrupts."""
+    """Serve the given file, or the demo, until it is interrupted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", type=Path, help="file of rigidities.export.onnx")
+    parser.add_argument(
+        "model", nargs="?", type=Path, help="file written by rigidities.export.onnx"
+    )
     parser.add_argument("--demo", action="store_true", help="train, export and serve a network")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes one that is free")
-    parser.add_argument("--max-rows", type=int, default=4096, help="of a request")
-    parser.add_argument("--max-bytes", type=int, default=1 << 23, help="of a request")
+    parser.add_argument("--port", type=int, default=8000, help="0 chooses a free port")
+    parser.add_argument("--max-rows", type=int, default=4096, help="rows per request")
+    parser.add_argument("--max-bytes", type=int, default=1 << 23, help="bytes per request")
     options = parser.parse_args(arguments)
     if options.demo == (options.model is not None):
         parser.error("give the path of a model, or --demo.")

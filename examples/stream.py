@@ -1,12 +1,12 @@
 """Error bars that learn as labels arrive. Run: python examples/stream.py
 
-A service predicts some thirty rows a second; their labels come later. Meanwhile the inputs wander
-off, the noise grows and the model gathers a bias. Labels wait in a window of recent rows, on which
-the error bars are calibrated, and move into the fit when they leave it, while the oldest rows of
-the fit are forgotten: no row is ever in both, for a row of the fit is no judge of its own bar.
+A service predicts about thirty rows per second, and their labels arrive later. Meanwhile the inputs
+drift, the noise grows and the model develops a bias. New labels enter a window of recent rows, on
+which the error bars are calibrated. When they leave the window they enter the fit, and the fit
+forgets its oldest rows. No row is ever in both, because a row in the fit cannot judge its own bar.
 
-The model itself stays as it is. Its error bars go on telling the truth, which is that it gets
-worse: when they have become too wide to be of use, train it again.
+The model itself stays as it is. Its error bars remain correct by growing as the model gets worse.
+When they are too wide to be useful, train the model again.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from torch import nn
 
 import rigidities as rg
 
-BLOCK = 30  # seconds from one update of the error bars to the next
-WINDOW = 4  # blocks of labels to calibrate on
+BLOCK = 30  # seconds between two updates of the error bars
+WINDOW = 4  # number of blocks of labels that calibrate
 LEVEL = 0.9  # of the intervals
 
 
 def measurements(seconds, hour, generator):
-    """Rows (x, y) that arrive within some seconds, when `hour` hours have gone by."""
+    """Rows (x, y) that arrive within some seconds, after `hour` hours."""
     rows = int(torch.randint(20 * seconds, 40 * seconds + 1, (), generator=generator))
     x = torch.randn(rows, 4, generator=generator) + hour * torch.tensor([1.5, -1.0, 0.0, 0.0])
     bias = 0.3 * hour * torch.cos(x[:, 2])
@@ -59,7 +59,7 @@ class Service:
 
     Attributes:
         fitted_blocks: the rows in the fit, oldest block first.
-        window: the latest blocks of labels. They calibrate, and are not in the fit.
+        window: the latest blocks of labels. They calibrate and are not in the fit.
         uq: the model with its error bars.
     """
 
@@ -83,7 +83,7 @@ class Service:
         return self.uq.predict(x).interval(LEVEL)
 
     def learn(self, block):
-        """Take a block of labels into the window, and calibrate anew.
+        """Add a block of labels to the window, and calibrate again.
 
         The oldest block of a full window moves into the fit, which forgets its oldest block.
         """
@@ -104,7 +104,7 @@ def coverage_and_width(interval, y):
 
 
 def run(seed=0, minutes=60, say=print):
-    """Go through the stream with a service that learns and one that stays as it was.
+    """Run the stream through a service that learns and one that never changes.
 
     Returns:
         A row of five columns for every row of the stream: hour, inside (1 or 0) and width of the
@@ -122,7 +122,7 @@ def run(seed=0, minutes=60, say=print):
     blocks_per_line = max(1, blocks // 10)
     history = []  # one tensor (rows, 5) for each second
     first_of_line = 0
-    say("time      rows held   ridge   scale   inside   width   fixed: inside   width     memory")
+    say("time    rows in fit   ridge   scale   inside   width   fixed: inside   width     memory")
     for number in range(blocks):
         hour = number * BLOCK / 3600
         seconds = [measurements(1, hour, generator) for _ in range(BLOCK)]
@@ -132,7 +132,7 @@ def run(seed=0, minutes=60, say=print):
             hours = torch.full((len(x),), hour)
             history.append(torch.stack([hours, inside, width, fixed_inside, fixed_width], 1))
 
-        # Only now the labels of the block are known.
+        # Only now do the labels of the block arrive.
         learning.learn(joined(seconds))
 
         if (number + 1) % blocks_per_line == 0:
@@ -143,7 +143,7 @@ def run(seed=0, minutes=60, say=print):
 
 
 def _line(minute, uq, means):
-    """A line of the table; `means` are those of the columns of `run` since the last line."""
+    """A line of the table. `means` are those of the columns of `run` since the last line."""
     _, inside, width, fixed_inside, fixed_width = means
     return (
         f"{minute:4.0f} min {uq.gram.count:>10} {uq.ridge:>7.2g} {float(uq.scale):>7.2g} "
@@ -153,7 +153,7 @@ def _line(minute, uq, means):
 
 
 def resident_memory():
-    """Resident memory of this process in MiB; 0 where the system is not Linux."""
+    """Resident memory of this process in MiB, or 0 if the system is not Linux."""
     path = Path("/proc/self/status")
     if not path.exists():
         return 0
@@ -164,11 +164,11 @@ def resident_memory():
 
 
 def main(arguments=None):
-    """Run the stream, print a table and advice, and draw a figure if asked to."""
+    """Run the stream, print a table and advice, and draw a figure on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=int, default=60, help="of the stream")
-    parser.add_argument("--out", type=Path, help="a figure, which needs matplotlib")
+    parser.add_argument("--minutes", type=int, default=60, help="length of the stream")
+    parser.add_argument("--out", type=Path, help="file for a figure (requires matplotlib)")
     options = parser.parse_args(arguments)
 
     history = run(options.seed, options.minutes)
@@ -177,7 +177,7 @@ def main(arguments=None):
         f"inside over all: {inside.mean():.1%}, by the fixed error bars {fixed_inside.mean():.1%}"
     )
 
-    # The service cannot mend its model. Its error bars tell when somebody has to.
+    # The service cannot fix its model. Its error bars show when somebody has to.
     tenth = max(1, len(history) // 10)
     wider = float(width[-tenth:].mean() / width[:tenth].mean())
     advice = "train the model again." if wider > 2 else "the model still serves."
@@ -187,7 +187,7 @@ def main(arguments=None):
 
 
 def draw(history, path):
-    """Draw coverage and width over time, means of sixty stretches."""
+    """Draw coverage and width over time, as means of sixty stretches."""
     import matplotlib.pyplot as plt
 
     stretches = torch.stack([rows.mean(0) for rows in history.tensor_split(60)])

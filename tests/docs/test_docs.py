@@ -72,7 +72,7 @@ def allowed(line: str) -> Iterator[tuple[float, float, float]]:
     """(value, distance, factor) of the numbers of a line: how far another net's may lie."""
     for text, digits, bar in NUMBER.findall(line):
         unit = 1.01 * 10.0 ** -len(digits)
-        if re.search(r"\b(h[eo]ld|cover(s|ed)?)\b", line) and 0 <= float(text) <= 1:
+        if re.search(r"\b(?:h[eo]ld|cover\w*)\b", line) and 0 <= float(text) <= 1:
             yield float(text), SHARES + unit, 1.0
         else:
             yield float(text), max(6 * float(bar or 0), unit), 3.0

@@ -25,6 +25,6 @@ def test_two_processes_of_torchrun_use_every_row_once_and_write_one_file(tmp_pat
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == "4001 rows in the fit, 1001 in the calibration"
-    inside = int(re.search(r"hold (\d+)% of 1001 test rows", second)[1])
+    inside = int(re.search(r"cover (\d+)% of 1001 test rows", second)[1])
     assert 84 <= inside <= 95
     assert (tmp_path / "uq.safetensors").is_file()

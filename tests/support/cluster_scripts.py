@@ -13,7 +13,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how_to" / "clusters.md"
 DIFFERENCES = re.compile(r"Gram (\S+), bars (\S+)$", flags=re.MULTILINE)
-SHARE = re.compile(r"hold (\d+)% of")
+SHARE = re.compile(r"cover (\d+)% of")
 
 
 def shown(script: str, language: str) -> list[str]:
@@ -76,4 +76,4 @@ def assert_as_shown_and_as_one_process(script: str, printed: str) -> None:
 
 def without_measured(text: str) -> str:
     """The text without what rounding moves."""
-    return SHARE.sub("hold", DIFFERENCES.sub("", text))
+    return SHARE.sub("cover", DIFFERENCES.sub("", text))
