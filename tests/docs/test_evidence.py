@@ -43,6 +43,24 @@ def test_tables_and_quoted_figures_are_those_of_the_results(path: Path) -> None:
     assert unsupported(quoted(page), [*known, level]) == []
 
 
+def test_the_table_of_the_gap_has_the_means_of_its_experiment() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    summary = numbers("gap")["summary"]
+    labels = {"constant bar": "constant", "MAPIE": "mapie", "laplace": "laplace"}
+    labels["**rigidities**"] = "rigidities"
+    for label, method in labels.items():
+        expected = []
+        for region in ("inside", "gap"):
+            scores = summary[region][method]
+            expected.append(f"{100 * scores['coverage'][0]:.0f} %")
+            expected.append(f"{scores['width'][0]:.2f}")
+            expected.append(f"{scores['nll'][0]:.2f}" if "nll" in scores else "")
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {label}")]
+        cells = [cell.strip(" *") for cell in line.split("|")[2:-1]]
+        assert cells == expected, label
+    assert f"over {len(numbers('gap')['draws'])} random functions" in page
+
+
 def test_the_tables_and_pictures_are_there() -> None:
     page = section(EVIDENCE)
     assert len(re.findall(r"^\| \w+ \| -?\d", page, flags=re.MULTILINE)) >= 16
