@@ -36,7 +36,9 @@ def card():
     axes.set(ylim=(-2, 2.2))
     axes.axis("off")
     figure.text(0.05, 0.66, "rigidities", size=66, weight="bold", color=PAPER)
-    lines = "Calibrated error bars\nfor trained regressors,\nfrom one pass over\ntheir training data"
+    lines = (
+        "Calibrated error bars\nfor trained regressors,\nfrom one pass over\ntheir training data"
+    )
     figure.text(0.052, 0.24, lines, size=30, color=SKY, linespacing=1.35)
     figure.text(0.052, 0.1, "PyTorch  ·  scikit-learn  ·  CSV", size=22, color=AMBER)
     return figure

@@ -1,7 +1,11 @@
 """What the pictures share: colours, matplotlib's settings, networks to draw, a shaded band."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
+
+DOCS = Path(__file__).parents[1]
 
 # Legible on white and on near-black: no background, middle tones only.
 GREY, BLUE, ORANGE, GREEN = "#7f858d", "#3a86c8", "#d9822b", "#2f9e63"
