@@ -504,7 +504,7 @@ def medians(name):
 
 
 def draw_costs(axes, costs):
-    """Horizontal bars of (label, cost, colour), the first on top; the dashed line is the model itself."""
+    """Horizontal bars of (label, cost, colour), the first on top. Dashed: the model itself."""
     for place, (_, cost, colour) in enumerate(costs):
         axes.barh(-place, cost, 0.7, color=colour, alpha=0.75)
         digits = 0 if cost >= 10 else 1
