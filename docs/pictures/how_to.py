@@ -228,7 +228,7 @@ def skewed():
 
 
 def derived():
-    """Members of an ensemble and the integral of each, beside two ways to add up errors."""
+    """Members of an ensemble and the integral of each, with two ways to add up errors."""
     torch.manual_seed(0)
     x = 2 * torch.rand(700, 1) - 1
     y = torch.sin(3 * x) + 0.1 * torch.randn(700, 1)
@@ -440,6 +440,7 @@ class Counting(nn.Module):
 def long_fits():
     """Rows on which the model ran, against batches read, in a fit that is interrupted once."""
     torch.manual_seed(0)
+    Counting.rows = 0
     x, y = torch.randn(20_000, 8), torch.randn(20_000, 1)
     history = {"first call": [], "second call": []}
 
@@ -503,7 +504,7 @@ def medians(name):
 
 
 def draw_costs(axes, costs):
-    """Horizontal bars of (label, cost, colour), the first on top, beside the model itself."""
+    """Horizontal bars of (label, cost, colour), the first on top. Dashed: the model itself."""
     for place, (_, cost, colour) in enumerate(costs):
         axes.barh(-place, cost, 0.7, color=colour, alpha=0.75)
         digits = 0 if cost >= 10 else 1
@@ -514,7 +515,7 @@ def draw_costs(axes, costs):
 
 
 def deploy():
-    """What one call costs by each road, for one row and for batches."""
+    """What one call costs: as it is, frozen, and compiled; for one row and for batches."""
     default = medians("default")
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.4))
     one_row = [
@@ -574,7 +575,7 @@ def evidence():
     return figure
 
 
-# ----- beside other methods ----------------------------------------------------------------------
+# ----- compared with other methods ---------------------------------------------------------------
 
 
 def growing_noise(rows, generator):
