@@ -1,7 +1,7 @@
 """The picture of the home page, the card that links to the site are shown with, and badges.
 
-`python docs/pictures hero` draws the picture; `python docs/pictures/brand.py` draws the card and the
-badges into docs/assets.
+`python docs/pictures hero` draws the picture; `python docs/pictures/brand.py` draws the card and
+the badges into docs/assets.
 """
 
 import re
@@ -36,7 +36,9 @@ def card():
     axes.set(ylim=(-2, 2.2))
     axes.axis("off")
     figure.text(0.05, 0.66, "rigidities", size=66, weight="bold", color=PAPER)
-    lines = "Calibrated error bars\nfor trained regressors,\nfrom one pass over\ntheir training data"
+    lines = (
+        "Calibrated error bars\nfor trained regressors,\nfrom one pass over\ntheir training data"
+    )
     figure.text(0.052, 0.24, lines, size=30, color=SKY, linespacing=1.35)
     figure.text(0.052, 0.1, "PyTorch  ·  scikit-learn  ·  CSV", size=22, color=AMBER)
     return figure
