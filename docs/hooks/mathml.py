@@ -1,7 +1,8 @@
 """Turn LaTeX into MathML while the site is built, so that pages load no script from elsewhere.
 
-What ``\\qquad`` and ``\\quad`` set side by side may stand below one another on a phone; MathML does
-not wrap. The converter writes some formulas that browsers draw unlike TeX: these are repaired.
+MathML does not wrap. So what ``\\qquad`` sets side by side may stand below one another on a phone,
+and so may what ``\\quad`` sets side by side within one of these formulas. Browsers draw some of
+what the converter writes unlike TeX: `REPAIRS` below.
 """
 
 import html
@@ -15,7 +16,7 @@ FORMULA = re.compile(
     flags=re.DOTALL,
 )
 
-SIDE_BY_SIDE = re.compile(r"\\q?quad(?![a-z])")
+WIDE_SPACE, SPACE = r"\\qquad(?![a-z])", r"\\quad(?![a-z])"
 BARE_ALPHABET = re.compile(r"\\(mathcal|mathscr|mathbb|mathbf|mathfrak)\s+([A-Za-z])")
 EVALUATED = re.compile(r"([^=]*)\\[bB]igg?r?\|(?=_)")
 SIZED_PAIR = re.compile(r"\\[bB]igg?([lr])(?![a-z])")
@@ -85,8 +86,16 @@ def _mathml(match: re.Match[str]) -> str:
     latex = _stretched(html.unescape(match["latex"]).strip())
     if match["tag"] == "span":
         return _converted(latex)
-    formulas = "".join(_converted(formula, display="block") for formula in parts(latex))
+    formulas = "".join(_displayed(formula) for formula in parts(latex, WIDE_SPACE))
     return f'<div class="formula">{formulas}</div>'
+
+
+def _displayed(latex: str) -> str:
+    """One of the formulas side by side; it may consist of several that belong together."""
+    formulas = [_converted(formula, display="block") for formula in parts(latex, SPACE)]
+    if len(formulas) == 1:
+        return formulas[0]
+    return f'<div class="together">{"".join(formulas)}</div>'
 
 
 def _stretched(latex: str) -> str:
@@ -97,9 +106,9 @@ def _stretched(latex: str) -> str:
     return latex
 
 
-def parts(latex: str) -> list[str]:
+def parts(latex: str, space: str = WIDE_SPACE) -> list[str]:
     """The formulas that stand side by side, unless a bracket or an environment spans them."""
-    formulas = SIDE_BY_SIDE.split(latex)
+    formulas = re.split(space, latex)
     brackets = (("{", "}"), (r"\left", r"\right"), (r"\begin", r"\end"))
     for formula in formulas:
         for opening, closing in brackets:

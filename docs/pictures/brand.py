@@ -1,7 +1,7 @@
 """The picture of the home page, the card that links to the site are shown with, and badges.
 
-`python docs/pictures hero` draws the picture; `python docs/pictures/brand.py` draws the card and the
-badges into docs/assets.
+`python docs/pictures hero` draws the picture; `python docs/pictures/brand.py` draws the card and
+the badges into docs/assets.
 """
 
 import re

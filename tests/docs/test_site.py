@@ -33,6 +33,46 @@ WIDTHS = (1400, 390)
 MOST = 7
 """Entries of a section, or of a group in it, that one sees at once."""
 
+SOUGHT = {
+    "xgboost": "trees.html",
+    "catboost": "trees.html",
+    "gridsearchcv": "scikit_learn.html",
+    "lastlayerrigidity": "start.html",
+    "dataloader": "how_to/batches.html",
+    "pytorch": "start.html",
+    "ood": "concepts/when_bars_fail.html",
+    "out of distribution": "concepts/when_bars_fail.html",
+    "aleatoric": "concepts/epistemic_and_noise.html",
+    "epistemic": "concepts/epistemic_and_noise.html",
+    "credible": "error_bars.html",
+    "confidence interval": "error_bars.html",
+    "lstm": "models.html",
+    "tutorial": "tutorials/first_error_bars.html",
+    "notebook": "tutorials/first_error_bars.html",
+    "scikit-learn": "scikit_learn.html",
+    "lightning": "trainers.html",
+    "transformers": "trainers.html",
+    "onnx": "deploy.html",
+    "gpu": "deploy.html",
+    "csv": "tabular.html",
+    "pandas": "tabular.html",
+    "conformal": "coverage.html",
+    "coverage": "coverage.html",
+    "ensemble": "coming_from/ensembles.html",
+    "dropout": "coming_from/ensembles.html",
+    "laplace": "coming_from/laplace.html",
+    "gaussian process": "coming_from/gaussian_processes.html",
+    "jax": "any_regressor.html",
+    "keras": "any_regressor.html",
+    "mace": "chemistry.html",
+    "active learning": "how_to/active_learning.html",
+    "skewed": "how_to/skewed.html",
+    "save": "files.html",
+    "streaming": "streams.html",
+    "forces": "how_to/forces.html",
+}
+"""What readers ask for, and the guide that answers."""
+
 NO_INDEX = 'var __index = {config: {lang: ["en"], separator: " ", pipeline: []}, docs: []}'
 UNFIT = """() => {
   const frames = (e) => /auto|scroll|hidden/.test(getComputedStyle(e).overflowX);
@@ -57,6 +97,7 @@ class Page(HTMLParser):
         super().__init__()
         self.path, self.anchors = path, set[str]()
         self.links, self.loaded, self.headings = list[str](), list[str](), list[str]()
+        self.properties: dict[str, str] = {}
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -68,6 +109,8 @@ class Page(HTMLParser):
             self.loaded.append(found["src"])
         if tag == "link" and found.get("rel") in ("stylesheet", "icon", "preconnect"):
             self.loaded.append(found["href"])
+        if tag == "meta" and "content" in found:
+            self.properties[found.get("property", found.get("name", ""))] = found["content"]
         if "doc-heading" in found.get("class", ""):
             self.headings.append(found["id"])
 
@@ -100,13 +143,15 @@ def page(chromium: Any, site: Path) -> Iterator[Any]:
     shown = context.new_page()
     shown.set_default_timeout(browser.PATIENCE)
     complaints: list[str] = []
+    addresses: list[str] = []
     shown.on("console", lambda message: complaints.append(f"{shown.url}: {message.text}"))
     shown.on("pageerror", lambda error: complaints.append(f"{shown.url}: {error}"))
-    shown.on("request", lambda request: complaints.append(request.url))
+    shown.on("request", lambda request: addresses.append(request.url))
     yield shown
     context.close()
+    assert complaints == []
     local = (site.as_uri() + "/", "data:", "blob:")
-    assert [text for text in complaints if not text.startswith(local) or ".html: " in text] == []
+    assert [address for address in addresses if not address.startswith(local)] == []
 
 
 def test_every_link_and_anchor_leads_somewhere(pages: dict[Path, Page]) -> None:
@@ -129,14 +174,49 @@ def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Page]) -> None:
     assert foreign == set()
 
 
-def test_seven_entries_at_most_are_seen_at_once() -> None:
+def test_every_page_names_a_card_that_exists_and_is_small(pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        card = (path.parent / page.properties["og:image"]).resolve()
+        assert card.is_file() and card.stat().st_size < 150_000
+        assert page.properties["twitter:image"] == page.properties["og:image"]
+        assert card.read_bytes()[16:24] == (1280).to_bytes(4, "big") + (640).to_bytes(4, "big")
+    titles = {page.properties["og:title"] for page in pages.values()}
+    assert {"rigidities", "Theory - rigidities"} <= titles
+
+
+def test_badges_say_what_the_project_file_says() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    badges = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/assets/badge-*"))]
+    texts = dict(re.findall('aria-label="(.+): (.+)"', "".join(badges)))
+    (torch,) = [name for name in project["dependencies"] if name.startswith("torch")]
+    pythons = [name.split()[-1] for name in project["classifiers"] if re.search(r":: 3\.", name)]
+    assert texts == {
+        "licence": project["license"],
+        "Python": f"{pythons[0]} to {pythons[-1]}",
+        "PyTorch": f"{torch.removeprefix('torch>=')} or newer",
+    }
+
+
+def settings() -> dict[str, Any]:
+    """The site's settings, without what tags of theirs stand for."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         """For tags of other parts of the file."""
 
     Loader.add_multi_constructor("", lambda *_: None)
-    nav = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"]
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    return dict(yaml.load(text, Loader))
+
+
+def test_pages_that_the_search_has_keywords_for_exist(site: Path) -> None:
+    pages = [page.replace(".md", ".html") for page in settings()["extra"]["keywords"]]
+    assert [page for page in pages if not (site / page).is_file()] == []
+
+
+def test_seven_entries_at_most_are_seen_at_once() -> None:
+    nav = settings()["nav"]
 
     def sizes(entries: list[Any]) -> Iterator[int]:
         yield len(entries)
@@ -205,10 +285,7 @@ def test_every_page_fits_a_desktop_and_a_phone_and_shows_its_pictures(
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [
-        ("conformal", "coverage.html"),
-        ("onnx", "deploy.html"),
         ("units", "how_to/targets.html"),
-        ("forces", "how_to/forces.html"),
         ("interval", "reference/prediction.html"),
         ("p.interval", "reference/prediction.html"),
         ("fit(x, y)", "reference/last_layer.html"),
@@ -225,6 +302,35 @@ def test_search_has_the_page_among_the_first_five_and_opens_it(
     first = ".md-search-result__item:nth-child(-n + 5)"
     page.locator(f"{first} > a[href*='{wanted}']").first.click()
     page.wait_for_url(f"**/{wanted}*")
+
+
+def results(page: Any, asked: str) -> list[str]:
+    """The addresses of the first two pages that the search finds."""
+    item = ".md-search-result__item"
+    for text, state in (("", "detached"), (asked, "attached")):  # no results of earlier words
+        page.fill("input.md-search__input", text)
+        page.keyboard.press("End")
+        page.locator(item).first.wait_for(state=state)
+    found = page.locator(f"{item}:nth-child(-n + 2) > a:first-child").all()
+    return [urlsplit(link.get_attribute("href")).path for link in found]
+
+
+@pytest.mark.browser
+@pytest.mark.thorough
+def test_search_finds_the_guide_by_the_words_that_readers_use_in_any_case(
+    page: Any, site: Path
+) -> None:
+    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+    page.goto((site / "index.html").as_uri())
+    page.locator("input.md-search__input").click()
+    missed = {}
+    for word, wanted in SOUGHT.items():
+        odd = "".join(c.upper() if i % 2 else c for i, c in enumerate(word))  # xGbOoSt
+        for asked in (word, odd):
+            found = results(page, asked)
+            if not any(address.endswith(f"/{wanted}") for address in found):
+                missed[asked] = found
+    assert missed == {}
 
 
 @pytest.mark.browser
