@@ -122,7 +122,7 @@ def run(seed=0, minutes=60, say=print):
     blocks_per_line = max(1, blocks // 10)
     history = []  # one tensor (rows, 5) for each second
     first_of_line = 0
-    say("time    rows in fit   ridge   scale   inside   width   fixed: inside   width     memory")
+    say("time    rows in fit   ridge   scale  covered   width  fixed: covered   width     memory")
     for number in range(blocks):
         hour = number * BLOCK / 3600
         seconds = [measurements(1, hour, generator) for _ in range(BLOCK)]
@@ -173,9 +173,7 @@ def main(arguments=None):
 
     history = run(options.seed, options.minutes)
     _, inside, width, fixed_inside, _ = history.T
-    print(
-        f"inside over all: {inside.mean():.1%}, by the fixed error bars {fixed_inside.mean():.1%}"
-    )
+    print(f"covered overall: {inside.mean():.1%}, with fixed error bars {fixed_inside.mean():.1%}")
 
     # The service cannot fix its model. Its error bars show when somebody has to.
     tenth = max(1, len(history) // 10)
@@ -196,7 +194,7 @@ def draw(history, path):
     above.plot(hour, inside, label="learning")
     above.plot(hour, fixed_inside, label="fixed")
     above.axhline(LEVEL, color="grey", linewidth=0.5)
-    above.set_ylabel("inside")
+    above.set_ylabel("covered")
     above.legend()
     below.plot(hour, width, label="learning")
     below.plot(hour, fixed_width, label="fixed")

@@ -759,7 +759,8 @@ def test_a_layer_costs_a_handful_of_operations():
         alarm.distances[1](rows)
     a_layer = (len(watching.names) - len(plain.names)) / 3 + len(distance.names)
     assert a_layer == OPERATIONS, (watching.names, distance.names)
-    assert f"{OPERATIONS} more operations per layer" in Path("docs/speed.md").read_text(encoding="utf-8")
+    page = Path("docs/speed.md").read_text(encoding="utf-8")
+    assert f"{OPERATIONS} more operations per layer" in page
 
 
 def test_a_calibration_of_which_many_rows_lack_a_number_says_so():
