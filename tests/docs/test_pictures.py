@@ -28,7 +28,7 @@ def test_shares_of_the_caption_about_a_wrong_form_are_those_drawn(plain_torch, c
     torch.set_default_dtype(torch.float64)
     figure = concepts.misspecified()
     page = " ".join((DOCS / "concepts/when_bars_fail.md").read_text(encoding="utf-8").split())
-    said = r"hold (\d+) % of all new rows, but (\d+) % in the outer .* at least (\d+) % in every"
+    said = r"cover (\d+) % of all new rows, but (\d+) % in the outer .* at least (\d+) % in every"
     ((everywhere, outer, least),) = [map(int, one) for one in re.findall(said, page)]
     shares = [bar.get_height() for bar in figure.axes[1].patches]
     concepts.plt.close(figure)
