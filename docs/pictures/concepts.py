@@ -1,5 +1,7 @@
 """The pictures of the pages on concepts, by small experiments with fixed seeds."""
 
+import warnings
+
 import matplotlib.pyplot as plt
 import torch
 from drawing import BLUE, GREEN, GREY, ORANGE, Fixed, draw_band, trained
@@ -103,7 +105,7 @@ class Clipped(nn.Module):
 
 
 def collapse():
-    """Features that stop to change: beyond that point all inputs look alike."""
+    """Features that stop changing: beyond that point all inputs look alike."""
     torch.manual_seed(0)
 
     def truth(x):
@@ -114,7 +116,7 @@ def collapse():
     network = trained(x[:300], y[:300], nn.Tanh, seed=0)
     line = torch.linspace(-6, 6, 121)[:, None]
     figure, (above, below) = plt.subplots(2, 1, figsize=(5.4, 5.6), sharex=True)
-    models = ((network, "tanh net", BLUE), (Clipped(network), "inputs clipped", ORANGE))
+    models = ((network, "tanh network", BLUE), (Clipped(network), "inputs clipped", ORANGE))
     for model, name, colour in models:
         uq = rg.LastLayerRigidity(model).fit((x[:300], y[:300]))
         uq.calibrate((x[300:], y[300:]))
@@ -227,7 +229,9 @@ def misspecified():
     above.plot(line, line + line.square(), color=GREY, ls="--", lw=1.5, label="truth")
     below.axhline(90, color=GREY, ls=":", lw=1.5)
     above.set(ylabel="output", title="a straight line for a curve")
-    below.set(xlabel="input", ylabel="% held of new rows", ylim=(0, 140), yticks=range(0, 101, 20))
+    below.set(
+        xlabel="input", ylabel="% of new rows covered", ylim=(0, 140), yticks=range(0, 101, 20)
+    )
     above.legend(fontsize=9, loc="upper left")
     below.legend(fontsize=9, loc="upper center", ncols=2)
     return figure
@@ -260,13 +264,47 @@ def far():
                 flagged += (p.epistemic > uq.familiar()[0])[:, 0] / 40
                 covered += ((low <= truth(inputs)) & (truth(inputs) <= high))[:, 0] / 40
         name = activation.__name__
-        axes.plot(distance, 100 * covered, color=colour, label=f"{name}: held")
+        axes.plot(distance, 100 * covered, color=colour, label=f"{name}: covered")
         axes.plot(distance, 100 * flagged, color=colour, ls="--", lw=1.2, label=f"{name}: flagged")
     axes.axvspan(0, 1, color=GREY, alpha=0.15, lw=0)
     axes.axhline(90, color=GREY, ls=":", lw=1.5)
     axes.set(xlabel="distance from the centre (data: shaded)", ylabel="%")
     axes.set(ylim=(0, 105), title="90 % intervals, away from the data")
     axes.legend(fontsize=9, loc="lower right", ncols=2)
+    return figure
+
+
+def seen():
+    """Coverage of 90 % intervals, by the rows that calibrated them."""
+    torch.manual_seed(0)
+
+    def data(rows):
+        x = 2 * torch.rand(rows, 4) - 1
+        return x, torch.sin(3 * x[:, :1]) * x[:, 1:2] + 0.3 * torch.randn(rows, 1)
+
+    covered = {"new rows": [], "half of them\ntraining rows": [], "training rows": []}
+    for seed in range(3):
+        train, valid = data(200), data(200)
+        network = trained(*train, nn.Tanh, seed, steps=300)
+        x_test, y_test = data(5000)
+        uq = rg.LastLayerRigidity(network).fit(*train, sample=0)
+        mixed = tuple(torch.cat([a[:100], b[:100]]) for a, b in zip(valid, train, strict=True))
+        for name, rows in zip(covered, (valid, mixed, train), strict=True):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # rows that were trained on are the point here
+                uq.calibrate(*rows, early_stopped=False)
+            low, high = uq.predict(x_test).interval(0.9)
+            inside = (low <= y_test) & (y_test <= high)
+            covered[name].append(100 * inside.double().mean().item())
+    figure, axes = plt.subplots(figsize=(5.4, 3.2))
+    for place, (shares, colour) in enumerate(
+        zip(covered.values(), (BLUE, GREEN, ORANGE), strict=True)
+    ):
+        axes.bar(place, sum(shares) / 3, 0.6, color=colour, alpha=0.5)
+        axes.plot([place] * 3, shares, "o", color=colour, ms=4)
+    axes.axhline(90, color=GREY, ls=":", lw=1.5)
+    axes.set(xticks=range(3), xticklabels=covered, ylim=(0, 105))
+    axes.set(ylabel="% of new rows covered", title="90 % intervals, calibrated on ...")
     return figure
 
 
@@ -277,4 +315,5 @@ PICTURES = {
     "fail-novelty": novelty,
     "fail-misspecified": misspecified,
     "fail-far": far,
+    "fail-seen": seen,
 }

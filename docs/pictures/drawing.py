@@ -34,7 +34,7 @@ class Fixed(nn.Module):
     def __init__(self, x, y, width=40, steep=2.0, ridge=1e-3):
         super().__init__()
         self.trunk = nn.Sequential(nn.Linear(1, width), nn.Tanh())
-        self.readout = nn.Linear(width, 1, bias=False)
+        self.readout = nn.Linear(width, y.shape[1], bias=False)
         with torch.no_grad():
             self.trunk[0].weight.copy_(steep * torch.randn(width, 1))
             self.trunk[0].bias.copy_(steep * torch.randn(width))

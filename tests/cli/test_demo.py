@@ -48,6 +48,21 @@ def test_figures_are_written_where_it_says(ran: Ran) -> None:
         assert any(line.strip() == str(figure) for line in ran.lines)
 
 
+@pytest.mark.thorough
+def test_the_toy_figure_says_where_a_rule_begins_to_widen_the_bars() -> None:
+    torch.manual_seed(0)
+    _, uq, train = demo.toy()
+    (axes,) = demo._draw_toy(uq, train).axes
+    edges = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"]
+    assert len(edges) == 2
+    outwards = torch.tensor([[-0.01], [0.01]])  # a step of the grid that is drawn
+    at_edges = torch.tensor(edges)[:, None]
+    reference = float(uq.calibration.guard.reference)
+    assert bool((1 / uq.predict(at_edges).rigidity <= 1.001 * reference).all())
+    assert bool((1 / uq.predict(at_edges + outwards).rigidity > 0.999 * reference).all())
+    assert "a rule widens the bars" in " ".join(text.get_text() for text in axes.texts)
+
+
 def test_output_suits_any_terminal(ran: Ran) -> None:
     printed = [line for line in ran.lines if str(ran.folder) not in line]
     assert all(line.isascii() for line in printed)

@@ -14,13 +14,24 @@ import torch
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture(scope="module")
-def concepts() -> Iterator[ModuleType]:
-    """The module that draws the pictures of the pages on concepts."""
+def drawing_module(name: str) -> Iterator[ModuleType]:
+    """A module that draws pictures, while a test runs."""
     pytest.importorskip("matplotlib")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(DOCS / "pictures"))
-        yield importlib.import_module("concepts")
+        yield importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def concepts() -> Iterator[ModuleType]:
+    """The module that draws the pictures of the pages on concepts."""
+    yield from drawing_module("concepts")
+
+
+@pytest.fixture(scope="module")
+def error_bars() -> Iterator[ModuleType]:
+    """The module that draws the pictures of how bars are made."""
+    yield from drawing_module("error_bars")
 
 
 @pytest.mark.thorough
@@ -28,7 +39,7 @@ def test_shares_of_the_caption_about_a_wrong_form_are_those_drawn(plain_torch, c
     torch.set_default_dtype(torch.float64)
     figure = concepts.misspecified()
     page = " ".join((DOCS / "concepts/when_bars_fail.md").read_text(encoding="utf-8").split())
-    said = r"hold (\d+) % of all new rows, but (\d+) % in the outer .* at least (\d+) % in every"
+    said = r"cover (\d+) % of all new rows, but (\d+) % in the outer .* at least (\d+) % in every"
     ((everywhere, outer, least),) = [map(int, one) for one in re.findall(said, page)]
     shares = [bar.get_height() for bar in figure.axes[1].patches]
     concepts.plt.close(figure)
@@ -36,6 +47,18 @@ def test_shares_of_the_caption_about_a_wrong_form_are_those_drawn(plain_torch, c
     assert sum(constant) / 10 == pytest.approx(everywhere, abs=3)
     assert [constant[0], constant[9]] == pytest.approx([outer, outer], abs=12)  # steep there
     assert min(default) == pytest.approx(least, abs=6)
+
+
+@pytest.mark.thorough
+def test_shares_of_the_caption_about_skew_are_those_drawn(plain_torch, error_bars) -> None:
+    torch.set_default_dtype(torch.float64)
+    figure = error_bars.shape()
+    page = " ".join((DOCS / "error_bars.md").read_text(encoding="utf-8").split())
+    said = r"none below and (\d+) % above; the tilted one misses (\d+) % below and (\d+) % above"
+    (shown,) = [[0, *map(int, one)] for one in re.findall(said, page)]
+    shares = [bar.get_height() for bar in figure.axes[2].patches]
+    error_bars.plt.close(figure)
+    assert shares == pytest.approx(shown, abs=1)
 
 
 @pytest.mark.slow

@@ -55,20 +55,22 @@ SCORES = (
 """Label, name in `metrics.summary`, and format of each row of a table."""
 
 OPENING = """\
-Error bars for small nets, trained here on two data sets. In the tables "constant"
-is one bar for all predictions, the RMS error on the calibration rows; "rigidities"
-are this library's, calibrated on the same rows. The nets saw none of the rows scored.
+Error bars for small networks, trained here on two data sets. In the tables,
+"constant" is one bar for all predictions: the RMS error on the calibration rows.
+"rigidities" are the bars of this library, calibrated on the same rows. The networks
+have not seen any of the rows that are scored.
 """
 TOY = """\
-1. Toy: seven points of y = cos(x)^2 with noise of 0.01, a 1-32-32-1 net.
-   Calibrated on 20 more points with |x| < 1.2, scored up to |x| = 1.5;
-   inside means between the outermost of the seven points.
+1. Toy: seven points of y = cos(x)^2 with noise of 0.01, a 1-32-32-1 network.
+   Calibrated on 20 more points with |x| < 1.2, scored on points with |x| < 1.5.
+   "inside" means between the outermost of the seven points.
 """
 DIABETES = f"""
-2. Diabetes: disease progression from ten inputs, four 10-32-32-1 nets.
-   Trained and calibrated where {SHIFTED_INPUT} ({SHIFTED_NAME}) is in its lower
-   70 %; inside means other patients there, outside the patients above.
-   The target is mostly noise, so that inside a constant bar is hard to beat.
+2. Diabetes: disease progression from ten inputs, four 10-32-32-1 networks.
+   Trained and calibrated on the patients with the lowest 70 % of {SHIFTED_INPUT}
+   ({SHIFTED_NAME}). "inside" means other patients of that group,
+   "outside" the patients above it. The target is mostly noise, so a constant
+   bar is hard to beat inside.
 """
 CLOSING = """
 For your own trained model:
@@ -289,8 +291,8 @@ def table(outcome: Outcome) -> str:
     our_coverage = columns[3]["coverage"]
     shown = "\n".join(f"  {line}" for line in lines)
     return (
-        f"{shown}\n\n  Outside, 90 % intervals of the constant bar hold {constant_coverage:.0%} of "
-        f"the targets, these {our_coverage:.0%}."
+        f"{shown}\n\n  Outside, 90 % intervals of the constant bar cover {constant_coverage:.0%} "
+        f"of the targets;\n  those of rigidities cover {our_coverage:.0%}."
     )
 
 
@@ -301,10 +303,38 @@ def _draw_toy(uq: LastLayerRigidity, train: Rows) -> Figure:
     mean, std = uq(x)
     plots.along(x, mean, std, train=train, ax=ax)
     ax.plot(x, x.cos().square(), "--", color=plots.BLACK, lw=1, label="cos²x")
-    ax.set(title="Seven points, one net, calibrated error bars", xlabel="x", ylabel="y")
+    ax.set(title="Seven points, one network, calibrated error bars", xlabel="x", ylabel="y")
     ax.set(ylim=(-0.6, 1.6), xlim=(-1.5, 1.5))
-    ax.legend(loc="upper right", ncols=2, framealpha=0.7, edgecolor="none")
+    _mark_guard(ax, uq, x)
+    ax.legend(loc="upper center", ncols=2, framealpha=0.7, edgecolor="none")
     return figure
+
+
+def _mark_guard(ax: Axes, uq: LastLayerRigidity, x: Tensor) -> None:
+    """Mark where the guard sets in, and say so: without a word its kinks look like a fault.
+
+    Args:
+        ax: The axes.
+        uq: The module with error bars, calibrated.
+        x: Inputs from left to right, (N, 1).
+    """
+    guard = uq.calibration.guard
+    if guard is None:
+        return
+    q = 1 / uq.predict(x).rigidity  # (N, 1)
+    beyond = guard.beyond(q, torch.ones_like(q))[:, 0]
+    unguarded = x[beyond <= 1, 0]
+    for edge in (float(unguarded.min()), float(unguarded.max())):
+        ax.axvline(edge, color=plots.BLACK, lw=0.8, ls=":")
+    ax.text(
+        float(unguarded.mean()),
+        -0.35,
+        "Only a tenth of the rows lie beyond the\ndotted lines. There, a rule widens the bars,\n"
+        "up to the spread of the targets and more.",
+        ha="center",
+        va="center",
+        fontsize=9,
+    )
 
 
 def _draw_diabetes(outcome: Outcome) -> Figure:
@@ -323,7 +353,7 @@ def _draw_diabetes(outcome: Outcome) -> Figure:
         nominal, observed, where="post", ls="--", color=plots.BLACK, label="constant bar"
     )
     calibration_ax.legend(loc="upper left", framealpha=0.7, edgecolor="none")
-    calibration_ax.set_title("Outside: do intervals hold what they promise?")
+    calibration_ax.set_title("Outside: do intervals cover what they should?")
     return figure
 
 
