@@ -90,7 +90,7 @@ def shuffled(p):
 
 
 def parity():
-    return beside_faulty_bars("parity", halved, "bars half as long", rows=300)
+    return beside_faulty_bars("parity", halved, "bars half as long", rows=200)
 
 
 def errors():

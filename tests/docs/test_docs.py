@@ -15,6 +15,7 @@ PAGES = [
     "deploy.md",
     "error_bars.md",
     "files.md",
+    "plots.md",
     "propagation.md",
     "report.md",
     "scikit_learn.md",
@@ -53,7 +54,7 @@ def assert_as_shown(printed: str, shown: str, title: str) -> None:
 
     Such a one agrees with the net shown within a factor of three, one unit of the last digit or six
     of the error bars behind it: four standard deviations of the difference of two draws. Shares on
-    lines that say what intervals hold agree within 0.07 and a unit of the last digit. Where whole
+    lines that say what intervals cover agree within 0.07 and a unit of the last digit. Where whole
     texts stand for an example, their lines begin alike.
     """
     if title == "for example":
@@ -72,7 +73,7 @@ def allowed(line: str) -> Iterator[tuple[float, float, float]]:
     """(value, distance, factor) of the numbers of a line: how far another net's may lie."""
     for text, digits, bar in NUMBER.findall(line):
         unit = 1.01 * 10.0 ** -len(digits)
-        if re.search(r"\bh[eo]ld\b", line) and 0 <= float(text) <= 1:
+        if re.search(r"\b(h[eo]ld|cover(s|ed)?)\b", line) and 0 <= float(text) <= 1:
             yield float(text), SHARES + unit, 1.0
         else:
             yield float(text), max(6 * float(bar or 0), unit), 3.0
@@ -88,6 +89,8 @@ def beginnings(text: str) -> list[str]:
     [
         ("90 % intervals hold 0.80 of all", "90 % intervals hold 0.90 of all", TRAINED),
         ("0.81 held, 0.5 wide", "0.91 held, 0.5 wide", TRAINED),
+        ("90 % intervals cover 0.80 of all", "90 % intervals cover 0.90 of all", TRAINED),
+        ("covered 0.81", "covered 0.91", TRAINED),
         ("bar 0.31", "bar 0.10", TRAINED),
         ("a\n  Size: 1.0", "a\n  Size: 1.0\n  Use: 2.0", "for example"),
         ("1.0", "1.1", ""),
