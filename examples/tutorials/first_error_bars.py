@@ -1,9 +1,10 @@
 # %% [markdown]
 # # First error bars
 #
-# A small network, trained on a curve with a gap. We give it error bars, look at them inside the
-# data, in the gap and beyond, and keep them in a file. A few seconds; run it as a script or cell by
-# cell.
+# You have a small network that was trained on a curve with a gap in its data. In this tutorial you
+# give it error bars. You look at the bars among the data, in the gap and beyond the data. You check
+# them on new rows, and you save them to a file. All of it runs in a few seconds. Run it as a
+# script, or cell by cell in a notebook, which shows the pictures.
 
 # %%
 import tempfile
@@ -18,8 +19,9 @@ torch.manual_seed(0)
 # %% [markdown]
 # ## Data
 #
-# Measurements between -1 and 1, none between -0.3 and 0.6, which scatter more to the right. The
-# rows are divided: most train the network, the others are kept from it to calibrate the bars.
+# The inputs lie between -1 and 1, with none between -0.3 and 0.6. The measurements scatter more to
+# the right. Most rows train the network. The others are held out: they calibrate the bars, and they
+# check them.
 
 
 # %%
@@ -33,12 +35,13 @@ def measurements(rows):
 
 x_train, y_train = measurements(300)
 x_valid, y_valid = measurements(200)
+x_test, y_test = measurements(500)
 
 # %% [markdown]
 # ## A trained model
 #
-# Any will do whose last layer is linear. This one was trained as people train: Adam, the squared
-# error.
+# Any model will do if its last layer is linear. This one is trained in the usual way, with Adam on
+# the squared error.
 
 # %%
 model = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
@@ -51,19 +54,39 @@ for _ in range(300):
 # %% [markdown]
 # ## Error bars
 #
-# `fit` passes once over the rows that trained the model and adds up a matrix of its features.
-# `calibrate` finds the size of the bars on rows that the model has not seen, and returns a
-# report. Read the lines that begin with `!`.
+# `fit` passes once over the rows that trained the model. It adds up a matrix of the features that
+# enter the last layer. `calibrate` finds the size of the bars on rows that the model has not seen,
+# and returns a report. Read the lines of the report that begin with `!`.
 
 # %%
 uq = rg.LastLayerRigidity(model).fit((x_train, y_train))
 print(uq.calibrate((x_valid, y_valid)))
 
 # %% [markdown]
-# ## Ask
+# ## What they look like
 #
-# Among the data, in the gap, and beyond. `rigidity` says how firmly the training data hold a
-# prediction in place; the error bar grows where it falls.
+# `uq.plot` predicts and draws. With `along=0` it draws the mean and the 90 % band along the first
+# input. The grey dots are the training data.
+
+# %%
+line = torch.linspace(-1.6, 1.6, 200)[:, None]
+ax = uq.plot(line, along=0)
+ax.scatter(x_train, y_train, s=6, color="grey", zorder=2, label="training data")
+ax.set(xlabel="x", ylabel="y", ylim=(-4, 4))
+ax.legend(loc="lower center")
+# Picture: A curve with a shaded band. The band is narrow where there are training data, a few
+# times as wide in the gap between -0.3 and 0.6, and it opens widely beyond -1 and 1.
+
+# %% [markdown]
+# Where there are data, the band follows their scatter: it is narrower on the left, where the
+# measurements scatter less. In the gap the band widens, because no data hold the curve in place
+# there. Beyond the data it opens up.
+
+# %% [markdown]
+# ## Ask for numbers
+#
+# The `rigidity` of a prediction says how firmly the training data hold it in place. Where the
+# rigidity falls, the error bar grows.
 
 # %%
 places = {"among the data": -0.6, "in the gap": 0.15, "beyond": 2.0}
@@ -76,11 +99,12 @@ for i, name in enumerate(places):
     print(f"    rigidity {p.rigidity[i].item():.2g}")
 
 # %% [markdown]
-# ## Two parts
+# ## Two parts of a bar
 #
-# A new measurement scatters about the curve (`noise`), and the curve itself is uncertain
-# (`epistemic`). More data would shrink the second part only. Beyond the data both grow: there
-# nothing was learnt about the noise either, and a guard widens it.
+# A new measurement scatters about the curve. This part is called `noise`. The curve itself is
+# uncertain, and this part is called `epistemic`. More data would shrink the second part only. In
+# the gap and beyond the data both parts grow: nothing was learnt about the noise there, and a guard
+# widens it.
 
 # %%
 for i, name in enumerate(places):
@@ -89,9 +113,26 @@ for i, name in enumerate(places):
     print(f"{name:15} epistemic {epistemic:.2f}, noise {noise:.2f}")
 
 # %% [markdown]
+# ## Are they right?
+#
+# Rows that neither training nor calibration has seen give the answer. `uq.plot(x, y)` draws
+# predictions against true values. An interval that crosses the line covers its true value. The
+# legend has the share of rows that are covered, which should be close to 90 %.
+
+# %%
+ax = uq.plot(x_test, y_test)
+# Picture: Predictions against true values with 90 % intervals, close to the line y = x. Most
+# intervals cross the line. About one in ten misses it and is drawn in orange.
+
+# %% [markdown]
+# The orange intervals should be spread evenly over the picture, as they are here. If they crowd in
+# one corner, the bars are wrong there. The tutorial [Can these bars be
+# trusted?](trust_and_verdict.py) shows such cases, and [Plots](../../docs/plots.md) has every kind
+# of picture.
+#
 # ## Keep them
 #
-# A file holds statistics and calibration, not the model. It is refused by a model with other
+# A file holds the statistics and the calibration, not the model. Loading refuses a model with other
 # weights.
 
 # %%

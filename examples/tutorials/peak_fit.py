@@ -1,11 +1,12 @@
 # %% [markdown]
 # # A peak, its area and its place
 #
-# A spectrum with one peak on a sloping background, fitted by SciPy. What is the area of the peak,
-# where is its maximum, and how sure are both? We check the answers against three hundred
-# simulated spectra.
+# A spectrum has one peak on a sloping background, and SciPy has fitted it. What is the area of the
+# peak, where is its maximum, and how certain are both? In this tutorial you compute the error bars
+# and compare them with three hundred simulated spectra.
 
 # %%
+import matplotlib.pyplot as plt
 import numpy as np
 from scipy.optimize import curve_fit
 
@@ -23,7 +24,8 @@ def spectrum(x, height, place, width, base, slope):
 # %% [markdown]
 # ## The fit
 #
-# As always: `curve_fit` returns the parameters and their covariance.
+# You fit as always: `curve_fit` returns the parameters and their covariance. `rg.fits.curve_fit`
+# takes both, with the function and the data.
 
 # %%
 random = np.random.default_rng(0)
@@ -32,10 +34,10 @@ popt, pcov = curve_fit(spectrum, x, y, p0=truth)
 fit = rg.fits.curve_fit(spectrum, popt, pcov, x=x, y=y)
 
 # %% [markdown]
-# ## Error bars of the curve, and of a new point
+# ## Error bars of the curve and of a new point
 #
-# `predict(x)` has the error bar of the curve itself, `predict(x, noise=True)` that of a new
-# measurement.
+# `predict(x)` returns the error bar of the curve itself. `predict(x, noise=True)` returns the error
+# bar of a new measurement, which scatters about the curve.
 
 # %%
 here = np.array([5.0, 9.0])
@@ -46,10 +48,25 @@ for i in range(2):
     print(f"at {here[i]:.0f}: {curve.mean[i]:.2f}, {bars}")
 
 # %% [markdown]
+# The left picture shows the 90 % band of a new measurement, with the measured points. The right one
+# shows the band of the curve alone, near the top of the peak.
+
+# %%
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+fit.predict(x, noise=True).plot(y, x=x, ax=left)
+top = np.linspace(4.2, 6.2, 200)
+fit.predict(top).plot(x=top, ax=right)
+left.set(title="a new measurement", xlabel="x", ylabel="signal")
+right.set(title="the curve", xlabel="x", ylabel="signal")
+# Picture: Left, a peak on a sloping background with a band of equal width everywhere, which covers
+# most of the measured points. Right, the top of the peak with a much narrower band.
+
+# %% [markdown]
 # ## Functions of the parameters
 #
-# The area of a Gaussian peak is height times width times a constant. Height and width are
-# correlated, which adding their errors in quadrature would ignore.
+# The area of a Gaussian peak is its height times its width times a constant. The errors of height
+# and width are correlated. `propagate` uses their covariance; adding the two errors in quadrature
+# would ignore it.
 
 
 # %%
@@ -62,10 +79,13 @@ errors = np.sqrt(np.diag(pcov))
 naive = float(area.mean) * np.hypot(errors[0] / popt[0], errors[2] / popt[2])
 print(f"area {area.mean:.2f} +- {area.std:.3f}; if height and width were independent {naive:.3f}")
 
+# %% [markdown]
+# The function may be any code. This one finds the maximum of the whole curve, background included:
+# it searches a fine grid and lays a parabola through the highest three values.
+
 
 # %%
 def maximum(p):
-    """Of the whole curve, background included: on a fine grid, with a parabola through the top."""
     grid = np.linspace(4, 6.5, 2001)
     values = spectrum(grid, *p)
     top = values.argmax()
@@ -80,8 +100,8 @@ print(f"the maximum lies at {place.mean:.3f} +- {place.std:.4f}")
 # %% [markdown]
 # ## Is it true?
 #
-# Three hundred spectra with other noise, each fitted anew: the scatter of their areas and places
-# is what the error bars claim.
+# Simulate three hundred spectra with other noise, and fit each of them. The scatter of their areas
+# and places should be what the error bars claim.
 
 # %%
 areas_and_places = []
@@ -90,5 +110,26 @@ for _ in range(300):
     refitted, _ = curve_fit(spectrum, x, simulated, p0=truth)
     areas_and_places.append((peak_area(refitted), maximum(refitted)))
 scatter = np.std(areas_and_places, axis=0)
-print(f"scatter of the area {scatter[0]:.3f}, said {area.std:.3f}")
-print(f"scatter of the place {scatter[1]:.4f}, said {place.std:.4f}")
+print(f"scatter of the area {scatter[0]:.3f}, error bar {area.std:.3f}")
+print(f"scatter of the place {scatter[1]:.4f}, error bar {place.std:.4f}")
+
+# %% [markdown]
+# The picture compares the 300 areas with what the single fit claimed: a Gaussian as wide as the
+# error bar, drawn about the true area.
+
+# %%
+true_area = peak_area(truth)
+areas = np.array(areas_and_places)[:, 0]
+figure, ax = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+ax.hist(areas, bins=25, density=True, color="#0072B2", alpha=0.4, label="300 simulated fits")
+grid = np.linspace(areas.min(), areas.max(), 200)
+for bar, style, label in (
+    (float(area.std), "-", "error bar of the area"),
+    (naive, "--", "if height and width were independent"),
+):
+    density = np.exp(-(((grid - true_area) / bar) ** 2) / 2) / (bar * np.sqrt(2 * np.pi))
+    ax.plot(grid, density, style, color="#D55E00", label=label)
+ax.set(xlabel="area", ylabel="density", ylim=(0, 1.35 * ax.get_ylim()[1]))
+ax.legend(loc="upper left")
+# Picture: A histogram of 300 areas. The Gaussian of the propagated error bar has its width. The
+# dashed one, of independent errors, is wider and lower.

@@ -1,11 +1,13 @@
 # %% [markdown]
 # # Can these bars be trusted?
 #
-# Four sets of error bars for the same predictions: right ones, bars that are too narrow, one
-# constant bar where errors vary, and symmetric bars for skewed errors. `rg.report.verdict` looks
-# at labelled rows that nothing was fitted to, and says which is which.
+# In this tutorial the same predictions get four sets of error bars: right ones, bars that are too
+# narrow, one constant bar although the errors vary, and symmetric bars for skewed errors.
+# `rg.report.verdict` looks at labelled rows that nothing was fitted to, and says which set is
+# which. At the end you see what each of them looks like in a picture.
 
 # %%
+import matplotlib.pyplot as plt
 import torch
 
 import rigidities as rg
@@ -16,7 +18,7 @@ rows = 4000
 # %% [markdown]
 # ## Right bars
 #
-# Predictions between 1 and 5, whose errors grow with them.
+# The predictions lie between 1 and 5. The larger a prediction, the larger its error.
 
 # %%
 mean = 1 + 4 * torch.rand(rows)
@@ -28,7 +30,8 @@ print(right)
 # %% [markdown]
 # ## Too narrow
 #
-# What a network calibrated on its own training rows looks like.
+# These bars are half as long as they should be. A network looks like this if it was calibrated on
+# its own training rows.
 
 # %%
 narrow = rg.report.verdict(mean, y, std=std / 2)
@@ -37,9 +40,9 @@ print(narrow)
 # %% [markdown]
 # ## Right on average
 #
-# One bar for all rows, as long as the root mean square error. Overall 90 % intervals hold about
-# 90 %; but among small predictions they are too wide, among large ones too narrow. An average
-# hides it, fifths of the predictions show it.
+# All rows get the same bar, which is as long as the root mean square error. Over all rows, 90 %
+# intervals cover about 90 % of the true values. But they are too wide for small predictions and too
+# narrow for large ones. An average hides this. Fifths of the predictions show it.
 
 # %%
 constant = std.square().mean().sqrt() * torch.ones(rows)
@@ -48,33 +51,68 @@ print(average)
 covered = ((y - mean).abs() <= 1.645 * constant).double()
 low = covered[mean < 1.8].mean()
 high = covered[mean > 4.2].mean()
-print(f"held: all {covered.mean():.0%}, smallest fifth {low:.0%}, largest fifth {high:.0%}")
+print(f"covered: all {covered.mean():.0%}, smallest fifth {low:.0%}, largest fifth {high:.0%}")
 
 # %% [markdown]
 # ## Skewed errors
 #
-# Errors as large as their bars say, for every prediction, but lopsided: a little below the
-# prediction most times, far above it now and then. 90 % intervals hold about 90 %, and every value
-# that they miss lies above them. The remedy is a distribution with a shape, `calibrate(valid)`, not
-# a wider bar.
+# These errors are as large as their bars claim, for small and for large predictions. But they are
+# lopsided: most true values lie a little below the prediction, and a few lie far above it. The 90 %
+# intervals cover about 90 %, and every value that they miss lies above them. A wider bar would not
+# help. A distribution with a shape does: the default of `calibrate` fits one.
 
 # %%
 lopsided = torch.rand(rows) ** 2.5
 lopsided = (lopsided - lopsided.mean()) / lopsided.std()
-skewed = rg.report.verdict(mean, mean + std * lopsided, std=std)
+y_skewed = mean + std * lopsided
+skewed = rg.report.verdict(mean, y_skewed, std=std)
 print(skewed)
 above = (lopsided > 1.645).double().mean()
 below = (lopsided < -1.645).double().mean()
 print(f"missed above: {above:.0%}, below: {below:.0%}")
 
 # %% [markdown]
-# ## What to do with it
+# ## What to do with a verdict
 #
-# `status` is `good`, `careful` or `bad`: a test in your pipeline can ask for it. Give `verdict`
-# what `uq.predict` returned, and it judges by the distribution that was fitted, tails and skewness
-# included.
+# `status` is `good`, `careful` or `bad`. A test in your pipeline can check it. If you pass what
+# `uq.predict` returned, `verdict` judges by the distribution that was fitted, with its tails and
+# its skewness.
 
 # %%
 verdicts = {"right": right, "narrow": narrow, "average": average, "skewed": skewed}
 for name, verdict in verdicts.items():
     print(f"{name:8} {verdict.status}")
+
+# %% [markdown]
+# ## What it looks like
+#
+# Draw predictions against true values. An interval that crosses the line covers its true value. The
+# others are orange.
+
+# %%
+figure, axes = plt.subplots(2, 2, figsize=(9, 9), layout="constrained")
+shown = slice(0, 250)
+for ax, (name, bars, true) in zip(
+    axes.flat,
+    [
+        ("right bars", std, y),
+        ("too narrow", std / 2, y),
+        ("right on average", constant, y),
+        ("skewed errors", std, y_skewed),
+    ],
+    strict=True,
+):
+    rg.plots.parity(mean[shown], bars[shown], true[shown], ax=ax)
+    ax.set_title(name)
+# Picture: Four plots of predictions against true values. With right bars one interval in ten is
+# orange, evenly spread. With bars that are too narrow four in ten are. With one constant bar, the
+# orange intervals crowd among large predictions. With skewed errors, they all lie below the line.
+
+# %% [markdown]
+# - *Right bars*: one interval in ten is orange, for small and for large predictions.
+# - *Too narrow*: far more than one interval in ten is orange.
+# - *Right on average*: the legend has about the right share, but the orange intervals crowd among
+#   large predictions.
+# - *Skewed errors*: the share is right too, but all orange intervals lie on one side of the line.
+#
+# The legend alone would have accepted three of the four. Look at where the orange intervals are.

@@ -758,11 +758,14 @@ def _equal_density_pair(log_ratio: float) -> tuple[float, float]:
 def _resolution(error: Tensor, std: Tensor, bin_size: int) -> str:
     """The numbers that tell good bars from a constant one."""
     zero = torch.zeros_like(error)
-    gain = round(metrics.nll_gain(zero, std, error), 2) + 0.0  # 0.00 rather than -0.00
+    # Adding zero gives 0.00 rather than -0.00.
+    slope = round(metrics.slope(zero, std, error, bin_size), 2) + 0.0
+    correlation = round(metrics.spearman(zero, std, error), 2) + 0.0
+    gain = round(metrics.nll_gain(zero, std, error), 2) + 0.0
     return (
-        f"slope {metrics.slope(zero, std, error, bin_size):.2f}\n"
+        f"slope {slope:.2f}\n"
         f"{metrics.decades(std, bin_size):.2f} decades\n"
-        f"rank correlation {metrics.spearman(zero, std, error):.2f}\n"
+        f"rank correlation {correlation:.2f}\n"
         f"NLL gain {gain:.2f}"
     )
 

@@ -13,7 +13,7 @@ HOOKS = Path(__file__).parents[2] / "docs" / "hooks"
 SCRIPT = '''"""For readers of the script alone."""
 
 # %% [markdown]
-# # A first net
+# # A first network
 #
 # Some text with a [link](../../docs/limits.md).
 
@@ -28,11 +28,19 @@ def f():
 # %%
 print(f"{f()} row\\nand {__name__}")
 
+# %%
+import matplotlib.pyplot as plt
+
+print(plt.figure(figsize=(2, 1)).number)
+_ = plt.figure(figsize=(2, 1))
+# Picture: Nothing at all,
+# in two figures.
+
 # %% [markdown]
 # The end.
 '''
 
-PAGE = """# A first net
+PAGE = """# A first network
 
 Some text with a [link](../../docs/limits.md).
 
@@ -53,6 +61,21 @@ print(f"{f()} row\\nand {__name__}")
 and __main__
 ```
 
+```python
+import matplotlib.pyplot as plt
+
+print(plt.figure(figsize=(2, 1)).number)
+_ = plt.figure(figsize=(2, 1))
+```
+
+``` { .text .printed title="one run" }
+1
+```
+
+![Nothing at all, in two figures.](first-1.svg)
+
+![Nothing at all, in two figures.](first-2.svg)
+
 The end.
 """
 
@@ -65,8 +88,23 @@ def hook(name: str) -> ModuleType:
     return module
 
 
-def test_a_script_in_percent_format_becomes_a_page_of_text_code_and_what_it_prints() -> None:
-    assert hook("tutorials").markdown(SCRIPT) == PAGE
+def test_a_script_in_percent_format_becomes_a_page_with_what_it_prints_and_draws() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    page, pictures = hook("tutorials").rendered(SCRIPT, "first")
+    assert page == PAGE
+    assert list(pictures) == ["first-1.svg", "first-2.svg"]
+    assert all("<svg" in picture for picture in pictures.values())
+    assert pictures == hook("tutorials").rendered(SCRIPT, "first")[1]
+    assert plt.get_fignums() == []
+
+
+@pytest.mark.parametrize("cell", ["plt.figure()", "# Picture: One that nobody drew."])
+def test_a_figure_without_words_and_words_without_a_figure_are_refused(cell: str) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    script = f"# %%\nimport matplotlib.pyplot as plt\n\n{cell}\n"
+    with pytest.raises(ValueError, match="A cell that leaves figures open ends with a comment"):
+        hook("tutorials").rendered(script, "first")
+    plt.close("all")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,13 @@ TUTORIALS = sorted((ROOT / "examples" / "tutorials").glob("*.py"))
 
 
 def ran(name):
-    """The names that a tutorial leaves behind."""
+    """The names that a tutorial leaves behind; its figures are closed."""
+    plt = pytest.importorskip("matplotlib.pyplot")
     (path,) = [path for path in TUTORIALS if path.stem == name]
-    return runpy.run_path(str(path), run_name="__main__")
+    with plt.rc_context({"backend": "agg"}):
+        left = runpy.run_path(str(path), run_name="__main__")
+    plt.close("all")
+    return left
 
 
 def test_bars_grow_from_the_data_to_the_gap_and_beyond(plain_torch):
