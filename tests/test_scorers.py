@@ -4,6 +4,8 @@ import math
 import pickle
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 from scipy import special, stats
 from sklearn import config_context
@@ -194,6 +196,20 @@ def test_scores_of_a_textbook_fit_are_those_of_students_distribution(data):
     crps = z * (2 * students.cdf(z) - 1) + 2 * students.pdf(z) * (df + z**2) / (df - 1)
     crps -= 2 * math.sqrt(df) / (df - 1) * half
     np.testing.assert_allclose(reg.crps(X, y), std * crps, rtol=1e-5)
+
+
+def test_frames_have_the_scores_of_arrays(data, fitted):
+    X, y = data
+    reg = RigidityRegressor(Ridge(), **GAUSSIAN)
+    frames = [
+        (pd.DataFrame(X, columns=list("abc")), pd.Series(y)),
+        (pl.DataFrame(X, schema=list("abc")), pl.Series(y)),
+    ]
+    for frame, series in frames:
+        reg.fit(frame[:60], series[:60])
+        for scorer in SCORERS.values():
+            score = scorer(reg, frame[60:], series[60:])  # pandas gives arrays that cannot change
+            assert score == pytest.approx(scorer(fitted, X[60:], y[60:]))
 
 
 # What scikit-learn asks of a scorer.

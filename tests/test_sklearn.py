@@ -474,6 +474,15 @@ def test_a_copy_keeps_the_guarantee_and_a_clone_the_parameter(data, new):
     assert reg.set_params(conformal=None).fit(*data).uq_.calibration.conformal is None
 
 
+def test_the_report_asks_about_early_stopping_only_if_the_base_was_trained_before(net, data):
+    X, y = data
+    question = "choose the checkpoint"
+    reg = RigidityRegressor(clone(net), conformal=20, **FAST).fit(X, y)
+    assert question not in str(reg.report_)
+    reg = RigidityRegressor(net, prefit=True, conformal=10, **FAST)
+    assert question in str(reg.fit(X[50:], y[50:], train=(X[:50], y[:50])).report_)
+
+
 # Pipelines and targets.
 
 

@@ -170,7 +170,9 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         else:
             # Without train=, the base may never have seen the rows that stand for training rows.
             rows_are_unseen = was_trained and training_data is None
-            uq, report = self._calibrated(chain, fitted, rows_are_unseen)
+            # Rows that were held out here cannot have chosen a checkpoint of the base.
+            early_stopped = None if was_trained else False
+            uq, report = self._calibrated(chain, fitted, rows_are_unseen, early_stopped)
 
         # Attributes change only now, so that a refused fit leaves the last one as it was.
         validate_data(self, X, reset=True, skip_check_array=True)
@@ -442,7 +444,11 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         return fits.linear(chain.model, rows, target, sample_weight=training.weight)
 
     def _calibrated(
-        self, chain: Chain, fitted: _FittedBase, rows_are_unseen: bool
+        self,
+        chain: Chain,
+        fitted: _FittedBase,
+        rows_are_unseen: bool,
+        early_stopped: bool | None,
     ) -> tuple[LastLayerRigidity, CalibrationReport]:
         """Calibrated error bars and their report.
 
@@ -451,6 +457,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             fitted: The base and its rows.
             rows_are_unseen: Whether the base may never have seen the rows that stand for its
                 training rows. Their residuals are then not those of training rows.
+            early_stopped: As in `LastLayerRigidity.calibrate`.
         """
         readout = chain.readout
         training_rows = chain.tensors(fitted.training)
@@ -491,6 +498,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             noise=self.noise,
             distribution=self.distribution,
             optimism=not is_exact(chain.base),
+            early_stopped=early_stopped,
             conformal=conformal_rows,
             progress=False,
         )

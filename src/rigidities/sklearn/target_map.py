@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..prediction.prediction import Prediction
-from .data import Array, as_columns
+from .data import Array, as_columns, as_tensor
 
 _STEP = 1e-5
 """Step of a numerical derivative, as a share of the range of the training targets."""
@@ -161,13 +161,13 @@ class TargetMap:
         """
         transformed = self.transformed(y)
         if self.slope is not None:
-            log_density = as_columns(prediction.log_prob(torch.from_numpy(transformed)))
+            log_density = as_columns(prediction.log_prob(as_tensor(transformed)))
             return np.asarray(log_density - np.log(np.abs(self.slope)))
 
         lowest, highest = self.ends
-        bounds = (torch.from_numpy(lowest), torch.from_numpy(highest))
+        bounds = (as_tensor(lowest), as_tensor(highest))
         bounded = replace(prediction, support=bounds)
-        log_density = as_columns(bounded.log_prob(torch.from_numpy(transformed)))
+        log_density = as_columns(bounded.log_prob(as_tensor(transformed)))
         # The derivative of the way back, by a central difference between the ends of the map.
         below = np.clip(transformed - self.step, lowest, highest)
         above = np.clip(transformed + self.step, lowest, highest)
@@ -188,7 +188,7 @@ class TargetMap:
             y: Targets in the user's units, (N,) or (N, K).
         """
         if self.slope is not None:
-            transformed = torch.from_numpy(self.transformed(y))
+            transformed = as_tensor(self.transformed(y))
             return np.asarray(as_columns(prediction.crps(transformed)) * np.abs(self.slope))
         targets = np.asarray(y, dtype=np.float64).reshape(len(prediction.mean), -1)
         score = np.zeros_like(targets)
