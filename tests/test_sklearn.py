@@ -1,5 +1,6 @@
 """`RigidityRegressor` against scikit-learn's own checks, statsmodels, dense algebra and torch."""
 
+import math
 import pickle
 
 import numpy as np
@@ -40,7 +41,7 @@ from sklearn.linear_model import (
     RidgeCV,
     SGDRegressor,
 )
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.neighbors import KNeighborsRegressor
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
@@ -118,11 +119,16 @@ TREES = HistGradientBoostingRegressor(max_iter=5, min_samples_leaf=3, random_sta
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("base", [NET, TREES], ids=["net", "trees"])
-def test_others_pass_them_too_but_for_what_holding_rows_out_changes(base):
+@pytest.mark.parametrize(
+    ("base", "conformal"),
+    [(NET, None), (TREES, None), (Ridge(), 0.2)],
+    ids=["net", "trees", "conformal"],
+)
+@pytest.mark.thorough
+def test_others_pass_them_too_but_for_what_holding_rows_out_changes(base, conformal):
     names = [f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")]
     expected = dict.fromkeys(names, HELD_OUT)
-    reg = RigidityRegressor(base, **FAST)
+    reg = RigidityRegressor(base, conformal=conformal, **FAST)
     check_estimator(reg, expected_failed_checks=expected, on_skip=None)
 
 
@@ -359,6 +365,122 @@ def test_several_targets_of_one_scale_agree_with_one_alone(new):
     alone = one.fit(X, y[:, 0]).predict(new, return_std=True)[1]
     ratio = std[:, 0] / alone
     assert ratio.std() < 0.05 * ratio.mean()
+
+
+# Intervals with a guarantee.
+
+
+def by_hand(base, X, y, new, level, kept, seed=0):
+    """Split conformal intervals: mean +- q std, where q is a quantile of |error| / std."""
+    X_rest, X_kept, y_rest, y_kept = train_test_split(X, y, test_size=kept, random_state=seed)
+    reg = RigidityRegressor(base, criterion="nll", random_state=seed).fit(X_rest, y_rest)
+    mean, std = reg.predict(X_kept, return_std=True)
+    scores = np.sort(np.abs(y_kept - mean) / std)
+    q = scores[math.ceil((len(scores) + 1) * level) - 1]
+    mean, std = reg.predict(new, return_std=True)
+    return mean - q * std, mean + q * std
+
+
+@pytest.mark.parametrize("kept", [0.3, 24])
+def test_intervals_with_a_guarantee_are_those_of_split_conformal_prediction(data, new, kept):
+    reg = RigidityRegressor(Ridge(), conformal=kept, **FAST).fit(*data)
+    for level in (0.5, 0.9):
+        expected = by_hand(Ridge(), *data, new, level, kept)
+        np.testing.assert_allclose(reg.predict_interval(new, level), expected, rtol=1e-4)
+        np.testing.assert_array_equal(
+            reg.predict_interval(new, level, conformal=True), reg.predict_interval(new, level)
+        )
+    by_distribution = reg.predict_interval(new, 0.9, conformal=False)
+    quantiles = reg.predict_quantiles(new, [0.05, 0.95])
+    np.testing.assert_array_equal(by_distribution, (quantiles[:, 0], quantiles[:, 1]))
+    assert not np.allclose(by_distribution, reg.predict_interval(new, 0.9))
+    assert "Conformal intervals from 24 rows" in str(reg.report_)
+
+
+def test_the_guarantee_corrects_a_distribution_that_is_wrong():
+    draws = np.random.default_rng(0)
+    X = draws.normal(size=(9000, 2))
+    y = X @ [1.0, 2.0] + draws.standard_t(2.2, size=9000)  # a Gaussian's 50 % cover about 70 %
+    reg = RigidityRegressor(Ridge(), conformal=2000, **FAST).fit(X[:3000], y[:3000])
+    shares = []
+    for conformal in (False, True):
+        low, high = reg.predict_interval(X[3000:], 0.5, conformal=conformal)
+        shares.append(np.mean((low <= y[3000:]) & (y[3000:] <= high)))
+    assert shares[0] > 0.6
+    assert shares[1] == pytest.approx(0.5, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("func", "inverse"), [(np.log, np.exp), (np.reciprocal, np.reciprocal)], ids=["log", "1/y"]
+)
+def test_a_map_of_the_target_carries_the_guarantee(data, new, func, inverse):
+    X = data[0]
+    y = np.exp(0.1 * data[1]) + 1.0
+    base = TransformedTargetRegressor(Ridge(), func=func, inverse_func=inverse)
+    reg = RigidityRegressor(base, conformal=30, **FAST).fit(X, y)
+    low, high = reg.predict_interval(new, 0.8)
+    assert (low < high).all()
+    ends = [inverse(end) for end in by_hand(Ridge(), X, func(y), new, 0.8, 30)]
+    np.testing.assert_allclose((low, high), np.sort(ends, 0), rtol=1e-4)
+
+
+def test_rows_for_the_guarantee_neither_train_nor_calibrate(net, data, new):
+    X, y = data
+    reg = RigidityRegressor(net, prefit=True, conformal=0.5, **FAST)
+    reg.fit(X[60:], y[60:], train=(X[:60], y[:60]))
+    assert reg.report_.rows == 10
+    forest = RandomForestRegressor(3, random_state=0)
+    reg = RigidityRegressor(forest, conformal=20, valid=0.25, **FAST).fit(X, y)
+    assert reg.report_.rows == 15  # a quarter of the other 60
+    reg = RigidityRegressor(Ridge(), conformal=20, **FAST)
+    low, high = reg.fit(X, y).predict_interval(new)
+    weighted = reg.fit(X, y, sample_weight=np.ones(len(y))).predict_interval(new)
+    np.testing.assert_allclose(weighted, (low, high), rtol=1e-6)
+
+
+def test_several_targets_have_a_guarantee_each(new):
+    X, y = made(targets=2)
+    reg = RigidityRegressor(Ridge(), conformal=30, **FAST).fit(X, y * [1.0, 100.0])
+    low, high = reg.predict_interval(new, 0.8)
+    assert low.shape == high.shape == (len(new), 2)
+    _, X_kept, _, y_kept = train_test_split(X, y * [1.0, 100.0], test_size=30, random_state=0)
+    low, high = reg.predict_interval(X_kept, 0.8)
+    inside = ((low <= y_kept) & (y_kept <= high)).sum(0)
+    assert list(inside) == [25, 25]  # the 25th of 31 places, of each target
+
+
+def test_a_guarantee_that_cannot_be_given_is_refused_with_what_helps(data, new):
+    X, y = data
+    plain = RigidityRegressor(Ridge(), **FAST).fit(X, y)
+    with pytest.raises(ValueError, match=r"Fit with RigidityRegressor\(\.\.\., conformal=0\.2\)"):
+        plain.predict_interval(new, conformal=True)
+    for conformal in (0, 1.0, -3, 79, True, "0.2"):
+        with pytest.raises(ValueError, match="a share of the rows between 0 and 1"):
+            RigidityRegressor(Ridge(), conformal=conformal).fit(X, y)
+    with pytest.raises(ValueError, match="Leave conformal=None"):
+        RigidityRegressor(Ridge(), criterion="textbook", conformal=0.2).fit(X, y)
+    few = RigidityRegressor(Ridge(), conformal=8, **FAST).fit(X, y)
+    with pytest.warns(match="level 0.9, which needs 9"):
+        low, high = few.predict_interval(new)
+    assert np.isneginf(low).all() and np.isposinf(high).all()
+    assert np.isfinite(few.predict_interval(new, 0.8)).all()
+
+
+def test_a_copy_keeps_the_guarantee_and_a_clone_the_parameter(data, new):
+    reg = RigidityRegressor(Ridge(), conformal=0.3, **FAST).fit(*data)
+    again = pickle.loads(pickle.dumps(reg))
+    np.testing.assert_array_equal(again.predict_interval(new), reg.predict_interval(new))
+    assert clone(reg).get_params()["conformal"] == 0.3
+    assert reg.set_params(conformal=None).fit(*data).uq_.calibration.conformal is None
+
+
+def test_the_report_asks_about_early_stopping_only_if_the_base_was_trained_before(net, data):
+    X, y = data
+    question = "choose the checkpoint"
+    reg = RigidityRegressor(clone(net), conformal=20, **FAST).fit(X, y)
+    assert question not in str(reg.report_)
+    reg = RigidityRegressor(net, prefit=True, conformal=10, **FAST)
+    assert question in str(reg.fit(X[50:], y[50:], train=(X[:50], y[:50])).report_)
 
 
 # Pipelines and targets.

@@ -1,9 +1,9 @@
 r"""Tree ensembles as linear models: error bars for forests and boosted trees.
 
-A prediction adds up, over trees, the value of the leaf that the input falls into. With the splits
-fixed it is linear in the leaf values, $y = b + \sum_t v_{\ell_t(x)}$. Its features are the leaves'
-indicators, whose Gram counts the training rows that two leaves share: a prediction is rigid where
-many training rows fall into its leaves.
+A prediction adds up, over trees, the value of the leaf that the input falls into. If the splits are
+fixed, it is linear in the leaf values, $y = b + \sum_t v_{\ell_t(x)}$. Its features are the leaves'
+indicators. Their Gram counts the training rows that two leaves share, so that a prediction is rigid
+where many training rows fall into its leaves.
 
     forest = Forest(model, X_train)  # of scikit-learn, XGBoost, LightGBM or CatBoost
     uq = rg.LastLayerRigidity(forest.module).fit((forest.rows(X_train), y_train))
@@ -12,14 +12,14 @@ many training rows fall into its leaves.
 
 `rigidities.sklearn.RigidityRegressor` does all of it.
 
-The way of the data: a `_Host` knows how the model's own library numbers its leaves; `Forest.rows`
-turns inputs into leaf numbers that are unique in the whole ensemble; `Leaves` turns these into
-features and predictions. Of many leaves the `rank` leading directions of the Gram are kept. The
-rigidity is then that of leaf values which may only move along these directions, and `forest.share`
-says how much of the training rows' features they explain.
+How the data flow: a `_Host` knows how the model's own library numbers its leaves. `Forest.rows`
+turns inputs into leaf numbers that are unique in the whole ensemble. `Leaves` turns these into
+features and predictions. If there are many leaves, only the `rank` leading directions of the Gram
+are kept. The rigidity is then that of leaf values which may only move along these directions, and
+`forest.share` is the share of the training rows' features that they explain.
 
-Histogram boosters of scikit-learn have no public leaf numbers. `_HistogramTrees` alone reads their
-private nodes, and refuses them where they do not reproduce the model's own `predict`.
+Histogram boosters of scikit-learn have no public leaf numbers. Only `_HistogramTrees` reads their
+private nodes, and raises an error if they do not reproduce the model's own `predict`.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ def __dir__() -> list[str]:
 
 
 WIDE = 1024
-"""Directions that are kept by default, of up to `MANY` training rows."""
+"""Number of directions that are kept by default, for up to `MANY` training rows."""
 
 NARROW = 256
-"""Directions that are kept by default, of more training rows."""
+"""Number of directions that are kept by default, for more training rows."""
 
 MANY = 10_000
-"""Training rows up to which the default is `WIDE`."""
+"""Number of training rows up to which the default is `WIDE`."""
 
 GROUPS = 128
-"""Neighbouring leaves of a tree with more leaves are joined to about so many groups, of about as
-many rows each."""
+"""Number of leaves per tree above which neighbouring leaves are joined, to about this many groups
+with about equally many rows."""
 
 SAMPLED = 8_192
-"""Training rows from which directions and groups are found, at most; or four for each direction if
-that is more."""
+"""Largest number of training rows that directions and groups are found from, unless four rows per
+direction are more."""
 
 SUPPORTED = (
     "scikit-learn's DecisionTree-, RandomForest-, ExtraTrees-, GradientBoosting- and "
@@ -110,9 +110,9 @@ class Forest:
 
     Args:
         model: One of `SUPPORTED`, fitted.
-        X: Training rows, as the model takes them; some thousands will do.
-        rank: Directions of the leaf values to keep; by default 1024, or 256 where there are more
-            than 10,000 rows. With as many as leaves (at most 128 a tree) nothing is left out.
+        X: Training rows, in any form that the model accepts. A few thousand are enough.
+        rank: Number of directions of the leaf values to keep. The default is 1024, or 256 for more
+            than 10,000 rows. With as many as leaves (at most 128 per tree) nothing is left out.
 
     Attributes:
         module: The torch model, from what `rows` gives to predictions, (N, K).
@@ -120,9 +120,9 @@ class Forest:
             explain.
 
     Raises:
-        TypeError: The model is no tree ensemble that is known here.
-        ValueError: The model is not fitted, was trained with another loss than the squared error,
-            its prediction is no sum of leaf values, or this release of scikit-learn keeps its
+        TypeError: The model is not one of `SUPPORTED`.
+        ValueError: The model is not fitted, was trained with a loss other than the squared error,
+            its prediction is not a sum of leaf values, or this release of scikit-learn keeps its
             trees in an unknown way.
     """
 
@@ -147,7 +147,7 @@ class Forest:
         values = torch.as_tensor(all_values, dtype=torch.float64)  # (L, K)
         if values.ndim > 2:
             raise ValueError(
-                "Trees of several targets each are not known. Train one model a target."
+                "Trees with several targets each are not supported. Train one model per target."
             )
         sums = embedding_bag(rows, values, mode="sum")  # (N, K)
         offset = _offset(model, X, sums, len(tree_leaves))
@@ -162,7 +162,7 @@ class Forest:
         leaves.
 
         Args:
-            X: Inputs, as the model takes them.
+            X: Inputs, in any form that the model accepts.
 
         Returns:
             (N, T + 1) whole numbers for T trees.
@@ -174,11 +174,11 @@ class Forest:
 
 
 class Leaves(nn.Module):
-    """Predictions from leaf numbers, linear in the last layer: directions of leaf values, weighed.
+    """Predictions from leaf numbers, linear in the weights of directions of leaf values.
 
-    The directions do not span all leaf values. What they leave of a prediction is one more feature
-    for each target, so that predictions are exact. Directions are looked up in single precision,
-    which is several times as fast; their rounding is part of what they leave.
+    The directions do not span all leaf values. The part of a prediction that they leave unexplained
+    is one more feature per target, so that predictions are exact. Directions are looked up in
+    single precision, which is several times as fast. Their rounding is part of what is left.
 
     Args:
         leaves: Number of leaves, L.
@@ -278,7 +278,7 @@ class Nodes(nn.Module):
 
     `nn.Sequential(Nodes.of(model), forest.module)` predicts without scikit-learn, from a state
     dict. Inputs are (N, P) float64, NaN where missing. Categories are whole numbers below 256;
-    those that the model has not seen count as missing, and so does what is no whole number.
+    categories that the model has not seen count as missing, and so do numbers that are not whole.
 
     Args:
         trees: Number of trees, T.
@@ -439,10 +439,10 @@ def is_forest(model: Any) -> bool:
 
 
 def require_squared_error(model: Any) -> None:
-    """Refuse a tree ensemble that was trained with another loss, by the loss's name.
+    """Refuse a tree ensemble that was trained with another loss, and name the loss.
 
-    Leaves of a quantile or absolute loss are quantiles of residuals, those of a Poisson loss
-    logarithms: least squares say nothing about how rigid they are.
+    Leaves of a quantile or absolute loss are quantiles of residuals, and leaves of a Poisson loss
+    are logarithms. Least squares say nothing about how rigid these are.
 
     Args:
         model: One of `SUPPORTED`.
@@ -454,12 +454,12 @@ def require_squared_error(model: Any) -> None:
     if loss_name not in SQUARED:
         raise ValueError(
             f"Cannot read {type(model).__name__} with the loss {loss_name!r}. Use the squared "
-            "error; positive targets as logarithms."
+            "error. For positive targets, train on their logarithms."
         )
 
 
 def _loss_name(model: Any) -> Any:
-    """The loss as the ensemble's library calls it; a function where it is the user's own."""
+    """The loss as the ensemble's library calls it; a function if it is the user's own."""
     booster = getattr(model, "_Booster", None)
     if booster is not None and _host(model).package == "lightgbm":
         # The parameters may have changed since; the booster knows what trained it.
@@ -478,8 +478,8 @@ def _require_no_initial_model(model: Any) -> None:
         return
     raise ValueError(
         f"{type(model).__name__} starts from an initial model, {type(initial).__name__}, whose "
-        "part of a prediction is in no leaf. Train without init=, on the residuals of that model "
-        "where it is needed."
+        "part of a prediction is in no leaf. Train without init=, and on the residuals of the "
+        "initial model if you need it."
     )
 
 
@@ -516,7 +516,7 @@ class _Host:
 
 
 def _host(model: Any) -> _Host:
-    """How a model is read; a TypeError where it is no tree ensemble that is known."""
+    """How a model is read; a TypeError if it is not a supported tree ensemble."""
     host = _find_host(model)
     if host is None:
         raise TypeError(f"Expected one of {SUPPORTED}, got {type(model).__name__}.")

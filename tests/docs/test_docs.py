@@ -21,6 +21,7 @@ PAGES = [
     "scikit_learn.md",
     "streams.md",
     "theory.md",
+    "trees.md",
     "start.md",
     *(f"concepts/{name}.md" for name in ("rigidity", "epistemic_and_noise", "when_bars_fail")),
     *(f"how_to/{name}.md" for name in ("batches", "targets", "skewed", "active_learning")),

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("site")  # so that it is built once
 ROOT = Path(__file__).parents[2]
 DOORS = {
     "lightning": {"RigidityCallback", "RigidityModule"},
-    "sklearn": {"RigidityRegressor"},
+    "sklearn": {"RigidityRegressor", "nll_scorer", "crps_scorer", "coverage_scorer"},
     "transformers": {"RigidityCallback", "RigidityPipeline"},
     "trees": {"Forest"},
     "cli": {"main"},
