@@ -15,7 +15,7 @@ from ..calibration.coverage import Coverage
 from ..calibration.report import CalibrationReport, numbers
 from . import figures
 from .figures import Plot
-from .formatting import number
+from .formatting import exact, number
 from .judgement import Judgements, Verdict
 from .rows import TargetRows, rows_to_show
 from .scores import METRICS, TargetScores, bin_sizes
@@ -308,9 +308,9 @@ def _worst_rows(rows: TargetRows) -> WorstRows:
     for row in positions:
         line = [
             str(rows.row_number(row)),
-            f"{float(rows.mean[row]):.4g}",
-            f"{float(rows.std[row]):.4g}",
-            f"{float(rows.target[row]):.4g}",
+            exact(float(rows.mean[row]), 4),
+            exact(float(rows.std[row]), 4),
+            exact(float(rows.target[row]), 4),
             f"{float(rows.error[row] / rows.std[row]):.2f}",
         ]
         line += [_input_text(rows.inputs[name][row]) for name in inputs]
@@ -320,7 +320,7 @@ def _worst_rows(rows: TargetRows) -> WorstRows:
 
 def _input_text(value: object, most: int = 40) -> str:
     """An input for a cell of a table, shortened where it is long."""
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = exact(value, 4) if isinstance(value, float) else str(value)
     if len(text) <= most:
         return text
     return text[: most - 1] + "…"
