@@ -294,7 +294,8 @@ def times(name: str, series: pandas.Series, decimal: str) -> Array:
         return numbers(series, decimal, column.unit)
     if column.kind == "date":
         since_first = _dates(series, column.form) - pandas.Timestamp(column.first)
-        return since_first.dt.total_seconds().to_numpy(float)
+        seconds: Array = since_first.dt.total_seconds().to_numpy(float)
+        return seconds
     example = series.dropna().iloc[0]
     raise ValueError(
         f"Expected dates or numbers in the column {name!r} for --time-split, got {example!r}. "
@@ -315,7 +316,8 @@ def _days(column: Column, columns: Sequence[Column], frame: pandas.DataFrame) ->
     """Days between two dates, (N, 1), NaN where one of them is missing."""
     forms = {other.name: other.form for other in columns}
     start, end = (_dates_in_any_form(frame[name], forms[name]) for name in column.between)
-    return ((end - start).dt.total_seconds() / 86_400).to_numpy(float)[:, None]
+    days: Array = (end - start).dt.total_seconds().to_numpy(float) / 86_400
+    return days[:, None]
 
 
 def _varies(values: Array) -> bool:

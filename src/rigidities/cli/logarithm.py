@@ -1,8 +1,8 @@
 r"""Predictions of a target whose logarithm was learnt, in the target's own unit.
 
-The model predicts $\log y = m + u t$, where t follows a distribution of location zero and scale one.
-Then $y = e^m e^{u t}$. Quantiles are exponentials of quantiles, and probabilities stay as they are, so
-that intervals cover as many true values as those of the logarithm do.
+The model predicts $\log y = m + u t$, where t follows a distribution of location zero and scale
+one. Then $y = e^m e^{u t}$. Quantiles are exponentials of quantiles, and probabilities stay as they
+are, so that intervals cover as many true values as those of the logarithm do.
 
 `in_target_unit` makes such a prediction:
 

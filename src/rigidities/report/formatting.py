@@ -19,8 +19,8 @@ def number(value: float | None, digits: int = 3) -> str:
     Examples:
         >>> number(0.5), number(12345.6), number(-0.0), number(math.nan), number(1.5e-7)
         ('0.500', '12,346', '0', '-', '1.50e-07')
-        >>> number(999.96), number(150, 2), number(185_200_000)
-        ('1,000', '150', '185,200,000')
+        >>> number(999.96), number(150, 2), number(3111.4, 4), number(185_200_000)
+        ('1,000', '150', '3,111', '185,200,000')
     """
     if value is None or math.isnan(value):
         return "-"
@@ -32,7 +32,7 @@ def number(value: float | None, digits: int = 3) -> str:
     rounded_size = abs(float(f"{value:.{digits - 1}e}"))
     if 10**digits <= rounded_size < 1e15:
         return f"{value:,.0f}"
-    return f"{value:#.{digits}g}".rstrip(".")
+    return f"{value:#,.{digits}g}".rstrip(".")
 
 
 def around(value: float, error: float | None) -> str:

@@ -8,6 +8,7 @@ Nothing here is HTML.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -100,6 +101,36 @@ class WorstRows:
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class PlainTable:
+    """A table that is not about the bars, with its heading; for the page and the console.
+
+    Attributes:
+        title: Its heading.
+        about: Sentences on what it shows.
+        header: Names of its columns.
+        rows: Its cells, as text.
+    """
+
+    title: str
+    about: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self) -> str:
+        """The table for the console: first column to the left, numbers to the right."""
+        lines = [list(self.header), *[list(row) for row in self.rows]]
+        widths = [max(len(line[k]) for line in lines) for k in range(len(self.header))]
+        texts = [f"\n{self.title}", *textwrap.wrap(self.about, 100)]
+        for line in lines:
+            cells = [line[0].ljust(widths[0])]
+            cells += [
+                cell.rjust(max(width, 10)) for cell, width in zip(line[1:], widths[1:], strict=True)
+            ]
+            texts.append("  " + "  ".join(cells))
+        return "\n".join(texts)
 
 
 @dataclass(frozen=True)
