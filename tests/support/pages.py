@@ -10,7 +10,7 @@ VOID = {"meta", "input", "br"}
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave plotly's five million characters out of the pages of a test."""
+    """Leave plotly's million characters out of the pages of a test."""
     monkeypatch.setattr("rigidities.report.document._plotly_script", lambda: "/* plotly.js v0 */")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -148,6 +149,34 @@ def level(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A share of the rows."""
+    value = float(text)
+    if not 0 < value <= 0.5:
+        raise argparse.ArgumentTypeError(
+            f"expected a share of the rows above 0, up to 0.5, such as 0.15, got {text}"
+        )
+    return value
+
+
+def bounds(text: str) -> tabular.Bounds:
+    """Two numbers with a comma between them; either may be left out."""
+    remedy = "expected LOW,HIGH such as 0, or 0,100 or =-40,60 where it begins with a minus"
+    low_text, comma, high_text = text.partition(",")
+    try:
+        low = float(low_text) if low_text.strip() else None
+        high = float(high_text) if high_text.strip() else None
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{remedy}, got {text}") from None
+    finite = [bound for bound in (low, high) if bound is not None and math.isfinite(bound)]
+    given = [bound for bound in (low, high) if bound is not None]
+    if not comma or not given or len(finite) < len(given):
+        raise argparse.ArgumentTypeError(f"{remedy}, got {text}")
+    if low is not None and high is not None and low >= high:
+        raise argparse.ArgumentTypeError(f"expected the lower bound first, got {text}")
+    return low, high
+
+
 def _add_tabular(commands: Commands) -> None:
     """Add the command `tabular`."""
     parser = _add_command(
@@ -158,6 +187,7 @@ def _add_tabular(commands: Commands) -> None:
         [
             "data.csv --target price",
             "data.csv --target price --id customer --drop comment",
+            "data.csv --target price --support 0, --conformal 0.15 --group customer",
             "--apply rigidities-data/model.safetensors new.csv --out predictions.csv",
         ],
     )
@@ -167,9 +197,19 @@ def _add_tabular(commands: Commands) -> None:
     add("--target", metavar="COLUMN", help="the column to learn")
     add("--apply", type=Path, metavar="MODEL", help="predict by this model.safetensors instead")
     add("--out", type=Path, help="folder (rigidities-FILE), or file of --apply (predictions.csv)")
-    add("--model", choices=("tree", "net"), help="boosted trees (default) or a small net")
+    models = ("auto", "tree", "linear", "net")
+    add("--model", choices=models, help="auto: the better of tree and linear (default)")
     add("--level", type=level, help="of the intervals (default: 0.9)")
     add("--seed", type=seed, help="of splits and models (default: 0)")
+    add("--support", type=bounds, metavar="LOW,HIGH", help="bounds of the target; 0, is one alone")
+    add(
+        "--log",
+        action=argparse.BooleanOptionalAction,
+        help="learn the target's logarithm (default: if it does better)",
+    )
+    add("--conformal", type=share, metavar="SHARE", help="of the rows, for guaranteed intervals")
+    add("--group", metavar="COLUMN", help="rows of one group are never split")
+    add("--time-split", metavar="COLUMN", help="train on the oldest rows, test on the newest")
     _add_columns(parser, "--id", "columns that are no inputs, but copied to the predictions")
     _add_columns(parser, "--drop", "columns that are no inputs")
     _add_columns(parser, "--keep", "inputs even if they number rows or give the target away")
@@ -189,6 +229,11 @@ def _tabular(
     model: str | None,
     level: float | None,
     seed: int | None,
+    support: tabular.Bounds | None,
+    log: bool | None,
+    conformal: float | None,
+    group: str | None,
+    time_split: str | None,
     id: Sequence[str] | None,
     drop: Sequence[str] | None,
     keep: Sequence[str] | None,
@@ -196,12 +241,17 @@ def _tabular(
     """Train on a table, or predict one."""
     if apply is not None:
         training_options = {
+            "conformal": conformal,
             "drop": drop,
+            "group": group,
             "id": id,
             "keep": keep,
+            "log": log,
             "model": model,
             "seed": seed,
+            "support": support,
             "target": target,
+            "time-split": time_split,
         }
         for name, value in training_options.items():
             if value is not None:
@@ -214,9 +264,14 @@ def _tabular(
         file,
         target,
         out or Path(f"rigidities-{file.name.partition('.')[0]}"),
-        model=model or "tree",
+        model=model or "auto",
         level=level or 0.9,
         seed=seed or 0,
+        support=support,
+        logarithm=log,
+        conformal=conformal,
+        group=group,
+        time_split=time_split,
         id=id or (),
         drop=drop or (),
         keep=keep or (),
@@ -231,10 +286,15 @@ def _add_report(commands: Commands) -> None:
         "report",
         _report,
         "write one HTML page that says how far error bars can be trusted",
-        ["predictions.csv", "uq.safetensors --model my_module:build --data test.npz"],
+        [
+            "predictions.csv",
+            "rigidities-data --out again.html",
+            "uq.safetensors --model my_module:build --data test.npz",
+        ],
     )
     add = parser.add_argument
-    add("file", type=Path, help="predictions (.csv) or a saved fit (.safetensors)")
+    files = "predictions (.csv), a saved fit (.safetensors), or the folder that tabular wrote"
+    add("file", type=Path, help=files)
     add("--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)")
     add("--title", help="its heading (default: the name of the file)")
     contents = {"mean": "predictions", "std": "error bars", "target": "true values"}
@@ -242,7 +302,8 @@ def _add_report(commands: Commands) -> None:
         text = f"columns of the {content}, one per target (default: {name})"
         add(f"--{name}", nargs="+", metavar="COLUMN", help=text)
     add("--model", metavar="MODULE:FUNCTION", help="returns the trained model of a saved fit")
-    add("--data", type=Path, help="labelled test data for it, .npz or .csv")
+    text = "labelled test data for it, .npz or .csv; or the table of a folder, if it was moved"
+    add("--data", type=Path, help=text)
 
 
 def _report(
@@ -256,7 +317,13 @@ def _report(
     model: str | None,
     data: Path | None,
 ) -> dict[str, Any]:
-    """Write the report of a file."""
+    """Write the report of a file, or that of a folder again."""
+    folder = _folder_of_tabular(file)
+    if folder is not None and model is None and mean is None and std is None and target is None:
+        page, verdict = tabular.page_again(folder, out, data=data, title=title)
+        say(str(verdict))
+        say(f"Wrote {page}")
+        return {"out": str(page), "verdict": verdict.plain()}
     page, verdict = from_file(
         file,
         out,
@@ -271,6 +338,16 @@ def _report(
     say(str(verdict))
     say(f"Wrote {page}")
     return {"out": str(page), "verdict": verdict.plain()}
+
+
+def _folder_of_tabular(file: Path) -> Path | None:
+    """The folder that `tabular` wrote, by itself or by one of its files; None for other files."""
+    if file.is_dir():
+        return file
+    is_of_folder = file.name in ("predictions.csv", "summary.json", "model.safetensors")
+    if is_of_folder and (file.parent / "summary.json").is_file():
+        return file.parent
+    return None
 
 
 def _add_merge(commands: Commands) -> None:

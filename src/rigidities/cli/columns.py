@@ -11,6 +11,7 @@ bare times and no "6:05 PM", and takes 01.03.2021 for January.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
-KINDS = ("number", "date", "category")
+KINDS = ("number", "date", "category", "days")
 
 MOST_CATEGORIES = 255
 """Codes of a column at most, that of rare ones included; HistGradientBoosting takes no more."""
@@ -48,6 +49,9 @@ _LEAST_FOR_LEAK = 10
 """Rows, and distinct numbers, below which no column is said to give the target away."""
 
 _MOST_CELLS_SAMPLED = 500
+
+_MOST_DATES_PAIRED = 4
+"""Columns of dates between which days are counted, at most."""
 
 _DAY_FORMS = (
     "%d.%m.%Y",
@@ -87,6 +91,7 @@ class Column:
         first: The first date, in ISO 8601.
         parts: Numbers made of a date that vary in the training table.
         codes: Of each category. Those that are rare share the last one.
+        between: Of days between two dates, the names of the two columns of dates.
     """
 
     name: str
@@ -96,6 +101,7 @@ class Column:
     first: str = ""
     parts: Sequence[str] = ()
     codes: Mapping[str, int] = field(default_factory=dict)
+    between: Sequence[str] = ()
 
     @classmethod
     def of(cls, name: str, series: pandas.Series, decimal: str) -> Column:
@@ -155,11 +161,7 @@ class Column:
             texts = series.map(str, na_action="ignore").astype(object)
             values = texts.map(dict(self.codes)).to_numpy(float)[:, None]
         else:
-            dates = _dates(series, self.form)
-            if _present_share(dates) < _MOSTLY * _present_share(series):
-                # They may be written in another way now.
-                form = _date_form(series.dropna()[:_MOST_CELLS_SAMPLED]) or self.form
-                dates = _dates(series, form)
+            dates = _dates_in_any_form(series, self.form)
             values = _date_parts(dates, self.first)[list(self.parts)].to_numpy(float)
         nothing_read = (values != values).all(1)
         return values, series[nothing_read & series.notna().to_numpy()]
@@ -222,6 +224,15 @@ def inputs(
             name_by_values[values.tobytes()] = name
             chosen.append(column)
             notes += column.remarks(unread)
+    for column in _days_between(chosen):
+        values = _days(column, chosen, frame)
+        reason = _leak(values[:, 0], y)
+        if not _varies(values):
+            continue  # one column follows from the other
+        if reason and column.name not in keep:
+            names_by_reason.setdefault(reason, []).append(column.name)
+        else:
+            chosen.append(column)
     left_out = [
         f"Left out: {', '.join(names)} ({reason})" for reason, names in names_by_reason.items()
     ]
@@ -248,6 +259,9 @@ def matrix(
     blocks = []
     unread_cells = Counter[str]()
     for column in columns:
+        if column.kind == "days":
+            blocks.append(torch.tensor(_days(column, columns, frame), dtype=torch.float64))
+            continue
         series = frame[column.name]
         values, unread = column.values(series, decimal)
         # Any text may be a new category, and any stored number is a number, if too large a one.
@@ -260,6 +274,56 @@ def matrix(
         unread_cells[column.name] += len(unread)
         blocks.append(torch.tensor(values, dtype=torch.float64))
     return torch.cat(blocks, 1), +unread_cells  # without those of zero
+
+
+def names_in_file(columns: Sequence[Column]) -> list[str]:
+    """Names of the columns that a file must have; days between dates are made of others."""
+    return [column.name for column in columns if column.kind != "days"]
+
+
+def times(name: str, series: pandas.Series, decimal: str) -> Array:
+    """Dates or numbers of a column as numbers in the order of time, (N,), NaN where missing.
+
+    Raises:
+        ValueError: The column holds neither.
+    """
+    import pandas
+
+    column = Column.of(name, series, decimal)
+    if column.kind == "number":
+        return numbers(series, decimal, column.unit)
+    if column.kind == "date":
+        since_first = _dates(series, column.form) - pandas.Timestamp(column.first)
+        seconds: Array = since_first.dt.total_seconds().to_numpy(float)
+        return seconds
+    example = series.dropna().iloc[0]
+    raise ValueError(
+        f"Expected dates or numbers in the column {name!r} for --time-split, got {example!r}. "
+        "Name a column that says when a row was recorded."
+    )
+
+
+def _days_between(columns: Sequence[Column]) -> list[Column]:
+    """A column of days for each pair of the first columns of dates."""
+    dates = [column for column in columns if column.kind == "date"][:_MOST_DATES_PAIRED]
+    return [
+        Column(f"days from {start.name} to {end.name}", "days", between=(start.name, end.name))
+        for start, end in itertools.combinations(dates, 2)
+    ]
+
+
+def _days(column: Column, columns: Sequence[Column], frame: pandas.DataFrame) -> Array:
+    """Days between two dates, (N, 1), NaN where one of them is missing."""
+    forms = {other.name: other.form for other in columns}
+    start, end = (_dates_in_any_form(frame[name], forms[name]) for name in column.between)
+    days: Array = (end - start).dt.total_seconds().to_numpy(float) / 86_400
+    return days[:, None]
+
+
+def _varies(values: Array) -> bool:
+    """Whether the values that are present differ."""
+    present = values[values == values]
+    return bool(present.size) and bool(present.min() < present.max())
 
 
 def numbers(series: pandas.Series, decimal: str, unit: str = "") -> Array:
@@ -311,6 +375,14 @@ def _dates(series: pandas.Series, form: str) -> pandas.Series:
             series = series.astype(str).where(series.notna())
         dates = pandas.to_datetime(series, errors="coerce", utc=True, format=form or "ISO8601")
     return dates.dt.tz_localize(None)
+
+
+def _dates_in_any_form(series: pandas.Series, form: str) -> pandas.Series:
+    """Dates in the form of the training table, or in another one where that does not fit."""
+    dates = _dates(series, form)
+    if _present_share(dates) < _MOSTLY * _present_share(series):
+        dates = _dates(series, _date_form(series.dropna()[:_MOST_CELLS_SAMPLED]) or form)
+    return dates
 
 
 def _date_form(sample: pandas.Series) -> str:

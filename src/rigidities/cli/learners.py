@@ -8,8 +8,11 @@ many categories it has, 0 for numbers. `restored` makes either module again from
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +25,9 @@ from .demo import mlp
 
 Rows = tuple[Tensor, Tensor]
 """Inputs, (N, P), and targets, (N, 1)."""
+
+Folds = list[tuple[Tensor, Tensor]]
+"""Numbers of the rows that train and of those that are left out, for each fold."""
 
 
 def _settings(
@@ -53,6 +59,15 @@ TUNED = 25_000
 
 ALONE = 20_000
 """Rows below which one thread trains."""
+
+WIDEST = 1_000
+"""Columns of encoded inputs beyond which no linear model is tried."""
+
+RIDGES = [1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0]
+"""Ridges that a linear model chooses from; its inputs are standardised."""
+
+_TRIED_AGAIN = 2
+"""Settings of trees that are tried on a second scale of the target."""
 
 RANK = 256
 """Directions of the leaf values that are kept."""
@@ -104,19 +119,25 @@ class Encoded(nn.Module):
         return torch.cat(blocks, 1)
 
 
+def _encoded_width(codes: Sequence[int]) -> int:
+    """Number of columns that `Encoded` gives: a column of numbers has one of gaps beside it."""
+    return sum(count or 2 for count in codes)
+
+
 def _untrained_net(codes: Sequence[int], x: Tensor) -> nn.Sequential:
     """The encoding by these training inputs, and a network behind it."""
-    # A column of numbers has a column of gaps beside it.
-    inputs = sum(count or 2 for count in codes)
-    return nn.Sequential(Encoded(codes, x), mlp(inputs, 128, 128, 1)).double()
+    return nn.Sequential(Encoded(codes, x), mlp(_encoded_width(codes), 128, 128, 1)).double()
 
 
 def restored(state: dict[str, Tensor], codes: Sequence[int]) -> nn.Sequential:
-    """The network or the trees of a state dict."""
+    """The network, the linear model or the trees of a state dict."""
     if "0.split" in state:
         nodes = Nodes.sized(unprefixed("0", state))
         leaves = Leaves.sized(unprefixed("1", state))
         model = nn.Sequential(nodes, leaves)
+    elif "1.weight" in state:
+        readout = nn.Linear(_encoded_width(codes), 1)
+        model = nn.Sequential(Encoded(codes, torch.zeros(1, len(codes))), readout).double()
     else:
         model = _untrained_net(codes, torch.zeros(1, len(codes)))
     model.load_state_dict(state)
@@ -176,53 +197,282 @@ def _descend(model: nn.Module, training: Rows, validation: Rows) -> None:
     model.load_state_dict(best_state)
 
 
-def boosted(rows: Rows, codes: Sequence[int], seed: int) -> tuple[Any, nn.Sequential]:
-    """Boosted trees by the settings that do best on rows left out; and the same as a module."""
+@dataclass(frozen=True)
+class Trial:
+    """A learner that was tried by cross-validation on the training rows.
+
+    Errors are those of rows that the learner was not trained on, in the unit of the target.
+
+    Attributes:
+        kind: "tree", "linear", or "mean" for the mean of the training rows, which knows no input.
+        logarithm: Whether it learns the logarithm of the target.
+        rmse: Root of the mean squared error.
+        mae: Mean absolute error.
+        r2: Share of the target's variance that it explains.
+        loss: Mean squared error on the scale that is learnt, by which settings are chosen.
+        seconds: How long the cross-validation took, of boosted trees with all settings.
+        settings: Of boosted trees, their number included.
+    """
+
+    kind: str
+    logarithm: bool
+    rmse: float
+    mae: float
+    r2: float
+    loss: float
+    seconds: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What it is, in words."""
+        if self.kind == "tree":
+            name = f"boosted trees of up to {self.settings['max_leaf_nodes']} leaves"
+        elif self.kind == "linear":
+            name = "linear model"
+        else:
+            name = "the mean alone"
+        return f"{name}, log target" if self.logarithm else name
+
+
+def trials(
+    rows: Rows,
+    codes: Sequence[int],
+    folds: Folds,
+    seed: int,
+    *,
+    kinds: Sequence[str],
+    logarithms: Sequence[bool] = (False,),
+) -> list[Trial]:
+    """Try learners by cross-validation.
+
+    Settings of boosted trees are chosen by their squared error on the scale that is learnt, as the
+    trees are trained. Different learners and scales compare by the mean absolute error, which is
+    fair to a logarithm: its exponential is close to the median.
+
+    Args:
+        rows: Training rows.
+        codes: Number of categories of each input, 0 for numbers.
+        folds: Rows that train and rows that are left out, in turn.
+        seed: Of the trees.
+        kinds: Kinds of `Trial` to try.
+        logarithms: Whether to learn the target, its logarithm, or both.
+
+    Returns:
+        The best of each kind and scale, the one with the least mean absolute error first.
+    """
+    x, y = rows
+    target = y[:, 0]
+    settings_to_try = CANDIDATES
+    tried: list[Trial] = [_tried("mean", False, x, target, folds, codes, seed, {})]
+    for logarithm in logarithms:
+        if "linear" in kinds and _encoded_width(codes) <= WIDEST:
+            tried.append(_tried("linear", logarithm, x, target, folds, codes, seed, {}))
+        if "tree" not in kinds:
+            continue
+        by_trees = []
+        for settings in tqdm(settings_to_try, "Comparing", leave=False, disable=None):
+            by_trees.append(_tried("tree", logarithm, x, target, folds, codes, seed, settings))
+        ranked = sorted(range(len(by_trees)), key=lambda k: by_trees[k].loss)
+        seconds = sum(trial.seconds for trial in by_trees)
+        tried.append(replace(by_trees[ranked[0]], seconds=seconds))
+        # On another scale only the settings are tried that did best on the first one.
+        settings_to_try = [settings_to_try[k] for k in ranked[:_TRIED_AGAIN]]
+    return sorted(tried, key=lambda trial: trial.mae)
+
+
+def _tried(
+    kind: str,
+    logarithm: bool,
+    x: Tensor,
+    target: Tensor,
+    folds: Folds,
+    codes: Sequence[int],
+    seed: int,
+    settings: Mapping[str, Any],
+) -> Trial:
+    """One learner, by cross-validation; `target` is (N,)."""
+    begun = time.monotonic()
+    learnt = target.log() if logarithm else target
+    if kind == "tree":
+        predicted, settings = _left_out_by_trees(x, learnt, folds, codes, seed, settings)
+    elif kind == "linear":
+        predicted = _left_out_by_linear(x, learnt, folds, codes)
+    else:
+        predicted = [learnt[training].mean().expand(len(out)) for training, out in folds]
+    return _trial(
+        kind,
+        logarithm,
+        learnt=torch.cat([learnt[left_out] for _, left_out in folds]),
+        predicted=torch.cat(predicted),
+        settings=settings,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _trial(
+    kind: str,
+    logarithm: bool,
+    *,
+    learnt: Tensor,
+    predicted: Tensor,
+    settings: Mapping[str, Any],
+    seconds: float,
+) -> Trial:
+    """Scores of predictions of rows that were left out.
+
+    Args:
+        kind: Of the learner.
+        logarithm: Whether what was learnt is the logarithm of the target.
+        learnt: What was learnt, (M,).
+        predicted: Predictions of it, (M,).
+        settings: Of the learner.
+        seconds: That it took.
+    """
+    loss = float((learnt - predicted).square().mean())
+    target = learnt
+    if logarithm:
+        target = learnt.exp()
+        predicted = predicted.exp()
+    error = target - predicted
+    variance = float((target - target.mean()).square().mean())
+    return Trial(
+        kind=kind,
+        logarithm=logarithm,
+        rmse=float(error.square().mean().sqrt()),
+        mae=float(error.abs().mean()),
+        r2=1 - float(error.square().mean()) / variance if variance > 0 else math.nan,
+        loss=loss,
+        seconds=seconds,
+        settings=settings,
+    )
+
+
+def boosted(
+    rows: Rows, codes: Sequence[int], seed: int, settings: Mapping[str, Any] | None = None
+) -> tuple[Any, nn.Sequential]:
+    """Boosted trees, and the same as a module.
+
+    Args:
+        rows: Training rows.
+        codes: Number of categories of each input, 0 for numbers.
+        seed: Of the trees.
+        settings: Of the trees; by default those that do best in cross-validation.
+    """
+    if settings is None:
+        tried = trials(rows, codes, folds_of(len(rows[0]), seed), seed, kinds=["tree"])
+        settings = next(trial.settings for trial in tried if trial.kind == "tree")
     x = rows[0].numpy()
-    y = rows[1][:, 0].numpy()
-    folds = _folds(len(x), seed)
-    best_loss = math.inf
-    best_count = 1
-    best_settings: dict[str, Any] = {}
-    for settings in tqdm(CANDIDATES, "Tuning", unit="setting", leave=False, disable=None):
-        losses = _validation_losses(settings, x, y, folds, codes, seed)
-        if not best_settings or float(losses.min()) < best_loss:
-            best_loss = float(losses.min())
-            best_count = max(1, int(losses.argmin()))
-            best_settings = settings
-    model = unfitted(codes, seed, max_iter=best_count, **best_settings)
-    _fit(model, x, y)
+    model = unfitted(codes, seed, **settings)
+    _fit(model, x, rows[1][:, 0].numpy())
     return model, nn.Sequential(Nodes.of(model), Forest(model, x, rank=RANK).module)
 
 
-def _folds(row_count: int, seed: int) -> list[tuple[Any, Any]]:
-    """Rows that train and rows that are left out, in turn; fewer folds of larger tables."""
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(row_count, generator=generator)[:TUNED]
+def linear(rows: Rows, codes: Sequence[int]) -> nn.Sequential:
+    """A linear model of the encoded inputs, with the ridge of the least leave-one-out error."""
+    x, y = rows
+    encoded = Encoded(codes, x).double()
+    features = encoded(x)
+    readout = nn.Linear(features.shape[1], 1).double()
+    weight, bias = _ridge_regression(features, y[:, 0])
+    with torch.no_grad():
+        readout.weight.copy_(weight[None])
+        readout.bias.copy_(bias)
+    return nn.Sequential(encoded, readout)
+
+
+def _ridge_regression(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Weights (D,) and bias of ridge regression; the bias is not shrunk.
+
+    With centred features $Z = U S V^T$ the leverage of a row is
+    $1/n + \sum_k U_k^2 s_k^2 / (s_k^2 + \lambda)$, and its leave-one-out error is its residual over
+    one minus the leverage.
+    """
+    mean = features.mean(0)
+    centred = features - mean
+    y_mean = y.mean()
+    squares, directions = torch.linalg.eigh(centred.T @ centred)  # (D,), (D, D)
+    squares = squares.clamp(min=0)
+    scores = centred @ directions  # (n, D)
+    moments = scores.T @ (y - y_mean)
+    best_loss = math.inf
+    best = moments * 0
+    for ridge in RIDGES:
+        shrunk = moments / (squares + ridge)
+        leverage = 1 / len(y) + (scores.square() / (squares + ridge)).sum(1)
+        residual = y - y_mean - scores @ shrunk
+        loss = float((residual / (1 - leverage).clamp(min=1e-6)).square().mean())
+        if loss < best_loss:
+            best_loss = loss
+            best = shrunk
+    weight = directions @ best
+    return weight, y_mean - mean @ weight
+
+
+def folds_of(
+    row_count: int, seed: int, *, group: Tensor | None = None, in_order: bool = False
+) -> Folds:
+    """Rows that train and rows that are left out, in turn; fewer folds of larger tables.
+
+    Args:
+        row_count: Number of rows.
+        seed: Of the order of rows or groups.
+        group: A number for each row, (N,); rows of one group are left out together.
+        in_order: Whether the groups are in the order of time: rows are then left out that are later
+            than all that train.
+    """
+    if group is None:
+        group = torch.arange(row_count)
+    _, group = torch.unique(group, return_inverse=True)  # type: ignore[no-untyped-call]
+    if not in_order:
+        generator = torch.Generator().manual_seed(seed)
+        group = torch.randperm(int(group.max()) + 1, generator=generator)[group]
+    order = group.argsort(stable=True)
+    # Large tables are tuned by a part of their rows, in time the last ones.
+    order = order[-TUNED:] if in_order else order[:TUNED]
     if row_count <= 2_000:
         fold_count = 5
     elif row_count <= 10_000:
         fold_count = 2
     else:
         fold_count = 1
+
+    # Every row belongs to the block in which the first row of its group lies.
+    blocks = max(5, fold_count + in_order)
+    ordered = group[order]
+    first = torch.searchsorted(ordered, ordered)
+    block = first * blocks // len(order)
     folds = []
-    for validation in order.tensor_split(5)[:fold_count]:
-        training = order[~torch.isin(order, validation)]
-        folds.append((training.numpy(), validation.numpy()))
+    for number in block.unique().flip(0)[:fold_count]:
+        left_out = order[block == number]
+        training = order[block < number] if in_order else order[block != number]
+        if len(training) >= 2:
+            folds.append((training, left_out))
     return folds
 
 
-def _validation_losses(
-    settings: dict[str, Any],
-    x: Any,
-    y: Any,
-    folds: list[tuple[Any, Any]],
+def _left_out_by_linear(x: Tensor, y: Tensor, folds: Folds, codes: Sequence[int]) -> list[Tensor]:
+    """Predictions of the rows left out, one tensor for each fold."""
+    predicted = []
+    for training, left_out in folds:
+        model = linear((x[training], y[training, None]), codes)
+        with torch.no_grad():
+            predicted.append(model(x[left_out])[:, 0])
+    return predicted
+
+
+def _left_out_by_trees(
+    x: Tensor,
+    y: Tensor,
+    folds: Folds,
     codes: Sequence[int],
     seed: int,
-) -> Tensor:
-    """Mean loss over the rows left out, after each number of trees from none on."""
+    settings: Mapping[str, Any],
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Predictions of the rows left out, and the settings with the best number of trees."""
+    models = []
     losses = []
-    for training, validation in folds:
+    for training, left_out in folds:
         model = unfitted(
             codes,
             seed,
@@ -232,7 +482,14 @@ def _validation_losses(
             max_iter=TREES,
             **settings,
         )
-        _fit(model, x[training], y[training], X_val=x[validation], y_val=y[validation])
+        _fit(
+            model,
+            x[training].numpy(),
+            y[training].numpy(),
+            X_val=x[left_out].numpy(),
+            y_val=y[left_out].numpy(),
+        )
+        models.append(model)
         losses.append(-torch.tensor(model.validation_score_))
     # A fold that stopped earlier goes on with its best loss.
     longest = max(len(loss) for loss in losses)
@@ -240,7 +497,14 @@ def _validation_losses(
     for loss in losses:
         padding = loss.min().expand(longest - len(loss))
         padded.append(torch.cat([loss, padding]))
-    return torch.stack(padded).mean(0)
+    count = max(1, int(torch.stack(padded).mean(0).argmin()))
+
+    predicted = []
+    for model, (_, left_out) in zip(models, folds, strict=True):
+        stages = model.staged_predict(x[left_out].numpy())
+        *_, last = itertools.islice(stages, count)
+        predicted.append(torch.tensor(last))
+    return predicted, {**settings, "max_iter": count}
 
 
 def unfitted(codes: Sequence[int], seed: int, **settings: Any) -> Any:

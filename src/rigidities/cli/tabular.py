@@ -3,12 +3,15 @@
 `train` reads a table (`tables`), makes a matrix of it (`columns`), splits its rows into those that
 train, calibrate and test, trains a model (`learners`), gives it error bars, judges these on the
 test rows and writes a folder. `apply` predicts new tables by the file of a model alone, without
-scikit-learn.
+scikit-learn. `page_again` makes the page of such a folder again.
+
+Every printed number of rows is one of a part (`PARTS`), and the parts add up to the rows read.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import warnings
@@ -28,14 +31,20 @@ from tqdm import tqdm
 
 from .. import metrics, report
 from .._version import __version__
+from ..calibration.conformal import rows_needed
+from ..calibration.report import CalibrationReport
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..last_layer.rigidity import LastLayerRigidity
 from ..notices import extra
+from ..prediction.prediction import Prediction
 from ..report.document import checked_place
+from ..report.formatting import exact, number
 from ..report.judgement import Judgements
 from ..report.scores import TargetScores
+from ..report.target_section import PlainTable
 from . import learners
-from .columns import Column, inputs, matrix
+from .columns import Column, inputs, matrix, names_in_file, times
+from .logarithm import in_target_unit
 from .tables import Table
 
 if TYPE_CHECKING:
@@ -47,10 +56,13 @@ Say = Callable[[str], None]
 Scores = dict[str, dict[str, float]]
 """Metrics by their name, of each kind of error bars by its name."""
 
-PARTS = ("train", "calibration", "test", "unlabelled")
-"""What a row is used for."""
+Bounds = tuple[float | None, float | None]
+"""The least and the largest value that the target can have, None for no bound."""
 
-RESERVED = ("row", "mean", "std", "low", "high", "centre", "split", "target")
+PARTS = ("train", "calibration", "conformal", "test", "unlabelled", "undated")
+"""What a row is used for; the last two are not learnt from."""
+
+RESERVED = ("row", "mean", "std", "low", "high", "centre", "unit", "split", "target")
 """Columns of the predictions."""
 
 LEAST = 30
@@ -58,6 +70,21 @@ LEAST = 30
 
 SHARE = 0.15
 """Share of the rows with a target that calibrates; as many test."""
+
+MOST_IMPORTANCES = 10
+"""Inputs whose importance is shown, at most."""
+
+_KINDS = {"auto": ("tree", "linear"), "tree": ("tree",), "linear": ("linear",)}
+"""Kinds of learners that are compared, by the option --model; a network is compared with none."""
+
+_ROWS_SHUFFLED = 2_000
+"""Test rows by which importances are measured, at most."""
+
+_SKEWED = 0.5
+"""Skewness of a positive target from which on its logarithm is tried too."""
+
+_CURRENCIES = "$€£¥"
+"""Units that stand before the number."""
 
 MOST = 10_000
 """Rows that calibrate, at most, and rows that test."""
@@ -80,6 +107,9 @@ class TableModel:
         level: Of its intervals.
         identifiers: Columns that are copied to the predictions.
         decimal: The decimal mark of the training table; None of a Parquet file.
+        unit: Of the target; empty where it has none.
+        logarithm: Whether `uq` predicts the logarithm of the target.
+        conformal: Whether intervals are those with a guarantee.
     """
 
     uq: LastLayerRigidity
@@ -88,6 +118,9 @@ class TableModel:
     level: float
     identifiers: Sequence[str] = ()
     decimal: str | None = None
+    unit: str = ""
+    logarithm: bool = False
+    conformal: bool = False
 
     def save(self, path: Path) -> None:
         """Write the file."""
@@ -100,6 +133,9 @@ class TableModel:
             "identifiers": list(self.identifiers),
             "decimal": self.decimal,
             "columns": [asdict(column) for column in self.columns],
+            "unit": self.unit,
+            "logarithm": self.logarithm,
+            "conformal": self.conformal,
         }
         header = {"kind": "table model", "tabular": table, "fit": json.loads(fit["header"])}
         Snapshot(model_tensors | fit_tensors, header).write(path)
@@ -129,7 +165,30 @@ class TableModel:
             level=table["level"],
             identifiers=table["identifiers"],
             decimal=table["decimal"],
+            unit=table.get("unit", ""),
+            logarithm=table.get("logarithm", False),
+            conformal=table.get("conformal", False),
         )
+
+    def predict(self, x: Tensor) -> Prediction:
+        """The prediction of inputs, (N, P), in the unit of the target."""
+        prediction = self.uq.predict(x, progress=False)
+        return in_target_unit(prediction) if self.logarithm else prediction
+
+    def interval(self, prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
+        """Ends of the intervals, with the guarantee where the model has one.
+
+        Raises:
+            ValueError: The guarantee needs more rows for this level.
+        """
+        low, high = prediction.interval(level, conformal=self.conformal)
+        if not bool((low.isfinite() & high.isfinite()).all()):
+            raise ValueError(
+                f"Guaranteed intervals of level {level:g} need {rows_needed(level)} conformal rows "
+                "or more, and the model has fewer. Take a lower --level, or train with a larger "
+                "--conformal share."
+            )
+        return low, high
 
     def predictions(
         self, frame: pandas.DataFrame, x: Tensor, level: float, before: int = 0
@@ -144,8 +203,8 @@ class TableModel:
         """
         import pandas
 
-        prediction = self.uq.predict(x, progress=False)
-        low, high = prediction.interval(level)
+        prediction = self.predict(x)
+        low, high = self.interval(prediction, level)
         columns: dict[str, Any] = {"row": range(before + 1, before + 1 + len(frame))}
         for name in self.identifiers:
             columns[name] = frame.get(name)
@@ -154,7 +213,26 @@ class TableModel:
         columns["low"] = low[:, 0].numpy()
         columns["high"] = high[:, 0].numpy()
         columns["centre"] = prediction.centre[:, 0].numpy()
+        if self.unit:
+            columns["unit"] = self.unit
         return pandas.DataFrame(columns, frame.index)
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How rows are divided into parts.
+
+    Attributes:
+        seed: Of the random order.
+        group: Column whose rows of one value stay together; empty for none.
+        time: Column by which rows are in the order of time; empty for none.
+        conformal: Share of the labelled rows that is set apart for guaranteed intervals.
+    """
+
+    seed: int = 0
+    group: str = ""
+    time: str = ""
+    conformal: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -168,7 +246,11 @@ class Training:
         notes: What is peculiar of the file and its columns, in words.
         x: Inputs, (N, P).
         y: Targets, (N, 1), NaN where missing.
+        unit: Of the target; empty where it has none.
         part: Of each row one of `PARTS`, an array (N,).
+        group: A number of each row, (N,); rows of one number are in one part. With `splitting.time`
+            the numbers are in the order of time.
+        splitting: How the rows were divided.
     """
 
     table: Table
@@ -177,11 +259,19 @@ class Training:
     notes: Sequence[str]
     x: Tensor
     y: Tensor
+    unit: str
     part: Any
+    group: Tensor
+    splitting: Splitting
 
     @classmethod
     def read(
-        cls, path: Path, target: str, left: Sequence[str], keep: Sequence[str], seed: int
+        cls,
+        path: Path,
+        target: str,
+        left: Sequence[str],
+        keep: Sequence[str],
+        splitting: Splitting,
     ) -> Training:
         """Read a file.
 
@@ -190,7 +280,7 @@ class Training:
             target: Name of the column to learn.
             left: Columns that are no inputs.
             keep: Columns that are inputs even if they number rows or give the target away.
-            seed: Of the split into parts.
+            splitting: How rows are divided into parts.
 
         Raises:
             ValueError: Nothing can be learnt from the file.
@@ -198,6 +288,7 @@ class Training:
         table = Table.open(path)
         named_columns = Counter((target, *left, *keep))
         table.require(named_columns)
+        table.require(name for name in (splitting.group, splitting.time) if name)
         name, count = named_columns.most_common(1)[0]
         if count > 1:
             raise ValueError(
@@ -205,13 +296,17 @@ class Training:
                 f"{name!r} twice."
             )
         frame = _whole_frame(table)
-        y, target_notes = _target(frame[target], table, target)
-        candidates = frame.drop(columns=[target, *left])
+        y, unit, target_notes = _target(frame[target], table, target)
+        no_inputs = {target, *left}
+        if splitting.group not in keep:
+            no_inputs.add(splitting.group)
+        candidates = frame.drop(columns=[name for name in table.names if name in no_inputs])
         columns, input_notes = inputs(candidates, y.numpy(), table.decimal, keep)
         if not columns:
             reasons = "; ".join(input_notes)
             raise ValueError(f"Expected inputs beside {target!r} in {path}. {reasons}.")
         x, _ = matrix(columns, frame, table.decimal)
+        group, is_known = _groups(x, frame, table, splitting)
         return cls(
             table=table,
             frame=frame,
@@ -219,7 +314,10 @@ class Training:
             notes=[*table.notes, *target_notes, *input_notes],
             x=x,
             y=y[:, None],
-            part=_parts(x, y, seed),
+            unit=unit,
+            part=_parts(group, y, is_known, splitting),
+            group=group,
+            splitting=splitting,
         )
 
     def rows(self, part: str) -> learners.Rows:
@@ -228,24 +326,58 @@ class Training:
         return self.x[is_of_part], self.y[is_of_part]
 
     @property
+    def labelled(self) -> Tensor:
+        """All targets that are known, (M,)."""
+        return self.y[self.y.isfinite()]
+
+    @property
+    def folds(self) -> learners.Folds:
+        """Folds of the training rows, which respect groups and time."""
+        is_train = torch.tensor(self.part == "train")
+        return learners.folds_of(
+            int(is_train.sum()),
+            self.splitting.seed,
+            group=self.group[is_train],
+            in_order=bool(self.splitting.time),
+        )
+
+    @property
     def sizes(self) -> dict[str, int]:
-        """How many rows are of each part."""
-        return {part: int((self.part == part).sum()) for part in PARTS}
+        """How many rows each part has, of the parts that have some."""
+        counts = {part: int((self.part == part).sum()) for part in PARTS}
+        return {part: count for part, count in counts.items() if count}
+
+    def account(self, target: str) -> str:
+        """One line that accounts for all rows."""
+        reasons = {
+            "unlabelled": f" (no number in {target})",
+            "undated": f" (no time in {self.splitting.time})",
+        }
+        terms = [f"{n:,} {part}{reasons.get(part, '')}" for part, n in self.sizes.items()]
+        return f"Rows: {len(self.x):,} read = {' + '.join(terms)}"
 
     def opening(self, target: str) -> Iterator[str]:
         """What was read, in lines."""
         kinds = Counter(column.kind for column in self.columns)
         yield f"{self.table.path}: {len(self.x):,} rows, {len(self.table.names)} columns"
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        yield f"  Target: {target}; inputs: {listed}"
+        in_unit = f" in {self.unit}" if self.unit else ""
+        yield f"  Target: {target}{in_unit}; inputs: {listed}"
         for note in self.notes:
             yield f"  {note}"
         rows_with_gaps = int(self.x.isnan().any(1).sum())
         if rows_with_gaps:
-            yield f"  Rows with gaps, which the model takes as they are: {rows_with_gaps:,}"
-        yield "  Rows: " + ", ".join(f"{n:,} {part}" for part, n in self.sizes.items() if n)
-        if kinds["date"]:
-            yield "  Rows are split at random: for dates to come the scores are optimistic"
+            yield (
+                f"  Gaps: {rows_with_gaps:,} of the {len(self.x):,} rows read have some, which the "
+                "model accepts"
+            )
+        yield f"  {self.account(target)}"
+        if kinds["date"] and not self.splitting.time:
+            dates = next(column.name for column in self.columns if column.kind == "date")
+            yield (
+                "  Rows are split at random: for dates to come the scores are optimistic. Try "
+                f"--time-split {dates!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -256,11 +388,25 @@ class _Learned:
         uq: The fitted model, not calibrated yet.
         trees: Boosted trees with settings that suit the table, for quantile regression.
         description: What the model is, in words.
+        logarithm: Whether it predicts the logarithm of the target.
+        leaderboard: The learners that were tried, the chosen one first; empty where nothing was
+            compared.
     """
 
     uq: LastLayerRigidity
     trees: Any
     description: str
+    logarithm: bool
+    leaderboard: Sequence[learners.Trial] = ()
+
+    def scale(self, y: Tensor) -> Tensor:
+        """Targets as the model learns them."""
+        return y.log() if self.logarithm else y
+
+    def rows(self, data: Training, part: str) -> learners.Rows:
+        """Inputs and targets of a part, as the model learns them."""
+        x, y = data.rows(part)
+        return x, self.scale(y)
 
 
 def train(
@@ -268,12 +414,17 @@ def train(
     target: str,
     out: Path,
     *,
-    model: str = "tree",
+    model: str = "auto",
     level: float = 0.9,
     seed: int = 0,
     id: Sequence[str] = (),
     drop: Sequence[str] = (),
     keep: Sequence[str] = (),
+    support: Bounds | None = None,
+    logarithm: bool | None = None,
+    conformal: float | None = None,
+    group: str | None = None,
+    time_split: str | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
     """Learn a column of a table and write a folder, as on the command line.
@@ -282,12 +433,19 @@ def train(
         path: The table.
         target: Name of the column to learn.
         out: The folder.
-        model: "tree" for boosted trees, "net" for a network.
+        model: "auto" for the better of boosted trees and a linear model, "tree" or "linear" for
+            one of these, "net" for a network.
         level: Of the intervals.
         seed: Of splits and models.
         id: Columns that are no inputs, but copied to the predictions.
         drop: Columns that are no inputs.
         keep: Columns that are inputs even if they number rows or give the target away.
+        support: The least and the largest value that the target can have, None for no bound.
+        logarithm: Whether to learn the logarithm of the target. By default it is tried where the
+            target is positive and skewed, and taken where it does better.
+        conformal: Share of the labelled rows that is set apart for guaranteed intervals.
+        group: Column whose rows of one value are never split between parts.
+        time_split: Column by which the oldest rows train and the newest test.
         say: Prints one text.
 
     Returns:
@@ -295,58 +453,85 @@ def train(
 
     Raises:
         ModuleNotFoundError: A package of the extra `tabular` is missing.
-        ValueError: Nothing can be learnt from the table.
+        ValueError: Nothing can be learnt from the table, or options do not go together.
     """
     _require("pandas", "sklearn", "plotly", "jinja2")
     begun = time.monotonic()
-    _require_results_can_be_written(out, id)
+    identifiers = [*id, group] if group and group not in id else list(id)
+    _require_results_can_be_written(out, identifiers)
+    _require_columns_differ(target, group, time_split)
+    splitting = Splitting(seed, group or "", time_split or "", conformal or 0.0)
     with _moved(out) as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        data = Training.read(path, target, [*id, *drop], keep, seed)
+        data = Training.read(path, target, [*id, *drop], keep, splitting)
+        _require_usable_targets(data, target, support, logarithm)
+        _require_conformal_rows(data, level)
         for line in data.opening(target):
             say(line)
 
-        learned = _learned(model, data, seed)
-        # The rows that calibrate have chosen nothing of the model: it was not stopped by them.
-        calibration = learned.uq.calibrate(
-            data.rows("calibration"), early_stopped=False, progress=False
-        )
+        learned = _learned(model, data, logarithm, may_try_logarithm=support is None)
+        calibration = _calibrated(learned, data, support)
+        # Warnings of the calibration are about what was learnt.
+        about = "On the scale of the logarithm: " if learned.logarithm else ""
         messages = [str(warning.message) for warning in caught]
-        remarks = list(dict.fromkeys([*messages, *calibration.warnings]))  # each once, in order
+        remarks = [f"{about}{text}" for text in dict.fromkeys([*messages, *calibration.warnings])]
         for remark in remarks:
             say(f"  {remark}")
-        say(f"  Trained {learned.description} in {time.monotonic() - begun:.0f} s")
+        say(f"  Trained in {time.monotonic() - begun:.0f} s: {learned.description}")
 
         table_model = TableModel(
             uq=learned.uq,
             columns=data.columns,
             target=target,
             level=level,
-            identifiers=id,
+            identifiers=identifiers,
             decimal=data.table.decimal if data.table.separator else None,
+            unit=data.unit,
+            logarithm=learned.logarithm,
+            conformal=bool(conformal),
         )
-        judgements = _judgements(table_model, data, model)
-        test_inputs, _ = data.rows("test")
-        quantile_ends = learners.quantiles(learned.trees, data.rows("train"), test_inputs, level)
-        scores = _scores(judgements.targets[0], quantile_ends)
-        say(_scoreboard(scores, level, data.sizes["test"]))
+        predictions = table_model.predictions(data.frame, data.x, level)
+        judgements = _judgements(table_model, data, model, remarks)
+        scores = _scores(judgements.targets[0])
+        if table_model.conformal:
+            scores["conformal"] = _interval_scores(table_model, data, predictions)
+        scores["quantile"] = _quantile_scores(learned, data, level, support)
+        importances = _importances(table_model, data)
+        tables = [
+            *_leaderboard(learned.leaderboard, data),
+            _importance_table(importances, data),
+        ]
+        for table in tables:
+            say(table.text())
+        say(_scoreboard(scores, level, data))
         say(f"{judgements.verdict}\n")
+        hints = _hints(data, predictions, target, support, learned)
+        for hint in hints:
+            say(hint)
 
-        _write(folder, table_model, data, judgements)
         summary: dict[str, Any] = {
             "library": __version__,
-            "data": str(path),
+            "data": str(path.resolve()),
             "target": target,
+            "unit": data.unit,
             "model": learned.description,
+            "logarithm": learned.logarithm,
             "level": level,
             "seed": seed,
             "rows": data.sizes,
             "scores": scores,
+            "leaderboard": [asdict(trial) | {"name": trial.name} for trial in learned.leaderboard],
+            "importances": importances,
+            "tables": [asdict(table) for table in tables],
             "verdict": judgements.verdict.plain(),
             "columns": [asdict(column) for column in data.columns],
-            "notes": [*data.notes, *remarks],
+            "notes": [*data.notes, *remarks, *hints],
+            "remarks": remarks,
+            "options": {"model": model, "conformal": conformal, "group": group}
+            | {"time_split": time_split, "support": support},
             "seconds": time.monotonic() - begun,
         }
+        _write(folder, table_model, data, predictions, judgements, tables)
         text = json.dumps(summary, indent=2) + "\n"
         (folder / "summary.json").write_text(text, encoding="utf-8")
     say(f"Wrote {out}: predictions.csv, report.html, summary.json, model.safetensors")
@@ -378,7 +563,7 @@ def apply(
     if checked_place(out).exists() and any(out.samefile(source) for source in (path, model)):
         raise ValueError(f"--out {out} is a file that is read. Choose another place.")
     kinds = {column.name: column.kind for column in table_model.columns}
-    table.require(kinds)
+    table.require(names_in_file(table_model.columns))
 
     for note in table.notes:
         say(f"  {note}")
@@ -406,8 +591,85 @@ def apply(
         else:
             reason = f"without a {kinds[name]}"
         say(f"  {name}: {cells:,} cells {reason}, taken as missing")
-    say(f"Wrote {out}: {row_count:,} rows")
+    in_unit = f" in {table_model.unit}" if table_model.unit else ""
+    say(f"Wrote {out}: {row_count:,} rows of {table_model.target}{in_unit}")
     return {"out": str(out), "rows": row_count, "unread": dict(unread_cells)}
+
+
+def page_again(
+    folder: Path, out: Path, *, data: Path | None = None, title: str | None = None, say: Say = print
+) -> tuple[Path, report.Verdict]:
+    """Make the page of a folder that `train` wrote again.
+
+    It is made of the folder's model and of the table that it was trained with.
+
+    Args:
+        folder: The folder.
+        out: The page.
+        data: The table; by default where it was at the training.
+        title: The heading; by default that of the training.
+        say: Prints one text.
+
+    Returns:
+        The page, and the verdict.
+
+    Raises:
+        ValueError: A file is damaged, or the table is another one.
+        FileNotFoundError: A file is not where it was.
+    """
+    _require("pandas", "plotly", "jinja2")
+    import pandas
+
+    checked_place(out)
+    for name in ("model.safetensors", "predictions.csv", "summary.json"):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"There is no {name} in {folder}, which `rigidities tabular` writes there. Train "
+                "again, or name predictions (.csv) or a saved fit (.safetensors)."
+            )
+    model = TableModel.load(folder / "model.safetensors")
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        tables = [PlainTable(**table) for table in summary["tables"]]
+        remarks = summary["remarks"]
+        kind = summary["options"]["model"]
+        written = pandas.read_csv(folder / "predictions.csv", usecols=["split", "target"])
+        path = data or Path(summary["data"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is damaged, or of another version. Train again.") from error
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"The table {path} is not where it was at the training. Name it by --data."
+        )
+    if out.exists() and out.samefile(path):
+        raise ValueError(f"--out {out} is a file that is read. Choose another place.")
+
+    table = Table.open(path, model.decimal)
+    table.require([*names_in_file(model.columns), model.target])
+    frame = _whole_frame(table)
+    y, unit, _ = _target(frame[model.target], table, model.target)
+    expected = torch.tensor(written["target"].to_numpy(float))
+    if len(y) != len(expected) or not torch.allclose(y, expected, rtol=1e-8, equal_nan=True):
+        raise ValueError(
+            f"{path} is not the table that {folder} was trained with: its {model.target} differs. "
+            "Name that table by --data."
+        )
+    x, _ = matrix(model.columns, frame, table.decimal)
+    training = Training(
+        table=table,
+        frame=frame,
+        columns=model.columns,
+        notes=(),
+        x=x,
+        y=y[:, None],
+        unit=unit,
+        part=written["split"].to_numpy(),
+        group=torch.arange(len(y)),
+        splitting=Splitting(),
+    )
+    judgements = _judgements(model, training, kind, remarks)
+    text = report.page_of(judgements, title or _title(model, training), tables)
+    return report.save(out, text), judgements.verdict
 
 
 def _require_results_can_be_written(out: Path, id: Sequence[str]) -> None:
@@ -418,6 +680,58 @@ def _require_results_can_be_written(out: Path, id: Sequence[str]) -> None:
     if clashes:
         raise ValueError(
             f"--id {clashes[0]} is a column of the predictions too. Rename or drop it."
+        )
+
+
+def _require_columns_differ(target: str, group: str | None, time_split: str | None) -> None:
+    """Refuse columns that cannot divide the rows."""
+    if group and time_split:
+        raise ValueError(
+            "--group and --time-split do not go together. For groups in the order of time, give "
+            "--time-split a column with one time for each group."
+        )
+    for option, name in (("group", group), ("time-split", time_split)):
+        if name == target:
+            raise ValueError(f"--{option} {name} is the target. Name another column.")
+
+
+def _require_usable_targets(
+    data: Training, target: str, support: Bounds | None, logarithm: bool | None
+) -> None:
+    """Refuse targets that the support or the logarithm does not allow; the message names a row."""
+    low, high = support or (None, None)
+    y = data.y[:, 0]
+    if logarithm and bool((y <= 0).any()):
+        row = int((y <= 0).nonzero()[0])
+        raise ValueError(
+            f"--log needs values above zero, got {exact(float(y[row]))} in row {row + 1} of "
+            f"{target}. Leave --log out; --support 0, allows zeros."
+        )
+    outside = torch.zeros_like(y, dtype=torch.bool)
+    if low is not None:
+        outside |= y < low
+    if high is not None:
+        outside |= y > high
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0])
+        raise ValueError(
+            f"{int(outside.sum()):,} values of {target} lie outside --support, the first is "
+            f"{exact(float(y[row]))} in row {row + 1}. Widen --support, or correct the values."
+        )
+
+
+def _require_conformal_rows(data: Training, level: float) -> None:
+    """Refuse too few rows for guaranteed intervals of a level."""
+    if not data.splitting.conformal:
+        return
+    needed = rows_needed(level)
+    count = data.sizes.get("conformal", 0)
+    if count < needed:
+        least_share = needed / len(data.labelled)
+        raise ValueError(
+            f"Guaranteed intervals of level {level:g} need {needed} conformal rows or more, and "
+            f"--conformal {data.splitting.conformal:g} gives {count}. Take a share of "
+            f"{math.ceil(100 * least_share) / 100:g} or more, or a lower --level."
         )
 
 
@@ -439,23 +753,80 @@ def _whole_frame(table: Table) -> pandas.DataFrame:
     return pandas.concat(chunks, ignore_index=True)
 
 
-def _learned(model: str, data: Training, seed: int) -> _Learned:
-    """Train a network or boosted trees, and fit the error bars to the training rows."""
-    rows = data.rows("train")
+def _learned(
+    model: str, data: Training, logarithm: bool | None, *, may_try_logarithm: bool
+) -> _Learned:
+    """Choose and train a learner, and fit the error bars to the training rows.
+
+    Args:
+        model: As in `train`.
+        data: The table.
+        logarithm: As in `train`.
+        may_try_logarithm: Whether the logarithm may be tried if nothing is said about it.
+    """
     codes = _category_counts(data.columns)
+    seed = data.splitting.seed
+    x, y = data.rows("train")
     if model == "net":
-        network = learners.net(rows, codes, seed)
-        trees = learners.unfitted(codes, seed)
-        uq = LastLayerRigidity(network).fit(rows, progress=False)
-        return _Learned(uq, trees, "a net")
-    trees, module = learners.boosted(rows, codes, seed)
+        rows = (x, y.log()) if logarithm else (x, y)
+        uq = LastLayerRigidity(learners.net(rows, codes, seed)).fit(rows, progress=False)
+        name = "network, log target" if logarithm else "network"
+        return _Learned(uq, learners.unfitted(codes, seed), name, bool(logarithm))
+
+    scales = [bool(logarithm)]
+    if logarithm is None and may_try_logarithm and _is_positive_and_skewed(y[:, 0]):
+        scales = [False, True]
+    tried = learners.trials((x, y), codes, data.folds, seed, kinds=_KINDS[model], logarithms=scales)
+    chosen = next(trial for trial in tried if trial.kind != "mean")
+    rows = (x, y.log()) if chosen.logarithm else (x, y)
+    tree_settings = [trial.settings for trial in tried if trial.kind == "tree"]
+    settings = tree_settings[0] if tree_settings else {**learners.CANDIDATES[1]}
+    trees = learners.unfitted(codes, seed, **settings)
+    description = chosen.name
+    if chosen.kind == "tree":
+        trees, module = learners.boosted(rows, codes, seed, chosen.settings)
+        description = f"{trees.max_iter} {chosen.name}"
+    else:
+        module = learners.linear(rows, codes)
     uq = LastLayerRigidity(module).fit(rows, progress=False)
-    description = f"{trees.max_iter} boosted trees of up to {trees.max_leaf_nodes} leaves"
-    return _Learned(uq, trees, description)
+    leaderboard = sorted(tried, key=lambda trial: (trial != chosen, trial.mae))
+    return _Learned(uq, trees, description, chosen.logarithm, leaderboard)
 
 
-def _target(series: pandas.Series, table: Table, name: str) -> tuple[Tensor, list[str]]:
-    """Numbers of the target, (N,), and remarks; refused where nothing can be learnt from them."""
+def _is_positive_and_skewed(y: Tensor) -> bool:
+    """Whether the logarithm of a target is worth a trial."""
+    if not bool((y > 0).all()):
+        return False
+    return _skewness(y) > _SKEWED and abs(_skewness(y.log())) < _skewness(y)
+
+
+def _skewness(values: Tensor) -> float:
+    """Third moment about the mean, in standard deviations."""
+    deviation = values - values.mean()
+    spread = deviation.square().mean().sqrt()
+    return float((deviation / spread).pow(3).mean())
+
+
+def _calibrated(learned: _Learned, data: Training, support: Bounds | None) -> CalibrationReport:
+    """Calibrate the error bars; rows for guaranteed intervals fit nothing."""
+    if support is not None and learned.logarithm:
+        # An exponential is above zero in any case.
+        low, high = support
+        low = math.log(low) if low is not None and low > 0 else None
+        high = math.log(high) if high is not None else None
+        support = None if low is None and high is None else (low, high)
+    # The rows that calibrate have chosen nothing of the model: it was not stopped by them.
+    return learned.uq.calibrate(
+        learned.rows(data, "calibration"),
+        early_stopped=False,
+        support=support,
+        conformal=learned.rows(data, "conformal") if data.splitting.conformal else None,
+        progress=False,
+    )
+
+
+def _target(series: pandas.Series, table: Table, name: str) -> tuple[Tensor, str, list[str]]:
+    """Numbers of the target, (N,), its unit and remarks; refused where they teach nothing."""
     column = Column.of(name, series, table.decimal)
     values, unread = replace(column, kind="number").values(series, table.decimal)
     y = torch.tensor(values[:, 0])
@@ -472,64 +843,140 @@ def _target(series: pandas.Series, table: Table, name: str) -> tuple[Tensor, lis
         )
     if float(finite.max() - finite.min()) < 1e-100:
         raise ValueError(f"Expected {target} to vary, got {finite[0]:g} in every row.")
-    return y, column.remarks(unread)
+    return y, column.unit, column.remarks(unread)
 
 
-def _parts(x: Tensor, y: Tensor, seed: int) -> Any:
-    """The part of each row, at random; rows with equal inputs stay together.
+def _groups(
+    x: Tensor, frame: pandas.DataFrame, table: Table, splitting: Splitting
+) -> tuple[Tensor, Tensor]:
+    """A number of each row, (N,), and whether it is known, (N,).
 
-    Groups of rows with equal inputs come in a random order. The first groups test, the next
-    calibrate, all others train.
+    Rows of one number stay together: those of one group, of one time (the numbers are then in the
+    order of time), or with equal inputs.
+    """
+    if splitting.time:
+        values = torch.tensor(times(splitting.time, frame[splitting.time], table.decimal))
+        numbers = torch.unique(values.nan_to_num(nan=-1.7e308), return_inverse=True)[1]
+        return numbers, ~values.isnan()
+    if splitting.group:
+        codes, _ = frame[splitting.group].factorize()
+        numbers = torch.tensor(codes)
+        # A row without a group is a group of its own.
+        is_lacking = numbers < 0
+        numbers[is_lacking] = len(codes) + torch.arange(int(is_lacking.sum()))
+    else:
+        comparable = x.nan_to_num(nan=-1.7e308)  # NaN would not equal itself
+        numbers = torch.unique(comparable, dim=0, return_inverse=True)[1]
+    return numbers, torch.ones(len(x), dtype=torch.bool)
+
+
+def _parts(group: Tensor, y: Tensor, is_known: Tensor, splitting: Splitting) -> Any:
+    """The part of each row; rows of one group stay together.
+
+    Groups come in a random order, or the newest first. The first groups test, the next are for
+    guaranteed intervals, the next calibrate, all others train.
 
     Args:
-        x: Inputs, (N, P).
+        group: A number of each row, (N,).
         y: Targets, (N,), NaN where missing.
-        seed: Of the order.
+        is_known: Whether the group, or the time, of a row is known, (N,).
+        splitting: How the rows are divided.
 
     Returns:
         An array (N,) of `PARTS`.
+
+    Raises:
+        ValueError: There are too few groups for the parts.
     """
     import numpy
 
     is_labelled = y.isfinite()
-    comparable = x[is_labelled].nan_to_num(nan=-1.7e308)  # NaN would not equal itself
-    _, group = torch.unique(comparable, dim=0, return_inverse=True)
-    generator = torch.Generator().manual_seed(seed)
-    new_number = torch.randperm(int(group.max()) + 1, generator=generator)
-    group = new_number[group]
-    group_sizes = group.bincount()
-    rows_before = (group_sizes.cumsum(0) - group_sizes)[group]  # in the groups before its own
+    is_used = is_labelled & is_known
+    if not bool(is_used.any()):
+        raise ValueError(
+            f"Expected times in the column {splitting.time!r}, got none. Name another."
+        )
+    number = torch.unique(group[is_used], return_inverse=True)[1]
+    group_count = int(number.max()) + 1
+    if splitting.time:
+        number = group_count - 1 - number  # the newest first
+    else:
+        generator = torch.Generator().manual_seed(splitting.seed)
+        number = torch.randperm(group_count, generator=generator)[number]
+    ends = number.bincount().cumsum(0)  # rows up to the end of each group
 
-    part_size = min(MOST, round(SHARE * len(group)))
+    row_count = len(number)
+    part_size = min(MOST, round(SHARE * row_count))
+    sizes = {
+        "test": part_size,
+        "conformal": min(MOST, round(splitting.conformal * row_count)),
+        "calibration": part_size,
+    }
+    part_of_group = torch.full((group_count,), PARTS.index("train"))
+    first_group = 0
+    rows_taken = 0
+    for part, size in sizes.items():
+        if size == 0 or first_group >= group_count:
+            continue
+        last_group = min(int(torch.searchsorted(ends, rows_taken + size)), group_count - 1)
+        part_of_group[first_group : last_group + 1] = PARTS.index(part)
+        rows_taken = int(ends[last_group])
+        first_group = last_group + 1
     part_number = torch.full(y.shape, PARTS.index("unlabelled"))
-    calibration_or_train = torch.where(
-        rows_before < 2 * part_size, PARTS.index("calibration"), PARTS.index("train")
-    )
-    part_number[is_labelled] = torch.where(
-        rows_before < part_size, PARTS.index("test"), calibration_or_train
-    )
-    if not part_number.bincount()[:3].all():
-        raise ValueError("Expected rows that differ in their inputs, got too many equal ones.")
+    part_number[is_labelled & ~is_known] = PARTS.index("undated")
+    part_number[is_used] = part_of_group[number]
+
+    counts = part_number.bincount(minlength=len(PARTS))
+    required = ["train", "calibration", "test"]
+    if splitting.conformal:
+        required.append("conformal")
+    if not all(counts[PARTS.index(part)] for part in required):
+        raise ValueError(_too_few_groups(splitting, group_count))
     return numpy.take(PARTS, part_number.numpy())
 
 
-def _judgements(model: TableModel, data: Training, kind: str) -> Judgements:
-    """The error bars on the test rows, beside the constant bar of the calibration rows."""
+def _too_few_groups(splitting: Splitting, group_count: int) -> str:
+    """The message that the rows cannot be divided."""
+    if splitting.group:
+        return (
+            f"--group {splitting.group} has {group_count} groups, too few to train, calibrate and "
+            "test on different ones. Name a column with more groups, or leave --group out."
+        )
+    if splitting.time:
+        return (
+            f"--time-split {splitting.time} has {group_count} different times, too few to train, "
+            "calibrate and test on different ones. Name a column with finer times."
+        )
+    return "Expected rows that differ in their inputs, got too many equal ones."
+
+
+def _judgements(model: TableModel, data: Training, kind: str, remarks: Sequence[str]) -> Judgements:
+    """The error bars on the test rows, beside the constant bar of the calibration rows.
+
+    Args:
+        model: The calibrated model.
+        data: The table.
+        kind: Which model was asked for.
+        remarks: Warnings of the training.
+    """
     x, y = data.rows("test")
     calibration_inputs, calibration_targets = data.rows("calibration")
-    calibrated = model.uq.predict(calibration_inputs, progress=False)
+    calibrated = model.predict(calibration_inputs)
     constant_bar = metrics.rmse(calibrated.mean, calibration_targets)
     frame = data.frame[data.part == "test"]
-    shown_names = [*model.identifiers, *frame][:_INPUTS_SHOWN]
+    shown_names = [*model.identifiers, *[name for name in frame if name not in model.identifiers]]
+    shown = [name for name in shown_names if name in frame][:_INPUTS_SHOWN]
     return report.judge(
-        model.uq.predict(x, progress=False),
+        model.predict(x),
         y,
-        names=[model.target],
-        inputs={name: frame[name].astype(str).tolist() for name in shown_names},
+        names=[_labelled(model.target, model.unit)],
+        inputs={name: frame[name].astype(str).tolist() for name in shown},
         row_numbers=[row + 1 for row in frame.index],
-        calibration=model.uq.calibration_report,
+        # The calibration of a logarithm is in other units than the page.
+        calibration=None if model.logarithm else model.uq.calibration_report,
         constant=[constant_bar] if constant_bar > 0 else None,
         reference=calibrated.std,
+        cautions=remarks if model.logarithm else (),
         level=model.level,
         advice=partial(_advice, kind),
     )
@@ -541,36 +988,21 @@ def _advice(kind: str, fault: str, remedy: str) -> str:
     The distribution and the noise are the best that it has already.
 
     Args:
-        kind: The model, "tree" or "net".
+        kind: The model, as in `train`.
         fault: What is wrong with the error bars.
         remedy: What helps in Python.
     """
     if fault == "centre":
         return "Take the column `centre` of the predictions instead of `mean`."
-    other_kind = "net" if kind == "tree" else "tree"
+    other_kind = "tree" if kind == "net" else "net"
     return f"--model {other_kind}, other inputs or more rows may help."
 
 
-def _scores(judged: TargetScores, quantile_ends: Sequence[Tensor]) -> Scores:
-    """Scores of the error bars, of one constant bar, and of quantile regression.
-
-    Args:
-        judged: The target on the test rows.
-        quantile_ends: Lower and upper ends of quantile regression, (N, 1) each.
-    """
+def _scores(judged: TargetScores) -> Scores:
+    """Scores of the error bars on the test rows, and of one constant bar."""
     scores = {"rigidities": _shown_metrics(judged.bars)}
     if judged.constant:  # an exact model leaves no constant bar
         scores["constant"] = _shown_metrics(judged.constant)
-
-    low, high = quantile_ends
-    y = judged.rows.target[:, None]
-    outside = (low - y).clamp(min=0) + (y - high).clamp(min=0)
-    penalty = 2 / (1 - judged.level)
-    scores["quantile"] = {
-        "coverage": float((outside == 0).double().mean()),
-        "width": float((high - low).mean()),
-        "interval_score": float((high - low + penalty * outside).mean()),
-    }
     return scores
 
 
@@ -578,6 +1010,8 @@ def _shown_metrics(page_metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics of the page that the console and the summary show."""
     return {
         "rmse": page_metrics["rmse"],
+        "mae": page_metrics["mae"],
+        "r2": page_metrics["r2"],
         "nll": page_metrics["nll"],
         "crps": page_metrics["crps"],
         "coverage": page_metrics["coverage"],
@@ -586,28 +1020,238 @@ def _shown_metrics(page_metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _scoreboard(scores: Scores, level: float, rows: int) -> str:
-    """The scores as a text, and how far chance may move the coverage."""
-    import pandas
+def _scores_of_intervals(low: Tensor, high: Tensor, y: Tensor, level: float) -> dict[str, float]:
+    """Coverage, width and interval score of intervals; all tensors are (N,)."""
+    outside = (low - y).clamp(min=0) + (y - high).clamp(min=0)
+    penalty = 2 / (1 - level)
+    return {
+        "coverage": float((outside == 0).double().mean()),
+        "width": float((high - low).mean()),
+        "interval_score": float((high - low + penalty * outside).mean()),
+    }
 
-    table = pandas.DataFrame(scores).rename(index=lambda key: key.replace("_", " "))
-    shown = table.to_string(float_format="{:#.4g}".format, na_rep="-", col_space=14)
-    chance = 2 * (level * (1 - level) / rows) ** 0.5  # two standard deviations
-    return (
-        f"\n{rows:,} test rows, used for nothing else, and their {level:.4g} intervals:\n{shown}\n"
-        f"Less is better; coverage should be {level:.4g}, and chance moves it by {chance:.2g}.\n"
-        "constant: one Gaussian bar for all rows, the RMS error of the calibration rows.\n"
+
+def _interval_scores(
+    model: TableModel, data: Training, predictions: pandas.DataFrame
+) -> dict[str, float]:
+    """Scores of the intervals in the predictions, on the test rows."""
+    tested = predictions[data.part == "test"]
+    low = torch.tensor(tested["low"].to_numpy())
+    high = torch.tensor(tested["high"].to_numpy())
+    return _scores_of_intervals(low, high, data.rows("test")[1][:, 0], model.level)
+
+
+def _quantile_scores(
+    learned: _Learned, data: Training, level: float, support: Bounds | None
+) -> dict[str, float]:
+    """Scores of quantile regression on the test rows, within the support."""
+    x, y = data.rows("test")
+    ends = learners.quantiles(learned.trees, learned.rows(data, "train"), x, level)
+    if learned.logarithm:
+        ends = [end.exp() for end in ends]
+    if support is not None:
+        ends = [end.clamp(*support) for end in ends]
+    low, high = ends
+    return _scores_of_intervals(low[:, 0], high[:, 0], y[:, 0], level)
+
+
+def _importances(model: TableModel, data: Training) -> list[dict[str, Any]]:
+    """By how much the test rows are predicted worse with one input shuffled, the worst first.
+
+    All columns that are made of one input are shuffled together, several times. Of many inputs each
+    is shuffled less often.
+    """
+    x, y = data.rows("test")
+    x = x[:_ROWS_SHUFFLED]
+    y = y[:_ROWS_SHUFFLED]
+    variance = float((y - y.mean()).square().mean())
+
+    def mean_square(inputs: Tensor) -> float:
+        with torch.no_grad():
+            output = model.uq.model(inputs)
+        predicted = output.exp() if model.logarithm else output
+        return float((y - predicted).square().mean())
+
+    unshuffled = mean_square(x)
+    generator = torch.Generator().manual_seed(data.splitting.seed)
+    repeats = max(1, min(10, 200 // len(model.columns)))
+    found = []
+    first = 0
+    for column in model.columns:
+        last = first + len(column.widths)
+        shuffled_errors = []
+        for _ in range(repeats):
+            shuffled = x.clone()
+            order = torch.randperm(len(x), generator=generator)
+            shuffled[:, first:last] = x[order, first:last]
+            shuffled_errors.append(mean_square(shuffled))
+        first = last
+        mean_error = sum(shuffled_errors) / repeats
+        lost = (mean_error - unshuffled) / variance if variance > 0 else math.nan
+        rise = mean_error**0.5 - unshuffled**0.5
+        found.append({"column": column.name, "r2_lost": lost, "rmse_rise": rise})
+    found.sort(key=lambda importance: -importance["rmse_rise"])
+    return found
+
+
+def _importance_table(importances: Sequence[Mapping[str, Any]], data: Training) -> PlainTable:
+    """The inputs that matter most."""
+    shown = importances[:MOST_IMPORTANCES]
+    lines = []
+    for importance in shown:
+        lost = f"{importance['r2_lost']:.3f}"
+        lines.append([importance["column"], lost, number(importance["rmse_rise"])])
+    rows = min(_ROWS_SHUFFLED, data.sizes["test"])
+    about = (
+        f"By how much the {rows:,} test rows are predicted worse when one column is shuffled among "
+        "them. Columns that say the same can stand in for each other."
     )
+    if len(shown) < len(importances):
+        about += f" The {len(shown)} most important of {len(importances)} inputs."
+    header = ["Column", "R² lost", _labelled("RMSE rises by", data.unit)]
+    return PlainTable("Which columns matter", about, header, lines)
 
 
-def _write(folder: Path, model: TableModel, data: Training, judgements: Judgements) -> None:
+def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[PlainTable]:
+    """The learners that were tried, as a table; none where nothing was compared."""
+    if not trials:
+        return []
+    lines = []
+    for place, trial in enumerate(trials):
+        name = f"{trial.name} (chosen)" if place == 0 else trial.name
+        lines.append(
+            [
+                name,
+                number(trial.rmse, 4),
+                number(trial.mae, 4),
+                f"{trial.r2:.3f}",
+                f"{trial.seconds:.1f}",
+            ]
+        )
+    about = f"Cross-validation on the {data.sizes['train']:,} training rows"
+    if data.splitting.group:
+        about += f", by groups of {data.splitting.group}"
+    if data.splitting.time:
+        about += ", each time on later rows than those that train"
+    about += ". The least MAE is chosen."
+    if any(trial.kind == "mean" and trial.mae < trials[0].mae for trial in trials):
+        about += " No learner beats the mean alone: the inputs say little about the target."
+    unit = data.unit
+    header = ["Learner", _labelled("RMSE", unit), _labelled("MAE", unit), "R²", "seconds"]
+    return [PlainTable("Learners tried", about, header, lines)]
+
+
+def _labelled(name: str, unit: str) -> str:
+    """A name with the unit in brackets, if there is one."""
+    return f"{name} ({unit})" if unit else name
+
+
+def _with_unit(text: str, unit: str) -> str:
+    """A number with its unit, as people write it."""
+    if not unit:
+        return text
+    if unit in _CURRENCIES:
+        return f"{unit}{text}"
+    return f"{text} {unit}"
+
+
+def _scoreboard(scores: Scores, level: float, data: Training) -> str:
+    """The scores as a text, and how far chance may move the coverage."""
+    rows = data.sizes["test"]
+    labels = {
+        "rmse": _labelled("RMSE", data.unit),
+        "mae": _labelled("MAE", data.unit),
+        "r2": "R²",
+        "nll": "NLL",
+        "crps": _labelled("CRPS", data.unit),
+        "coverage": "coverage",
+        "width": _labelled("width", data.unit),
+        "interval_score": _labelled("interval score", data.unit),
+    }
+    lines = []
+    for key, label in labels.items():
+        line = [label]
+        for kind in scores.values():
+            value = kind.get(key)
+            if value is not None and key in ("r2", "coverage"):
+                line.append(f"{value:.3f}")
+            else:
+                line.append(number(value, 4))
+        lines.append(line)
+    chance = 2 * (level * (1 - level) / rows) ** 0.5  # two standard deviations
+    table = PlainTable(
+        f"Scores of the {rows:,} test rows, which were used for nothing else",
+        f"Intervals have the level {level:.4g}. Coverage should be {level:.4g}; chance moves it by "
+        f"{chance:.2g}. R² should be near 1, and all else small.",
+        ["", *scores],
+        lines,
+    )
+    notes = [
+        table.text(),
+        "constant: one Gaussian bar for all rows, the RMS error of the calibration rows.",
+        "quantile: boosted trees that are trained for the two ends of the intervals.",
+    ]
+    if "conformal" in scores:
+        notes.append(
+            f"conformal: the guaranteed intervals of the {data.sizes['conformal']:,} conformal "
+            "rows, which are low and high in the predictions."
+        )
+    return "\n".join(notes) + "\n"
+
+
+def _hints(
+    data: Training,
+    predictions: pandas.DataFrame,
+    target: str,
+    support: Bounds | None,
+    learned: _Learned,
+) -> list[str]:
+    """What the user may want to try or to know, in sentences."""
+    hints = []
+    if learned.logarithm:
+        typical = float(predictions["mean"].median())
+        hints.append(
+            f"The logarithm of {target} was learnt: `mean` is the exponential of the predicted "
+            "logarithm, a typical value close to the median (here about "
+            f"{_with_unit(number(typical), data.unit)}), and `centre` is the mean. Pass --no-log "
+            "to learn the values themselves."
+        )
+    if data.splitting.conformal and (data.splitting.group or data.splitting.time):
+        how = "groups" if data.splitting.group else "later rows"
+        hints.append(
+            "The guarantee of the intervals is for rows drawn like the conformal rows. Other "
+            f"{how} may differ from these, and intervals may then cover less."
+        )
+    below_zero = int((predictions["low"] < 0).sum())
+    least = float(data.labelled.min())
+    if below_zero and least >= 0 and support is None:
+        kind = "positive" if least > 0 else "at or above zero"
+        cure = "--support 0, or --log" if least > 0 else "--support 0,"
+        hints.append(
+            f"All {len(data.labelled):,} values of {target} are {kind}, but {below_zero:,} of the "
+            f"{len(predictions):,} intervals reach below zero: try {cure}"
+        )
+    return hints
+
+
+def _title(model: TableModel, data: Training) -> str:
+    """The heading of the page."""
+    return f"{model.target} of {data.table.path.name}: can the error bars be trusted?"
+
+
+def _write(
+    folder: Path,
+    model: TableModel,
+    data: Training,
+    predictions: pandas.DataFrame,
+    judgements: Judgements,
+    tables: Sequence[PlainTable],
+) -> None:
     """Write the model, all predictions, and the report on the test rows."""
     model.save(folder / "model.safetensors")
-    predictions = model.predictions(data.frame, data.x, model.level)
     predictions = predictions.assign(split=data.part, target=data.y[:, 0])
     _write_csv(predictions, folder / "predictions.csv", header=True)
-    title = f"{model.target} of {data.table.path.name}: can the error bars be trusted?"
-    report.save(folder / "report.html", report.page_of(judgements, title))
+    report.save(folder / "report.html", report.page_of(judgements, _title(model, data), tables))
 
 
 def _write_csv(frame: pandas.DataFrame, file: Path | TextIO, *, header: bool) -> None:

@@ -35,7 +35,7 @@ from .figures import Plot
 from .judgement import STATUS_WORDS, Judgements, Verdict
 from .rows import MOST_SHOWN, Advice, FittedPredictor, labelled_prediction, shape_of, target_rows
 from .scores import TargetScores
-from .target_section import TargetSection, overview, section_of
+from .target_section import PlainTable, TargetSection, overview, section_of
 
 __all__ = ["Verdict", "html", "save", "verdict", "write"]
 
@@ -324,8 +324,14 @@ def judge_predictor(
     )
 
 
-def page_of(judgements: Judgements, title: str = TITLE) -> str:
-    """The page on judged targets, as HTML text."""
+def page_of(judgements: Judgements, title: str = TITLE, tables: Sequence[PlainTable] = ()) -> str:
+    """The page on judged targets, as HTML text.
+
+    Args:
+        judgements: All targets.
+        title: The heading.
+        tables: Further tables, which stand at the end.
+    """
     require_extra()
     target_count = len(judgements.targets)
     # The first targets get sections, and the worst target in any case.
@@ -354,6 +360,7 @@ def page_of(judgements: Judgements, title: str = TITLE) -> str:
         overview=all_targets,
         sections=sections,
         status_words=STATUS_WORDS,
+        tables=tables,
     )
 
 

@@ -51,7 +51,7 @@ def page(
         **content: The other variables of the template.
     """
     require_extra()
-    # Without plots a page carries no plotly, which is five million characters long.
+    # Without plots a page carries no plotly, which is a million characters long.
     plotly_script = _plotly_script() if plots else ""
     return (
         _environment(template_package)
@@ -108,11 +108,17 @@ def require_extra() -> None:
         raise ModuleNotFoundError(f"A report needs {package}: {extra('report')}.") from error
 
 
+@cache
 def _plotly_script() -> str:
-    """Plotly's own script, without anything that would end the script element around it."""
-    from plotly.offline import get_plotlyjs
+    """Plotly's script with the traces that the plots use; see `plotly/README.md`.
 
-    script: str = get_plotlyjs()
+    The Python package has a script with all traces, which would make a page of five megabytes.
+    """
+    import lzma
+
+    packed = (files(__package__) / "plotly" / "plotly.min.js.xz").read_bytes()
+    script = lzma.decompress(packed).decode()
+    # Nothing may end the script element around it.
     return script.replace("</script", "<\\/script")
 
 

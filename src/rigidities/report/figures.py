@@ -33,6 +33,7 @@ from torch import Tensor
 from .. import metrics
 from ..metrics.ranking import retained_rmse
 from ..plots import BLACK, BLUE, GREY, VERMILION, confidence_factors, log_limits, thinned_curve
+from .formatting import exact
 from .rows import TargetRows, thinned
 from .scores import bin_sizes, default_bin_size
 
@@ -373,9 +374,9 @@ def hover_texts(rows: TargetRows, positions: Tensor) -> list[str]:
         mean, std, target, error, error_in_bars = numbers
         lines = [
             f"<b>row {rows.row_number(row)}</b>",
-            f"prediction {mean:.6g} ± {std:.3g}",
-            f"true value {target:.6g}",
-            f"error {error:.3g} = {error_in_bars:.2f} bars",
+            f"prediction {exact(mean)} ± {exact(std, 3)}",
+            f"true value {exact(target)}",
+            f"error {exact(error, 3)} = {error_in_bars:.2f} bars",
         ]
         for name, values in rows.inputs.items():
             lines.append(f"{plotly_text(name)}: {plotly_text(values[row])}")
@@ -385,7 +386,7 @@ def hover_texts(rows: TargetRows, positions: Tensor) -> list[str]:
 
 def plotly_text(value: object, most: int = 60) -> str:
     """A value from data as text for plotly: shortened, and escaped since plotly reads tags."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = exact(value) if isinstance(value, float) else str(value)
     if len(text) > most:
         text = text[: most - 1] + "…"
     # Quotes are not escaped: plotly would show their entities.

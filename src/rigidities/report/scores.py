@@ -78,6 +78,12 @@ METRICS = {
         ideal="0",
         sentence="Mean size of the errors. It does not use the bars.",
     ),
+    "r2": Metric(
+        label="R²",
+        ideal="1",
+        sentence="Share of the variance of the true values that the predictions explain. 0 is what "
+        "their mean alone reaches. The bars play no part.",
+    ),
     "nll": Metric(
         label="NLL",
         ideal="low",
@@ -160,7 +166,7 @@ METRICS = {
         sentence="Powers of ten between the smallest and the largest variance of a bin.",
     ),
 }
-"""The metrics of `metrics.summary`, in the order in which they are shown."""
+"""The metrics of `metrics.summary` and R², in the order in which they are shown."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +202,7 @@ class TargetScores:
         mean, std, target = rows.standardised
         values["coverage"] = metrics.coverage(mean, std, target, self.level)
         values["miscalibration_area"] = metrics.miscalibration_area(mean, std, target)
+        values["r2"] = _explained_share(rows)
         if rows.error.any():
             values["nll_gain"] = float(rows.with_constant_bar.nll.mean()) - values["nll"]
         return values
@@ -234,6 +241,14 @@ class TargetScores:
         generator = torch.Generator().manual_seed(0)
         targets = self.rows.predictive.sample(draws, generator).detach().double()
         return [replace(self, rows=replace(self.rows, target=target)) for target in targets]
+
+
+def _explained_share(rows: TargetRows) -> float:
+    """R² of the predictions; NaN where all true values are equal."""
+    variance = float((rows.target - rows.target.mean()).square().mean())
+    if variance == 0:
+        return math.nan
+    return 1 - float(rows.error.square().mean()) / variance
 
 
 def bin_sizes(count: int) -> dict[int, int]:

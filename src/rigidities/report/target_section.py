@@ -8,6 +8,7 @@ Nothing here is HTML.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from ..calibration.coverage import Coverage
 from ..calibration.report import CalibrationReport, numbers
 from . import figures
 from .figures import Plot
-from .formatting import number
+from .formatting import exact, number
 from .judgement import Judgements, Verdict
 from .rows import TargetRows, rows_to_show
 from .scores import METRICS, TargetScores, bin_sizes
@@ -100,6 +101,36 @@ class WorstRows:
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class PlainTable:
+    """A table that is not about the bars, with its heading; for the page and the console.
+
+    Attributes:
+        title: Its heading.
+        about: Sentences on what it shows.
+        header: Names of its columns.
+        rows: Its cells, as text.
+    """
+
+    title: str
+    about: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self) -> str:
+        """The table for the console: first column to the left, numbers to the right."""
+        lines = [list(self.header), *[list(row) for row in self.rows]]
+        widths = [max(len(line[k]) for line in lines) for k in range(len(self.header))]
+        texts = [f"\n{self.title}", *textwrap.wrap(self.about, 100)]
+        for line in lines:
+            cells = [line[0].ljust(widths[0])]
+            cells += [
+                cell.rjust(max(width, 10)) for cell, width in zip(line[1:], widths[1:], strict=True)
+            ]
+            texts.append("  " + "  ".join(cells))
+        return "\n".join(texts)
 
 
 @dataclass(frozen=True)
@@ -311,9 +342,9 @@ def _worst_rows(rows: TargetRows) -> WorstRows:
     for row in positions:
         line = [
             str(rows.row_number(row)),
-            f"{float(rows.mean[row]):.4g}",
-            f"{float(rows.std[row]):.4g}",
-            f"{float(rows.target[row]):.4g}",
+            exact(float(rows.mean[row]), 4),
+            exact(float(rows.std[row]), 4),
+            exact(float(rows.target[row]), 4),
             f"{float(rows.error[row] / rows.std[row]):.2f}",
         ]
         line += [_input_text(rows.inputs[name][row]) for name in inputs]
@@ -323,7 +354,7 @@ def _worst_rows(rows: TargetRows) -> WorstRows:
 
 def _input_text(value: object, most: int = 40) -> str:
     """An input for a cell of a table, shortened where it is long."""
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = exact(value, 4) if isinstance(value, float) else str(value)
     if len(text) <= most:
         return text
     return text[: most - 1] + "…"
