@@ -15,6 +15,7 @@ PAGES = [
     "deploy.md",
     "error_bars.md",
     "files.md",
+    "frameworks.md",
     "propagation.md",
     "report.md",
     "scikit_learn.md",
@@ -72,7 +73,7 @@ def allowed(line: str) -> Iterator[tuple[float, float, float]]:
     """(value, distance, factor) of the numbers of a line: how far another net's may lie."""
     for text, digits, bar in NUMBER.findall(line):
         unit = 1.01 * 10.0 ** -len(digits)
-        if re.search(r"\bh[eo]ld\b", line) and 0 <= float(text) <= 1:
+        if re.search(r"\b(h[eo]ld|cover)\b", line) and 0 <= float(text) <= 1:
             yield float(text), SHARES + unit, 1.0
         else:
             yield float(text), max(6 * float(bar or 0), unit), 3.0
