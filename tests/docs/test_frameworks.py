@@ -5,6 +5,7 @@ The page's blocks run in `test_docs.py`; those of Flax and Keras in `tests/forei
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import jax
@@ -98,7 +99,7 @@ def test_check_accepts_the_right_head_and_refuses_a_square_kernel_that_is_transp
     network = torch_network(targets=WIDTH)
     *_, kernel, bias = kernels(network)
     x = torch.tensor(rows(50)[0])
-    features, outputs = network[:2](x).detach(), network(x).detach()
+    features, outputs = network[:2](x).detach().numpy(), network(x).detach().numpy()
     page["check"](page["torch_head"](kernel, bias), features, outputs)
     with pytest.raises(ValueError, match="the last layer and the network differ by"):
         page["check"](page["torch_head"](kernel.T, bias), features, outputs)
@@ -216,6 +217,6 @@ def test_example_covers_new_rows_and_is_unsure_beyond_the_data(example, plain_to
 
 
 def test_example_names_the_package_that_is_missing(example, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "keras", None)
+    monkeypatch.setitem(sys.modules, "keras", None)
     with pytest.raises(SystemExit, match="keras needs keras: pip install keras"):
         example["main"](["keras"])
