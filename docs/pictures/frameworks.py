@@ -58,7 +58,29 @@ def readout():
     draw_box(axes, 9.75, 0.75, 1.1, "± bar", GREEN)
     draw_arrow(axes, (8.15, 0.75), (9.1, 0.75), ORANGE)
     axes.plot([0.3, 4.3], [1.95, 1.95], color=GREY, lw=1)
-    axes.text(2.3, 1.35, "your trained network:\nit stays unchanged", color=GREY, ha="center", va="center")
+    axes.text(
+        2.3, 1.35, "your trained network:\nit stays unchanged", color=GREY, ha="center", va="center"
+    )
+    return figure
+
+
+def trainer():
+    """What a trainer does, and what the callback does after it."""
+    figure, axes = empty_axes(10.6, 2.6)
+    y = 1.2
+    draw_box(axes, 1.1, y, 1.7, "training", GREY)
+    draw_box(axes, 3.6, y, 1.9, "best\ncheckpoint", GREY)
+    draw_box(axes, 5.9, y, 1.3, "fit", ORANGE)
+    draw_box(axes, 7.8, y, 1.3, "calibrate", ORANGE)
+    draw_box(axes, 9.7, y, 1.3, "file with\nerror bars", GREEN)
+    for start, end in ((2.05, 2.55), (4.65, 5.15), (6.65, 7.05), (8.55, 8.95)):
+        draw_arrow(axes, (start, y), (end, y))
+    texts = {2.35: "your trainer", 6.85: "RigidityCallback, once, after training"}
+    for x, text in texts.items():
+        axes.text(x, 2.1, text, color=GREY, ha="center", va="center")
+    texts = {5.9: "training rows", 7.8: "validation rows", 9.7: "beside the model"}
+    for x, text in texts.items():
+        axes.text(x, 0.35, text, color=GREY, ha="center", va="center", fontsize=9)
     return figure
 
 
@@ -85,4 +107,4 @@ def jax_network():
     return figure
 
 
-PICTURES = {"jax-network": jax_network, "readout": readout}
+PICTURES = {"jax-network": jax_network, "readout": readout, "trainer": trainer}

@@ -121,7 +121,7 @@ def test_example_refuses_a_head_that_does_not_predict_what_the_network_does(exam
     if mistake == "transposed":
         kernel = kernel.T
     foreign = example["Network"](features, outputs, kernel, bias)
-    with pytest.raises(ValueError, match="predict the same, but they differ .*transposed"):
+    with pytest.raises(ValueError, match=r"predict the same, but they differ .*transposed"):
         example["torch_head"](foreign, rows(50)[0])
 
 
