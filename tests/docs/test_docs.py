@@ -15,6 +15,7 @@ PAGES = [
     "deploy.md",
     "error_bars.md",
     "files.md",
+    "frameworks.md",
     "plots.md",
     "propagation.md",
     "report.md",
