@@ -307,7 +307,7 @@ class PerSampleLoss:
 
 
 def require_valued(loss: LossLike) -> ValuedLoss:
-    """The loss that a name or a callable stands for, if it has a value to differentiate.
+    """The loss for a name or a callable, if it has a value to differentiate.
 
     Raises:
         TypeError: It has none.
@@ -340,7 +340,7 @@ NAMED: dict[str, Loss] = {
 
 
 def loss_for(loss: LossLike) -> Loss:
-    """The loss object that a name or a per-sample callable stands for.
+    """The loss object for a name or a per-sample callable.
 
     Args:
         loss: A name of the module's table, a loss, or callable(prediction, target) -> one loss

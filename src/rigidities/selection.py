@@ -57,7 +57,7 @@ BLOCK = 8192
 """Number of rows per block where a copy is made."""
 
 _CANCELLATION = 1e-3
-"""Ratio of a running value to its largest so far, below which it is computed anew."""
+"""Ratio of a running value to its largest so far, below which it is computed again."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ class _SquaredNorms:
     """|A^T z_j|^2 of all rows, changed pick by pick as A is.
 
     Differences lose digits. A value that has fallen to a thousandth of its largest since it was
-    last computed is computed anew from A, as a sum of squares: rounding stays near 1e-12 of each
+    last computed is computed again from A, as a sum of squares: rounding stays near 1e-12 of each
     value, and nothing becomes negative, so nothing is clamped.
 
     Args:

@@ -497,7 +497,7 @@ class PredictionRigidity:
 
         Raises:
             NotFittedError: There is no fit yet.
-            ValueError: The form is matrix-free, which goes through the training data anew.
+            ValueError: The form is matrix-free, which needs the training data for every prediction.
         """
         snapshot(self._fitted()).write(path)
 

@@ -30,7 +30,7 @@ Score = TypeVar("Score")
 
 
 def of_prediction(score: Callable[..., Score]) -> Callable[..., Score]:
-    """Let a `Prediction` stand for `mean` and `std` both: score(p, target).
+    """Accept a `Prediction` in place of `mean` and `std`: score(p, target).
 
     Args:
         score: A function whose parameters have `mean` and then `std` among them.
