@@ -695,7 +695,7 @@ def left_out_notice(readout: FoundReadout) -> str:
 
 
 def nearest_parameters(model: nn.Module, parameters: list[str], heads: Sequence[str] = ()) -> str:
-    """The line of code that takes the derivative by the parameters nearest to the output.
+    """The line of code that uses derivatives with respect to the parameters nearest to the output.
 
     Args:
         model: The user's model.
