@@ -288,8 +288,8 @@ def test_a_trial_run_fits_a_batch_and_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "valid", "message"),
     [
-        ({}, None, "one validation loader, and the Trainer has none.*valid=.*calibrate=None"),
-        ({}, [VALID, TEST], "one validation loader, and the Trainer has a list of 2"),
+        ({}, None, "one validation loader, but the Trainer has none.*valid=.*calibrate=None"),
+        ({}, [VALID, TEST], "one validation loader, but the Trainer has a list of 2"),
         ({"every_best": True}, [VALID], "needs a ModelCheckpoint"),
     ],
 )
@@ -306,14 +306,14 @@ def test_checkpoints_that_cannot_be_read_are_refused_before_the_training(remote,
     plugins = [] if remote else [AsyncCheckpointIO()]
     kept = keeper("memory://run" if remote else tmp_path)
     host = trainer(RigidityCallback(), kept, plugins=plugins)
-    with pytest.raises(ValueError, match="cannot be read. Pass best=False"):
+    with pytest.raises(ValueError, match=r"cannot be read\. Pass best=False"):
         host.fit(regressor(), loader(TRAIN), loader(VALID))
     assert host.global_step == 0
 
 
 def test_several_training_loaders_are_refused():
     host = trainer(RigidityCallback())
-    with pytest.raises(ValueError, match="one training loader, and the Trainer has a dict of 1"):
+    with pytest.raises(ValueError, match="one training loader, but the Trainer has a dict of 1"):
         host.fit(regressor(), {"a": loader(TRAIN)}, loader(VALID))
 
 

@@ -1,9 +1,9 @@
 """Mean and error bar as one graph in a file: ONNX, or a program of `torch.export`.
 
 Both are made from `uq.freeze()`, for any number of rows. ONNX needs PyTorch 2.7 and the extra
-`onnx`; `torch.export` needs 2.7 only where the readout is scaled, summed or reordered. The ONNX
-file describes the calibration, see `metadata`. Before it is moved into place, onnxruntime runs it,
-and its numbers are compared with those of the frozen module.
+`onnx`; `torch.export` needs 2.7 only if the readout is scaled, summed or reordered. The ONNX file
+describes the calibration, see `metadata`. Before it is moved into place, onnxruntime runs it, and
+its numbers are compared with those of the frozen module.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LARGEST = 1.9e9
 """Most bytes of tensors in an ONNX file."""
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-"""Levels of intervals whose conformal tails are in the metadata."""
+"""Levels of intervals whose conformal tails are stored in the metadata."""
 
 _NEEDS = ("onnx", "onnxscript", "onnxruntime")
 
@@ -98,7 +98,7 @@ def onnx(
     opset: int | None = None,
     **options: Any,
 ) -> None:
-    """Write one ONNX file, checked in onnxruntime before it is moved into its place.
+    """Write one ONNX file, which onnxruntime checks before it is moved into place.
 
     Inputs have the names of the model's inputs, and outputs those of `outputs`. The numbers are
     compared with those of `uq.freeze()` for the example, for one row of it, and for more rows.
@@ -161,8 +161,8 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
     Besides the results of the calibration there are:
 
     - `error` and `rounding` of the variance;
-    - `epistemic_q99`, far above which an input is unfamiliar (`uq.familiar`; null where the fit
-      kept no rows);
+    - `epistemic_q99`; an input with an epistemic variance far above it is unfamiliar
+    (`uq.familiar`; null if the fit kept no rows);
     - `conformal_tails` by level: the interval between the distribution's quantiles at tail / 2 and
       1 - tail / 2 covers that level (null without conformal rows). They are for all conformal rows
       together, since a graph has no groups. With too few rows a tail is 0, and the interval is the

@@ -1,6 +1,6 @@
 """Error bars with Lightning: a callback that fits and calibrates when training ends.
 
-`RigidityCallback` takes the trained module (with the weights of the best checkpoint, where there is
+`RigidityCallback` uses the trained module (with the weights of the best checkpoint, if there is
 one) and the Trainer's own loaders, fits and calibrates a `LastLayerRigidity`, and writes it beside
 the checkpoint. With `RigidityModule`, `Trainer.predict` returns error bars.
 """
@@ -43,18 +43,18 @@ SUFFIX = ".rigidity.safetensors"
 
 
 class RigidityCallback(AfterTraining, pl.Callback):
-    """Fits error bars of the trained module on the training data, calibrates on validation data.
+    """Fit error bars on the training data and calibrate on validation data when training ends.
 
     The data are the loaders' data sets, every row once and in order, in batches as the Trainer
-    passes them to the module. With several processes each reads its share. `uq` holds a copy of the
-    module.
+    passes them to the module. With several processes, each reads its share. `uq` contains a copy of
+    the module.
 
     Args:
-        best: Whether to take the weights of the (first) ModelCheckpoint, where there is one, and
-            write a file `<checkpoint>.rigidity.safetensors`; otherwise the last weights are taken,
-            and there is no file.
-        every_best: Whether to also do so after each epoch with a new best checkpoint, for training
-            that may be interrupted.
+        best: Whether to use the weights of the (first) ModelCheckpoint, if there is one, and write
+            a file `<checkpoint>.rigidity.safetensors`. Otherwise the last weights are used, and no
+            file is written.
+        every_best: Whether to do this after each epoch with a new best checkpoint as well, for
+            training that may be interrupted.
         options: Options of `AfterTraining`: `valid`, `fit`, `calibrate`, `layer`, `forward` and
             others.
 

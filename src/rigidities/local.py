@@ -9,10 +9,10 @@ $$ H = \sum_A c_A f_A f_A^\top + \varsigma^2 I, \qquad
    C_{ij} = f_i^\top H^{-1} f_j, \qquad
    \sum_{i,j \in A} C_{ij} = q_A = \frac{1}{R_A}. $$
 
-The local rigidity says how firmly the data determine a single term. A component c is a set of
+The local rigidity measures how firmly the data determine a single term. A component c is a set of
 feature columns (a species, a body order, a length scale): with f zero elsewhere, $f_{A,c}$ gives
-the component-wise rigidity and $f_{i,c}$ the local component-wise one, each
-$q_c = f_c^\top (H^{-1})_{cc} f_c$. All are unscaled: the variance is $\alpha^2 q$.
+the component-wise rigidity and $f_{i,c}$ the local component-wise one, each $q_c = f_c^\top
+(H^{-1})_{cc} f_c$. All are unscaled: the variance is $\alpha^2 q$.
 
 Rows are the terms in any order, and `groups` names the owner of each. From a list of one array per
 structure: `features = torch.cat(arrays)` and
@@ -193,8 +193,8 @@ def shares(
     r"""What each term contributes to its group's q: $\sum_{j \in A} C_{ij} = f_i^\top H^{-1} f_A$.
 
     Exact and additive: the shares of a group's terms sum to its $q_A = 1/R_A$. A share is negative
-    where a term's error cancels others'. With components, $f_{i,c}^\top (H^{-1} f_A)_c$ sums over
-    terms and components. Costs one product per *group*.
+    if the error of a term cancels that of others. With components, $f_{i,c}^\top (H^{-1} f_A)_c$
+    sums over terms and components. Costs one product per *group*.
 
     Args:
         posterior: The posterior from the Gram of the group sums.

@@ -1,9 +1,9 @@
 r"""Curvature of the loss at the prediction: the weight of a row in the Gram.
 
-The paper's pseudo-Hessian (Sec. 3.4) weighs each row by $\partial^2 \ell / \partial \tilde y^2$.
-A loss here is any object with `curvature(prediction, target, batch)`. `loss_for` makes one of a
-name, a plain callable or a `torch.nn` loss with `reduction="none"`. A loss may also have sample
-weights (`own_weights`), and a `ValuedLoss` has a value that can be differentiated.
+The paper's pseudo-Hessian (Sec. 3.4) weights each row by $\partial^2 \ell / \partial \tilde y^2$. A
+loss here is any object with `curvature(prediction, target, batch)`. `loss_for` makes one of a name,
+a plain callable or a `torch.nn` loss with `reduction="none"`. A loss may also have sample weights
+(`own_weights`), and a `ValuedLoss` has a value that can be differentiated.
 
 | name | loss | curvature |
 | --- | --- | --- |
@@ -99,7 +99,7 @@ class MSE:
 
 @dataclass(frozen=True)
 class Huber:
-    """Half squared error inside delta, linear outside: rows in the tails carry no curvature.
+    """Half the squared error inside delta, linear outside: rows in the tails have no curvature.
 
     Attributes:
         delta: Size of the residual beyond which the loss is linear.
@@ -144,10 +144,10 @@ class LogCosh:
 
 @dataclass(frozen=True)
 class PoissonNLL:
-    """Poisson NLL of a model that gives the log rate, or with `log=False` the rate.
+    """Poisson NLL of a model that predicts the log rate, or the rate with `log=False`.
 
     Attributes:
-        log: Whether the model gives the logarithm of the rate.
+        log: Whether the model predicts the logarithm of the rate.
     """
 
     log: bool = True
@@ -307,7 +307,7 @@ class PerSampleLoss:
 
 
 def require_valued(loss: LossLike) -> ValuedLoss:
-    """The loss that a name or a callable stands for, if it has a value to differentiate.
+    """The loss for a name or a callable, if it has a value to differentiate.
 
     Raises:
         TypeError: It has none.
@@ -336,11 +336,11 @@ NAMED: dict[str, Loss] = {
     "log-cosh": LogCosh(),
     "poisson": PoissonNLL(),
 }
-"""Losses by the names that users give. Files store these names, but no functions."""
+"""Losses by name. Files store these names, but not functions."""
 
 
 def loss_for(loss: LossLike) -> Loss:
-    """The loss object that a name or a per-sample callable stands for.
+    """The loss object for a name or a per-sample callable.
 
     Args:
         loss: A name of the module's table, a loss, or callable(prediction, target) -> one loss

@@ -5,13 +5,13 @@ $M = (G + \varsigma^2 I)^{-1}$, $q_j = f_j^\top M f_j$ and the pick s
 
 $$ q_j \leftarrow q_j - \frac{w_s (f_j^\top M f_s)^2}{1 + w_s q_s}, $$
 
-whatever its label will be: a batch can be planned before anything is measured. Two objectives:
+independent of its label, so a batch can be planned before anything is measured. Two objectives:
 
 - `"logdet"`, the information about the weights: a pick gains
   $\tfrac12 \log(1 + w_j q_j)$, half of what it adds to $\log\det(G + \varsigma^2 I)$. Where
   all costs are equal, gains never increase from pick to pick, and the greedy batch reaches at
   least $1 - 1/e$ of the best one's.
-- `"variance"`, the error bars of the rows one cares about: with $C = \sum_i f_i f_i^\top$ over
+- `"variance"`, the error bars of the rows of interest: with $C = \sum_i f_i f_i^\top$ over
   them, a pick lowers their total variance $\mathrm{tr}(M C)$ by
   $w_j f_j^\top M C M f_j / (1 + w_j q_j)$.
 
@@ -21,7 +21,7 @@ weight w shrinks S along $p = S^\top z_s$ by $1 / \sqrt{1 + w |p|^2}$. The root 
 keeps its digits where a variance falls by many decades. One product of the rows with a vector,
 $z_j \cdot u$ with $u = M z_s$, gives all candidates' new variances (`"variance"` takes two).
 
-`top` ranks candidates by given variances, each by itself. `greedy` checks its arguments, whitens
+`top` ranks candidates by given variances, each separately. `greedy` checks its arguments, whitens
 the features, and then alternates between the gains of all candidates and the addition of the best.
 
 References:
@@ -57,7 +57,7 @@ BLOCK = 8192
 """Number of rows per block where a copy is made."""
 
 _CANCELLATION = 1e-3
-"""Ratio of a running value to its largest so far, below which it is computed anew."""
+"""Ratio of a running value to its largest so far, below which it is computed again."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Selection:
 def top(
     variances: Tensor, n: int, *, costs: Numbers | None = None, chosen: Indices | None = None
 ) -> Selection:
-    """The n largest variances (per cost), each judged as if it were labelled alone.
+    """The n candidates with the largest variances (per cost), each judged separately.
 
-    Near-duplicates share a large variance, so a batch may spend itself on one spot; `greedy`
-    does not.
+    Near-duplicates share a large variance, so a batch may consist of very similar rows; `greedy`
+    avoids this.
 
     Args:
         variances: Variances of the candidates, (N,) or (N, 1).
@@ -137,7 +137,7 @@ def greedy(
     chosen: Indices | None = None,
     of: Tensor | None = None,
 ) -> Selection:
-    r"""n candidates, one after the other, each the best in the light of those before it.
+    r"""Choose n candidates one after the other, each the best given those before it.
 
     The features' whitened copy takes 8 N D bytes. No label is needed. With a budget, cut the batch
     where the costs of the choices, `costs[selection.indices].cumsum(0)`, exceed it.
@@ -150,10 +150,10 @@ def greedy(
         weights: Not negative, (N,) or one number: the loss weight with which a row would enter
             the Gram; default one.
         costs: Positive, (N,) or one number: the gain per cost is maximised.
-        chosen: Rows picked already, whose labels have not come yet: they enter the Gram first and
-            are not picked again. (Rows in the posterior's Gram do not belong in the pool.)
-        of: Features of the rows whose variance is to shrink, (M, D) (`"variance"` only); default
-            the candidates. A row times the root of r counts r times.
+        chosen: Rows that were already picked but are not labelled yet. They enter the Gram first
+            and are not picked again. (Rows in the posterior's Gram do not belong in the pool.)
+        of: Features of the rows whose variance should shrink, (M, D) (`"variance"` only); by
+            default the candidates. A row times the root of r counts r times.
 
     Returns:
         The picks in the order of choice.
@@ -347,7 +347,7 @@ class _SquaredNorms:
     """|A^T z_j|^2 of all rows, changed pick by pick as A is.
 
     Differences lose digits. A value that has fallen to a thousandth of its largest since it was
-    last computed is computed anew from A, as a sum of squares: rounding stays near 1e-12 of each
+    last computed is computed again from A, as a sum of squares: rounding stays near 1e-12 of each
     value, and nothing becomes negative, so nothing is clamped.
 
     Args:

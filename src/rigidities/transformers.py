@@ -1,7 +1,7 @@
 """Error bars with transformers: a callback for its Trainer, and a pipeline for texts.
 
-`RigidityCallback` takes the trained model and the Trainer's own loaders, fits and calibrates a
-`LastLayerRigidity`, and writes it into the Trainer's output folder. `RigidityPipeline` reads such a
+`RigidityCallback` uses the trained model and the Trainer's own loaders, fits and calibrates a
+`LastLayerRigidity`, and writes it into the Trainer's output folder. `RigidityPipeline` loads such a
 folder and scores texts.
 """
 
@@ -37,11 +37,11 @@ FILE = "rigidity.safetensors"
 
 
 class RigidityCallback(AfterTraining, hf.TrainerCallback):
-    """Fits error bars of the trained model on the training data, calibrates on evaluation data.
+    """Fit error bars on the training data and calibrate on evaluation data when training ends.
 
     The data are the Trainer's data sets through its own collator, every row once and in order. With
-    several processes each reads its share. `uq` holds a copy of the model without autocast; with
-    `load_best_model_at_end` it is the best model. A file in `output_dir` holds the fit.
+    several processes, each reads its share. `uq` contains a copy of the model without autocast;
+    with `load_best_model_at_end` it is the best model. The fit is saved to a file in `output_dir`.
 
     Args:
         options: Options of `AfterTraining`: `valid` (a data set of rows, or a loader of batches),

@@ -492,7 +492,7 @@ def test_bars_for_a_file_are_those_of_the_structure_as_it_stands(one, atoms):
 
 def test_no_structure_an_empty_one_and_a_lost_atom_are_refused(one, atoms):
     calculator = RigidityCalculator(one)
-    refused(r"set atoms\.calc", calculator.calculate)
+    refused(r"Set atoms\.calc", calculator.calculate)
     for ask in ("energy", "forces"):
         refused("no atoms", calculator.get_property, ask, Atoms())
     atoms.positions[2, 1] = np.nan
@@ -505,7 +505,7 @@ def test_an_unknown_element_is_named(one, atoms, species):
     calculator = RigidityCalculator(one, species=species)
     assert np.isfinite(calculator.get_property("energy", atoms))
     atoms.symbols[1] = "Pt"
-    with pytest.raises(ValueError, match=r"not trained on Pt: species= holds Cu, Au\. Label"):
+    with pytest.raises(ValueError, match=r"not trained on Pt: species= contains Cu, Au\. Label"):
         calculator.get_property("energy", atoms)
     refused("symbol or atomic number, got 'Xx'", RigidityCalculator, one, species=["Xx"])
 
@@ -646,7 +646,7 @@ def test_derivatives_by_something_else_than_positions_are_refused(periodic):
 
 def test_a_baseline_without_an_element_is_refused(one, atoms):
     atoms.symbols[:] = "Au"
-    with pytest.raises(ValueError, match=r"no energy of Au\. Add it, in eV"):
+    with pytest.raises(ValueError, match=r"no energy for Au\. Add it, in eV"):
         RigidityCalculator(one, baseline={"Cu": 1.0}).get_property("energy", atoms)
     with pytest.raises(ValueError, match=r"baseline of Au4 is nan"):
         RigidityCalculator(one, baseline=lambda a: float("nan")).get_property("energy", atoms)

@@ -129,7 +129,7 @@ def test_options_of_gradients_do_as_a_weight_of_forces(host):
 
 
 def test_a_model_without_a_cell_is_warned_of_periodic_structures():
-    with pytest.warns(UserWarning, match="periodic.*Pass a forward to give it the cell"):
+    with pytest.warns(UserWarning, match="periodic.*Pass a forward so that it gets the cell"):
         graphs(OfSystems().double()).batches(TRAIN[:4])
     molecule = TRAIN[0].copy()
     molecule.pbc = False
@@ -197,7 +197,7 @@ def test_labels_come_from_the_calculator_or_from_named_keys(host):
     refused(r"no energy: there is no 'E' in atoms\.info.*energy_key=", keyed.fit, [bare])
     refused(r"no 'energy' in atoms\.info", host.batches, [bare], ("energy",))
     bare.info["energy"] = 1.0
-    words = r"carries no forces: there is no 'forces' in atoms\.arrays.*forces_key="
+    words = r"has no forces: there is no 'forces' in atoms\.arrays.*forces_key="
     refused(words, host.batches, [bare], ("energy", "forces"))
     assert host.species == {29, 79}
 

@@ -56,7 +56,7 @@ def test_coverage_over_draws_is_the_rank_over_n_plus_one_and_never_less_than_the
     expected = math.ceil(round((n + 1) * level, 9)) / (n + 1)
     assert expected >= level
     if expected == 1:
-        with pytest.warns(UserWarning, match=r"everything: 9 rows are too few for level 0.95.* 19"):
+        with pytest.warns(UserWarning, match=r"infinite: 9 rows are too few for level 0.95.* 19"):
             assert held(found, prediction, target, level).all()
         return
     assert_mean(held(found, prediction, target, level), expected)
@@ -308,9 +308,7 @@ def assert_close(ones, others):
 def test_too_few_rows_give_the_whole_line_or_the_support_with_a_warning():
     prediction, target = draws(8, seed=15, worlds=1)
     found = Conformal.of(prediction, target)
-    with pytest.warns(
-        UserWarning, match="8 of 8 .* everything: 8 rows are .* level 0.9, .* needs 9"
-    ):
+    with pytest.warns(UserWarning, match="8 of 8 .* infinite: 8 rows are .* level 0.9, .* needs 9"):
         low, high = found.bound().interval(prediction, 0.9)
     assert low.eq(-math.inf).all() and high.eq(math.inf).all()
     with pytest.warns(UserWarning, match="are infinite"):

@@ -91,7 +91,7 @@ def test_the_report_tells_how_many_rows_were_used(monkeypatch):
     monkeypatch.setattr(residuals, "ROWS", 1000)
     some = uq.calibrate(rows, criterion="nll")
     assert some.rows == 3950 and 900 < some.used <= 1000
-    assert f"on 3950 rows ({some.used} of them used) by nll" in str(some)
+    assert f"on 3950 validation rows ({some.used} of them used), criterion" in str(some)
     torch.testing.assert_close(some.scale, whole.scale, rtol=0.1, atol=0)
 
 

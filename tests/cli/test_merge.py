@@ -48,7 +48,7 @@ def merge(folder, *arguments, out="out"):
 def test_the_merged_file_is_that_of_the_fit_to_all_rows(net, folder, capsys):
     assert merge(folder, "c", "a", "b") == 0
     said = capsys.readouterr().out
-    assert f"{folder / 'c'}: 180 rows, 100.0% of them known by their hashes" in said
+    assert f"{folder / 'c'}: 180 rows, 100.0% of them known by hash" in said
     assert f"Wrote {folder / 'out'}: 300 rows" in said
     found, whole = load(folder / "out", net[0]), fit(net, slice(300))
     assert found.gram.count == 300

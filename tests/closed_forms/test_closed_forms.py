@@ -72,7 +72,12 @@ def test_the_penalised_posterior_is_the_bayesian_one():
 
 
 def test_bad_linear_regressions_are_refused():
-    refused("singular: 3 rows for 5 parameters", linear_regression, normal(3, 5), normal(3))
+    refused(
+        "3 rows do not determine",
+        linear_regression,
+        normal(3, 5),
+        normal(3),
+    )
     refused(r"y of shape \(5,\)", linear_regression, normal(5, 2), normal(4))
     refused("weights >= 0", linear_regression, normal(5, 2), normal(5), weights=-torch.ones(5))
 

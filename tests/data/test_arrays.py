@@ -117,7 +117,7 @@ def test_the_columns_of_the_fit_are_asked_for_by_name_also_after_a_file(net, tmp
     for one, made in ((uq, (net.model,)), (pr, (lambda w, x: x @ w, flat))):
         one.save(path)
         for known in (one, type(one).load(path, *made)):
-            refused("'a', 'b'.* here are .*'b', 'a'", known.predict, frame[["b", "a"]])
+            refused("'a', 'b'.*, got .*'b', 'a'", known.predict, frame[["b", "a"]])
             assert len(known.predict(frame).std) == len(frame)
     refused("The fit had the columns", uq, frame[["b", "a", "c", "d"]])
     refused("The fit had the columns", uq.calibrate, frame[["b", "a", "c", "d"]], y[:200])
@@ -137,9 +137,9 @@ REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "a target in a tuple and apart": ((X, Y), Y, ValueError, "inputs .their last entry. and in y"),
     "lists of other lengths": ([[1.0] * 4] * 5 + [[2.0]], Y, TypeError, "got x of type list"),
     "swapped": (Y, X, RuntimeError, "is the target; all entries before it are inputs"),
-    "strings": (FRAME.assign(c="u"), Y, TypeError, "Column 'c' holds str, expected numbers"),
-    "objects": (FRAME.assign(c=[None] * 6), Y, TypeError, "Column 'c' holds object"),
-    "dates": (FRAME.assign(b=pd.Timestamp(0)), Y, TypeError, "Column 'b' holds datetime64"),
+    "strings": (FRAME.assign(c="u"), Y, TypeError, "Column 'c' contains str, expected numbers"),
+    "objects": (FRAME.assign(c=[None] * 6), Y, TypeError, "Column 'c' contains object"),
+    "dates": (FRAME.assign(b=pd.Timestamp(0)), Y, TypeError, "Column 'b' contains datetime64"),
     "missing truth values": (
         FRAME.assign(b=pd.array([True, None] * 3, dtype="boolean")),
         Y,
@@ -147,12 +147,12 @@ REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
         "Column 'b' contains boolean, .* fill missing values",
     ),
     "polars' strings": (
-        pl.from_pandas(FRAME).with_columns(c=pl.lit("u")), Y, TypeError, "Column 'c' holds String",
+        pl.from_pandas(FRAME).with_columns(c=pl.lit("u")), Y, TypeError, "Column 'c' contains String",
     ),
     "two columns of a name": (
-        FRAME.set_axis(["a", "a", "c", "d"], axis=1), Y, TypeError, "'a' holds several columns",
+        FRAME.set_axis(["a", "a", "c", "d"], axis=1), Y, TypeError, "'a' contains several columns",
     ),
-    "a series of strings": (X, pd.Series(["u"] * 6, name="t"), TypeError, "Column 't' holds str"),
+    "a series of strings": (X, pd.Series(["u"] * 6, name="t"), TypeError, "Column 't' contains str"),
     "whole numbers": (
         X.long().numpy(), Y, RuntimeError, r"integers, keep their dtype: .*astype\('float32'",
     ),
@@ -257,7 +257,7 @@ def test_reordered_columns_are_refused_wherever_a_frame_stands(net, fit, call):
     given = (frame, y) if fit == "frame" else ([(frame[:100], y[:100]), (frame[100:], y[100:])],)
     uq = rg.LastLayerRigidity(net.model).fit(*given)
     uq.calibrate(net.valid, **NLL)
-    refused(r"'a', 'b', 'c', 'd'\], here are \['b', 'a'", REORDERED[call], uq, other(new), truth)
+    refused(r"'a', 'b', 'c', 'd'\], got \['b', 'a'", REORDERED[call], uq, other(new), truth)
     assert uq.gram.count == len(x) and not uq.calibration_report.stale
     assert len(uq(input=FORMS["pandas"](new))[0]) == len(uq.predict([FORMS["polars"](new)]).std)
     uq.calibrate(FORMS["pandas"](new), pd.DataFrame(truth.numpy()), **NLL)  # a target has its own
@@ -270,7 +270,7 @@ def test_the_second_of_several_frames_is_asked_for_its_columns_too(net):
     uq = rg.LastLayerRigidity(model).fit((left, right), y)
     uq.calibrate(net.valid[0].split(2, 1), net.valid[1], **NLL)
     for call in (uq, lambda *both: uq.predict(both), lambda a, b: uq(b=b, a=a)):
-        refused(r"here are \['d', 'c'\]", call, left, right[["d", "c"]])
+        refused(r"got \['d', 'c'\]", call, left, right[["d", "c"]])
         call(left, right)
 
 

@@ -99,7 +99,7 @@ def test_partial_fit_takes_tuples_without_labels_too(net):
     assert uq.gram.count == len(net.train[0]) + len(x)
     refused("200 of 200 rows were never in the fit", uq.forget, [(x, y)])
     uq.forget([(x, y)], check=False)
-    refused("there is no target; .* 'labels', 'y', 'target', 'label'", uq.calibrate, x)
+    refused(r"there is no target\. .* 'labels', 'y', 'target', 'label'", uq.calibrate, x)
 
 
 def test_a_label_is_taken_off_where_the_fit_had_bare_tensors(net):
@@ -142,7 +142,7 @@ def test_another_kind_of_batch_than_the_fits_is_brought_to_it_or_refused(net, ki
         with pytest.warns(UserWarning, match="not calibrated"):
             assert len(uq.predict(new).mean) == len(net.test[0])
         return
-    message = rf"the fit had a {kind}\S*, here is a {given}\S* Pass [x(\[{{]"
+    message = rf"the fit had a {kind}\S*, got a {given}\S* Pass [x(\[{{]"
     with pytest.warns(UserWarning, match="not calibrated"):
         refused(message, uq.predict, new)
     refused(message, uq, new[0] if given == "object" else new)
@@ -161,7 +161,7 @@ def test_a_tensor_is_not_taken_for_a_tuple_of_something_else(net, inside):
     nest, pick = NESTED[inside], {"target": lambda b: b[1]}
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b[0][0]), **pick)
     uq.fit([(nest(x), y)]).calibrate([(nest(valid), truth)], criterion="nll")
-    ensemble, message = uq.ensemble(4), rf"the fit had a tuple\({inside}\), here is a t.* Pass \[\("
+    ensemble, message = uq.ensemble(4), rf"the fit had a tuple\({inside}\), got a t.* Pass \[\("
     for call in (uq, uq.predict, uq.gradient, ensemble, partial(ensemble.propagate, lambda y: y)):
         refused(message, call, new)
     for data in ([new], DataLoader(list(new), batch_size=50)):
@@ -243,7 +243,7 @@ def test_a_fit_without_targets_says_which_names_it_looks_for(net, batch):
     data = [batch(*net.train)]
     with pytest.warns(UserWarning, match="no target .* 'labels', 'y', 'target', 'label'"):
         uq = rg.LastLayerRigidity(net.model, forward=forward).fit(data)
-    refused("there is no target; .* 'label', or target=lambda b", uq.calibrate, data)
+    refused(r"there is no target\. .* 'label', or target=lambda b", uq.calibrate, data)
     rg.LastLayerRigidity(net.model, forward=forward, target=lambda b: None).fit(data)  # no word
 
 

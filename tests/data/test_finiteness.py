@@ -33,7 +33,7 @@ def spoilt(net: Trained, value: float, *rows: int) -> torch.Tensor:
 @pytest.mark.parametrize("call", CALLS)
 def test_inputs_that_are_not_finite_are_refused_with_their_rows(net, uq, call, value):
     refused(
-        r"No finite prediction for 2 of 40 rows \(3, 21\): the inputs hold NaN or infinity\. ",
+        r"No finite prediction for 2 of 40 rows \(3, 21\): the inputs contain NaN or infinity\. ",
         CALLS[call], uq, spoilt(net, value, 3, 21),
     )  # fmt: skip
     CALLS[call](uq, spoilt(net, 0.0, 3, 21))
@@ -102,7 +102,7 @@ def test_any_regressor_refuses_alike(net):
     frame = pd.DataFrame(x.numpy(), columns=names)
     pr = rg.PredictionRigidity(lambda w, x: x @ w, w).fit(frame, y[:, 0])
     bad = spoilt(net, NAN, 3)
-    refused(r"1 of 40 rows \(3\): the inputs hold NaN or infinity in 'b'", pr.predict, bad)
+    refused(r"1 of 40 rows \(3\): the inputs contain NaN or infinity in 'b'", pr.predict, bad)
     log = rg.PredictionRigidity(lambda w, x: x.log() @ w, w, ridge=1.0)
     refused(r"rows of a batch \(", log.fit, x, y[:, 0])
 
@@ -128,7 +128,7 @@ def test_what_the_model_takes_in_other_rows_is_not_named_as_the_cause(net):
     frame.loc[6, ["a", "c"]] = [100.0, NAN]
     with pytest.warns(UserWarning, match="not calibrated"):
         refused(r"1 of 6 rows \(5\): check that their inputs are finite and", uq.predict, frame[:6])
-    refused(r"2 of 9 rows \(5, 6\): the inputs hold NaN or infinity in 'c'\.", uq.predict, frame)
+    refused(r"2 of 9 rows \(5, 6\): the inputs contain NaN or infinity in 'c'\.", uq.predict, frame)
 
 
 def test_the_cause_is_looked_for_batch_by_batch(net, uq):
@@ -141,7 +141,7 @@ def test_the_cause_is_looked_for_batch_by_batch(net, uq):
                 yield batch
                 assert len([one for one in held[10:] if one() is not None]) < 4
 
-    refused(r"1 of 40 rows \(3\): the inputs hold NaN", uq.predict, Stream())
+    refused(r"1 of 40 rows \(3\): the inputs contain NaN", uq.predict, Stream())
     assert len(held) == 20
 
 
@@ -153,16 +153,18 @@ def test_rows_of_atoms_leave_the_samples_alone():
     x = x[:8].clone()
     x[7] = NAN
     with pytest.warns(UserWarning, match="not calibrated"):
-        refused(r"1 of 4 rows \(3\): the inputs hold NaN or infinity\.", uq.predict, [x[:4], x[4:]])
+        refused(
+            r"1 of 4 rows \(3\): the inputs contain NaN or infinity\.", uq.predict, [x[:4], x[4:]]
+        )
 
 
 def test_features_and_joint_quantities_of_any_regressor_are_refused_alike(net, uq):
     bad = spoilt(net, NAN, 3)
-    refused(r"1 of 40 rows \(3\): the inputs hold NaN", uq.features, bad)
+    refused(r"1 of 40 rows \(3\): the inputs contain NaN", uq.features, bad)
     w = torch.linalg.lstsq(*net.train).solution[:, 0]
     pr = rg.PredictionRigidity(lambda w, x: x @ w, w).fit(net.train[0], net.train[1][:, 0])
     for call in (pr.covariance, lambda x: pr.covariance(net.test[0], x)):
-        refused(r"1 of 40 rows \(3\): the inputs hold NaN", call, bad)
+        refused(r"1 of 40 rows \(3\): the inputs contain NaN", call, bad)
 
 
 def test_a_fit_names_the_column_that_spoils_it(net):

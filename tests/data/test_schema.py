@@ -131,7 +131,7 @@ def test_a_new_statistic_declares_what_it_keeps(tmp_path, monkeypatch):
     schema.declare("test", "extremes", part)  # as a module that is imported anew
     told.write(path)
     assert set(Snapshot.read(path, holds="test").tensors) == set(told.tensors)
-    refused("has a part 'extremes' already", schema.declare, "test", "extremes", Part())
+    refused("already has a part 'extremes'", schema.declare, "test", "extremes", Part())
     less = Snapshot({"extremes.low": zeros(3)}, {"kind": "test"})
     refused("lacks the tensor extremes.high", less.write, path)
 

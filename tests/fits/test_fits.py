@@ -527,8 +527,8 @@ TALL = RNG.normal(size=(9, 2))
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((WIDE,), {}), "singular: 3 rows for 5 parameters.*ridge > 0"),
-        (((TALL * [1, 0],), {}), r"singular: 9 rows.*depends on parameters \[1\]"),
+        (((WIDE,), {}), "singular: 3 rows do not determine .* 5 parameters.*ridge > 0"),
+        (((TALL * [1, 0],), {}), r"singular: 9 rows.*depends on the parameters \[1\]"),
         (((TALL * np.nan,), {}), "jacobian to be finite, got 18 of 18"),
         (((TALL[0],), {}), r"jacobian with 2 dimensions, got shape \(2,\)"),
         (((TALL[:0],), {}), r"Expected values in jacobian, got shape \(0, 2\)"),

@@ -177,7 +177,7 @@ ROUGH = {
 @pytest.mark.parametrize("kind", ROUGH)
 def test_a_function_without_a_slope_is_warned_of(kind):
     flat, fn = fits.curve_fit(peak, TRUTH, np.diag([0.1, 0.02, 0.02, 0.001]) ** 2), ROUGH[kind]
-    what = "curved, jumps" if kind == "a minimum" else "does not vary.*only right for a constant"
+    what = "is strongly curved" if kind == "a minimum" else "does not vary.*only right for a constant"
     with pytest.warns(UserWarning, match=rf"1 of 1 quantities fn {what}.*sample\(1000") as caught:
         flat.propagate(fn, TIMES)
     assert caught[0].filename == __file__
@@ -186,7 +186,7 @@ def test_a_function_without_a_slope_is_warned_of(kind):
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (lambda y: y * 1j, r"real numbers, of the same shape, got torch\.complex128"),
+        (lambda y: y * 1j, r"real numbers, always of the same shape, got torch\.complex128"),
         (lambda y: y[:0], r"got torch\.float64 of shape \(0,\)"),
         (lambda y: y[y > y.mean() + 1.7], "of the same shape"),
         (lambda y: math.nan, "NaN or infinity at the fitted values"),

@@ -103,7 +103,7 @@ def test_bad_input_is_refused_by_name():
     net, x = mlp(), normal(4, 3)
     refused("outputs must be 'full' or 'trace', got 'sum'", empirical_ntk, net, x, outputs="sum")
     refused("batch_size must be at least 1", empirical_ntk, net, x, batch_size=0)
-    refused("z holds NaN or infinity", empirical_ntk, net, x, x / 0)
+    refused("z contains NaN or infinity", empirical_ntk, net, x, x / 0)
     refused("must have at least one row", empirical_nngp, net, x[:0])
     refused("weight_variance must be finite", empirical_nngp, net, x, weight_variance=-1.0)
     refused("subset names no parameter", empirical_ntk, net, x, parameters="nothing")

@@ -164,4 +164,4 @@ def test_bad_input_is_refused_by_name():
     net = FullyConnected(1, "relu")
     refused(r"x and z must have the same number of columns", net.ntk, x, normal(4, 2))
     refused(r"x must be \(N, d\), one row per input, got \(4,\)", net.ntk, x[:, 0])
-    refused("z holds NaN or infinity", net.nngp, x, x / 0)
+    refused("z contains NaN or infinity", net.nngp, x, x / 0)

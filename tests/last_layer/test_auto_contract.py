@@ -159,7 +159,7 @@ def test_nan_is_refused_but_by_a_frozen_module_whose_other_rows_it_leaves(one, w
     x = one.test[0][:4].clone()
     x[1, 0] = torch.nan
     for call in (whole, whole.predict):
-        refused(r"1 of 4 rows \(1\): the inputs hold NaN", call, x)
+        refused(r"1 of 4 rows \(1\): the inputs contain NaN", call, x)
     for found in whole.freeze()(x):
         assert found.isnan().flatten().tolist() == [False, True, False, False]
 

@@ -151,7 +151,7 @@ REFUSED = {
     "misshapen": ({"noise": lambda b: torch.ones(3)}, "noise_variance returned"),
     "share": ({"conformal": 1.5}, "share must lie between 0 and 1"),
     "groups": ({"conformal": 0.5, "groups": "colour"}, "groups must be 'bar' or callable"),
-    "groups_alone": ({"groups": "bar"}, "Pass conformal= \(rows or a share\)"),
+    "groups_alone": ({"groups": "bar"}, "Pass conformal= "),
     "labels": ({"conformal": 0.5, "groups": lambda b: torch.rand(3)}, "one whole number per row"),
     "ridge": ({"ridge": "large"}, "ridge must be None"),
 }

@@ -565,9 +565,9 @@ def test_objects_with_slots_keys_of_any_kind_and_odd_arrays_are_in_the_digest(pa
     uq = rg.LastLayerRigidity(MODEL, **asked)
     with pytest.raises(Stop):
         uq.fit(itertools.starmap(odd, cut(100, until=9)), checkpoint=path, checkpoint_seconds=0)
-    with refused("order"), pytest.warns(match="hold as set, which cannot be compared"):
+    with refused("order"), pytest.warns(match="type set, which cannot be compared"):
         uq.fit(itertools.starmap(odd, list(cut(100))[::-1]), checkpoint=path)
-    with pytest.warns(match="hold as set, which cannot be compared"):
+    with pytest.warns(match="type set, which cannot be compared"):
         uq.fit(itertools.starmap(odd, cut(100)), checkpoint=path)
 
 

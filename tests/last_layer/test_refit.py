@@ -206,7 +206,7 @@ def test_without_them_the_training_rows_are_left_out_by_cross_validation(net):
         wanted = (y - model(x)).double().square().mean(0).sqrt().detach() / left
         torch.testing.assert_close(values, wanted, rtol=1e-5, atol=0)
     assert new.refitted.better is None
-    assert "refit(valid, add=False) tells" in str(new.refitted)
+    assert "refit(valid, add=False) shows" in str(new.refitted)
 
 
 def test_the_report_calls_nothing_better_that_is_not():

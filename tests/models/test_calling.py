@@ -45,7 +45,7 @@ class OfMapping(nn.Module):
 
 def lines(error: BaseException) -> dict[str, Any]:
     """The options that a message prints, by name, the last of each."""
-    found = re.findall(r"(forward|target)=(lambda .*?)(?=,? and |, for one| with )", str(error))
+    found = re.findall(r"(forward|target)=(lambda .*?)(?=,? and | or, | with )", str(error))
     return {name: eval(code.replace("'key'", "'energy'")) for name, code in found}
 
 

@@ -44,7 +44,9 @@ def flow(model: Any, x: Tensor) -> Tensor:
 def test_models_of_derivatives_alone_are_told_to_wrap_the_energy(run):
     uq = rg.LastLayerRigidity(Net(run, energy=small()))
     refused(
-        "^The model returns derivatives of a network by its inputs .*uq.gradient", uq.fit, rows(4)
+        "^The model returns derivatives of a network with respect to its inputs .*uq.gradient",
+        uq.fit,
+        rows(4),
     )
 
 

@@ -35,7 +35,7 @@ def test_a_model_without_values_is_told_what_to_do(net, model, name, features):
 def test_a_scripted_head_is_seen_and_can_be_named(net):
     model = nn.Sequential(*net.model[:-1], torch.jit.script(net.model[-1]))
     name = str(len(model) - 1)
-    refused(f'"?layer="{name}" takes', rg.LastLayerRigidity(model).fit, net.train)
+    refused(f'"?layer="{name}" uses', rg.LastLayerRigidity(model).fit, net.train)
     uq = fitted(net._replace(model=model), layer=name)
     torch.testing.assert_close(uq(net.test[0]), fitted(net)(net.test[0]))
 

@@ -157,7 +157,7 @@ def test_without_its_packages_the_extra_is_named(package, monkeypatch: pytest.Mo
             "in row 2. Check the predictions, or pass all values in another",
         ),
         ({"target": [1.0, 1.0, 1e200]}, "got others in row 2."),
-        ({"std": [1.0, 1.0]}, "one shape"),
+        ({"std": [1.0, 1.0]}, "the same shape"),
         ({"target": [1.0, math.nan, 1.0]}, "Expected target to be finite"),
         ({"names": ["a", "b"]}, "Expected 1 names"),
         ({"inputs": {"mass": [1, 2]}}, "Expected 3 values in the input 'mass'"),

@@ -1,7 +1,7 @@
 r"""`PredictionRigidity`: error bars for any differentiable regressor.
 
-The rigidity of a prediction says how much the loss rises when the prediction is pushed away from
-its fitted value (the paper's Sec. 3.2). With the Hessian H of the summed loss at the fitted
+The rigidity of a prediction measures how much the loss rises when the prediction is pushed away
+from its fitted value (the paper's Sec. 3.2). With the Hessian H of the summed loss at the fitted
 parameters and the derivative $g_\star$ of the prediction at $x_\star$,
 
 $$ R_\star = \bigl( g_\star^\top (H + \varsigma^2 I)^{-1} g_\star \bigr)^{-1}, \qquad
@@ -83,17 +83,17 @@ class PredictionRigidity:
         f: A batched function f(params, *inputs) -> (N,) or (N, K) in torch, or a trained
             `nn.Module`.
         params: The fitted parameters: a tensor, or nested mappings, lists and tuples of tensors.
-            Leave them out for a module, which has its own.
+            Leave them out for a module, which has its own parameters.
         loss: The loss that was minimised, summed over samples; as in `LastLayerRigidity.fit`.
         hessian: "gauss-newton" (the paper's) or "exact".
         ridge: $\varsigma^2$, which is added to the diagonal of the Hessian.
         regulariser: A function callable(params) -> number that was added to the summed loss.
         subset: Names or prefixes of the parameters that may vary, or callable(name) -> bool. The
             other parameters are held fixed.
-        output: Key, index or attribute of the output, where f returns several.
-        form: "dense", "dual" or "matrix-free"; "auto" takes the cheapest that fits into memory.
+        output: Key, index or attribute of the output, if f returns several.
+        form: "dense", "dual" or "matrix-free"; "auto" chooses the cheapest that fits into memory.
         tolerance: Relative error of the variances that the matrix-free form may have.
-        memory: Bytes that may be used; by default 70 % of what is free.
+        memory: Bytes of memory that may be used; by default 70 % of the free memory.
 
     Raises:
         ValueError: An option is out of its range, or the parameters are missing or not finite.
@@ -185,8 +185,8 @@ class PredictionRigidity:
     ) -> PredictionRigidity:
         """Sum the Hessian over the training data and factorise it.
 
-        Rigidities are defined at a minimum of the loss; a warning says when the parameters are far
-        from one. An error leaves the object unchanged.
+        Rigidities are defined at a minimum of the loss. A warning is given if the parameters are
+        far from one. An error leaves the object unchanged.
 
         Args:
             x: Inputs: a tensor, an array, a data frame, or a tuple of several. Without y, a data
@@ -194,7 +194,7 @@ class PredictionRigidity:
             y: Targets, shaped like the predictions.
             sample_weight: Weight of each sample in the loss, (N,) beside y, or
                 callable(batch) -> (N,).
-            batch_size: Samples per call of f, where the data are not batches already.
+            batch_size: Samples per call of f, if the data are not already in batches.
 
         Returns:
             The object itself.
@@ -222,7 +222,7 @@ class PredictionRigidity:
         name = form_name(problem, self._form_option)
         form = solved_form(training, problem, name, penalty, self._tolerance)
 
-        # The pass has summed the gradient too, which tells whether this is a minimum.
+        # The pass has also summed the gradient, which shows whether this is a minimum.
         penalty_gradient = None if penalty is None else penalty.local.gradient
         totals = training.totals
         gradient_norm = totals.checked_gradient_norm(
@@ -335,10 +335,10 @@ class PredictionRigidity:
         noise: str | type[Noise] | Noise = "none",
         distribution: str | Distribution | type[Distribution] = "gaussian",
     ) -> CalibrationReport:
-        r"""Choose ridge, $\alpha$ and noise on data that were not used in the fit.
+        r"""Choose ridge, $\alpha$ and noise on held-out data.
 
         Args:
-            x: Inputs that were not used in the fit, in any form that `fit` takes.
+            x: Inputs that were not used in the fit, in any form that `fit` accepts.
             y: Their targets.
             criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
             ridge: A number fixes $\varsigma^2$. By default the dense form searches for it, while
@@ -348,11 +348,12 @@ class PredictionRigidity:
             distribution: As in `LastLayerRigidity.calibrate`.
 
         Returns:
-            What was chosen and how good it is; print it.
+            The report on what was chosen and how good it is; print it to read it.
 
         Raises:
             NotFittedError: There is no fit yet.
-            ValueError: There are no targets, or the form cannot take the ridge or the criterion.
+            ValueError: There are no targets, or the form does not support the ridge or the
+                criterion.
         """
         wanted = CalibrationOptions.of(criterion, noise, distribution, ridge)
         fit, samples = self._fit_and_samples(x, y)
@@ -398,11 +399,10 @@ class PredictionRigidity:
     def propagate(self, fn: Callable[[Any], Any], x: Any = None) -> Derived:
         """Mean and standard deviation of a function of the predictions, or of the parameters.
 
-        Correlations between the predictions are included. The propagation is of first order, by
-        differences of an eighth of a standard deviation, so that fn may search or integrate
-        numerically; a warning says when fn is not linear within its error bar. As for errors of
-        parameters, call `set_scale(residual_scale)` after `fit`: a calibrated scale may include
-        the noise.
+        Correlations between the predictions are included. The propagation is of first order, with
+        differences of an eighth of a standard deviation, so fn may search or integrate numerically.
+        A warning is given if fn is not linear within its error bar. As for errors of parameters,
+        call `set_scale(residual_scale)` after `fit`: a calibrated scale may include the noise.
 
         Args:
             fn: A function of the predictions at x, float64 and shaped like f's output. Without x,
@@ -460,7 +460,7 @@ class PredictionRigidity:
 
         Returns:
             The container of the parameters, every leaf with a leading dimension n, as
-            `torch.func.vmap(f, in_dims=(0, None))(pr.sample(n), x)` takes it.
+            `torch.func.vmap(f, in_dims=(0, None))(pr.sample(n), x)` expects it.
         """
         fit = self._fitted()
         if n < 1:
@@ -549,7 +549,7 @@ class PredictionRigidity:
 
         Raises:
             NotFittedError: There is no fit yet.
-            ValueError: The form is matrix-free, which goes through the training data anew.
+            ValueError: The form is matrix-free, which needs the training data for every prediction.
         """
         snapshot(self._fitted()).write(path)
 
@@ -557,7 +557,7 @@ class PredictionRigidity:
     def load(
         cls, path: str | os.PathLike[str], f: Function | torch.nn.Module, *args: Any, **options: Any
     ) -> PredictionRigidity:
-        """Read a file and attach it to the regressor it was made with.
+        """Load a file with the regressor that was fitted.
 
         Args:
             path: The file that `save` wrote.

@@ -115,7 +115,7 @@ class Potential:
         return self
 
     def calibrate(self, structures: Iterable[Atoms], **options: Any) -> CalibrationReport:
-        """Calibrate on structures that the model has not seen; forces too, if they were fitted.
+        """Calibrate on held-out structures, and on their forces if these were fitted.
 
         Args:
             structures: Structures with the same labels as those of the fit.

@@ -51,7 +51,7 @@ class CalibrationOptions:
         support: The targets' bounds.
         guard: Whether `auto` widens bars beyond the training rows; "q" for a guard that grows with
             q alone.
-        optimism: Whether `auto` allows left-out training rows to have smaller errors than new rows.
+        optimism: Whether `auto` allows leave-one-out errors to be smaller than errors of new rows.
         open_tails: Whether the distribution is a Student-t whose degrees of freedom are to be
             found.
         early_stopped: Whether the validation rows chose the model's checkpoint; None if unknown.

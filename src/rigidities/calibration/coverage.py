@@ -223,7 +223,7 @@ class ScoredRows:
 
     @cached_property
     def uneven(self) -> list[Coverage]:
-        """The fifths with wrong bars, too narrow ones first; none where one factor mends all."""
+        """The fifths with wrong bars, too narrow ones first; none if one factor corrects all."""
         if self.coverage.side and self.fifths:
             bar_factor = self.coverage.factor
             score_factor = _nine_tenths(self.z.abs()) / HALF_WIDTH
@@ -336,7 +336,7 @@ def rows_prediction(
         calibration: What was chosen.
         residuals: The rows, with the extra column "mean", and "inputs" where there is a head.
         eigenvalues: Those of the Gram, (D,) or (K, D).
-        seen: Whether the rows were trained on, and are to be taken as if left out.
+        seen: Whether the rows are training rows, to be treated as left out.
     """
     q = residuals.quadratic_at(eigenvalues, calibration.ridge)
     if seen:

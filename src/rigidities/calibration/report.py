@@ -1,7 +1,7 @@
-"""The outcome of a calibration: what was chosen, how good it is, and what to beware of.
+"""The outcome of a calibration: what was chosen, how good it is, and what needs care.
 
 `CalibrationReport` holds the choice (`Calibration`) and the numbers that a user needs to judge it,
-says in sentences what to beware of, and prints as a page. It goes into files as a header of
+says in sentences what to be careful about, and prints as a page. It goes into files as a header of
 plain values and a few tensors. `summary` describes a fit, calibrated or not, in a few lines.
 """
 
@@ -22,7 +22,7 @@ from .calibration import Calibration, without_prefix
 __all__ = ["CalibrationReport", "summary"]
 
 LARGEST_DOUBT = 1e-3
-"""Relative error of variances by mixed precision beyond which a warning or an error says so."""
+"""Relative error of variances from mixed precision beyond which there is a warning or an error."""
 
 RUNGS = {
     "constant bar": "one constant bar, which widens only for unfamiliar inputs",
@@ -67,39 +67,38 @@ class CalibrationReport:
         calibration: What was chosen.
         criterion: The criterion's name.
         value: The criterion's value at the choice (smaller is better).
-        at_edge: "lower" or "upper" where the best ridge lies at the end of its range.
+        at_edge: "lower" or "upper" if the best ridge lies at that end of its range, else None.
         condition: The condition number of $G + \varsigma^2 I$.
         effective_rank: How many directions the data determine.
         width: The number of features.
-        nll: The negative log-likelihood per row under the distribution, on the rows that it was
-            fitted to.
+        nll: The negative log-likelihood per row, on the rows that the bars were fitted to.
         nll_constant: The same for one constant bar, a Gaussian of the rows' root mean square error.
         constant: The standard deviation of that constant bar, one entry per target.
-        gain: Nats per row by which the bars beat one constant bar, cross-validated: both were
-            fitted to other calibration rows than those that they are judged by. NaN where there
-            are fewer than three.
+        gain: Nats per row by which the bars are better than one constant bar, cross-validated: both
+            are judged on calibration rows that they were not fitted to. NaN with fewer than three
+            rows.
         gain_error: The standard error of the gain.
         gain_without: The gain without the one row that moves it most.
         rows: How many calibration rows there were (predictions, where a sample has several).
-        fixed: Whether the ridge was not searched, since the user gave it or the form of the
+        fixed: Whether the ridge was not searched, because the user passed it or the form of the
             curvature fixes it.
         samples: How many calibration samples were compared with the training data.
-        duplicates: How many of those are in the training data too.
-        zero_curvature: How many training rows the loss gave no weight, counted for each target that
-            has weights of its own.
-        stale: Whether data were added or removed since.
-        used: How many of the calibration rows the choice was made with. Where there are very many,
-            an evenly spread share is used.
-        gradient_scale: The scale of derivatives, one entry per target, where it was calibrated.
-        seen: How many training rows `auto` used, as if left out.
+        duplicates: How many of them are also in the training data.
+        zero_curvature: How many training rows have no weight in the loss, counted for each target
+            that has its own weights.
+        stale: Whether data were added or removed after the calibration.
+        used: How many of the calibration rows were used. If there are very many, an evenly spread
+            share is used.
+        gradient_scale: The scale of derivatives, one entry per target, if it was calibrated.
+        seen: How many training rows `auto` used, with their leave-one-out errors.
         ladder: For `auto`, the cross-validated NLL per row of one constant bar, of the paper's
             form, and of each part of the full model with those before it.
-        rung: For `auto`, the one of these that was taken.
+        rung: For `auto`, the entry of `ladder` that was chosen.
         remarks: Sentences on the rows and what followed from them.
-        rounding: A bound on the relative error of variances by products of mixed precision.
-        advice: What helps against uneven bars, where the advice for `LastLayerRigidity` does not
+        rounding: A bound on the relative error of variances from mixed precision.
+        advice: What helps against uneven bars, if the advice for `LastLayerRigidity` does not
             apply; else empty.
-        novelty: Where the fit has watched layers, for each the squared distance that 95 % of the
+        novelty: If the fit recorded layers, the squared distance for each layer that 95 % of the
             calibration rows stay below.
         novelty_usual: The novelty that 99 % of those rows stay below.
     """
@@ -151,7 +150,7 @@ class CalibrationReport:
 
     @property
     def warnings(self) -> list[str]:
-        """What to beware of, in sentences."""
+        """What to be careful about, in sentences."""
         sentences = [*self.repeated, *self.few]
         try_noise = ""
         if self.calibration.noise.name == "none":
@@ -390,7 +389,7 @@ class CalibrationReport:
 
     @property
     def _ladder_lines(self) -> list[str]:
-        """The rung that was taken, and what each rung gained on left-out rows, in plain words."""
+        """The chosen rung, and what each rung gained in cross-validation, in plain words."""
         if not self.ladder or self.rung not in RUNGS:  # files of other versions
             return []
         richest = list(self.ladder)[-1]
@@ -519,7 +518,7 @@ def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
     Args:
         fault: "uneven" coverage, "skew" or "tails".
         used: Names of what is in use already, as in `CalibrationReport.has`.
-        sure: Whether these are all; otherwise the sentence says so.
+        sure: Whether these are all; otherwise the sentence mentions the doubt.
     """
     for name, text in _REMEDIES[fault].items():
         # A tilted distribution has the tails of a Student-t.

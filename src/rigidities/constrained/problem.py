@@ -69,7 +69,7 @@ class Expansion:
 
     @cached_property
     def gradient_scale(self) -> float:
-        """Length of the derivative of the losses by the predictions: a gradient's natural size."""
+        """Length of the losses' derivative with respect to predictions: a natural scale."""
         with torch.no_grad():
             outputs = self.problem.outputs(self.vector)
         return float(Differentiated.of(self.problem.losses, outputs).gradient.norm())

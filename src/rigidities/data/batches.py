@@ -322,7 +322,7 @@ def as_fitted_kind(
         The batch, and its number of samples where a tensor was wrapped in a tuple; None otherwise.
 
     Raises:
-        ValueError: A batch of this kind cannot stand for one of the fit's kind.
+        ValueError: A batch of this kind cannot replace one of the fit's kind.
     """
     kind = kind_of(raw)
     if fitted_kind is None or kind == fitted_kind:

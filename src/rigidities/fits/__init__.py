@@ -2,8 +2,8 @@ r"""Error bars for fits made elsewhere: SciPy, NumPy, statsmodels, scikit-learn,
 
 A least-squares fit with Jacobian $J$ (rows $g_i = \partial \tilde y_i / \partial w$) and residual
 standard deviation $\sigma$ has the prediction rigidity $R = 1 / g^\top (J^\top J)^{-1} g$ and the
-error bar $\sigma / \sqrt R$: what the other libraries call the delta method, or the standard
-error of the mean response. Nothing is refitted.
+error bar $\sigma / \sqrt R$. Other libraries call this the delta method, or the standard error of
+the mean response. Nothing is refitted.
 
 | function | for |
 | --- | --- |

@@ -55,22 +55,24 @@ class LinearModel:
 
 @dataclass(frozen=True)
 class FitRigidity:
-    r"""Error bars of a fit. Tensors come out in float64 on the CPU (`numpy.asarray` takes them).
+    r"""Error bars of a fit. Results are float64 tensors on the CPU (`numpy.asarray` accepts them).
 
-    Methods take x as the fitted function does. A fit without a function (`from_jacobian`,
-    `from_covariance`) takes the predictions' derivatives by the parameters instead, (..., P).
+    Methods accept x as the fitted function does. A fit without a function (`from_jacobian`,
+    `from_covariance`) expects the derivatives of the predictions with respect to the parameters
+    instead, (..., P).
 
     Attributes:
         root: (P, R), a matrix C such that $C C^\top = (J^\top W J + \Sigma)^{-1}$.
         scale: The residual standard deviation s.
-        parameters: (P,) the fitted values, or None where they were not given.
+        parameters: (P,) the fitted values, or None if they were not given.
         noise: Residual variance $s^2$ of an observation of weight one; None where unknown.
         sigma: Standard deviation of every observation in units of s, which is 1 without weights;
-            None where observations differ, or where it is not known.
+            None if observations differ, or if it is not known.
         degrees_of_freedom: Those of $s^2$: n minus the (effective) number of parameters, or
             infinity where s was given rather than estimated.
-        fixed: Numbers of the parameters that are held at a bound, without uncertainty.
-        model: x -> predictions and their derivatives by the parameters; None where unknown.
+        fixed: Numbers of the parameters that are fixed at a bound, without uncertainty.
+        model: x -> predictions and their derivatives with respect to the parameters; None if
+            unknown.
 
     Examples:
         >>> from rigidities.fits import from_jacobian
@@ -176,9 +178,9 @@ class FitRigidity:
             x: Inputs, as the fitted function takes them.
             noise: False: the error bar is that of the fitted curve (confidence interval of the
                 mean). True: that of a new observation like those of the fit (prediction interval),
-                with a variance larger by $s^2$; refused where observations have different sigmas
-                or weights. Values: the variance of each new observation, $s^2 \sigma^2$ for a
-                sigma in the fit's units.
+                with a variance larger by $s^2$; refused if observations have different sigmas or
+                weights. Values: the variance of each new observation, $s^2 \sigma^2$ for a sigma in
+                the fit's units.
 
         Raises:
             ValueError: The fit has no model, or its noise is not known.

@@ -34,12 +34,12 @@ def from_jacobian(
     r"""A fit from the derivatives of its training predictions.
 
     Args:
-        jacobian: (N, P) derivatives of the predictions by the parameters, or the design matrix of
-            a linear fit.
+        jacobian: (N, P) derivatives of the predictions with respect to the parameters, or the
+            design matrix of a linear fit.
         residuals: (N,) target minus prediction, from which s is estimated.
         weights: (N,) loss weights, $1/\sigma_i^2$ for known noise; ones by default.
         ridge: A number that is added to the diagonal of $J^\top W J$.
-        penalty: A symmetric positive semi-definite matrix (P, P) that is added too.
+        penalty: A symmetric positive semi-definite matrix (P, P) that is added as well.
         scale: The residual standard deviation s of an observation of weight one, where it is known
             (1.0 with weights $1/\sigma_i^2$). Without both `scale` and `residuals`, s is 1.
         parameters: (P,) the fitted values, for `sample` and `propagate`.
@@ -89,7 +89,7 @@ def from_covariance(
     silently within the rounding of its entries, with a warning down to -1e-8 of the largest.
 
     Args:
-        covariance: (P, P), as the fit reports it (with the residual variance inside).
+        covariance: (P, P), as the fit reports it (including the residual variance).
         parameters: (P,) the fitted values, for `sample` and `propagate`.
         scale: The residual standard deviation s, where known: then $q = g^\top C g / s^2$, and
             `predict(noise=True)` can add $s^2$.

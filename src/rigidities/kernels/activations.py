@@ -113,7 +113,7 @@ class Activation:
 
 
 def activation(kind: ActivationLike) -> Activation:
-    """The `Activation` that a name, a torch module or any callable stands for.
+    """The `Activation` for a name, a torch module or any callable.
 
     Args:
         kind: "erf", "gelu", "identity", "relu", "silu", "sin" or "tanh"; an `nn.Module` such as

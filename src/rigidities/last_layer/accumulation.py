@@ -43,7 +43,8 @@ class Weighing:
     Attributes:
         loss: The training loss.
         sample_weight: callable(batch) -> weights, where the training loss was weighted.
-        gradients: The term of the training loss for derivatives by an input, if there was one.
+        gradients: The term of the training loss for derivatives with respect to an input, if there
+            was one.
     """
 
     loss: Loss
@@ -366,7 +367,7 @@ def _refuse_wrong(batches: BatchRange, samples: list[int], block: Block | None =
         culprit = "targets or predictions"
     else:
         number = batches.first  # rows of derivatives do not wait with other batches
-        culprit = "derivatives by the inputs, or their targets"
+        culprit = "derivatives with respect to the inputs, or in their targets"
     raise ValueError(
         f"Batch {number}: NaN or infinity in the {culprit}. Clean the data, or check that the "
         "model has not diverged."

@@ -164,7 +164,7 @@ class FitState:
 
     @property
     def gradient_scale(self) -> Tensor:
-        """The scale of derivatives by the inputs: calibrated on their targets, else `scale`."""
+        """The scale of derivatives: calibrated on their targets, else `scale`."""
         if self.report is not None and self.report.gradient_scale is not None:
             return self.report.gradient_scale
         return self.calibration.scale
@@ -926,7 +926,7 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
 
 
 def _gradient_scale_of_all(processes: Job, sums: Tensor) -> Tensor:
-    """The scale of derivatives by the inputs, from the sums of all processes."""
+    """The scale of derivatives, from the sums of all processes."""
 
     def fold(received: Iterator[Snapshot | None]) -> Snapshot:
         sums_of_all = [sums.cpu()]

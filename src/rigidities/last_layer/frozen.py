@@ -1,4 +1,4 @@
-r"""A plain module that gives mean and error bar. It checks nothing and keeps nothing of a call.
+r"""A plain module that returns mean and error bar. It checks nothing and keeps no state.
 
 `freeze` puts a `Frozen` together from a copy of the model, which gives outputs and features
 (`CopiedReadout`), a module that gives $\sqrt q$ of the features (`FactorNorm`, or `TruncatedNorm`
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["OUTPUTS", "Frozen", "freeze"]
 
 OUTPUTS = ("mean", "std", "epistemic", "noise", "quantiles", "members")
-"""What a frozen module can give."""
+"""The outputs that a frozen module can have."""
 
 
 class Buffers(Exact):
@@ -264,20 +264,21 @@ class FrozenBars(Buffers):
 
 
 class Frozen(nn.Module):
-    r"""Mean and error bar as a plain module, with weights and statistics of its own.
+    r"""Mean and error bar as a plain module, with its own copy of weights and statistics.
 
     Made by `LastLayerRigidity.freeze`. It may be compiled, exported, pickled and called from
-    several threads. Later changes of the model or the fit do not reach it. `half()` and the like
-    cast the model and leave the statistics as they are. It is always in eval mode.
+    several threads. Later changes of the model or the fit do not affect it. `half()` and similar
+    methods cast the model and leave the statistics as they are. It is always in eval mode.
 
     Attributes:
-        outputs: Names of what `frozen(x)` gives, in that order.
+        outputs: Names of what `frozen(x)` returns, in that order.
         levels: Levels of the quantiles.
-        error: Worst-case relative error of the variance $\alpha^2 q$ by truncation; 0 without.
+        error: Worst-case relative error of the variance $\alpha^2 q$ from truncation; 0 without
+            truncation.
         rounding: Bound on the relative rounding error of that variance; see
             `QuadraticForm.rounding`.
-        loses_members: Whether an ONNX graph leaves out of the members' outputs what each prediction
-            shares with no other.
+        loses_members: Whether an ONNX graph leaves out the part of the members' outputs that
+            predictions do not share.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-r"""The terms of predictions that are sums, with error bars of their own.
+r"""The terms of predictions that are sums, each with its own error bar.
 
-$y_A = \sum_{i \in A} f_i \cdot w$ over the atoms of a structure, the pixels of an image, the steps
-of a series. Each term has a local rigidity $1 / (f_i^\top (G + \varsigma^2 I)^{-1} f_i)$, and a
-share of its sum's variance; the shares of a sum's terms add up to its variance.
+A prediction is a sum $y_A = \sum_{i \in A} f_i \cdot w$ over the atoms of a structure, the pixels
+of an image, the steps of a series. Each term has a local rigidity $1 / (f_i^\top (G + \varsigma^2
+I)^{-1} f_i)$, and a share of its sum's variance; the shares of a sum's terms add up to its
+variance.
 
 `local_terms` asks the readout's tap for the terms of each batch, numbers their owners over all
 batches, and takes rigidities and shares from `rigidities.local`.
@@ -26,15 +27,14 @@ __all__ = ["LocalTerms"]
 
 @dataclass(frozen=True)
 class LocalTerms:
-    r"""Terms of many predictions, in the order in which the readout saw them.
+    r"""Terms of many predictions, in the order in which the readout got them.
 
     Attributes:
         features: Features of the R terms, (R, D), which add up to the features of the predictions.
         owners: The prediction (row of the flattened output) that each term belongs to, (R,).
-        heads: Number of the readout head that each term went through, (R,); the species, where
-            each has a head.
-        mean: What each term adds to the prediction, (R, K); a constant after the head is not in
-            it.
+        heads: Number of the readout head that each term went through, (R,); the species, if each
+            has a head.
+        mean: What each term adds to the prediction, (R, K), without a constant after the head.
         std: Standard deviation of each term (the epistemic part), (R, K).
         rigidity: Local rigidity, unscaled, (R,).
         share: What each term adds to its prediction's variance, (R, K): the shares of an owner's

@@ -139,7 +139,7 @@ def combined(shares: Iterable[P | None]) -> P | None:
             first share that is not None is written to.
 
     Raises:
-        ValueError: Half of a process's rows, or more, stand in the data of others too.
+        ValueError: Half of a process's rows, or more, are also in the data of others.
     """
     whole: P | None = None
     repeated = 0

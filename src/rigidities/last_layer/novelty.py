@@ -172,7 +172,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class NoveltyScale:
-    """Distances relative to what is usual on rows that the model has not seen.
+    """Distances relative to what is usual on held-out rows.
 
     Attributes:
         alarm: Measures distances.

@@ -1,4 +1,4 @@
-"""Another readout for a trained model: the ridge-optimal one, in a copy of the model.
+"""The ridge-optimal readout for a trained model, in a copy of the model.
 
 The sums of a fit (its Gram, and its residuals' moments) determine the readout that minimises the
 squared error at a ridge, so no further pass over the data is needed. `refitted` chooses the ridge
@@ -43,7 +43,7 @@ _SMALLEST_GAIN = 0.999
 
 @dataclass(frozen=True)
 class Refitted:
-    r"""What a refit has changed; print it.
+    r"""What a refit has changed; print it to read it.
 
     Attributes:
         ridge: $\varsigma^2$, chosen by the evidence.

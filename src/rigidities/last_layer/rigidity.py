@@ -4,10 +4,10 @@ The variance of a prediction is
 
 $$ \sigma^2(x) = \alpha^2\, f(x)^\top (G + \varsigma^2 I)^{-1} f(x) \; [+ \text{noise}], $$
 
-where $f$ are the derivatives of the output by the readout's weights (for a linear last layer, its
-input) and $G = \sum_i w_i f_i f_i^\top$ is the Gram of the training data. The methods come in the
-order in which they are used: `fit` accumulates $G$ in one pass, `calibrate` chooses the scale
-$\alpha$, the ridge $\varsigma^2$, the noise and the distribution around the mean, and then
+where $f$ are the derivatives of the output with respect to the readout's weights (for a linear last
+layer, its input) and $G = \sum_i w_i f_i f_i^\top$ is the Gram of the training data. The methods
+come in the order in which they are used: `fit` accumulates $G$ in one pass, `calibrate` chooses the
+scale $\alpha$, the ridge $\varsigma^2$, the noise and the distribution around the mean, and then
 `uq(x)`, `predict`, `ensemble`, `gradient` and the others use them.
 
 This module is the façade. The state of a fit and what changes it are in `fit`, the loop over the
@@ -89,21 +89,21 @@ SAMPLED = (
 
 
 class LastLayerRigidity(ModelWrapper):
-    """Error bars for a trained `nn.Module`, which is never changed.
+    """Error bars for a trained `nn.Module`; the model itself is never changed.
 
     Args:
         model: The trained model.
-        layer: The name (or names) of the readout layer. By default the last linear map before the
+        layer: The name (or names) of the readout layer. By default, the last linear map before the
             output is found on the first batch.
-        features: A callable(model, *inputs) -> (N, D) that gives the features, instead of a
+        features: A callable(model, *inputs) -> (N, D) that returns the features, instead of a
             readout layer.
         forward: A callable(model, batch) -> output, for batches that are not (x, y).
         target: A callable(batch) -> target, for batches that are not (x, y).
         output: The key, index or attribute of the output to use, where the model returns several.
 
     Attributes:
-        refitted: What `refit` has changed, where this object came from it; None otherwise. Files
-            do not hold it.
+        refitted: What `refit` has changed, if this object comes from `refit`; otherwise None. It is
+            not saved to files.
 
     Raises:
         TypeError: The model is not an `nn.Module`.
@@ -175,7 +175,7 @@ class LastLayerRigidity(ModelWrapper):
         progress: bool | None = None,
         process_group: Any = None,
     ) -> Self:
-        r"""Accumulate the Gram in one pass over the training data; nothing is factorised.
+        r"""Fit the error bars: accumulate the Gram matrix in one pass over the training data.
 
         An error or interruption leaves the object as it was.
 
@@ -187,35 +187,35 @@ class LastLayerRigidity(ModelWrapper):
             loss: The loss with which the model was trained: "mse", "huber", "log-cosh", "poisson",
                 an object of `losses`, or a callable(prediction, target) -> one loss per sample.
             sample_weight: A callable(batch) -> weights (N,), where the training loss was weighted.
-            gradients: The position or name of the input whose derivatives were in the training
-                loss too ("pos" for forces). They count with half their squared error.
+            gradients: The position or name of the input whose derivatives were also in the training
+                loss ("pos" for forces). They enter with half their squared error.
             gradient_weight: The factor $\beta$ of that squared error in the training loss: a
                 number, by default 1, or a callable(batch) -> one weight per row of that input.
-            gradient_target: The target of the derivatives, where there is one: a key or attribute
-                of a batch, or a callable(batch). Forces need their sign changed. With a target,
-                `calibrate` gives derivatives a scale of their own.
+            gradient_target: The target of the derivatives, if there is one: a key or attribute of a
+                batch, or a callable(batch). Forces are negative derivatives, so change their sign.
+                With a target, `calibrate` fits a separate scale for derivatives.
             sample: How many training rows to keep for `calibrate`, drawn evenly; 0 for none.
             precision: The precision of the products in the Gram. "double" is exact to float64.
                 "mixed" uses the features' own precision and measures the rounding, which
                 `calibrate` compares with the ridge. "auto" is double except for half-precision
                 features.
             method: How the rows are accumulated. "gram" adds up $F^T F$. "qr" keeps a triangular
-                root of it, which loses no digits to squaring and is a few times slower; it is for
-                features whose condition number is beyond 1e5 or so. Data added or removed later
-                are treated in the same way.
-            novelty: Whether to sum up what enters every layer too, for `novelty`. It costs a
-                product of at most 257 x 257 numbers for each row and layer.
+                root of it, which loses no digits to squaring and is a few times slower. Use it for
+                features whose condition number is above about 1e5. Data added or removed later are
+                treated in the same way.
+            novelty: Whether to accumulate statistics of the inputs of every layer as well, for
+                `novelty`. It costs a product of at most 257 x 257 numbers per row and layer.
             checkpoint: The path of a file that keeps the unfinished fit. After an interruption the
-                same call goes on from it, with the data in the same order. A complete fit removes
+                same call continues from it, with the data in the same order. A complete fit removes
                 the file.
             checkpoint_seconds: How often to write the file. It is written at the end of a block of
                 at most 64 batches; 0 writes it after every block.
             batch_size: Rows per batch where the data are not batches already. The default is the
                 loader's own, else 1024.
-            progress: Whether to show a bar; by default on a terminal only.
-            process_group: The group of processes that make one fit together. Each gives its own
-                share of the data, and all end with the same fit. The default is the whole job
-                where torch.distributed is initialised. False is for this process alone.
+            progress: Whether to show a progress bar; by default only on a terminal.
+            process_group: The group of processes that make one fit together. Each process passes
+                its own share of the data, and all end with the same fit. The default is all
+                processes if torch.distributed is initialised. False is for this process alone.
 
         Returns:
             The object itself.
@@ -244,7 +244,7 @@ class LastLayerRigidity(ModelWrapper):
         progress: bool | None = None,
         process_group: Any = None,
     ) -> Self:
-        """Add data, exactly as if they had been in the fit; marks the calibration stale.
+        """Add data, exactly as if they had been in the fit, and mark the calibration as stale.
 
         If there is no fit yet, this is a `fit` with the default options.
 
@@ -276,11 +276,12 @@ class LastLayerRigidity(ModelWrapper):
         progress: bool | None = None,
         process_group: Any = None,
     ) -> Self:
-        """Remove data that were in the fit, given as they were added; marks the calibration stale.
+        """Remove data that were in the fit, and mark the calibration as stale.
 
-        Rows are recognised by hashes. A fit of up to 32,768 rows keeps the hashes of all of them, a
-        larger one those of a share. Where outputs have no input row of their own (atoms of a
-        structure), the features are hashed, and their rounding may hide a tenth of the rows.
+        Pass the rows as they were added: they are recognised by hashes. A fit of up to 32,768 rows
+        keeps the hashes of all rows, a larger fit those of a share. Where outputs have no input row
+        of their own (atoms of a structure), the features are hashed, and their rounding may hide a
+        tenth of the rows.
 
         Args:
             x: The inputs, as in `fit`.
@@ -304,13 +305,13 @@ class LastLayerRigidity(ModelWrapper):
     def merge(self, *others: LastLayerRigidity, check: bool = True) -> Self:
         """Add the rows of other fits, exactly as if they had been in this one.
 
-        All fits need the same weights, readout, loss, precision and method. Marks the calibration
-        stale.
+        All fits need the same weights, readout, loss, precision and method. The calibration is
+        marked as stale.
 
         Args:
             others: The other fits, which are not changed.
-            check: Whether to refuse fits that share a row, as far as their hashes tell. A fit of up
-                to 32,768 rows keeps the hashes of all of them, a larger one those of a share.
+            check: Whether to refuse fits that share a row, as far as their hashes show. A fit of up
+                to 32,768 rows keeps the hashes of all rows, a larger fit those of a share.
 
         Returns:
             The object itself. An error leaves it as it was.
@@ -356,12 +357,13 @@ class LastLayerRigidity(ModelWrapper):
         progress: bool | None = None,
         process_group: Any = None,
     ) -> CalibrationReport:
-        r"""Choose ridge, scale, noise and distribution in one pass over data new to the model.
+        r"""Choose ridge, scale, noise and distribution in one pass over held-out rows.
 
         `calibrate(x, y)` fits a noise that follows the features, heavy tails and the shape of the
-        distribution. It learns them from the given rows and from left-out training rows that the
-        fit kept, and guards the bars beyond the training rows. Cross-validation falls back to the
-        paper's form, `calibrate(x, y, criterion="nll")`, where that is clearly better.
+        distribution. It learns them from the given rows and from training rows that the fit kept,
+        with their leave-one-out errors. A guard widens the bars of unfamiliar inputs.
+        Cross-validation falls back to the paper's form, `calibrate(x, y, criterion="nll")`, where
+        that is clearly better.
 
         Args:
             x: The inputs of the validation data, or a data set of inputs and targets, as in `fit`.
@@ -377,39 +379,39 @@ class LastLayerRigidity(ModelWrapper):
                 is the paper's, and the default of other criteria. "constant" adds a noise floor to
                 the variance. "bayes" takes $\alpha^2$ as the noise, as in Bayesian linear
                 regression. A callable(batch) -> variances is a noise that is known for each row, or
-                a model's own, up to one factor. A class of `prediction.noise` is used as it is.
-                With sample weights c a row's noise is the level times the typical weight over c.
+                predicted by the model, up to one factor. A class of `prediction.noise` is used as
+                it is. With sample weights c, the noise of a row is the level times the typical
+                weight divided by c.
             distribution: The distribution of the predictions: "tilted" (default of "auto"),
                 "student-t", "gaussian" (default of other criteria), or an object of
                 `prediction.distribution`.
-            support: The bounds (low, high) that targets cannot leave, None for no bound.
-                Probability beyond a bound is put at the bound.
-            guard: Whether "auto" widens the bars beyond the training rows, where its head knows
-                nothing, to those of a forecaster who knows only the spread of the targets. "q" is
-                for bars that grow with q instead.
-            optimism: Whether left-out training rows may have smaller errors than new rows. A model
-                that is linear in all its trained weights has none: False lets "auto" treat such
-                rows as new ones.
+            support: The bounds (low, high) of the targets, with None for no bound. Probability
+                beyond a bound is moved to the bound.
+            guard: Whether "auto" widens the bars of unfamiliar inputs, for which nothing was
+                learnt, to those of a forecaster who knows only the spread of the targets. With "q"
+                the bars grow with q instead.
+            optimism: Whether leave-one-out errors of training rows may be smaller than errors of
+                new rows. For a model that is linear in all its trained weights they are not: with
+                False, "auto" treats these rows as new rows.
             early_stopped: Whether the validation rows chose the model's checkpoint, so that their
-                errors are optimistic. False says that they chose nothing. By default the report
-                asks.
-            conformal: Rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or the
-                share of the validation rows to set aside for it, 0.3 say.
+                errors are optimistic. False means that they did not. By default the report asks.
+            conformal: Rows that are used for nothing else, for `p.interval(0.9, conformal=True)`;
+                or the share of the validation rows to set aside for it, for example 0.3.
             groups: Groups of the conformal rows: a callable(batch) -> whole numbers, or "bar" for
                 fifths of the bar. A group with too few rows for a level (9 for 90 %) gets infinite
                 intervals.
-            merge_groups: The number of rows, 50 say, below which a group is merged with the next
-                larger one. By default only fifths of the bar are merged, those below 50 rows with
-                the next fifth.
+            merge_groups: The number of rows, for example 50, below which a group is merged with the
+                next larger one. By default only fifths of the bar are merged: those below 50 rows
+                with the next fifth.
             gradients: As in `fit`; by default what the fit was given.
             gradient_target: As in `fit`; by default what the fit was given. With a target,
-                derivatives get a scale of their own, from a second pass.
+                derivatives get a separate scale, from a second pass.
             batch_size: As in `fit`.
             progress: As in `fit`.
             process_group: As in `fit`; each process gives its own rows.
 
         Returns:
-            What was chosen and how good it is; print it.
+            The report on what was chosen and how good it is; print it to read it.
 
         Raises:
             ValueError: The data or options cannot be used. The calibration stays as it was.
@@ -438,7 +440,7 @@ class LastLayerRigidity(ModelWrapper):
 
     @property
     def calibration_report(self) -> CalibrationReport | None:
-        """The last calibration's report; None before one."""
+        """The report of the last calibration; None before the first one."""
         state = self._fit.state  # read once: another thread may replace it
         return None if state is None else state.report
 
@@ -469,7 +471,7 @@ class LastLayerRigidity(ModelWrapper):
 
     @property
     def gradient_scale(self) -> Tensor:
-        r"""$\alpha_g$ of derivatives by the inputs: calibrated on their targets, else `scale`."""
+        r"""$\alpha_g$, the scale of derivatives: calibrated on their targets, else `scale`."""
         return self._fit.require_state().gradient_scale
 
     # --- Predictions ---
@@ -483,8 +485,8 @@ class LastLayerRigidity(ModelWrapper):
             keywords: The keyword inputs of the model.
 
         Raises:
-            ValueError: A prediction is not finite. This is checked on a CPU only: an accelerator
-                would have to be waited for, as `predict` does.
+            ValueError: A prediction is not finite. This is checked only on a CPU, because an
+                accelerator would have to be waited for; `predict` checks it everywhere.
         """
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)
@@ -517,14 +519,14 @@ class LastLayerRigidity(ModelWrapper):
         Args:
             x: The inputs, or anything that `fit` takes.
             sample_weight: A callable(batch) -> loss weights c, by which the noise is divided. Rows
-                without one get the noise of a typical row: that of the harmonic mean of the
-                weights in the calibration.
+                without a weight get the noise of a typical row, whose weight is the harmonic mean
+                of the weights in the calibration.
             input_covariance: The covariance of uncertain inputs. Their variance is added to the
                 prediction's and kept in `from_inputs`. It is one variance; or a variance for each
                 of the d numbers of an input row, (d,) or (N, d); or a matrix, (d, d) or (N, d, d).
                 (d, d) is always a matrix.
             input_samples: 0 propagates the inputs' covariance to first order. A larger number
-                propagates it by as many draws of the inputs, which checks the first order where
+                propagates it with that many draws of the inputs, which checks the first order where
                 the model is curved.
             wrt: The uncertain input, where there are several.
             generator: The random generator of those draws.
@@ -535,8 +537,8 @@ class LastLayerRigidity(ModelWrapper):
             process_group: As in `fit`, for `gather`.
 
         Raises:
-            ValueError: A prediction is not finite; the message has its rows and, where it is
-                known, the cause.
+            ValueError: A prediction is not finite. The message names its rows and, where known, the
+                cause.
         """
         if input_covariance is None and (input_samples or wrt is not None):
             raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
@@ -616,10 +618,10 @@ class LastLayerRigidity(ModelWrapper):
     def novelty(
         self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> Novelty:
-        """How unlike the training data inputs look to each layer of the network.
+        """How unfamiliar inputs look to each layer of the network.
 
-        It sees what the last layer's error bar cannot, such as an input whose size a layer norm
-        hides from all that follows, and it says in which layer. It needs no labels, and the error
+        It detects what the error bar of the last layer cannot, such as an input whose size a layer
+        norm hides from all later layers, and it names the layer. It needs no labels, and the error
         bars do not use it. It needs `fit(x, y, novelty=True)` and a calibration.
 
         Args:
@@ -632,8 +634,8 @@ class LastLayerRigidity(ModelWrapper):
             calibration rows stay below; `largest` over the layers, and the `layer` it is from.
 
         Raises:
-            ValueError: The fit has not watched the layers, or no calibration rows were new to the
-                model.
+            ValueError: The fit did not record the layers, or there were no held-out calibration
+                rows.
         """
         tap, state = self._fit.ready()
         scale = state.novelty_scale(tap)
@@ -658,9 +660,9 @@ class LastLayerRigidity(ModelWrapper):
 
         With the rows' common scale $\alpha_B$ (`calibration.joint`), $\alpha$ (`scale`) and
         $k(x, x') = f(x)^\top (G + \varsigma^2 I)^{-1} f(x')$ it is
-        $\alpha_B^2 k(x, x') + 1[x = x'] (\alpha^2 - \alpha_B^2)_+ k(x, x)$. Rows are equal where
-        the hashes of their inputs are. Where inputs have no row for each output (atoms), rows are
-        equal where features agree in half of their digits.
+        $\alpha_B^2 k(x, x') + 1[x = x'] (\alpha^2 - \alpha_B^2)_+ k(x, x)$. Two rows are equal if
+        the hashes of their inputs are equal. Where inputs do not have one row per output (atoms),
+        rows are equal if their features agree in half of their digits.
 
         Args:
             x1: The inputs, in any form that `predict` takes.
@@ -691,9 +693,9 @@ class LastLayerRigidity(ModelWrapper):
 
         It takes one reverse pass of `fn` per derived quantity, keeps the correlations between
         predictions, and never makes an N x N matrix. It carries the epistemic part only, with the
-        covariance of `covariance`. Criteria other than "auto" have one scale, which may contain
-        noise too, so that a mean of many predictions looks far too uncertain: of those criteria
-        take `criterion="evidence", noise="bayes"`.
+        covariance of `covariance`. Criteria other than "auto" have one scale, which may include
+        noise, so that a mean of many predictions looks far too uncertain. Among these criteria use
+        `criterion="evidence", noise="bayes"`.
 
         Args:
             fn: A function of the predictions for all of x, one tensor shaped like the model's
@@ -724,12 +726,12 @@ class LastLayerRigidity(ModelWrapper):
         symmetric: bool = False,
         rank: int | None = None,
     ) -> Ensemble:
-        r"""Last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
+        r"""An ensemble of last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
 
         All members cost one pass of the model and one matrix product. They carry the epistemic
         part, with its correlations between predictions and targets. Where the part that predictions
-        share has a scale of its own (`calibration.joint`), each row also deviates by numbers of its
-        own, the same in every call, which takes another product and a hash of each row.
+        share has its own scale (`calibration.joint`), each row also gets its own deviation, the
+        same in every call, which needs another product and a hash of each row.
 
         Args:
             n: The number of members; 64 by default.
@@ -737,9 +739,9 @@ class LastLayerRigidity(ModelWrapper):
             recentred: Whether to shift the members so that their mean is exactly the model's
                 prediction.
             antithetic: Whether to draw pairs $\pm\delta$.
-            symmetric: Whether to take a fixed set of 2 `rank` members instead of draws. At full
-                rank its covariance is exact; below it is a lower bound, and `missing` says what
-                share it lacks.
+            symmetric: Whether to use a fixed set of 2 `rank` members instead of draws. At full rank
+                its covariance is exact. At a lower rank it is a lower bound, and `missing` is the
+                share that is left out.
             rank: The rank of the symmetric set; by default full, or n / 2.
         """
         tap, state = self._fit.ready()
@@ -768,21 +770,21 @@ class LastLayerRigidity(ModelWrapper):
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> Gradient:
-        r"""Derivatives of the prediction by an input, with their standard deviations.
+        r"""Derivatives of the prediction with respect to an input, with their standard deviations.
 
         They are exact: the readout's features are differentiated, in forward or reverse mode,
-        whichever takes fewer passes. They carry the epistemic part only. A derivative is a single
-        quantity, so it has the scale of single predictions, and not `calibration.joint`.
+        whichever takes fewer passes. They contain the epistemic part only. A derivative is a single
+        quantity, so it has the scale of single predictions, not `calibration.joint`.
 
         Args:
             x: The inputs, or anything that `fit` takes.
             wrt: The position or name of the input ("pos"), where there are several.
-            along: A direction $v$, shaped like the input or like one row of it. It gives the
-                derivative along it, $v \cdot \nabla y$, shaped like the output, in one pass.
+            along: A direction $v$, shaped like the input or like one row of it. The result is the
+                derivative along it, $v \cdot \nabla y$, shaped like the output, from one pass.
             members: How many last-layer members to draw instead. Each costs one backward pass, and
-                they leave a relative error of $1 / \sqrt{2 n}$ in the standard deviation. By
-                default 64 are drawn, with a warning, where the exact way would take more than 2048
-                passes; 0 never draws any.
+                the standard deviation has a relative error of $1 / \sqrt{2 n}$. By default 64 are
+                drawn, with a warning, if exact derivatives would need more than 2048 passes; 0
+                never draws any.
             generator: The random generator of those draws.
             batch_size: As in `fit`.
             progress: As in `fit`.
@@ -791,9 +793,9 @@ class LastLayerRigidity(ModelWrapper):
             `mean` and `std`, shaped like the input for one output per sample; for several
             (N, *outputs, *inputs). For inputs that have no row for each sample (atoms of several
             structures), or whose rows act on other samples too, the sum of all outputs is
-            differentiated (`summed`): each atom gets the derivative of its own structure. The
-            scale is `gradient_scale`, which differs from that of members and `propagate` where
-            it was calibrated on targets of its own.
+            differentiated (`summed`): each atom gets the derivative of its own structure. The scale
+            is `gradient_scale`, which differs from that of members and `propagate` if it was
+            calibrated on targets of derivatives.
         """
         if along is not None and members is not None:
             raise ValueError("along= is exact in one pass. Leave members= out.")
@@ -801,7 +803,7 @@ class LastLayerRigidity(ModelWrapper):
         batches = self._fit.batches(x, "gradient", batch_size, progress)
         maps = _feature_maps(tap, wrt, batches)
         differentiator = _differentiator(state, members, generator)
-        # Comprehensions, unlike loops, hold on to no map (and its graph) after the last batch.
+        # Comprehensions, unlike loops, keep no map (and its graph) after the last batch.
         if along is None:
             gradients = [differentiator(feature_map) for feature_map in maps]
         else:
@@ -822,14 +824,14 @@ class LastLayerRigidity(ModelWrapper):
         members: int | None = None,
         progress: bool | None = None,
     ) -> tuple[Prediction, Gradient]:
-        """What `predict` and `gradient` give, from the same pass of the model.
+        """The results of `predict` and `gradient`, from the same pass of the model.
 
         Args:
             x: The inputs, as in `gradient`.
-            wrt: As in `gradient`; or a `data.slots.Slot` of your own, for something that is not an
-                input of the model.
-            gradient_bars: Whether to compute the standard deviations of the derivatives. False
-                takes one forward and one backward pass.
+            wrt: As in `gradient`; or your own `data.slots.Slot`, for something that is not an input
+                of the model.
+            gradient_bars: Whether to compute the standard deviations of the derivatives. With False
+                there is one forward and one backward pass.
             sample_weight: As in `predict`.
             members: As in `gradient`.
             progress: As in `fit`.
@@ -945,8 +947,8 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Selection:
         """Which inputs of a pool to label next; see `rigidities.selection`.
 
-        Features must be shared by the targets, and each input must have one row of them. Otherwise
-        give rows of your own choice to `selection.greedy(uq.posterior, rows, n)`.
+        The targets must share their features, and each input must have one row of features.
+        Otherwise pass your own rows to `selection.greedy(uq.posterior, rows, n)`.
 
         Args:
             x: The pool of candidates, in any form that `predict` takes; no labels are needed.
@@ -956,12 +958,14 @@ class LastLayerRigidity(ModelWrapper):
             weights: Loss weights with which new rows would enter the fit; not for "top".
             costs: What labelling each input costs.
             chosen: Rows of the pool that were selected before.
-            of: For "variance", the inputs whose variance is to shrink; by default the pool's.
+            of: For "variance", the inputs whose variance should shrink; by default those of the
+                pool.
             batch_size: As in `fit`.
             progress: As in `fit`.
 
         Raises:
-            ValueError: Inputs do not have one row of features each, or options do not go together.
+            ValueError: Inputs do not have one row of features each, or the options contradict each
+                other.
         """
         if objective == "top" and (of is not None or weights is not None):
             raise ValueError("objective='top' accepts neither of= nor weights=.")
@@ -986,7 +990,7 @@ class LastLayerRigidity(ModelWrapper):
     def familiar(self) -> list[float] | None:
         r"""The 99 % quantile of $\alpha^2 q$ over the training rows that the fit kept, by target.
 
-        None where it kept none. A variance beyond it is rare among the training data.
+        None if the fit kept no rows. A variance beyond it is rare among the training data.
         """
         state = self._fit.require_state()
         sample = state.statistics.sample
@@ -1014,15 +1018,15 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Self:
         """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
 
-        The mean changes, often for the better: print `refitted` of the result. The readout comes
-        from the sums of the fit, so there is no other pass over the training data. The best use is
-        `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, with validation data.
+        The predictions change, often for the better: print `refitted` of the result. The readout
+        comes from the sums of the fit, so there is no other pass over the training data. It is best
+        to call `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, with validation data.
 
         Args:
-            x: Rows on which the readout refitted to the training rows is judged, as in `fit`.
+            x: Rows on which the refitted readout is judged, as in `fit`.
             y: Their targets, as in `fit`.
-            add: Whether to refit on these rows too after judging. They are then no longer new to
-                the model, so calibrate on others.
+            add: Whether to include these rows in the refit after judging. They are then no longer
+                held out, so calibrate on other rows.
             batch_size: As in `fit`.
             progress: As in `fit`.
             process_group: As in `fit`; without x nothing is exchanged.
@@ -1059,20 +1063,22 @@ class LastLayerRigidity(ModelWrapper):
         generator: torch.Generator | None = None,
         largest_rounding: float = LARGEST_ROUNDING,
     ) -> Frozen:
-        r"""A plain `nn.Module` that gives tensors, to compile, export, serve and call from threads.
+        r"""A plain `nn.Module` that returns tensors, to compile, export or serve.
 
-        It has copies of the model's weights and of the statistics, and checks nothing: neither
-        later training nor another fit changes it. See `rigidities.export` for files.
+        It can be called from several threads. It contains copies of the model's weights and of the
+        statistics, and checks nothing. Neither later training nor another fit changes it. See
+        `rigidities.export` for files.
 
         Args:
-            outputs: What it gives, in this order: "mean" and "std" as `uq(x)`; "epistemic" and
+            outputs: What it returns, in this order: "mean" and "std" as `uq(x)`; "epistemic" and
                 "noise" (variances) and "quantiles" (first dimension: levels) as `predict`;
                 "members" (first dimension) as `ensemble`.
             rank: How many eigenvectors of the Gram to keep. Below about half of the width this is
-                cheaper than all, and it never makes the bars too small: `error` of the module
-                bounds by how much it overstates the variance $\alpha^2 q$, relative to it.
-            accuracy: The largest bound to accept, instead of a rank: the smallest rank that keeps
-                to it is taken, or all eigenvectors.
+                cheaper than keeping all, and it never makes the bars too small: `error` of the
+                module is a bound on how much the variance $\alpha^2 q$ is overstated, relative to
+                it.
+            accuracy: The largest bound to accept, instead of a rank. The smallest rank that meets
+                it is used, or all eigenvectors.
             quantiles: The levels of "quantiles".
             members: The number of "members".
             generator: The random generator of their draws.
@@ -1112,12 +1118,12 @@ class LastLayerRigidity(ModelWrapper):
 
     @property
     def posterior(self) -> Posterior:
-        """Eigenbasis, ridge and scale; factorised once, when first needed."""
+        """Eigenbasis, ridge and scale; computed once, when first needed."""
         return self._fit.require_state().posterior
 
     @property
     def readout(self) -> AnyTap:
-        """The readout of the fit: a callable that gives a batch's outputs and features.
+        """The readout of the fit: a callable that returns the outputs and features of a batch.
 
         Raises:
             ValueError: There is no fit, or the model has changed since.
@@ -1127,15 +1133,15 @@ class LastLayerRigidity(ModelWrapper):
 
     @property
     def feed(self) -> Feed:
-        """How data reach the model: `uq.feed(data, "what for")` gives batches."""
+        """How data reach the model: `uq.feed(data, "what for")` yields batches."""
         return self._fit.feed()
 
     @property
     def rounding(self) -> float:
         """Bound on the relative rounding error of the variances that `uq(x)` gives.
 
-        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent. Inside
-        `torch.autocast` it is larger, since features have fewer digits: read it there.
+        See `QuadraticForm.rounding`; rounding errors within a sum are assumed to be independent.
+        Inside `torch.autocast` it is larger, because features have fewer digits; read it there.
         """
         _, state = self._fit.ready()
         device_type = placement(self.model)[0].type
@@ -1174,15 +1180,15 @@ class LastLayerRigidity(ModelWrapper):
         groups: Groups | None = None,
         **options: Any,
     ) -> Self:
-        """Read a file that `save` wrote, for the model it was made with.
+        """Load a file that `save` wrote, with the model that was fitted.
 
         Args:
             path: The path of the file.
             model: The model, with the same weights, on any device.
-            noise: The noise of the calibration, where it was a function, which a file cannot hold.
-            groups: The groups of the conformal rows, where they were a function.
+            noise: The noise of the calibration, if it was a function, which a file cannot contain.
+            groups: The groups of the conformal rows, if they were a function.
             options: The functions `forward`, `features` and `target` of the fit, which a file
-                cannot hold.
+                cannot contain.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -1206,9 +1212,9 @@ class LastLayerRigidity(ModelWrapper):
         gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
     ) -> Self:
-        """Set the loss and weights of a loaded fit, where they were functions.
+        """Set the loss and weights of a loaded fit, if they were functions.
 
-        A file cannot hold functions, and `partial_fit`, `forget`, `merge` and `calibrate` need
+        A file cannot contain functions, and `partial_fit`, `forget`, `merge` and `calibrate` need
         them.
 
         Args:
@@ -1222,7 +1228,7 @@ class LastLayerRigidity(ModelWrapper):
             The object itself.
 
         Raises:
-            ValueError: The loss of the fit is known already.
+            ValueError: The loss of the fit is already known.
         """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         self._fit.set_weighing(Weighing(loss_for(loss), sample_weight, derivatives))
@@ -1280,7 +1286,7 @@ class LastLayerRigidity(ModelWrapper):
         return lambda: self._fit.batches(data, call, batch_size, progress=False)
 
     def _joined(self, gradients: list[Gradient], members: int | None) -> Gradient:
-        """The gradients of all batches as one; warns once if members were drawn unasked."""
+        """The gradients of all batches as one; warns once if members were drawn by default."""
         gradient = Gradient.join(gradients)
         if gradient.sampling_error and members is None:
             message = SAMPLED.format(MEMBERS, gradient.sampling_error)
@@ -1326,7 +1332,7 @@ def _feature_maps(tap: AnyTap, wrt: InputName, batches: Iterable[Batch]) -> Iter
 
 
 def _joint(tap: AnyTap, state: FitState) -> JointPosterior:
-    """The joint posterior of all targets' weights, behind several predictions."""
+    """The joint posterior of all targets' weights, which several predictions share."""
     common_scale = state.calibration.joint
     return JointPosterior.of(state.posterior, state.statistics.gram, tap.layout, common_scale)
 

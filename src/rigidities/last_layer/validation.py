@@ -102,7 +102,7 @@ class Validation:
 
         Args:
             batches: The data.
-            compared: Whether to count the rows that stand in the training data too.
+            compared: Whether to count the rows that are also in the training data.
 
         Raises:
             ValueError: A batch cannot be used; the message names it.

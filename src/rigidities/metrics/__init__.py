@@ -1,13 +1,13 @@
 """How good error bars are, in numbers.
 
 Throughout, mu is the predicted `mean`, sigma the predicted `std`, y the `target`, e = y - mu and
-z = e / sigma. Each argument is a tensor, an array or a list. A `Prediction` p may stand for mean
-and std, `nll(p, target)`; likelihood, CRPS, coverage and intervals are then those of its
+z = e / sigma. Each argument is a tensor, an array or a list. A `Prediction` p may replace mean and
+std, as in `nll(p, target)`; likelihood, CRPS, coverage and intervals are then those of its
 distribution.
 
-All arguments have one shape, up to dimensions of size one. They are flattened, and sums are done in
-float64 on the CPU. Empty, non-finite or differently shaped input raises ValueError, as does a `std`
-below zero, or equal to zero where a division or a logarithm needs it.
+All arguments have the same shape, up to dimensions of size one. They are flattened, and sums are
+done in float64 on the CPU. Empty, non-finite or differently shaped input raises ValueError, as does
+a `std` below zero, or equal to zero where a division or a logarithm needs it.
 
 References:
     Scores: Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation",

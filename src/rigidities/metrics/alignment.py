@@ -1,9 +1,9 @@
 """How scores prepare their arguments: one shape, finite, flat, float64.
 
-The classical trap is (N,) against (N, 1), which broadcasts to (N, N) without a word. `aligned`
-refuses such pairs, or drops the dimension of size one. `of_prediction` lets a `Prediction` stand
-for mean and std; `predicted` and `judged` make a `Prediction` of mean and std, so that every score
-is that of a distribution.
+The classical trap is (N,) against (N, 1), which silently broadcasts to (N, N). `aligned` refuses
+such pairs, or drops the dimension of size one. `of_prediction` lets a `Prediction` replace mean and
+std; `predicted` and `judged` make a `Prediction` of mean and std, so that every score is that of a
+distribution.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Score = TypeVar("Score")
 
 
 def of_prediction(score: Callable[..., Score]) -> Callable[..., Score]:
-    """Let a `Prediction` stand for `mean` and `std` both: score(p, target).
+    """Accept a `Prediction` in place of `mean` and `std`: score(p, target).
 
     Args:
         score: A function whose parameters have `mean` and then `std` among them.
@@ -71,7 +71,7 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
 
     Args:
         **arrays: The arrays, each under the name that messages use for it; `std` must be >= 0. A
-            `Prediction` stands for its attribute of that name.
+            `Prediction` means its attribute of that name.
 
     Returns:
         The tensors, in the same order.

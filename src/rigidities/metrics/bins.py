@@ -78,7 +78,7 @@ def binned_log_ratio(mean: Values, std: Values, target: Values, bin_size: int = 
 def slope(mean: Values, std: Values, target: Values, bin_size: int = 100) -> float:
     """Least-squares slope of log MSE on log variance over bins.
 
-    1 for the right bars, 0 for bars that tell nothing. nan where it is undefined: a single bin,
+    1 for right bars, 0 for bars without information, nan where it is undefined: a single bin,
     constant bars, or a bin whose errors are all zero.
 
     Examples:

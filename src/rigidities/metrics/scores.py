@@ -1,7 +1,7 @@
 """Scores of error bars: likelihood, coverage, calibration and sharpness.
 
-The formulas in the docstrings are those of Gaussian bars, which mean and std stand for. For a
-`Prediction` they compute the same quantity of its distribution.
+The formulas in the docstrings are for Gaussian bars, given by mean and std. For a `Prediction`, the
+functions compute the same quantity of its distribution.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def nll(mean: Values, std: Values, target: Values) -> float:
 def nll_gain(mean: Values, std: Values, target: Values) -> float:
     """How much the NLL falls below that of the best constant bar, sigma^2 = MSE of these rows.
 
-    [log(2 pi MSE) + 1] / 2 - NLL: above zero where bars that vary are worth having. The constant
-    is fitted to the very rows it is judged on. Minus infinity where every error is zero.
+    [log(2 pi MSE) + 1] / 2 - NLL: above zero where varying bars are better. The constant is fitted
+    to the same rows that it is judged on. Minus infinity where every error is zero.
 
     Examples:
         >>> round(nll_gain([0.0, 0.0], [1.0, 10.0], [1.0, 10.0]), 4)
@@ -166,7 +166,7 @@ def miscalibration_area(mean: Values, std: Values, target: Values) -> float:
 
 
 def sharpness(std: Values) -> float:
-    """Root mean variance, sqrt(mean sigma^2): the size of the bars, whatever the errors.
+    """Root mean variance, sqrt(mean sigma^2): the size of the bars, independent of the errors.
 
     Examples:
         >>> sharpness([1.0, 7.0])
@@ -187,7 +187,7 @@ def summary(
 
     Args:
         mean: Predictions, or a `Prediction`.
-        std: Their error bars; left out where `mean` is a `Prediction`.
+        std: Their error bars; leave them out if `mean` is a `Prediction`.
         target: True values.
         bin_size: Rows in each bin of the binned metrics.
         level: Level of the intervals of coverage, width and interval score.

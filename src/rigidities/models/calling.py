@@ -43,8 +43,8 @@ _SEARCH_LIMIT = 256
 
 _KEYWORDS_REMEDY = (
     "The entries of a mapping, except the target, are keyword inputs. If the model expects the "
-    "mapping itself, pass forward=lambda m, b: m(b); if it expects some entries, pass "
-    "forward=lambda m, b: m(b['key']). Pass target=lambda b: b['key'] as well, with your own keys."
+    "mapping itself, pass forward=lambda m, b: m(b) or, if it expects single entries, "
+    "forward=lambda m, b: m(b['key']), and target=lambda b: b['key'] with your own keys."
 )
 
 _version = attrgetter("_version")
@@ -206,7 +206,7 @@ def _tuple_remedy(model: nn.Module, inputs: int) -> str:
     return (
         "The last entry of a tuple, as in fit(x, y), is the target; all entries before it are "
         f"inputs. For other tuples, pass forward=lambda m, b: m({', '.join(places)}) and "
-        f"target=lambda b: b[{used}], with your own indices."
+        f"target=lambda b: b[{used}] with your own indices."
     )
 
 

@@ -1,8 +1,8 @@
 r"""Quantities derived from predictions or parameters, with first-order error bars.
 
 A quantity $g(a)$ of parameters or predictions with covariance $\Sigma = L L^\top$ has the variance
-$|L^\top \nabla g|^2$ to first order. A `Derived` has the rows $L^\top \nabla g$ of many
-quantities, from which their covariance follows too. The derivatives come from automatic
+$|L^\top \nabla g|^2$ to first order. A `Derived` contains the rows $L^\top \nabla g$ of many
+quantities, from which their covariance follows as well. The derivatives come from automatic
 differentiation (`Derived.of`) or from differences (`Derived.by_differences`).
 """
 
@@ -32,19 +32,19 @@ They are exact for polynomials up to degree 6.
 
 @dataclass(frozen=True)
 class Derived:
-    r"""What a function of many predictions gives, with its standard deviation.
+    r"""The value of a function of many predictions, with its standard deviation.
 
-    Only the epistemic variance is in it: what the weights do not know, with all correlations
+    It contains only the epistemic variance (the uncertainty of the weights), with all correlations
     between predictions. See `propagation` for what that leaves out.
 
     Attributes:
         mean: The function of the model's own predictions, plus `shift`.
         variance: Variance to first order, shaped like the mean.
-        shift: $\tfrac12 \mathrm{tr}(H \Sigma)$, what curvature adds to the mean; zero unless asked
-            for.
-        rows: Derivatives by independent standard coordinates, (Q, R) for Q quantities, in
-            float64; None where they would have taken too much memory.
-        precision: Precision of the derivatives: float64 where the function takes it.
+        shift: $\tfrac12 \mathrm{tr}(H \Sigma)$, what curvature adds to the mean; zero unless
+            requested.
+        rows: Derivatives with respect to independent standard coordinates, (Q, R) for Q quantities,
+            in float64; None if they would have needed too much memory.
+        precision: Precision of the derivatives: float64 if the function accepts it.
 
     Examples:
         >>> rows = torch.tensor([[3.0, 4.0], [3.0, 0.0]], dtype=torch.float64)
@@ -74,7 +74,8 @@ class Derived:
         Args:
             value: The function at the model's predictions, of any shape. Variance and shift get its
                 dtype, at least float32.
-            rows: Derivatives by independent standard coordinates, (Q, R). None needs `variance`.
+            rows: Derivatives with respect to independent standard coordinates, (Q, R). If None,
+                pass `variance`.
             variance: Variances, (Q,); None to compute them from `rows`.
             shift: What curvature adds to the value, (Q,); None for zero.
             precision: Precision of the derivatives.
@@ -100,8 +101,8 @@ class Derived:
     def by_differences(cls, fn: Callable[[Tensor], Any], directions: Tensor) -> Derived:
         """From differences of a function of deviations.
 
-        A warning tells where fn is not a straight line within its error bar: a first-order error
-        bar says little there.
+        A warning is given where fn is not a straight line within its error bar, because a
+        first-order error bar is unreliable there.
 
         Args:
             fn: Takes deviations (M,) from the fitted values and returns real numbers.

@@ -4,8 +4,8 @@ A prediction is $y = \mu + s z$, where z follows one of these distributions. Its
 $\sigma^2 = \alpha^2 q + \text{noise}$ is the second moment about $\mu$, so that the unit is
 $s = \sigma / \sqrt{E z^2}$, with $E z^2$ from `Distribution.second`.
 
-Another distribution is another class here. `DISTRIBUTIONS` lists the names that
-`calibrate(distribution=...)` and files know. The fields of a distribution are its settings, plain
+To add a distribution, add a class. `DISTRIBUTIONS` lists the names that
+`calibrate(distribution=...)` and files accept. The fields of a distribution are its settings, plain
 numbers that files store.
 """
 

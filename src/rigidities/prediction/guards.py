@@ -1,10 +1,10 @@
-r"""What keeps error bars honest beyond the training rows, whatever a head says there.
+r"""Guards: they keep error bars honest for unfamiliar inputs, where a head has learnt nothing.
 
 A head (`prediction.head`) gives the squared scale $s^2$ of the distribution and its tilt. A guard
-sets in where q exceeds $q_{ref}$, below which nine tenths of the training rows lie. There it widens
-$s^2$ by a rule of its own and divides the tilt by $\max(1, q / q_{ref})$. There are two rules:
-`IgnoranceGuard`, the default, and `RigidityGuard`. The methods here are the plain formulas;
-`HeadForm` evaluates the same ones in a folded form.
+acts where q exceeds $q_{ref}$; 90 % of the training rows lie below. There it widens $s^2$ by its
+own rule and divides the tilt by $\max(1, q / q_{ref})$. There are two rules: `IgnoranceGuard`, the
+default, and `RigidityGuard`. The methods here are the plain formulas; `HeadForm` evaluates the same
+ones in a folded form.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ GROWTH = 0.8
 class IgnoranceGuard:
     r"""Widens error bars towards those of a forecaster who knows only the targets' spread.
 
-    Residuals inside the domain say nothing about errors outside. What says something is the error
-    of an ignorant forecaster, who predicts the targets' mean c for every row: where y is
+    Residuals inside the domain do not tell how large errors are outside. The error of an ignorant
+    forecaster does. This forecaster predicts the targets' mean c for every row: where y is
     independent of a prediction f, $E (y - f)^2 = v + (f - c)^2$ with the targets' variance v. So
 
     $$s^2 \leftarrow s^2 \max(1, M / s^2)^{t^{3/2}}, \quad M = \tau (v + (f - c)^2), \quad
@@ -51,10 +51,10 @@ class IgnoranceGuard:
     The factor $\tau$ makes the distribution's 90 % interval as wide as that of a Gaussian of that
     variance. Bars never shrink.
 
-    For sums over atoms the forecaster knows the atoms, and predicts what the readout's bias columns
-    explain of the targets, $c + w \cdot \text{features}$ instead of c. A larger structure is not an
-    unfamiliar one. As q grows with the square of the number of atoms, it is divided by the square
-    of the extent, which is the number of atoms relative to a usual one.
+    For sums over atoms the forecaster knows the atoms, and predicts the part of the targets that
+    the readout's bias columns explain, $c + w \cdot \text{features}$ instead of c. A structure is
+    not unfamiliar just because it is larger. As q grows with the square of the number of atoms, it
+    is divided by the square of the extent, which is the number of atoms relative to a usual one.
 
     Attributes:
         reference: $q_{ref}$ of each target, (K,).

@@ -1,13 +1,13 @@
 r"""Noise: the part of the variance that more data would not remove.
 
-A noise model says how the noise variance depends on the row: it is a level for each target times a
-shape, $\ell_k\, s(x)\, \bar c / c$. It is divided by the row's loss weight c, in units of the
-typical weight $\bar c$ of the calibration rows (their harmonic mean, so that the level is their
+A noise model describes how the noise variance depends on the row: it is a level for each target
+times a shape, $\ell_k\, s(x)\, \bar c / c$. It is divided by the row's loss weight c, in units of
+the typical weight $\bar c$ of the calibration rows (their harmonic mean, so that the level is their
 mean noise variance). A row without a weight gets the level times the shape.
 
-Another noise model is another class here, with a name and a shape. Where its level is not a free
-choice, the class also has the constant `tied`, which ties the level to the scale. `NOISES` lists
-the names that `calibrate(noise=...)` and files know.
+To add a noise model, add a class with a name and a shape. If its level is not a free choice, the
+class also has the constant `tied`, which ties the level to the scale. `NOISES` lists the names that
+`calibrate(noise=...)` and files accept.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def register_noise(kind: NoiseClass) -> NoiseClass:
 def noise_named(noise: str | type[Noise] | Noise | Callable[[Any], Tensor]) -> type[Noise]:
     """The class of a noise model, given by its name, an object or the class itself.
 
-    A function of batches stands for `GivenNoise`, whose shape it gives.
+    A function of batches means `GivenNoise` with the shape that it returns.
 
     Raises:
         ValueError: No noise model has that name.
@@ -144,7 +144,7 @@ class GivenNoise(Noise):
     The level is one where the variances are known well.
 
     Attributes:
-        function: callable(batch) -> variances, one per sample or output. Files do not hold it.
+        function: callable(batch) -> variances, one per sample or output. It is not saved to files.
     """
 
     name = "given"

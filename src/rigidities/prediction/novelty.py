@@ -1,4 +1,4 @@
-"""How unlike the training data an input looks to each layer of the network."""
+"""How unfamiliar an input looks to each layer of the network."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SHOWN = 5
 class Novelty:
     """How far the input of each layer lies from the layer's inputs in training.
 
-    A layer's distances are relative to the distance that 95 % of the calibration rows stay below:
-    1 is unusual, 10 is unlike anything that the layer has seen.
+    Distances are relative to the distance that 95 % of the calibration rows stay below: 1 is
+    unusual, 10 is unlike anything that the layer got in training.
 
     Attributes:
         by_layer: Relative distances, (N, L), one row per input and one column per layer.
@@ -40,12 +40,12 @@ class Novelty:
 
     @property
     def largest(self) -> Tensor:
-        """The novelty to the layer that knows an input least, (N,)."""
+        """The largest novelty of each input over the layers, (N,)."""
         return self.by_layer.amax(1)
 
     @property
     def layer(self) -> list[str]:
-        """The name of the layer that knows an input least, N names."""
+        """The name of the layer with the largest novelty, for each of N inputs."""
         return [self.layers[column] for column in self.by_layer.argmax(1).tolist()]
 
     def __getitem__(self, index: Any) -> Novelty:

@@ -1,11 +1,11 @@
 r"""A prediction with its error bar.
 
-A `Prediction` has the mean $\mu$, the variances that add up to $\sigma^2$ (epistemic, noise and
-that of uncertain inputs) and the distribution around the mean. All that it answers, quantiles,
-probabilities and scores, goes through the distribution's unit: $y = \mu + s z$ with $s = \sigma /
-\sqrt{E z^2}$ (`Prediction.unit`). A support moves the probability beyond a bound to the bound.
-Entries can be picked, joined and moved to other units; whatever belongs to single entries goes with
-them (`prediction.entries`).
+A `Prediction` contains the mean $\mu$, the variances that add up to $\sigma^2$ (epistemic, noise
+and that of uncertain inputs) and the distribution around the mean. Quantiles, probabilities and
+scores are computed with the distribution's unit: $y = \mu + s z$ with $s = \sigma / \sqrt{E z^2}$
+(`Prediction.unit`). A support moves the probability beyond a bound to the bound. Entries can be
+selected, joined and converted to other units, together with everything that belongs to them
+(`prediction.entries`).
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ class _Bound(NamedTuple):
 class Prediction:
     r"""Mean and error bar of many predictions; every tensor is shaped like the model's output.
 
-    With `support`, probability that the distribution puts beyond a bound lies at the bound:
-    quantiles, samples, `cdf`, `log_prob`, `crps` and `centre` are those of the bounded
-    distribution. `variance` and `std` are not.
+    With `support`, the probability beyond a bound is moved to the bound: quantiles, samples, `cdf`,
+    `log_prob`, `crps` and `centre` are those of the bounded distribution. `variance` and `std` are
+    not.
 
-    It is a value. `p[:10]`, `p[mask]` and `p[:, 0]` are predictions of those entries. `p * sd + mu`
-    is the prediction of sd Y + mu, where sd and mu are numbers or have one for each target.
-    Functions of several predictions, which share errors, are for `uq.propagate`.
+    `p[:10]`, `p[mask]` and `p[:, 0]` are predictions of those entries. `p * sd + mu` is the
+    prediction of sd Y + mu, where sd and mu are numbers, or have one entry per target. Several
+    predictions share errors: for functions of them use `uq.propagate`.
 
     Attributes:
         mean: What the model predicts.
         epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, the variance that more data would
-            shrink. It says by how much the prediction would move if the model were trained again
+            shrink. It measures how much the prediction would change if the model were trained again
             on other rows.
-        noise: The variance that `epistemic` and `from_inputs` leave of the distribution's second
-            moment, with what tails and a guard add. Zero unless calibrated.
+        noise: The rest of the distribution's second moment, after `epistemic` and `from_inputs`; it
+            includes what tails and a guard add. Zero unless calibrated.
         rigidity: The paper's $R = 1/q$, unscaled. It is that of the model's output, in the
             output's units.
-        from_inputs: Variance that uncertain inputs cause. Zero unless asked for.
+        from_inputs: Variance that uncertain inputs cause. Zero unless requested.
         distribution: Shape of the predictive distribution.
-        support: The least and the largest value a target can have, None for no bound. Each is a
-            number, or a tensor that broadcasts against the mean.
-        conformal: What gives `interval` its guarantee, if anything.
-        novelty: How unlike the training data the input looks to the layer that knows it least, see
-            `prediction.novelty`. None unless the fit was asked for it.
+        support: The lowest and the highest value that a target can have, with None for no bound.
+            Each is a number, or a tensor that broadcasts against the mean.
+        conformal: The conformal scores that give `interval` its guarantee, if there are any.
+        novelty: How unfamiliar the input looks to the layer where it is most novel, see
+            `prediction.novelty`. None unless the fit was called with `novelty=True`.
 
     Examples:
         >>> ones = torch.ones(1)
@@ -182,12 +182,12 @@ class Prediction:
         return bounds
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws of each prediction, (n, ...). They carry no correlations."""
+        """Independent draws of each prediction, (n, ...). They contain no correlations."""
         z = self.distribution.sample(self.unit, n, generator)
         return self._within_support(self.mean + self.unit * z)
 
     def log_prob(self, target: Tensor) -> Tensor:
-        """Logarithm of the predictive density at the target; of the mass, at a bound."""
+        """Log of the predictive density at the target, or of the probability mass at a bound."""
         y = self.matched(target)
         low, high = self._bounds
         value = self.distribution.log_density(self._in_units(y)) - self.unit.log()
@@ -213,7 +213,7 @@ class Prediction:
         return (self.unit * score + (y - y_within).abs()).to(self.unit)
 
     def tail(self, target: Tensor) -> Tensor:
-        r"""How far out a target lies, $2 \min(P(Y \le y), P(Y \ge y))$, at most 1."""
+        r"""Two-sided tail probability of a target, $2 \min(P(Y \le y), P(Y \ge y))$, at most 1."""
         y = self.matched(target)
         low, high = self._bounds
         # 0/0 is avoided: the scale may be zero where the target is the mean.
@@ -242,7 +242,7 @@ class Prediction:
     def to_numpy(self, level: float = 0.9, *, conformal: bool = False) -> dict[str, Any]:
         """Arrays shaped like the output: mean, std, epistemic, noise, low and high.
 
-        Novelty is among them where it is known.
+        Novelty is included if it is known.
 
         Args:
             level: Probability of the interval from low to high.
@@ -270,8 +270,8 @@ class Prediction:
     ) -> Any:
         """A table with the columns mean, std, low and high.
 
-        The columns of several targets are `mean_0`, ... or `mean_<name>`. Novelty is a column of
-        its own where it is known.
+        The columns of several targets are `mean_0`, ... or `mean_<name>`. Novelty is a separate
+        column if it is known.
 
         Args:
             level: Probability of the interval from low to high.
@@ -446,7 +446,7 @@ class Prediction:
     __radd__ = __add__
 
     def _linear(self, factor: Any, shift: Any = 0.0) -> Prediction:
-        """The prediction of a Y + b; in float64 where single precision cannot hold its variance."""
+        """The prediction of a Y + b; in float64 if its variance overflows single precision."""
         a = self._constant(factor)
         b = self._constant(shift)
         a2 = a.square()

@@ -296,7 +296,7 @@ def _with_distribution(
     """Rows with their part of the prediction; targets within rounding of a bound are put on it.
 
     Nothing is added for a Gaussian without bounds, since rows without a prediction are judged as
-    such. The same holds for a distribution without probabilities; `cautions` says so.
+    such. The same is true for a distribution without probabilities; `cautions` mentions it.
     """
     name = prediction.distribution.name
     rows = [replace(rows_of_target, distribution=name) for rows_of_target in rows]

@@ -3,8 +3,8 @@ r"""An ensemble of readouts: many plausible models for the cost of one.
 Member $n$ predicts $y(x) + f(x) \cdot \delta_n$ with the features $f = \partial y / \partial w$
 and the deviations $\delta_n$ of `members`. Whatever the number of members, this takes one pass of
 the model and one matrix product. Where the output is linear in the readout's weights this is the
-model with the weights $w + \delta_n$. Members keep the correlations between predictions, so that
-any function of any number of outputs gets its error bar.
+model with the weights $w + \delta_n$. Members keep the correlations between predictions, so any
+function of any number of outputs gets an error bar.
 
 An `Ensemble` is the module that users call. `member_outputs` is the computation itself, which
 frozen modules use too.
@@ -48,10 +48,11 @@ NOT_IN_ONNX = (
 class Ensemble(ModelWrapper):
     """Members of a last-layer ensemble: `ens(x)` -> (members, *output.shape).
 
-    Differentiable by the inputs where the readout is a plain layer. The model is part of this
-    module, as in any wrapper (`to` moves it), but neither its mode nor its gradients are touched.
-    Weights that changed since the fit are refused; a compiled or exported graph does not look.
-    Inputs are one tuple to an exporter, so that a graph for any number of rows n of one input is
+    Members are differentiable with respect to the inputs if the readout is a plain layer. The model
+    is part of this module, as in any wrapper (`to` moves it), but neither its mode nor its
+    gradients are changed. Weights that changed since the fit are refused; a compiled or exported
+    graph does not check this. An exporter sees the inputs as one tuple, so a graph for any number
+    of rows n of one input is
 
         torch.export.export(ens, (x,), dynamic_shapes=(({0: torch.export.Dim("n")},),))
 
@@ -65,8 +66,8 @@ class Ensemble(ModelWrapper):
         deviations: (members, targets, features), float64 whatever the module is cast to.
         drawing: How the members were drawn; see `members`.
         missing: Share of the training predictions' variance that a symmetric set leaves out.
-        own: What each prediction shares with no other (see `members`); an ONNX graph leaves it
-            out.
+        own: The part of each prediction's deviation that no other prediction shares (see
+            `members`); an ONNX graph leaves it out.
     """
 
     _kind = "ensemble"
@@ -101,7 +102,7 @@ class Ensemble(ModelWrapper):
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> MemberValues:
-        """Mean and standard deviation of any function of the outputs, by one call per member.
+        """Mean and standard deviation of any function of the outputs, with one call per member.
 
         For a linear function the mean is exact (unless the draws are independent); the covariance
         is unbiased for random members, exact for a symmetric set of full rank, and a lower bound
@@ -111,12 +112,12 @@ class Ensemble(ModelWrapper):
         Args:
             fn: callable(output) -> tensor, array or number of any fixed shape, differentiable or
                 not. The output is that of one member for all of x, batches joined, in float64:
-                the model's own precision would round small spreads of large outputs away. A
-                function that raises an error there gets float32, then the model's precision;
-                the result says which.
+                the model's own precision would round small spreads of large outputs away. If the
+                function raises an error in float64, it gets float32, then the model's precision;
+                the result contains the precision that was used.
             x: Inputs, a data set or batches; targets in them are ignored.
             batch_size: Rows per batch where the data are not batches already.
-            progress: Whether to show a bar; by default on a terminal only.
+            progress: Whether to show a progress bar; by default only on a terminal.
 
         Returns:
             The values of the function for all members, with their moments.
@@ -160,13 +161,13 @@ class Ensemble(ModelWrapper):
         target: Callable[[Any], Tensor] | None = None,
         output: str | int | None = None,
     ) -> Ensemble:
-        """Read a file for the model it was made with.
+        """Load a file with the model that was fitted.
 
         Args:
             path: The path of a file that `save` wrote.
             model: The model with the same weights, on any device.
-            layer: As in the fit; not needed, the file knows it.
-            features: The function of the fit, which a file does not hold.
+            layer: As in the fit; not needed, because the file contains it.
+            features: The function of the fit, which a file cannot contain.
             forward: The function of the fit.
             target: The function of the fit.
             output: As in the fit; not needed.

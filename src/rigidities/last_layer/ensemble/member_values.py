@@ -6,11 +6,11 @@ means of antithetic pairs), U in number,
 $$ \hat\sigma^2 = \frac1n \sum_n (v_n - \bar v)^2
    + \frac{1}{U} \cdot \frac{1}{U - 1} \sum_u (\bar v_u - \bar v)^2 $$
 
-is unbiased: the second term returns what the sample mean, itself random, took away. For single
-draws this is the usual $\frac{1}{n-1}$, for recentred ones too. For pairs the second term
-vanishes where the quantity is linear in the outputs. A symmetric set is a quadrature rule: it has
-weights $1/n$ and no correction. Below full rank it leaves directions out, so that its variance of
-a linear quantity is a lower bound; no error here tells by how much.
+is unbiased: the second term corrects for the randomness of the sample mean. For single draws this
+is the usual $\frac{1}{n-1}$, for recentred ones too. For pairs the second term vanishes where the
+quantity is linear in the outputs. A symmetric set is a quadrature rule: it has weights $1/n$ and no
+correction. Below full rank it leaves directions out, so that its variance of a linear quantity is a
+lower bound, and it is not known by how much.
 
 `evaluated` calls a user's function once for the output of each member and gives `MemberValues`.
 """
@@ -40,13 +40,13 @@ class MemberValues:
     For a quantity that is linear in the outputs, `mean` is the value at the model's own
     prediction exactly unless the draws are independent; `variance` and `covariance` are unbiased
     for random members, exact for a symmetric set of full rank, and a lower bound where `missing`
-    is above 0. Only the epistemic part is here: the noise of single observations is not.
+    is above 0. It contains only the epistemic part, not the noise of single observations.
 
     Attributes:
         values: The quantity for each member, (members, ...).
         drawing: How the members were drawn; see `members`.
-        missing: Share of the training predictions' variance that a symmetric set leaves out. Of
-            the quantity's own variance it may leave out more or less.
+        missing: Share of the training predictions' variance that a symmetric set leaves out. The
+            share of the quantity's own variance that is left out may be larger or smaller.
         precision: The precision of the outputs that the quantity was computed from.
 
     Examples:

@@ -1,4 +1,4 @@
-r"""Sets of weight deviations that stand for the posterior of a readout.
+r"""Sets of weight deviations that represent the posterior of a readout.
 
 A member $n$ has the weights $w + \delta_n$. Deviations are made in the standard coordinates
 $\xi$ of `JointPosterior`, where the posterior is $N(0, I)$ in C dimensions:
@@ -62,7 +62,7 @@ TOO_LOW = (
 
 @dataclass(frozen=True)
 class Members:
-    r"""Weight deviations, and how they came about, which decides how moments are estimated.
+    r"""Weight deviations, and how they were drawn, which decides how moments are estimated.
 
     Attributes:
         deviations: $\delta$, (n, K, D) in float64. If members come in pairs, the second half

@@ -1,9 +1,9 @@
 r"""Output and features of a batch as functions of one input tensor: $x \mapsto (y(x), f(x))$.
 
-A derivative of the prediction by the input is linear in the readout's weights, as the prediction
-itself is, with the features' derivative in place of the features:
-$\partial y / \partial x_i = \ldots + (\partial f / \partial x_i) \cdot w$. So error bars of
-derivatives need the derivatives of the features, and nothing else.
+A derivative of the prediction with respect to the input is linear in the readout's weights, as the
+prediction itself is, with the features' derivative in place of the features: $\partial y / \partial
+x_i = \ldots + (\partial f / \partial x_i) \cdot w$. So error bars of derivatives need the
+derivatives of the features, and nothing else.
 
 `FeatureMap.of` takes a batch and the place (slot) of one input in it, runs the model once and keeps
 the autograd graph of that pass. `feature_derivatives` then differentiates the map, and the methods

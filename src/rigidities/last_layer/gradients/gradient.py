@@ -1,4 +1,4 @@
-r"""Derivatives of predictions by the inputs, with error bars.
+r"""Derivatives of predictions with respect to the inputs, with error bars.
 
 $\partial y / \partial x_i$ is linear in the readout's weights with features
 $g_i = \partial f / \partial x_i$, so
@@ -6,10 +6,10 @@ $g_i = \partial f / \partial x_i$, so
 $$ \mathrm{Var}\, \frac{\partial y}{\partial x_i} = \alpha_g^2\,
    g_i^\top (G + \varsigma^2 I)^{-1} g_i. $$
 
-This is the limit of many last-layer members, each differentiated by itself, without their sampling
+This is the limit of many last-layer members, each differentiated separately, without their sampling
 error. The scale $\alpha_g$ is that of the members, $\alpha$, unless derivatives were calibrated on
-targets of their own. Then $\alpha_g$ applies to first and second derivatives here, and not to
-members or `propagate`, which know of values alone.
+their own targets. Then $\alpha_g$ applies to first and second derivatives here, but not to members
+or `propagate`, which only use values.
 
 A `Differentiator` holds the posterior; it takes the `FeatureMap` of one batch after the other and
 gives a `Gradient` for each. `Gradient.join` makes a single `Gradient` of them.
@@ -51,8 +51,8 @@ class Gradient:
     Attributes:
         mean: Derivatives of the model's prediction. They are shaped like the input for one output
             per sample, else (N, *output, *input) with the shapes of one sample's output and input.
-        std: Their standard deviations; NaN where they were not asked for.
-        sampling_error: Relative standard error of `std` where members were drawn; 0 if exact.
+        std: Their standard deviations; NaN if they were not requested.
+        sampling_error: Relative standard error of `std` if members were drawn; 0 if exact.
         summed: Whether the sum of all outputs was differentiated, because the input does not have
             one row per sample, or because its rows act on other samples too.
     """
@@ -120,7 +120,7 @@ class Differentiator:
             raise ValueError(f"members must be 0 (exact) or a number, got {self.members!r}.")
 
     def __call__(self, feature_map: FeatureMap) -> Gradient:
-        """The derivatives of one batch by all numbers of its input."""
+        """The derivatives of one batch with respect to all numbers of its input."""
         members = self._members(feature_map)
         if members:
             mean, q = reverse_quadratic(feature_map, self._drawn_projection(members))

@@ -6,9 +6,9 @@ $$ \mathrm{Cov}(z) = J\, \mathrm{Cov}(y)\, J^\top = (J T)(J T)^\top, \qquad
    E[z_q] = \mathrm{fn}(y)_q + \tfrac12 \mathrm{tr}(H_q\, \mathrm{Cov}(y)) $$
 
 to first order (exact where fn is linear) and, if asked for, second order in the mean (exact where
-fn is quadratic). $T$ are the derivatives of the predictions by the weights' standard coordinates
-(see `outputs`), so correlations between predictions and between targets are kept: a difference of
-two similar predictions has a small error bar.
+fn is quadratic). $T$ are the derivatives of the predictions with respect to the weights' standard
+coordinates (see `outputs`), so correlations between predictions and between targets are kept: a
+difference of two similar predictions has a small error bar.
 
 The data are read once into `JointOutputs`. `Differential` evaluates fn there and gives its
 derivatives. Both together give J T, whose rows or sums of squares become a `Derived`.
@@ -135,7 +135,7 @@ class _Spread:
     Attributes:
         variance: Sums of squares of the derivatives, (Q,).
         rows: The derivatives, (Q, R); None where they would take too much memory.
-        flat: Whether all derivatives of a quantity by the outputs are zero, (Q,).
+        flat: Whether all derivatives of a quantity with respect to the outputs are zero, (Q,).
     """
 
     def __init__(self, quantities: int, outputs: JointOutputs) -> None:
@@ -153,7 +153,7 @@ class _Spread:
         Args:
             quantities: Which quantities the block has.
             coordinates: Which coordinates the block has.
-            rows: The derivatives by these coordinates.
+            rows: The derivatives with respect to these coordinates.
             slopes: Derivatives of the same quantities, by which to tell whether they are flat.
         """
         self.flat[quantities] &= ~slopes.any(1)

@@ -54,10 +54,10 @@ __all__ = ["Binding", "model_fingerprint"]
 _SEARCHED = ("No linear map", "The output does not depend on", "The parameters")
 """How the messages of a search that found no readout begin."""
 _DERIVATIVE = (
-    "The model returns derivatives of a network by its inputs (forces, a Hamiltonian's flow). "
-    "Wrap the network that it differentiates, the energy: fit(x, y, gradients=..., "
-    "gradient_target=...) includes the derivatives that were trained, and uq.gradient(x) returns "
-    "them with error bars. Without this:"
+    "The model returns derivatives of a network with respect to its inputs (forces, a "
+    "Hamiltonian's flow). Wrap the network that it differentiates, the energy: fit(x, y, "
+    "gradients=..., gradient_target=...) includes the derivatives that were trained, and "
+    "uq.gradient(x) returns them with error bars. Without this:"
 )
 _FUNCTION = (
     "The output is computed by {}, a torch.autograd.Function that cannot be inspected (an "

@@ -1,9 +1,9 @@
 """Feature columns of the readout heads: each head's weight, then its bias.
 
-Features are derivatives by the heads' weights, so that each column of the features belongs to a
-weight. With `joint=False` a column belongs to one input of a head (every target has its own copy of
-the weights: D columns, plus one for the bias). With `joint=True` every single weight has a column.
-Heads that share a parameter share its columns.
+Features are derivatives with respect to the heads' weights, so that each column of the features
+belongs to a weight. With `joint=False` a column belongs to one input of a head (every target has
+its own copy of the weights: D columns, plus one for the bias). With `joint=True` every single
+weight has a column. Heads that share a parameter share its columns.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Recorder(nn.Module):
         head: The module that it stands in for.
         calls: One entry per call since `reset`.
         probing: Whether to add a zero that requires a gradient to each output, so that the
-            derivative of the model's output by the head's output can be taken.
+            derivative of the model's output with respect to the head's output can be taken.
         change: (D or D+1, K), added to the output as if to the head's weights (and bias), for
             checks of linearity. It is used only where the weights are not plain parameters, which
             could be exchanged.

@@ -427,7 +427,7 @@ class Trials:
         return {module: "not linear"}
 
     def obstacle(self, names: list[str], outputs: int) -> str:
-        """Why heads and modules cannot be taken by their parameters unasked; empty if they can.
+        """Why heads and modules are not included by default; empty if they are.
 
         Args:
             names: Names of heads and modules; the answer is about the last one.
@@ -564,7 +564,7 @@ def _completed(
     A module that adds to what the heads give (an embedding, a wide convolution, a graph
     convolution beside a linear skip) joins them. One that weighs the outputs of a head against one
     another (a raw weight after a linear bottleneck) is the readout instead of that head. One that
-    only scales or shifts them, or is too large, is left out, and `left_out` says so.
+    only scales or shifts them, or is too large, is left out and listed in `left_out`.
 
     Args:
         model: The user's model.
@@ -695,7 +695,7 @@ def left_out_notice(readout: FoundReadout) -> str:
 
 
 def nearest_parameters(model: nn.Module, parameters: list[str], heads: Sequence[str] = ()) -> str:
-    """The line of code that takes the derivative by the parameters nearest to the output.
+    """The line of code that uses derivatives with respect to the parameters nearest to the output.
 
     Args:
         model: The user's model.

@@ -51,8 +51,8 @@ class RowGains:
 
     Attributes:
         owners: (R,), the output row that each head row acts on.
-        gains: (R, K), the derivative of that output by the head's; (R, 1) where it is the same for
-            all targets.
+        gains: (R, K), the derivative of that output with respect to the head's; (R, 1) where it is
+            the same for all targets.
         view: How the output is seen as rows.
     """
 

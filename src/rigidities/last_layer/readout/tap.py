@@ -1,9 +1,9 @@
 r"""Where the features come from: `Tap` turns a model into inputs -> (output, features).
 
-The features of a prediction are its derivatives by the readout's weights,
-$f = \partial y / \partial w$ (`FeatureTap`: what a user's function gives). A tap runs a `shadow` of
-the model with a recorder in place of the readout head(s); a `Case` (see `cases`) says how the
-features follow from what was recorded. The data take this way in every pass:
+The features of a prediction are its derivatives with respect to the readout's weights, $f =
+\partial y / \partial w$ (`FeatureTap`: what a user's function gives). A tap runs a `shadow` of the
+model with a recorder in place of the readout head(s); a `Case` (see `cases`) says how the features
+follow from what was recorded. The data take this way in every pass:
 
     inputs -> this thread's shadow -> output and recorded calls of the heads -> case -> `Reading`
 
@@ -651,7 +651,7 @@ class Tap(WatchingTap):
         self.linear = self._is_linear(reading, inputs)
 
     def _take_parameters(self, *, opened: bool = False) -> None:
-        """Take the derivative by the parameters of the heads, whatever they compute of them.
+        """Differentiate with respect to the parameters of the heads, whatever they compute.
 
         Args:
             opened: Whether the heads only seem to be linear maps, so that the modules inside them
@@ -867,7 +867,7 @@ def _agree(actual: Tensor, expected: Tensor, share: float) -> bool:
 
 
 def _some_input_requires_grad(inputs: Inputs) -> bool:
-    """Whether somebody may ask for derivatives by an input."""
+    """Whether derivatives with respect to an input may be requested."""
     args, kwargs = inputs
     values = [*args, *kwargs.values()]
     for value in values:

@@ -87,8 +87,8 @@ class Block:
             such rows (atoms of structures) or have been hashed already.
         batches: Which batches they are.
         sample_hashes: Hashes of the samples (N,), where they have been hashed already.
-        derivatives: Rows of derivatives by the inputs, which count in the Gram alone. They are
-            computed while the Gram takes them, a few at a time, once.
+        derivatives: Rows of derivatives with respect to the inputs, which count only in the Gram.
+            They are computed while the Gram takes them, a few at a time, once.
         layout: The layout of the features: "shared" by the targets, "separate" for each (a Gram
             each), or "joint", where each target of a row is a row of the Gram.
         expected: How many samples there will be in all, where that is known.

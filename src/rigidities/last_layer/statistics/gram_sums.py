@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GramSums(Statistic):
-    """The Gram of a fit. Rows of derivatives by the inputs count in it as well."""
+    """The Gram of a fit. Rows of derivatives with respect to inputs count in it as well."""
 
     def __init__(self, gram: Gram) -> None:
         self.gram = gram
