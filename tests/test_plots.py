@@ -451,6 +451,8 @@ def test_an_input_of_several_is_drawn_by_number_or_name() -> None:
     refused("There are 2 inputs, .* one of 0, 1", p.plot, x=inputs)
     refused("Expected along to be one of 0, 1; got 'a'", p.plot, x=inputs, along="a")
     refused("Pass the inputs too", p.plot, y, along=0)
+    loader = DataLoader(TensorDataset(inputs))
+    refused("Expected the inputs as a tensor, .* DataLoader", p.plot, x=loader, error=TypeError)
 
 
 def test_intervals_without_an_end_reach_to_the_edge() -> None:

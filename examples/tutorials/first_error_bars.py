@@ -125,8 +125,8 @@ ax = uq.plot(x_test, y_test)
 # intervals cross the line. About one in ten misses it and is drawn in orange.
 
 # %% [markdown]
-# The orange intervals should be spread evenly over the picture, as they are here. If they crowd in
-# one corner, the bars are wrong there. The tutorial [Can these bars be
+# The orange intervals should be spread over the whole picture. If they crowd in one corner, the
+# bars are wrong there. The tutorial [Can these bars be
 # trusted?](trust_and_verdict.py) shows such cases, and [Plots](../../docs/plots.md) has every kind
 # of picture.
 #

@@ -524,6 +524,12 @@ def _one_input(x: Any, along: int | str | None, count: int) -> tuple[Tensor | No
         return None, None
     if isinstance(x, tuple) and len(x) > 0 and hasattr(x[0], "shape"):
         x = x[0]  # the inputs of (inputs, targets)
+    has_values = hasattr(x, "__array__") or hasattr(x, "__dlpack__")
+    if not has_values and not isinstance(x, list | tuple | Mapping):
+        raise TypeError(
+            "Expected the inputs as a tensor, an array, a frame or a list, to take one of them for "
+            f"the horizontal axis; got a {type(x).__name__}."
+        )
     labels = list(x) if isinstance(x, Mapping) else _labels(x)
     name = getattr(x, "name", None)
     if labels is not None:
