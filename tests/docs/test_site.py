@@ -306,12 +306,12 @@ def test_search_has_the_page_among_the_first_five_and_opens_it(
 
 def results(page: Any, asked: str) -> list[str]:
     """The addresses of the first two pages that the search finds."""
-    item = ".md-search-result__item"
-    for text, state in (("", "detached"), (asked, "attached")):  # no results of earlier words
+    # Emptied in between, so that results of an earlier word are not read.
+    for text, said in (("", "Type to start"), (asked, "matching document")):
         page.fill("input.md-search__input", text)
         page.keyboard.press("End")
-        page.locator(item).first.wait_for(state=state)
-    found = page.locator(f"{item}:nth-child(-n + 2) > a:first-child").all()
+        page.locator(".md-search-result__meta", has_text=said).wait_for()
+    found = page.locator(".md-search-result__item:nth-child(-n + 2) > a:first-child").all()
     return [urlsplit(link.get_attribute("href")).path for link in found]
 
 
