@@ -789,7 +789,7 @@ def _learned(
     else:
         module = learners.linear(rows, codes)
     uq = LastLayerRigidity(module).fit(rows, progress=False)
-    leaderboard = sorted(tried, key=lambda trial: (trial != chosen, trial.mae))
+    leaderboard = sorted(tried, key=lambda trial: (trial != chosen, trial.error))
     return _Learned(uq, trees, description, chosen.logarithm, leaderboard)
 
 
@@ -1133,8 +1133,8 @@ def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[Plain
         about += f", by groups of {data.splitting.group}"
     if data.splitting.time:
         about += ", each time on later rows than those that train"
-    about += ". The least MAE is chosen."
-    if any(trial.kind == "mean" and trial.mae < trials[0].mae for trial in trials):
+    about += ". The least RMSE × MAE is chosen, so that large and typical errors both count."
+    if any(trial.kind == "mean" and trial.error < trials[0].error for trial in trials):
         about += " No learner beats the mean alone: the inputs say little about the target."
     unit = data.unit
     header = ["Learner", _labelled("RMSE", unit), _labelled("MAE", unit), "R²", "seconds"]
