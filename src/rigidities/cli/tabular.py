@@ -181,14 +181,16 @@ class TableModel:
         Raises:
             ValueError: The guarantee needs more rows for this level.
         """
-        low, high = prediction.interval(level, conformal=self.conformal)
-        if not bool((low.isfinite() & high.isfinite()).all()):
-            raise ValueError(
-                f"Guaranteed intervals of level {level:g} need {rows_needed(level)} conformal rows "
-                "or more, and the model has fewer. Take a lower --level, or train with a larger "
-                "--conformal share."
-            )
-        return low, high
+        conformal = self.uq.calibration.conformal
+        if self.conformal and conformal is not None:
+            count = int(conformal.counts.max())
+            if count < rows_needed(level):
+                raise ValueError(
+                    f"Guaranteed intervals of level {level:g} need {rows_needed(level)} conformal "
+                    f"rows or more, and the model has {count}. Take a lower --level, or train with "
+                    "a larger --conformal share."
+                )
+        return prediction.interval(level, conformal=self.conformal)
 
     def predictions(
         self, frame: pandas.DataFrame, x: Tensor, level: float, before: int = 0
