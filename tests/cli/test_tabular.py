@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.metrics import r2_score
 
 from rigidities import cli
 from rigidities.cli import learners, tabular
-from rigidities.cli.tabular import TableModel
+from rigidities.cli.tabular import Splitting, TableModel
+from rigidities.report.formatting import number
 from tests.support.pages import Page
 from tests.support.tampering import rewrite
 
@@ -96,6 +98,8 @@ def test_scores_are_those_of_the_test_rows_in_the_file(ran):
     outside = (own["low"] - own["target"]).clip(0) + (own["target"] - own["high"]).clip(0)
     width = own["high"] - own["low"]
     expected = {"rmse": (error**2).mean() ** 0.5, "coverage": inside.mean(), "width": width.mean()}
+    expected["mae"] = error.abs().mean()
+    expected["r2"] = r2_score(own["target"], own["mean"])
     expected["interval_score"] = (width + 20 * outside).mean()
     found = {key: scores["rigidities"][key] for key in expected}
     assert found == pytest.approx(expected, rel=1e-6)
@@ -109,18 +113,19 @@ def test_scores_are_those_of_the_test_rows_in_the_file(ran):
 def cell(page, label, column):
     """A number in the page's table of metrics."""
     text = page.row(label)[column]
-    return float(text.rstrip(" %")) / (100 if "%" in text else 1)
+    return float(text.rstrip(" %").replace(",", "")) / (100 if "%" in text else 1)
 
 
 def test_console_summary_page_and_verdict_say_the_same(ran):
     page = Page((ran.out / "report.html").read_text(encoding="utf-8"))
     labels = {"crps": "CRPS", "nll": "NLLNeg", "rmse": "RMSE", "interval_score": "Interval score"}
-    labels |= {"coverage": "Coverage of 90 %", "width": "Width of 90 %"}
+    labels |= {"coverage": "Coverage of 90 %", "width": "Width of 90 %", "r2": "R²", "mae": "MAE"}
     for column, name in ((1, "rigidities"), (2, "constant")):
         for key, label in labels.items():
             told = ran.summary["scores"][name][key]
             assert cell(page, label, column) == pytest.approx(told, rel=5e-3, abs=6e-4)
-            assert f"{told:#.4g}" in ran.printed
+            shown = f"{told:.3f}" if key in ("r2", "coverage") else number(told, 4)
+            assert shown in ran.printed
     verdict = ran.summary["verdict"]
     for said in (verdict["headline"], *(one["text"] for one in verdict["findings"])):
         assert said in ran.printed
@@ -171,8 +176,8 @@ def test_a_model_keeps_the_decimal_mark_of_its_table(tmp_path, monkeypatch, caps
     assert run(tmp_path / "data.csv", "--target", "price", "--out", out) == 0
     assert TableModel.load(out / "model.safetensors").decimal == ","
     means = []
-    for number, cells in enumerate((["7.500", "2.250"], ["7500,0", "2250,0"])):
-        new = tmp_path / f"{number}.csv"
+    for place, cells in enumerate((["7.500", "2.250"], ["7500,0", "2250,0"])):
+        new = tmp_path / f"{place}.csv"
         new.write_text("size;n\n" + "".join(f"{cell};1\n" for cell in cells))
         assert run("--apply", out / "model.safetensors", new, "--out", tmp_path / "p.csv") == 0
         means.append(pd.read_csv(tmp_path / "p.csv")["mean"].tolist())
@@ -283,7 +288,8 @@ def test_rows_with_equal_inputs_fall_into_one_part():
     x[::9, 0] = torch.nan
     y = torch.randn(400, generator=generator, dtype=torch.float64)
     y[::7] = torch.nan
-    part = tabular._parts(x, y, 0)
+    group, is_known = tabular._groups(x, None, None, Splitting())
+    part = tabular._parts(group, y, is_known, Splitting(seed=0))
     groups = {}
     for row, own in zip(x.tolist(), part, strict=True):
         if own != "unlabelled":
@@ -292,7 +298,7 @@ def test_rows_with_equal_inputs_fall_into_one_part():
     for name in ("calibration", "test"):
         assert (part == name).sum() == pytest.approx(51, abs=8)
     assert ((part == "unlabelled") == y.isnan().numpy()).all()
-    assert (part != tabular._parts(x, y, 1)).any()
+    assert (part != tabular._parts(group, y, is_known, Splitting(seed=1))).any()
 
 
 def lines(rows):

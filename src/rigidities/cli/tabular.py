@@ -181,14 +181,16 @@ class TableModel:
         Raises:
             ValueError: The guarantee needs more rows for this level.
         """
-        low, high = prediction.interval(level, conformal=self.conformal)
-        if not bool((low.isfinite() & high.isfinite()).all()):
-            raise ValueError(
-                f"Guaranteed intervals of level {level:g} need {rows_needed(level)} conformal rows "
-                "or more, and the model has fewer. Take a lower --level, or train with a larger "
-                "--conformal share."
-            )
-        return low, high
+        conformal = self.uq.calibration.conformal
+        if self.conformal and conformal is not None:
+            count = int(conformal.counts.max())
+            if count < rows_needed(level):
+                raise ValueError(
+                    f"Guaranteed intervals of level {level:g} need {rows_needed(level)} conformal "
+                    f"rows or more, and the model has {count}. Take a lower --level, or train with "
+                    "a larger --conformal share."
+                )
+        return prediction.interval(level, conformal=self.conformal)
 
     def predictions(
         self, frame: pandas.DataFrame, x: Tensor, level: float, before: int = 0
@@ -789,7 +791,7 @@ def _learned(
     else:
         module = learners.linear(rows, codes)
     uq = LastLayerRigidity(module).fit(rows, progress=False)
-    leaderboard = sorted(tried, key=lambda trial: (trial != chosen, trial.mae))
+    leaderboard = sorted(tried, key=lambda trial: (trial != chosen, trial.error))
     return _Learned(uq, trees, description, chosen.logarithm, leaderboard)
 
 
@@ -1133,8 +1135,8 @@ def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[Plain
         about += f", by groups of {data.splitting.group}"
     if data.splitting.time:
         about += ", each time on later rows than those that train"
-    about += ". The least MAE is chosen."
-    if any(trial.kind == "mean" and trial.mae < trials[0].mae for trial in trials):
+    about += ". The least RMSE × MAE is chosen, so that large and typical errors both count."
+    if any(trial.kind == "mean" and trial.error < trials[0].error for trial in trials):
         about += " No learner beats the mean alone: the inputs say little about the target."
     unit = data.unit
     header = ["Learner", _labelled("RMSE", unit), _labelled("MAE", unit), "R²", "seconds"]

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..calibration.coverage import LEVEL
@@ -31,9 +32,17 @@ from ..metrics.alignment import Values, aligned, as_tensor
 from ..prediction.prediction import Prediction
 from .cautions import Caution
 from .document import checked_place, page, require_extra, save
-from .figures import Plot
+from .figures import Plot, hover_texts
 from .judgement import STATUS_WORDS, Judgements, Verdict
-from .rows import MOST_SHOWN, Advice, FittedPredictor, labelled_prediction, shape_of, target_rows
+from .rows import (
+    MOST_SHOWN,
+    Advice,
+    FittedPredictor,
+    TargetRows,
+    labelled_prediction,
+    shape_of,
+    target_rows,
+)
 from .scores import TargetScores
 from .target_section import PlainTable, TargetSection, overview, section_of
 
@@ -47,8 +56,10 @@ def __dir__() -> list[str]:
 TITLE = "Can the error bars be trusted?"
 MOST_TARGETS = 12
 """At most this many targets get their own section; the others are only in the overview."""
-_FEWEST_POINTS = 500
+_FEWEST_POINTS = 100
 """A scatter plot may always show this many rows, however many targets share the page."""
+_MOST_HOVER_TEXT = 280_000
+"""Characters of hover texts on a page, about. They keep the page of one target below 1.5 MB."""
 _UNCALIBRATED = Caution(
     "The error bars are not calibrated, so their size is arbitrary. Call calibrate(x, y) first.",
     "they are not calibrated",
@@ -343,7 +354,7 @@ def page_of(judgements: Judgements, title: str = TITLE, tables: Sequence[PlainTa
             judgements.targets[k],
             judgements.verdicts[k],
             identifier=_identifier(k),
-            most_points=max(_FEWEST_POINTS, MOST_SHOWN // len(chosen)),
+            most_points=_most_points(judgements.targets[k].rows, len(chosen)),
             calibration=judgements.calibration,
         )
         for k in chosen
@@ -362,6 +373,18 @@ def page_of(judgements: Judgements, title: str = TITLE, tables: Sequence[PlainTa
         status_words=STATUS_WORDS,
         tables=tables,
     )
+
+
+def _most_points(rows: TargetRows, section_count: int) -> int:
+    """How many rows a scatter plot shows, so that their hover texts do not fill the page."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    sample = torch.arange(0, len(rows), 1 + len(rows) // 50)
+    texts = hover_texts(rows, sample)
+    # JSON in a page writes "<" and the like with six characters.
+    length = sum(len(str(htmlsafe_json_dumps(text))) for text in texts) / len(texts)
+    most = min(MOST_SHOWN, int(_MOST_HOVER_TEXT / length)) // section_count
+    return max(_FEWEST_POINTS, most)
 
 
 def _identifier(target_index: int) -> str:

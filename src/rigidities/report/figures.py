@@ -366,7 +366,11 @@ def histogram(rows: TargetRows) -> Plot:
 
 
 def hover_texts(rows: TargetRows, positions: Tensor) -> list[str]:
-    """What is shown when one points at each of these rows, escaped for plotly."""
+    """What is shown when one points at each of these rows, escaped for plotly.
+
+    Lines end in newlines, which the page's script turns into plotly's tags: JSON in a page writes a
+    tag with many more characters.
+    """
     z = rows.error / rows.std
     columns = torch.stack([rows.mean, rows.std, rows.target, rows.error, z], 1)  # (N, 5)
     texts = []
@@ -380,13 +384,13 @@ def hover_texts(rows: TargetRows, positions: Tensor) -> list[str]:
         ]
         for name, values in rows.inputs.items():
             lines.append(f"{plotly_text(name)}: {plotly_text(values[row])}")
-        texts.append("<br>".join(lines[:_MOST_HOVER_LINES]))
+        texts.append("\n".join(lines[:_MOST_HOVER_LINES]))
     return texts
 
 
 def plotly_text(value: object, most: int = 60) -> str:
     """A value from data as text for plotly: shortened, and escaped since plotly reads tags."""
-    text = exact(value) if isinstance(value, float) else str(value)
+    text = exact(value) if isinstance(value, float) else " ".join(str(value).split("\n"))
     if len(text) > most:
         text = text[: most - 1] + "…"
     # Quotes are not escaped: plotly would show their entities.

@@ -125,7 +125,7 @@ def _judge_table(
             f"Expected as many columns of each kind, got {len(mean)} for --mean, {len(std)} for "
             f"--std, {len(target)} for --target."
         )
-    table = read_table(path)
+    table = read_table(path).held_out()
     return judge(
         table.numbers(mean),
         table.numbers(target),
@@ -210,6 +210,18 @@ class TextTable:
     def columns_except(self, names: Sequence[str]) -> dict[str, list[str]]:
         """The columns that are not named."""
         return {name: values for name, values in self.columns.items() if name not in names}
+
+    def held_out(self) -> TextTable:
+        """The test rows of a table with a column `split`, as `rigidities tabular` writes it.
+
+        A table without that column, or without test rows in it, is returned as it is.
+        """
+        split = self.columns.get("split", [])
+        test_rows = [row for row, part in enumerate(split) if part == "test"]
+        if not test_rows:
+            return self
+        columns = {name: [cells[row] for row in test_rows] for name, cells in self.columns.items()}
+        return TextTable(self.path, columns, lines=[self.lines[row] for row in test_rows])
 
     def _numbers_of_column(self, name: str) -> list[float]:
         """One column as finite numbers; the error for any other entry names its row and line."""

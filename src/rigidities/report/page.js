@@ -35,7 +35,7 @@
       const copy = Object.assign({}, trace);
       if (meta.ink) copy.line = Object.assign({}, trace.line, { color: ink });
       if (meta.rows) {
-        const texts = hovers[meta.rows];
+        const texts = hovers[meta.rows].map((text) => text.replaceAll("\n", "<br>"));
         copy.hovertext = meta.picks ? meta.picks.map((i) => texts[i]) : texts;
       }
       return copy;

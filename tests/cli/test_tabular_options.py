@@ -1,0 +1,405 @@
+"""Options of `rigidities tabular`: bounds, logarithm, guarantees, groups, time, units, the page."""
+
+import contextlib
+import io
+import itertools
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.linear_model import RidgeCV
+from sklearn.metrics import r2_score
+
+from rigidities import cli
+from rigidities.cli import learners, tabular
+from rigidities.cli.columns import inputs, matrix
+from rigidities.cli.tabular import Splitting, TableModel, Training
+
+pytestmark = pytest.mark.xdist_group("tabular")
+
+
+def cars(rows=160, seed=0):
+    """Prices with errors that grow with the price."""
+    rng = np.random.default_rng(seed)
+    year = rng.integers(2006, 2025, rows)
+    brand = rng.choice(["Audi", "Fiat", "Ford"], rows)
+    level = pd.Series(brand).map({"Audi": 36e3, "Fiat": 15e3, "Ford": 22e3}).to_numpy()
+    price = level * np.exp(-0.15 * (2025 - year) + 0.2 * rng.normal(size=rows))
+    sold = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 300, rows), "D")
+    return pd.DataFrame(
+        {
+            "dealer": rng.integers(0, 40, rows),
+            "brand": brand,
+            "year": year,
+            "sold": sold.strftime("%Y-%m-%d"),
+            "price": price.round(2),
+        }
+    )
+
+
+class Ran:
+    """What one run wrote and printed."""
+
+    def __init__(self, folder, frame, *options, code=0):
+        self.data = folder / "cars.csv"
+        self.out = folder / "out"
+        frame.to_csv(self.data, index=False)
+        arguments = ["tabular", self.data, "--target", "price", "--out", self.out, *options]
+        with (
+            contextlib.redirect_stdout(io.StringIO()) as printed,
+            contextlib.redirect_stderr(io.StringIO()) as errors,
+        ):
+            assert cli.main([str(argument) for argument in arguments]) == code, errors.getvalue()
+        self.printed = printed.getvalue()
+        self.errors = errors.getvalue()
+        if code == 0:
+            self.summary = json.loads((self.out / "summary.json").read_text())
+            self.predictions = pd.read_csv(self.out / "predictions.csv")
+            self.model = self.out / "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A run that chooses the logarithm by itself, with prices as people write them."""
+    frame = cars()
+    frame["price"] = [f"${price:,.2f}" for price in frame["price"]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learners, "TREES", 30)
+        patch.setattr(learners, "CANDIDATES", learners.CANDIDATES[1:2])
+        return Ran(tmp_path_factory.mktemp("logged"), frame, "--drop", "dealer")
+
+
+@pytest.mark.thorough
+def test_a_skewed_positive_target_is_learnt_as_its_logarithm(logged):
+    assert logged.summary["logarithm"] is True
+    assert (logged.predictions["low"] > 0).all()
+    model = TableModel.load(logged.model)
+    frame = pd.read_csv(logged.data, dtype=str).astype(object)
+    x, _ = matrix(model.columns, frame, ".")
+    log_p = model.uq.predict(x, progress=False)
+    low, high = log_p.interval(0.9)
+    own = logged.predictions
+    assert own["mean"].tolist() == pytest.approx(log_p.mean.exp()[:, 0].tolist(), rel=1e-8)
+    assert own["low"].tolist() == pytest.approx(low.exp()[:, 0].tolist(), rel=1e-8)
+    assert own["high"].tolist() == pytest.approx(high.exp()[:, 0].tolist(), rel=1e-8)
+    assert "`mean` is the exponential of the predicted logarithm" in logged.printed
+
+
+def test_the_unit_of_the_target_is_read_and_told(logged):
+    own = logged.predictions
+    assert own["target"].tolist() == pytest.approx(cars()["price"].tolist())
+    assert set(own["unit"]) == {"$"}
+    assert "Target: price in $" in logged.printed
+    assert "RMSE ($)" in logged.printed
+    page = (logged.out / "report.html").read_text(encoding="utf-8")
+    assert "price ($)" in page
+    assert not re.search(r"\d\.\d+e\+\d", logged.printed)
+
+
+def test_one_line_accounts_for_all_rows(logged):
+    line = re.search(r"Rows: (\d+) read = (.+)", logged.printed)
+    counts = {part: int(count) for count, part in re.findall(r"(\d+) (\w+)", line[2])}
+    assert sum(counts.values()) == int(line[1]) == len(cars())
+    assert counts == logged.summary["rows"]
+    assert f"on the {counts['train']} training rows" in logged.printed
+    assert f"the {counts['test']} test rows" in logged.printed
+
+
+def test_the_leaderboard_names_the_learners_and_the_chosen_one(logged):
+    board = logged.summary["leaderboard"]
+    kinds = {(trial["kind"], trial["logarithm"]) for trial in board}
+    assert kinds == {
+        *(("tree", False), ("tree", True), ("linear", False), ("linear", True), ("mean", False))
+    }
+    errors = [trial["rmse"] * trial["mae"] for trial in board]
+    assert errors == sorted(errors)
+    assert f"{board[0]['name']} (chosen)" in logged.printed
+    page = (logged.out / "report.html").read_text(encoding="utf-8")
+    assert "Learners tried" in page
+    assert "Which columns matter" in page
+
+
+def test_the_page_is_made_again_from_the_folder_or_a_file_of_it(logged, tmp_path, capsys):
+    first = (logged.out / "report.html").read_bytes()
+    for name in ("", "predictions.csv", "summary.json", "model.safetensors"):
+        again = tmp_path / "again.html"
+        assert cli.main(["report", str(logged.out / name), "--out", str(again)]) == 0
+        assert again.read_bytes() == first
+    assert "Wrote" in capsys.readouterr().out
+
+
+def test_a_table_that_was_moved_or_changed_is_named_with_the_cure(logged, tmp_path, capsys):
+    folder = tmp_path / "out"
+    shutil.copytree(logged.out, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"data": "/nowhere/cars.csv"}))
+    page = ["--out", str(tmp_path / "r.html")]
+    assert cli.main(["report", str(folder), *page]) == 2
+    assert "Name it by --data" in capsys.readouterr().err
+    assert cli.main(["report", str(folder), "--data", str(logged.data), *page]) == 0
+    cars(seed=1).to_csv(tmp_path / "other.csv", index=False)
+    assert cli.main(["report", str(folder), "--data", str(tmp_path / "other.csv"), *page]) == 2
+    assert "is not the table that" in capsys.readouterr().err
+    (folder / "model.safetensors").unlink()
+    assert cli.main(["report", str(folder), *page]) == 2
+    assert "There is no model.safetensors" in capsys.readouterr().err
+
+
+def test_predictions_alone_are_judged_by_their_test_rows(logged, tmp_path):
+    shutil.copy(logged.out / "predictions.csv", tmp_path / "p.csv")
+    page = tmp_path / "r.html"
+    assert cli.main(["report", str(tmp_path / "p.csv"), "--out", str(page)]) == 0
+    assert f"{logged.summary['rows']['test']} rows of target" in page.read_text(encoding="utf-8")
+
+
+# --- bounds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_intervals_below_zero_are_told_with_the_cure_and_support_ends_them(tmp_path):
+    options = ["--model", "linear", "--no-log"]
+    ran = Ran(tmp_path, cars(), *options)
+    below = int((ran.predictions["low"] < 0).sum())
+    assert below > 0
+    assert (
+        f"All 160 values of price are positive, but {below} of the 160 intervals reach below zero: "
+        "try --support 0, or --log"
+    ) in ran.printed
+    bounded = Ran(tmp_path, cars(), *options, "--support", "0,")
+    assert (bounded.predictions["low"] >= 0).all()
+    assert "below zero" not in bounded.printed
+    # the same bars, cut off at the bound
+    assert bounded.predictions["low"].tolist() == pytest.approx(
+        ran.predictions["low"].clip(lower=0).tolist(), rel=0.05, abs=50
+    )
+
+
+@pytest.mark.parametrize("text", ["0", ",", "a,b", "5,1", "nan,", "0,inf", "1,2,3"])
+def test_bounds_that_make_no_sense_are_explained(text, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["tabular", "cars.csv", "--target", "price", "--support", text])
+    assert "argument --support: expected " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "0.6", "-1", "nan"])
+def test_a_share_that_makes_no_sense_is_explained(text, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["tabular", "cars.csv", "--target", "price", f"--conformal={text}"])
+    assert "expected a share of the rows" in capsys.readouterr().err
+
+
+FREE = cars().assign(price=lambda frame: frame["price"].where(frame.index > 0, 0.0))
+WRONG = {
+    "a target outside": (cars(), ["--support", ",9000"], "Widen --support"),
+    "a logarithm of zero": (FREE, ["--log"], "--log needs values above zero, got 0 in row 1"),
+    "few conformal rows": (cars(), ["--conformal", "0.02"], "Take a share of 0.06 or more"),
+    "a level beyond the rows": (
+        *(cars(), ["--conformal", "0.2", "--level", "0.99"]),
+        "need 99 conformal rows",
+    ),
+    "groups and time": (
+        *(cars(), ["--group", "dealer", "--time-split", "sold"]),
+        "--group and --time-split do not go together",
+    ),
+    "two groups": (
+        *(cars().assign(dealer=lambda f: f["dealer"] % 2), ["--group", "dealer"]),
+        "--group dealer has 2 groups, too few",
+    ),
+    "the target as a group": (cars(), ["--group", "price"], "--group price is the target"),
+    "an unknown group": (cars(), ["--group", "garage"], "Expected the column 'garage'"),
+    "text as time": (cars(), ["--time-split", "brand"], "Expected dates or numbers"),
+    "one time": (cars().assign(sold="2024-01-01"), ["--time-split", "sold"], "1 different times"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_options_that_do_not_fit_the_table_are_explained(tmp_path, name):
+    frame, options, words = WRONG[name]
+    ran = Ran(tmp_path, frame, *options, code=2)
+    assert words in ran.errors
+    assert ran.errors.count("\n") == 1
+    assert not ran.out.exists()
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--log", "--no-log", "--support=0,", "--conformal=0.2", "--group=a", "--time-split=a"],
+)
+def test_options_of_the_training_do_not_go_with_apply(option, capsys):
+    assert cli.main(["tabular", "new.csv", "--apply", "model.safetensors", option]) == 2
+    assert "goes with training, not with --apply. Leave it out." in capsys.readouterr().err
+
+
+# --- how rows are divided ----------------------------------------------------------------------
+
+
+def read(tmp_path, frame, **splitting):
+    frame.to_csv(tmp_path / "cars.csv", index=False)
+    return Training.read(tmp_path / "cars.csv", "price", [], [], Splitting(**splitting))
+
+
+def test_rows_of_a_group_are_never_split(tmp_path):
+    frame = cars(300)
+    frame.loc[::50, "dealer"] = None
+    data = read(tmp_path, frame, group="dealer", conformal=0.2)
+    parts = pd.Series(data.part).groupby(frame["dealer"]).nunique()
+    assert (parts == 1).all()
+    assert set(data.part) == {"train", "calibration", "conformal", "test"}
+    assert "dealer" not in [column.name for column in data.columns]
+    train_dealers = frame["dealer"][data.part == "train"].to_numpy()
+    assert len(data.folds) == 5
+    for training, left_out in data.folds:
+        shared = set(train_dealers[training.numpy()]) & set(train_dealers[left_out.numpy()])
+        assert not {dealer for dealer in shared if dealer == dealer}
+
+
+def test_the_oldest_rows_train_and_the_newest_test(tmp_path):
+    frame = cars(300)
+    frame.loc[::60, "sold"] = None
+    data = read(tmp_path, frame, time="sold", conformal=0.1)
+    sold = pd.to_datetime(frame["sold"])
+    order = ["train", "calibration", "conformal", "test"]
+    for earlier, later in itertools.pairwise(order):
+        assert sold[data.part == earlier].max() < sold[data.part == later].min()
+    assert ((data.part == "undated") == sold.isna()).all()
+    train_times = sold[data.part == "train"].to_numpy()
+    for training, left_out in data.folds:
+        assert train_times[training.numpy()].max() < train_times[left_out.numpy()].min()
+    assert "5 undated (no time in sold)" in data.account("price")
+
+
+@pytest.mark.thorough
+def test_guaranteed_intervals_are_those_of_the_conformal_rows(tmp_path):
+    options = ["--model", "linear", "--log", "--conformal", "0.2", "--group", "dealer"]
+    ran = Ran(tmp_path, cars(), *options)
+    model = TableModel.load(ran.model)
+    frame = pd.read_csv(ran.data, dtype=str).astype(object)
+    x, _ = matrix(model.columns, frame, ".")
+    low, high = model.uq.predict(x, progress=False).interval(0.9, conformal=True)
+    own = ran.predictions
+    assert own["low"].tolist() == pytest.approx(low.exp()[:, 0].tolist(), rel=1e-7)
+    assert own["high"].tolist() == pytest.approx(high.exp()[:, 0].tolist(), rel=1e-7)
+    # by definition they cover enough of the conformal rows themselves
+    kept = own[own["split"] == "conformal"]
+    covered = ((kept["low"] <= kept["target"]) & (kept["target"] <= kept["high"])).mean()
+    assert covered >= 0.9
+    tested = own[own["split"] == "test"]
+    inside = ((tested["low"] <= tested["target"]) & (tested["target"] <= tested["high"])).mean()
+    assert ran.summary["scores"]["conformal"]["coverage"] == pytest.approx(inside)
+    assert "Other groups may differ" in ran.printed
+    out = tmp_path / "p.csv"
+    apply = ["tabular", "--apply", str(ran.model), str(ran.data), "--out", str(out)]
+    assert cli.main(apply) == 0
+    again = pd.read_csv(out)
+    pd.testing.assert_frame_equal(again, own[list(again)], rtol=1e-8)
+    assert cli.main([*apply, "--level", "0.999"]) == 2
+
+
+# --- what learners are compared by -------------------------------------------------------------
+
+
+def test_the_linear_model_is_ridge_regression_by_leave_one_out():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 5))
+    x = (x - x.mean(0)) / x.std(0)
+    y = x @ rng.normal(size=5) + rng.normal(size=60)
+    model = learners.linear((torch.tensor(x), torch.tensor(y)[:, None]), [0] * 5)
+    expected = RidgeCV(alphas=learners.RIDGES).fit(x, y)
+    found = model(torch.tensor(x))[:, 0].tolist()
+    assert found == pytest.approx(expected.predict(x).tolist(), rel=1e-6, abs=1e-6)
+
+
+def test_errors_of_trials_are_those_of_rows_left_out():
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(size=(80, 3)))
+    y = (x.sum(1, keepdim=True) + torch.tensor(rng.normal(size=(80, 1)))).exp()
+    folds = learners.folds_of(80, 0)
+    assert sorted(torch.cat([left_out for _, left_out in folds]).tolist()) == list(range(80))
+    trials = learners.trials((x, y), [0] * 3, folds, 0, kinds=["linear"], logarithms=[True])
+    by_kind = {trial.kind: trial for trial in trials}
+    predicted = torch.zeros(80, dtype=torch.float64)
+    for training, left_out in folds:
+        model = learners.linear((x[training], y[training].log()), [0] * 3)
+        predicted[left_out] = model(x[left_out])[:, 0].detach().exp()
+    error = predicted - y[:, 0]
+    assert by_kind["linear"].rmse == pytest.approx(float(error.square().mean().sqrt()))
+    assert by_kind["linear"].mae == pytest.approx(float(error.abs().mean()))
+    assert by_kind["linear"].r2 == pytest.approx(r2_score(y[:, 0], predicted))
+    assert by_kind["mean"].r2 < 0.05
+
+
+@pytest.mark.thorough
+def test_the_choice_of_a_learner_never_sees_rows_held_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(learners, "TREES", 20)
+    monkeypatch.setattr(learners, "CANDIDATES", learners.CANDIDATES[1:2])
+    boards = []
+    for factor in (1, 50):
+        frame = cars()
+        part = read(tmp_path, frame).part
+        frame.loc[np.isin(part, ["test", "calibration"]), "price"] *= factor
+        data = read(tmp_path, frame)
+        assert (data.part == part).all()
+        learned = tabular._learned("auto", data, None, may_try_logarithm=True)
+        boards.append([(trial.name, trial.rmse, trial.mae) for trial in learned.leaderboard])
+    assert boards[0] == boards[1]
+
+
+def test_a_column_that_says_nothing_has_no_importance(logged):
+    found = {row["column"]: row["r2_lost"] for row in logged.summary["importances"]}
+    assert set(found) == {"brand", "year", "sold"}
+    assert found["year"] > found["brand"] > abs(found["sold"])
+    assert found["year"] > 0.2
+    ranked = [row["rmse_rise"] for row in logged.summary["importances"]]
+    assert ranked == sorted(ranked, reverse=True)
+
+
+# --- dates -------------------------------------------------------------------------------------
+
+
+def dated(rows=200):
+    rng = np.random.default_rng(0)
+    ordered = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 300, rows), "D")
+    days = rng.integers(1, 30, rows)
+    sent = ordered + pd.to_timedelta(days, "D")
+    frame = {"ordered": ordered.strftime("%d.%m.%Y"), "sent": sent.strftime("%Y-%m-%d %H:%M")}
+    return pd.DataFrame(frame, dtype=object), days.astype(float)
+
+
+def test_days_between_two_dates_are_an_input():
+    frame, days = dated()
+    y = days + np.random.default_rng(1).normal(size=len(days))
+    columns, _ = inputs(frame, y, ".")
+    assert columns[-1].name == "days from ordered to sent"
+    x, _ = matrix(columns, frame, ".")
+    assert x[:, -1].tolist() == days.tolist()
+    gap = frame.assign(sent=frame["sent"].where(frame.index > 0))
+    assert matrix(columns, gap, ".")[0][0, -1].isnan()
+
+
+def test_days_that_are_the_target_give_it_away():
+    frame, days = dated()
+    columns, notes = inputs(frame, days, ".")
+    assert "days from ordered to sent" not in [column.name for column in columns]
+    assert any("days from ordered to sent (gives the target away" in note for note in notes)
+    kept, _ = inputs(frame, days, ".", ["days from ordered to sent"])
+    assert kept[-1].kind == "days"
+
+
+# --- the page of the options -------------------------------------------------------------------
+
+
+def test_the_reference_lists_every_option_of_every_command():
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    parser = cli._parser()
+    (commands,) = [a for a in parser._actions if hasattr(a, "choices") and a.choices]
+    for name, command in commands.choices.items():
+        assert f"`{name}`" in text
+        for action in command._actions:
+            for option in action.option_strings:
+                if option not in ("-h", "--help"):
+                    assert re.search(rf"`{option}\b", text), (name, option)
