@@ -233,7 +233,7 @@ def test_a_gram_refuses_where_float64_is_too_small_and_names_the_root():
     floor = 1e3 * torch.finfo(F64).eps * float(ours.eigenvalues[-1])
     posterior = Posterior.from_gram(of(Gram, features), 1.01 * floor)
     assert posterior.rounding_error < 1e-3
-    refused("singular at ridge", posterior.with_ridge, 0.5 * floor)
+    refused("singular in float64 at ridge", posterior.with_ridge, 0.5 * floor)
 
 
 def test_a_root_of_too_few_rows_needs_a_ridge():
