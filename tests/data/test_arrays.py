@@ -147,12 +147,12 @@ REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
         "Column 'b' contains boolean, .* fill missing values",
     ),
     "polars' strings": (
-        pl.from_pandas(FRAME).with_columns(c=pl.lit("u")), Y, TypeError, "Column 'c' contains String",
+        pl.from_pandas(FRAME).with_columns(c=pl.lit("u")), Y, TypeError, "'c' contains String",
     ),
     "two columns of a name": (
         FRAME.set_axis(["a", "a", "c", "d"], axis=1), Y, TypeError, "'a' contains several columns",
     ),
-    "a series of strings": (X, pd.Series(["u"] * 6, name="t"), TypeError, "Column 't' contains str"),
+    "a series of strings": (X, pd.Series(["u"] * 6, name="t"), TypeError, "'t' contains str"),
     "whole numbers": (
         X.long().numpy(), Y, RuntimeError, r"integers, keep their dtype: .*astype\('float32'",
     ),

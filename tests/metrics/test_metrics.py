@@ -323,7 +323,7 @@ def test_float32_is_summed_in_float64() -> None:
 def test_rows_that_do_not_fit_are_not_finite_or_negative_are_refused_by_name(name: str) -> None:
     metric, (mean, std, target) = getattr(metrics, name), rows(12)
     other = target.reshape(4, 3)
-    refused(r"mean and target of the same shape, got \(12,\) and \(4, 3\)", metric, mean, std, other)
+    refused(r"target of the same shape, got \(12,\) and \(4, 3\)", metric, mean, std, other)
     refused(r"mean and std of the same shape, got \(12,\) and \(\)", metric, mean, 0.5, target)
     refused("Expected values in mean, got none", metric, [], [], [])
     mean, std, target = rows(200)
@@ -436,7 +436,7 @@ def test_what_does_not_fit_a_prediction_is_refused() -> None:
             rf"got another std. Call {score.__name__}\(p, ", score, p, p.std, y, error=TypeError
         )
         refused("got another std", score, p, std=p.std, target=y, error=TypeError)
-    refused(r"mean and target of the same shape, got \(20, 2\) and \(20,\)", metrics.nll, p, y[:, 0])
+    refused(r"target of the same shape, got \(20, 2\) and \(20,\)", metrics.nll, p, y[:, 0])
     refused("missing 1 required positional argument: 'target'", metrics.nll, p, error=TypeError)
     refused("got another std", metrics.nll, p, y, y, error=TypeError)
     refused("more than one array. Use p.mean", metrics.rmse, y, p, error=TypeError)

@@ -226,14 +226,14 @@ def test_a_penalty_on_a_root_keeps_its_digits():
 
 def test_a_gram_refuses_where_float64_is_too_small_and_names_the_root():
     features = ill(60, 1e8)
-    message = r"singular in float64 at ridge=1e-16.* rounding\. Pass a ridge above that, call fit\(train, meth"
+    message = r"float64 at ridge=1e-16.* rounding\. Pass a ridge above that, call fit\(train, meth"
     refused(message, Posterior.from_gram, of(Gram, features), 1e-16)
     ours = Posterior.from_gram(of(RootGram, features), 1e-16)
     assert ours.rounding_error < 1e-6
     floor = 1e3 * torch.finfo(F64).eps * float(ours.eigenvalues[-1])
     posterior = Posterior.from_gram(of(Gram, features), 1.01 * floor)
     assert posterior.rounding_error < 1e-3
-    refused("singular at ridge", posterior.with_ridge, 0.5 * floor)
+    refused("singular in float64 at ridge", posterior.with_ridge, 0.5 * floor)
 
 
 def test_a_root_of_too_few_rows_needs_a_ridge():

@@ -247,7 +247,7 @@ class PredictionRigidity:
         """Predictions and their error bars at new inputs.
 
         Args:
-            x: Inputs, in any form that `fit` takes.
+            x: Inputs, in any form that `fit` accepts.
 
         Returns:
             Mean, epistemic variance, noise and rigidity, each shaped like f's output.

@@ -1,4 +1,4 @@
-r"""An ASE calculator with error bars: energies, forces, and how far to trust them.
+r"""An ASE calculator with error bars for energies, forces and stress.
 
 $$ E = e(r) + \text{baseline}, \qquad F_i = -\frac{\partial e}{\partial r_i}, \qquad
    \mathrm{Var}\, F_i = \alpha_g^2\, g_i^\top (G + \varsigma^2 I)^{-1} g_i, \quad
@@ -11,20 +11,20 @@ energy's bar is that of the predictive distribution; the baseline does not chang
     atoms.calc = RigidityCalculator(uq, species=["H", "C", "O"], limits=limits)
     atoms.get_forces(), atoms.calc.results["forces_std"]
 
-Name the `species` of the training data: a network with one readout per element gives an atom of
-any other element no energy and no bar at all.
+List the `species` of the training data: a network with one readout per element gives an atom of any
+other element no energy and no bar.
 
-With `limits`, molecular dynamics, relaxations and paths stop by themselves, with an
-`UncertainStructureError`. To stop without an error, look at each step:
+With `limits`, molecular dynamics, relaxations and path searches stop with an
+`UncertainStructureError`. To stop without an error, check each step:
 
     for _ in dyn.irun(1000):
         if atoms.calc.results["energy_std"] > 0.1:
             break
 
-Away from the training data a bar grows, but perhaps not as fast as the error. Set limits to a few
-times the bars of validation data, so that a run stops at the edge of what is known.
+Bars grow for unfamiliar structures, but perhaps not as fast as the errors. Set limits to a few
+times the bars of validation data, so that a run stops at the edge of the training domain.
 
-`mace`, `schnetpack` and `graphs` (PyTorch Geometric and others) take lists of atoms instead.
+`mace`, `schnetpack` and `graphs` (PyTorch Geometric and others) accept lists of atoms instead.
 
 ASE's files keep only ASE's own properties: write `with_error_bars(atoms)` to keep the bars.
 Needs the extra `ase`.

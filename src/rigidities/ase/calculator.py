@@ -1,9 +1,9 @@
 """The calculator: results for ASE, one structure at a time, up to limits on their error bars.
 
 ASE asks for properties of a structure. `RigidityCalculator.calculate` checks the structure, turns
-it into the model's inputs and predicts the energy. If forces or stress are wanted, it
-differentiates the energy by positions and strain in the same pass. It fills `results` in eV and Å,
-and raises an `UncertainStructureError` where an error bar exceeds its limit.
+it into the model's inputs and predicts the energy. If forces or stress are requested, it
+differentiates the energy with respect to positions and strain in the same pass. It fills `results`
+in eV and Å, and raises an `UncertainStructureError` if an error bar exceeds its limit.
 """
 
 from __future__ import annotations
@@ -70,41 +70,40 @@ class UncertainStructureError(host.CalculatorError):
 class RigidityCalculator(host.Calculator):
     r"""Energies (eV), forces (eV/Å) and stress (eV/Å^3) of a torch model for ASE, with error bars.
 
-    `results` holds `energy_std`, the standard deviation of the predictive distribution (with the
-    noise, if one was calibrated). It also holds `forces_std`, (n, 3), and `stress_std`, (6,), the
-    epistemic part with `uq.gradient_scale`. Each bar is computed together with its property, in one
-    pass of the model. Nothing is differentiated if only the energy is asked for. The stress, if the
-    structure has one, is computed with the forces.
+    `results` contains `energy_std`, the standard deviation of the predictive distribution (with the
+    noise, if one was calibrated). It also contains `forces_std`, (n, 3), and `stress_std`, (6,),
+    the epistemic part with `uq.gradient_scale`. Each bar is computed together with its property, in
+    one pass of the model. Nothing is differentiated if only the energy is requested. The stress, if
+    the structure has one, is computed with the forces.
 
     Args:
         uq: A fitted and calibrated object for the model. For one structure the model's output must
             be one number, shaped (1,) or (1, 1).
-        inputs: callable(atoms) -> what the model takes for this one structure, where it needs a
-            cell or neighbours: a tuple, a mapping of keyword inputs, or the batch that `forward`
-            of `uq` takes. Positions and cell must be in the model's units,
-            `atoms.positions / length_unit`; other positions are refused where forces are asked
-            for. By default (positions, numbers), (n, 3) and (n,), in the model's precision and
-            units and on its device.
-        wrt: Position or name of the input that holds the positions; by default the first.
+        inputs: callable(atoms) -> the model's inputs for this one structure, if it needs a cell or
+            neighbours: a tuple, a mapping of keyword inputs, or the batch that `forward` of `uq`
+            expects. Positions and cell must be in the model's units, `atoms.positions /
+            length_unit`; other positions are refused if forces are requested. By default
+            (positions, numbers), (n, 3) and (n,), in the model's precision and units and on its
+            device.
+        wrt: Position or name of the input that contains the positions; by default the first.
         strained: Names of the inputs that move with the positions where a periodic structure is
             strained (`("cell", "shifts")`, vectors in the model's unit of length), for its stress.
         energy_unit: eV per unit of the model's energy (`ase.units.Hartree`).
         length_unit: Å per unit of the model's positions (`ase.units.Bohr`).
         baseline: callable(atoms) -> eV, or {element: eV}, added to the energy: what was subtracted
             before training. It changes neither forces nor bars.
-        species: Elements the model was trained on, as symbols or atomic numbers; others are
-            refused. Without it, a model may give an atom of another element no energy and no bar;
-            this is noticed, and refused, only where all atoms of a structure are such.
+        species: Elements that the model was trained on, as symbols or atomic numbers; others are
+            refused. Without it, a model may give an atom of another element no energy and no bar.
+            This is detected, and refused, only if all atoms of a structure are of such elements.
         limits: {"energy_std": eV, "forces_std": eV/Å, "stress_std": eV/Å^3}, any of them. Beyond
             them an `UncertainStructureError` is raised, after `results` is filled, whenever a
-            property of that structure is asked for. The bar of an atom's force is
-            $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, and that of the stress is the same over
-            all nine components. Neither depends on the axes; both are checked whenever forces are
-            computed.
-        force_bars: Whether to compute the bars of forces and stress along with them. That takes one
-            forward pass, and as many passes as there are coordinates or features, whichever are
-            fewer; forces and stress share them. With False there is one backward pass, and bars
-            are computed only for `get_property("forces_std")` or where `limits` needs them.
+            property of that structure is requested. The bar of an atom's force is $\sqrt{\sigma_x^2
+            + \sigma_y^2 + \sigma_z^2}$, and that of the stress is the same over all nine
+            components. Neither depends on the axes; both are checked whenever forces are computed.
+        force_bars: Whether to compute the bars of forces and stress along with them. That needs one
+            forward pass, and as many passes as there are coordinates or features, whichever is
+            smaller; forces and stress share them. With False there is one backward pass, and bars
+            are computed only for `get_property("forces_std")` or if `limits` needs them.
         members: As in `uq.gradient`; 0 for exact bars of forces however large the structure is.
         sample_weight: callable(atoms) -> loss weight of the structure, as in the fit
             (`lambda atoms: 1 / len(atoms)`), to which a calibrated noise is inversely proportional.
@@ -235,7 +234,7 @@ class RigidityCalculator(host.Calculator):
         return {}
 
     def export_properties(self) -> Properties:
-        """The results that ASE has a definition of."""
+        """The results that ASE defines."""
         defined = {name: v for name, v in self.results.items() if name in all_outputs}
         return Properties(defined)
 
@@ -314,7 +313,7 @@ class RigidityCalculator(host.Calculator):
     def _position_and_strain_rows(
         self, gradient: torch.Tensor, atoms: Atoms
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Derivatives by positions (n, 3) in eV/Å, and by the strain (6,) or (0,) in eV."""
+        """Slopes along positions (n, 3) in eV/Å, and along the strain (6,) or (0,) in eV."""
         rows = self.energy_unit * gradient.detach().cpu().double().numpy().reshape(-1, 3)
         return rows[: len(atoms)] / self.length_unit, rows[len(atoms) :].flatten()
 
@@ -379,9 +378,9 @@ class RigidityCalculator(host.Calculator):
 def with_error_bars(atoms: Atoms) -> Atoms:
     """A copy for files, with the bars in its `info` and energy and forces in its calculator.
 
-    Trajectories and extended XYZ files drop properties that ASE does not know, and keep `info`:
+    Trajectories and extended XYZ files drop properties that ASE does not define, but keep `info`:
     `trajectory.write(with_error_bars(atoms))`. Bars of forces are included if they were computed.
-    Limits are ignored, so that the structure at which a simulation stopped can be written too.
+    Limits are ignored, so that the structure at which a simulation stopped can be written as well.
 
     Args:
         atoms: A structure with a `RigidityCalculator`.
@@ -468,11 +467,11 @@ def _positive(value: float, name: str) -> float:
 
 
 def _check_positions(batch: Batch, slot: Slot, atoms: Atoms, length_unit: float) -> None:
-    """Compare the input that holds the positions with those of the structure.
+    """Compare the input that contains the positions with those of the structure.
 
-    Forces are derivatives by positions. The input may be shifted as a whole and by vectors of the
-    cell, which changes no derivative. Inputs that are not shaped (n, 3) or (1, n, 3) are not
-    checked.
+    Forces are derivatives with respect to positions. The input may be shifted as a whole and by
+    vectors of the cell, which changes no derivative. Inputs that are not shaped (n, 3) or (1, n, 3)
+    are not checked.
 
     Args:
         batch: The structure as the model takes it.

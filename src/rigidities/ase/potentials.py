@@ -5,8 +5,8 @@
     print(host.calibrate(valid_atoms))
     atoms.calc = host.calculator(limits={"energy_std": 0.1})
 
-The error bars are those of the `LastLayerRigidity` in `host.uq`, all of whose methods take
-`host.batches(some_atoms)`. Where the fit has weights, predictions with noise need them too:
+The error bars are those of the `LastLayerRigidity` in `host.uq`, all of whose methods accept
+`host.batches(some_atoms)`. If the fit has weights, predictions with noise need them as well:
 `host.uq.predict(batches, sample_weight=lambda batch: batch["sample_weight"])`.
 """
 
@@ -41,9 +41,9 @@ class Potential:
     """A trained potential, with the conversion of `ase.Atoms` to its batches.
 
     Attributes:
-        model: The trained module, never changed.
+        model: The trained module, which is never changed.
         collate: list of structures -> one batch, a mapping.
-        forward: (model, batch) -> energies, or a mapping that holds them.
+        forward: (model, batch) -> energies, or a mapping that contains them.
         output: The key of the energies in such a mapping.
         wrt: The key of the positions in the batch.
         strained: Keys of the entries that move with the positions under a strain, for the stress.
@@ -89,12 +89,12 @@ class Potential:
     def fit(
         self, structures: Iterable[Atoms], *, forces_weight: float | None = None, **options: Any
     ) -> Potential:
-        """Accumulate the Gram over the structures that the model was trained on.
+        """Fit the error bars on the structures that the model was trained on.
 
         Args:
             structures: Structures with their energies, and forces if the model was trained on them.
             forces_weight: Weight of the square of one component of a force in the training loss,
-                besides `weight`; None where the loss had no forces.
+                besides `weight`; None if the loss had no forces.
             options: Options of `LastLayerRigidity.fit`, which override the choices made here.
 
         Returns:
@@ -145,11 +145,11 @@ class Potential:
         return RigidityCalculator(self.uq, inputs=inputs, **options)
 
     def batches(self, structures: Iterable[Atoms], labels: Sequence[str] = ()) -> list[Any]:
-        """Structures as `uq` takes them.
+        """Structures as `uq` expects them.
 
         Args:
             structures: Any number of them.
-            labels: What the batches hold besides the inputs: "energy", "forces".
+            labels: What the batches contain besides the inputs: "energy", "forces".
         """
         frames = _as_list(structures)
         batches = []
@@ -173,7 +173,7 @@ class Potential:
             tensors["y"] = torch.tensor(targets, dtype=torch.float64)
         if "forces" in labels:
             forces = [_label(atoms, "forces", self.forces_key, atoms.arrays) for atoms in frames]
-            # The derivative of the energy by positions is minus the force.
+            # The derivative of the energy with respect to positions is minus the force.
             slopes = -self.length_unit / self.energy_unit * np.concatenate(forces)
             tensors["slope"] = torch.tensor(slopes, dtype=torch.float64)
         return tensors
@@ -258,7 +258,7 @@ def schnetpack(
         options: Further attributes of `Potential`.
 
     Raises:
-        TypeError: The model has no representation that tells its cutoff.
+        TypeError: The model has no representation with a cutoff.
     """
     if converter is None:
         try:

@@ -1,4 +1,4 @@
-r"""How much better error bars are than one constant bar, on rows that neither was fitted to.
+r"""How much better error bars are than one constant bar, on rows used to fit neither.
 
 The constant bar is a Gaussian distribution around the model's predictions whose standard deviation
 is the root mean square error of calibration rows. Both it and the bars are fitted to all folds of

@@ -40,8 +40,8 @@ class ParquetBatches:
         dtype: The dtype of x and y.
         rank: The number of this process, which reads its share of the row groups; as in
             `ShardSampler`.
-        ranks: How many processes share them; by default those of the job where torch.distributed
-            runs, else one.
+        ranks: How many processes share them; by default all processes if torch.distributed runs,
+            else one.
 
     Raises:
         ValueError: Columns, files or rows are missing, or the batch size is not positive.
@@ -142,7 +142,7 @@ def _files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def _matching_files(path: Path) -> Iterable[Path]:
-    """The file at a path, the Parquet files in a folder, or the files that a pattern stands for."""
+    """The file at a path, the Parquet files in a folder, or the files that match a pattern."""
     if path.is_file():
         return [path]
     if path.is_dir():

@@ -25,11 +25,10 @@ class ShardSampler(loading.DistributedSampler[Any]):
 
     Args:
         data: Anything with a length.
-        rank: The number of this process; by default that of torch.distributed where it runs,
-            else 0.
-        ranks: How many processes there are; by default as many as torch.distributed has where it
-            runs, else 1.
-        shuffle: Whether to deal out the rows in random order, a new one after each `set_epoch`.
+        rank: The number of this process; by default that of torch.distributed if it runs, else 0.
+        ranks: How many processes there are; by default that of torch.distributed if it runs, else
+            1.
+        shuffle: Whether to distribute the rows in random order, a new one after each `set_epoch`.
         seed: The seed of that order, the same for all processes.
     """
 

@@ -1,4 +1,4 @@
-"""Error bars of a model that is yet to be trained: what the callbacks of trainers share."""
+"""Error bars that are fitted when training ends: what the callbacks of trainers share."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["AfterTraining"]
 
 
 class AfterTraining:
-    """Fits and calibrates once a model is trained.
+    """Fit and calibrate once a model is trained.
 
-    The options are checked before the training begins, not after its hours.
+    The options are checked before the training begins.
 
     Args:
         valid: Data to calibrate on instead of the trainer's.
@@ -58,7 +58,7 @@ class AfterTraining:
         return self._uq
 
     def make(self, model: nn.Module, train: Any, valid: Any, trial: bool = False) -> None:
-        """Fit, and calibrate unless that is not wanted. An error changes nothing.
+        """Fit, and calibrate if requested. An error changes nothing.
 
         Args:
             model: The trained model.

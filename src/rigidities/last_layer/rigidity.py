@@ -517,7 +517,7 @@ class LastLayerRigidity(ModelWrapper):
         """Predictions with error bars for inputs or batches; targets in them are ignored.
 
         Args:
-            x: The inputs, or anything that `fit` takes.
+            x: The inputs, or anything that `fit` accepts.
             sample_weight: A callable(batch) -> loss weights c, by which the noise is divided. Rows
                 without a weight get the noise of a typical row, whose weight is the harmonic mean
                 of the weights in the calibration.
@@ -625,7 +625,7 @@ class LastLayerRigidity(ModelWrapper):
         bars do not use it. It needs `fit(x, y, novelty=True)` and a calibration.
 
         Args:
-            x: The inputs, or anything that `fit` takes.
+            x: The inputs, or anything that `fit` accepts.
             batch_size: As in `fit`.
             progress: As in `fit`.
 
@@ -665,7 +665,7 @@ class LastLayerRigidity(ModelWrapper):
         rows are equal if their features agree in half of their digits.
 
         Args:
-            x1: The inputs, in any form that `predict` takes.
+            x1: The inputs, in any form that `predict` accepts.
             x2: Other inputs; the same by default.
             batch_size: As in `fit`.
 
@@ -701,7 +701,7 @@ class LastLayerRigidity(ModelWrapper):
             fn: A function of the predictions for all of x, one tensor shaped like the model's
                 output, that returns a tensor of any shape. For functions without a derivative use
                 `ensemble(64).propagate`.
-            x: The inputs, or anything that `fit` takes.
+            x: The inputs, or anything that `fit` accepts.
             second_order: Whether to correct the mean for the curvature of `fn`.
             batch_size: As in `fit`.
             progress: As in `fit`.
@@ -777,7 +777,7 @@ class LastLayerRigidity(ModelWrapper):
         quantity, so it has the scale of single predictions, not `calibration.joint`.
 
         Args:
-            x: The inputs, or anything that `fit` takes.
+            x: The inputs, or anything that `fit` accepts.
             wrt: The position or name of the input ("pos"), where there are several.
             along: A direction $v$, shaped like the input or like one row of it. The result is the
                 derivative along it, $v \cdot \nabla y$, shaped like the output, from one pass.
@@ -907,7 +907,7 @@ class LastLayerRigidity(ModelWrapper):
         steps, pixels).
 
         Args:
-            x: The inputs, or anything that `fit` takes.
+            x: The inputs, or anything that `fit` accepts.
             batch_size: As in `fit`.
             progress: As in `fit`.
         """
@@ -923,7 +923,7 @@ class LastLayerRigidity(ModelWrapper):
         """The terms that sum to each prediction (atoms, pixels, time steps), with error bars.
 
         Args:
-            x: The inputs, or anything that `fit` takes.
+            x: The inputs, or anything that `fit` accepts.
             batch_size: As in `fit`.
             progress: As in `fit`.
         """
@@ -951,7 +951,7 @@ class LastLayerRigidity(ModelWrapper):
         Otherwise pass your own rows to `selection.greedy(uq.posterior, rows, n)`.
 
         Args:
-            x: The pool of candidates, in any form that `predict` takes; no labels are needed.
+            x: The pool of candidates, in any form that `predict` accepts; no labels are needed.
             n: How many inputs to select.
             objective: "variance" (default) shrinks the total variance, and "logdet" learns most
                 about the weights, both greedily. "top" takes the largest variances one by one.

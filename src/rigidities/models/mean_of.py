@@ -20,12 +20,12 @@ class MeanOf(nn.Module):
     those of all models side by side.
 
     Args:
-        models: One or more models of any architecture, which take the same inputs and give outputs
-            of one shape. They are not copied.
-        output: Key, index or attribute of the prediction, where the models return several.
+        models: One or more models of any architecture that accept the same inputs and return
+            outputs of the same shape. They are not copied.
+        output: Key, index or attribute of the prediction, if the models return several.
 
     Raises:
-        TypeError: `models` is no list of modules.
+        TypeError: `models` is not a list of modules.
 
     Examples:
         >>> networks = [nn.Linear(3, 1) for _ in range(5)]
@@ -48,7 +48,7 @@ class MeanOf(nn.Module):
         """The mean over the models.
 
         Raises:
-            ValueError: The models give outputs of different shapes.
+            ValueError: The models return outputs of different shapes.
         """
         values = [pick(model(*inputs, **named), self.output) for model in self.models]
         shapes = [tuple(value.shape) for value in values]

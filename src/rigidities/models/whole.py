@@ -1,4 +1,4 @@
-"""A plain copy of a model that was trained in a job, where processes hold pieces of it."""
+"""A plain copy of a model whose weights are spread over the processes of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["whole"]
 
 @torch.no_grad()
 def whole(model: nn.Module) -> nn.Module:
-    """A plain copy of a job's model, the same on all processes, which must all call this function.
+    """A plain copy of a distributed model; all processes must call this and get the same copy.
 
     Weights sharded by `fully_shard` (FSDP2) are gathered. Buffers are those of the first process,
     since every process has its own running statistics of batch norms (in DDP too).

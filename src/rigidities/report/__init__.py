@@ -1,8 +1,8 @@
-"""One HTML page that says how far error bars can be trusted; it works without a network.
+"""One HTML page that shows whether error bars can be trusted; it works offline.
 
-The page opens with a verdict in plain words, lists what to be careful about, and shows interactive
-plots and metrics. Metrics are compared with those of a constant bar and of right bars, which are
-the same bars with true values drawn from them.
+The page starts with a verdict in plain words, lists what to be careful about, and shows interactive
+plots and metrics. Metrics are compared with those of one constant bar, and with those that these
+bars would have if they were right (true values are drawn from them).
 
 | function | takes | returns |
 | --- | --- | --- |
@@ -147,9 +147,9 @@ def html(
         names: Names of the targets.
         inputs: What else to show for a row: columns by name, or an array (N, D).
         calibration: What `calibrate` returned.
-        constant: For each target, one bar for all rows to compare the bars with: the RMS error of
-            the calibration rows. By default that of the calibration. Where it is not known, the
-            RMS error of these rows is taken, which no other constant bar can beat.
+        constant: For each target, one constant bar to compare the bars with: the RMS error of the
+            calibration rows. By default it comes from the calibration. If it is not known, the RMS
+            error of these rows is used, which no other constant bar can beat.
         reference: Error bars on rows like those of the calibration, (M,) or (M, K). Test rows
             with larger bars are reported as unlike them.
         cautions: Further warnings to show.
@@ -197,17 +197,18 @@ def write(
 
     Args:
         path: The file. Its folder must exist.
-        uq: A `LastLayerRigidity`. (The page of a `Prediction` is `save(path, html(p, target))`.)
-        x: Labelled test data, used in neither fit nor calibration, in any form that `fit` takes.
+        uq: A fitted and calibrated `LastLayerRigidity`. (For a `Prediction` use `save(path, html(p,
+            target))`.)
+        x: Labelled test data, used in neither fit nor calibration, in any form that `fit` accepts.
         y: Their targets, as in `fit`.
-        reference: Rows like those of the calibration, in any form that `predict` takes. Test rows
+        reference: Rows like those of the calibration, in any form that `predict` accepts. Test rows
             with larger bars are reported as unlike them.
         title: The heading.
         names: Names of the targets.
-        inputs: What else to show for a row, as in `html`; by default the model's inputs, where
-            they are only a few numbers.
+        inputs: What else to show for a row, as in `html`; by default the model's inputs, if they
+            are only a few numbers.
         first_row: Number of the first row.
-        progress: Whether a progress bar is shown; by default on a terminal only.
+        progress: Whether to show a progress bar; by default only on a terminal.
 
     Returns:
         The file.
@@ -268,8 +269,8 @@ def judge(
         first_row: As in `html`.
         row_numbers: Numbers of all rows, where they are not consecutive.
         level: As in `html`.
-        advice: Returns the remedy for a fault, where it differs from the library's own, which is
-            for use in Python.
+        advice: Returns the remedy for a fault, if it differs from the library's own, which is for
+            use in Python.
     """
     all_rows = target_rows(
         prediction, target, std=std, names=names, inputs=inputs, first_row=first_row
@@ -305,13 +306,13 @@ def judge_predictor(
 
     Args:
         predictor: The fitted object.
-        data: Labelled data in any form that `fit` takes.
-        reference: Rows like those of the calibration, in any form that `predict` takes.
+        data: Labelled data in any form that `fit` accepts.
+        reference: Rows like those of the calibration, in any form that `predict` accepts.
         names: Names of the targets.
         inputs: As in `html`; by default the model's inputs, where they are only a few numbers.
         first_row: Number of the first row.
         advice: Returns the remedy for a fault, as in `judge`.
-        progress: Whether a progress bar is shown; by default on a terminal only.
+        progress: Whether to show a progress bar; by default only on a terminal.
     """
     if isinstance(predictor, Prediction):
         raise TypeError(

@@ -5,7 +5,7 @@
 | finding | question |
 | --- | --- |
 | `size` | Do 90 % intervals cover 90 % of the true values? |
-| `by_fifths` | Do they also in each fifth of the rows, sorted by prediction and by bar? |
+| `by_fifths` | Do they cover 90 % in each fifth of the rows, sorted by prediction or bar? |
 | `resolution` | Are the bars better than one constant bar for all rows? |
 | `ranking` | Do rows with larger bars have larger errors? |
 
@@ -66,7 +66,7 @@ class Verdict:
     Attributes:
         headline: The verdict in one sentence.
         status: "good", "careful" or "bad".
-        findings: What it is based on: size, fifths, use and ranking.
+        findings: The answers behind it: size, fifths, use and ranking.
         cautions: What to be careful about.
     """
 

@@ -496,8 +496,8 @@ def labelled_prediction(
 
     Args:
         predictor: A fitted object.
-        data: Labelled data in any form that `fit` takes.
-        progress: Whether a progress bar is shown; by default on a terminal only.
+        data: Labelled data in any form that `fit` accepts.
+        progress: Whether to show a progress bar; by default only on a terminal.
 
     Raises:
         ValueError: There are no data, or they have no target.
