@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A table
 #
-# Patients with diabetes: ten columns of measurements, and how far the disease went within a year
-# (the data come with scikit-learn). Which predictions can be relied on?
+# The table has one row per patient with diabetes: ten columns of measurements, and how far the
+# disease went within a year. The data come with scikit-learn. Which predictions can you rely on?
 
 # %%
 from sklearn.datasets import load_diabetes
@@ -20,23 +20,23 @@ train, test, y_train, y_test = train_test_split(inputs, target, random_state=0)
 # %% [markdown]
 # ## A linear model
 #
-# `RigidityRegressor` goes around a regressor. A linear one needs no rows of its own to calibrate:
-# what an error would be with a row left out has an exact formula.
+# `RigidityRegressor` wraps a regressor of scikit-learn. A linear regressor needs no rows of its own
+# to calibrate: an exact formula gives the error of each row with that row left out.
 
 # %%
 reg = RigidityRegressor(make_pipeline(StandardScaler(), Ridge())).fit(train, y_train)
 p = reg.prediction(test)
 low, high = reg.predict_interval(test, 0.9)
 covered = ((low <= y_test) & (y_test <= high)).mean()
-print(f"90 % intervals hold {covered:.0%} of {len(test)} new patients")
+print(f"90 % intervals cover {covered:.0%} of {len(test)} new patients")
 print(f"their mean width is {(high - low).mean():.0f}")
 
 # %% [markdown]
 # ## Who is unlike the others?
 #
-# The noise dominates here: the disease is hardly predictable from these columns, and all bars are
-# about as long. What differs between patients is how firmly the training data hold their
-# predictions, the rigidity. The least rigid patients are those with unusual measurements.
+# Noise dominates here. These columns hardly predict the disease, and all error bars are about
+# equally long. What differs between patients is the rigidity: how firmly the training data hold a
+# prediction in place. The least rigid predictions belong to patients with unusual measurements.
 
 # %%
 rigidity = p.rigidity.numpy().ravel()
@@ -53,8 +53,9 @@ print(f"of all {mean_squares[test.index].mean():.1f}")
 # %% [markdown]
 # ## Trees instead
 #
-# The same wrapper goes around boosted trees; they keep a fifth of the rows apart to calibrate.
-# Compare by the interval score: width, plus 20 times what lies outside at 90 %. Lower is better.
+# The same wrapper accepts boosted trees. It keeps a fifth of the rows apart to calibrate them.
+# Compare both by the interval score at 90 %: the width, plus 20 times the distance of a true value
+# outside. Lower is better.
 
 # %%
 trees = HistGradientBoostingRegressor(max_iter=15, max_leaf_nodes=6, random_state=0)
@@ -73,5 +74,7 @@ for name, regressor in {"ridge": reg, "trees": trees_reg}.items():
     print(f"{name}: interval score {scores[name]:.0f}, R2 {regressor.score(test, y_test):.2f}")
 
 # %% [markdown]
-# With a CSV file of your own, `rigidities tabular data.csv --target y` does all this from the
-# command line, and writes a report.
+# ## The same from the command line
+#
+# With a CSV file of your own, `rigidities tabular data.csv --target y` does all this without
+# Python. It also compares learners, ranks the columns, and writes a report.

@@ -77,6 +77,9 @@ MOST_IMPORTANCES = 10
 _KINDS = {"auto": ("tree", "linear"), "tree": ("tree",), "linear": ("linear",)}
 """Kinds of learners that are compared, by the option --model; a network is compared with none."""
 
+_PLURALS = {"number": "numbers", "date": "dates", "category": "categories", "days": "days"}
+"""What columns of each kind hold."""
+
 _ROWS_SHUFFLED = 2_000
 """Test rows by which importances are measured, at most."""
 
@@ -362,9 +365,9 @@ class Training:
         """What was read, in lines."""
         kinds = Counter(column.kind for column in self.columns)
         yield f"{self.table.path}: {len(self.x):,} rows, {len(self.table.names)} columns"
-        listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        listed = ", ".join(f"{count} of {_PLURALS[kind]}" for kind, count in kinds.items())
         in_unit = f" in {self.unit}" if self.unit else ""
-        yield f"  Target: {target}{in_unit}; inputs: {listed}"
+        yield f"  Target: {target}{in_unit}; columns of inputs: {listed}"
         for note in self.notes:
             yield f"  {note}"
         rows_with_gaps = int(self.x.isnan().any(1).sum())
@@ -966,8 +969,9 @@ def _judgements(model: TableModel, data: Training, kind: str, remarks: Sequence[
     calibrated = model.predict(calibration_inputs)
     constant_bar = metrics.rmse(calibrated.mean, calibration_targets)
     frame = data.frame[data.part == "test"]
-    shown_names = [*model.identifiers, *[name for name in frame if name not in model.identifiers]]
-    shown = [name for name in shown_names if name in frame][:_INPUTS_SHOWN]
+    # Identifiers first; the target has a column of its own.
+    others = [name for name in frame if name not in (*model.identifiers, model.target)]
+    shown = [name for name in (*model.identifiers, *others) if name in frame][:_INPUTS_SHOWN]
     return report.judge(
         model.predict(x),
         y,
