@@ -54,7 +54,7 @@ def test_wins_and_losses_against_ensembles_are_counted_right() -> None:
     assert counted("best", "deep_ensemble") == (6, 0)
     assert "400 epochs it is better on 4 and worse on 2" in text
     assert counted("best", "deep_ensemble_400") == (4, 2)
-    assert "better than those on 6 and worse on none" in text
+    assert "better than those ensembles on 6 sets and worse on none" in text
     assert counted("best_of_five", "deep_ensemble_400") == (6, 0)
     assert "MC dropout, the default on one network is better on 7 and worse on none" in text
     assert counted("best", "mc_dropout") == (7, 0)
