@@ -26,7 +26,9 @@ def test_every_extra_that_a_message_names_exists() -> None:
 
 @pytest.mark.parametrize("name", ["host", "host.part", "below"])
 def test_a_missing_host_is_named_with_what_to_install(name: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"^Here rigidities needs host: pip install host"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"^This feature of rigidities needs host: pip install host"
+    ):
         missing(ModuleNotFoundError("No module", name=name), "pip install host", "host", "below")
 
 

@@ -130,7 +130,7 @@ FITS = {
         lambda: fit(x=replaced(X1, 0, NAN), y=Y),
         r"1 of 14 rows of a batch \(0\)",
     ),
-    "NaN in the targets": (lambda: fit(y=replaced(Y, 3, NAN)), "not finite.*sample_weight 0"),
+    "NaN in the targets": (lambda: fit(y=replaced(Y, 3, NAN)), "not finite.*sample_weight of 0"),
     "NaN in the targets, Huber": (lambda: fit(y=replaced(Y, 3, NAN), loss="huber"), "not finite"),
     "no data": (lambda: fit(x=X1[:0], y=Y[:0]), "no data"),
     "no batches": (lambda: rg.PredictionRigidity(line, W).fit([]), "no data"),

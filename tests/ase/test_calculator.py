@@ -655,7 +655,7 @@ def test_a_baseline_without_an_element_is_refused(one, atoms):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"limits": {"energy": 0.1}}, "knows energy_std, forces_std, stress_std, got energy"),
+        ({"limits": {"energy": 0.1}}, "accepts energy_std, forces_std, stress_std, got energy"),
         ({"limits": {"energy_std": 0.0}}, "limit of energy_std must be a positive number, got 0"),
         ({"limits": {"forces_std": float("nan")}}, "limit of forces_std must be a positive"),
         ({"energy_unit": -1.0}, "energy_unit must be a positive number"),
@@ -676,5 +676,7 @@ def test_without_ase_the_import_names_the_extra():
     code = "import sys; sys.modules['ase'] = None\nimport rigidities\nimport rigidities.ase"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    words = 'ModuleNotFoundError: Here rigidities needs ase: pip install "rigidities[ase]"'
+    words = (
+        'ModuleNotFoundError: This feature of rigidities needs ase: pip install "rigidities[ase]"'
+    )
     assert words in done.stderr
