@@ -43,6 +43,18 @@ def test_the_page_asks_the_network_for_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert len(found.running) == 2
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("inputs", [0, 12, 40])
+def test_the_page_of_one_target_stays_below_a_megabyte_and_a_half(
+    inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # with plotly's own script
+    mean, std, target = columns(8_000)
+    shown = {f"<column {k}>": (1e4 * mean + k).tolist() for k in range(inputs)}
+    text = report.html(1e4 * mean, 1e4 * target, std=1e4 * std, inputs=shown)
+    assert len(text.encode()) < 1_500_000
+
+
 def test_text_from_data_stays_text() -> None:
     mean, std, target = columns(60)
     inputs = {EVIL: [EVIL] * 60, "%{x}": ["</script><b>"] * 60}
