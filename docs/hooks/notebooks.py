@@ -42,6 +42,8 @@ def _cell(name: str, kind: str, body: str) -> dict[str, object]:
     """A cell of a notebook."""
     if "[markdown]" in kind:
         text = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
+        # A link to another tutorial's script leads to its notebook, which lies in this folder.
+        text = re.sub(r"\]\((\w+)\.py\)", r"](\1.ipynb)", text)
         return {
             "cell_type": "markdown",
             "id": name,

@@ -23,13 +23,21 @@ def test_a_script_becomes_cells_of_text_and_of_code() -> None:
     assert (content["nbformat"], content["nbformat_minor"]) == (4, 5)
     sources = ["".join(cell["source"]) for cell in content["cells"]]
     assert sources == [
-        "# A first net\n\nSome text with a [link](../../docs/limits.md).",
+        "# A first network\n\nSome text with a [link](../../docs/limits.md).",
         "x = 1  # a comment stays\n\n\ndef f():\n    return x",
         'print(f"{f()} row\\nand {__name__}")',
+        sources[3],  # the cell that draws, with what its picture shows
         "The end.",
     ]
+    assert "# Picture: Nothing at all,\n# in two figures." in sources[3]
     kinds = [cell["cell_type"] for cell in content["cells"]]
-    assert kinds == ["markdown", "code", "code", "markdown"]
+    assert kinds == ["markdown", "code", "code", "code", "markdown"]
+
+
+def test_a_link_to_another_tutorial_leads_to_its_notebook() -> None:
+    script = "# %% [markdown]\n# [Next](a_table.py), [limits](../../docs/limits.md)\n"
+    (cell,) = json.loads(hook("notebooks").notebook(script))["cells"]
+    assert "".join(cell["source"]) == "[Next](a_table.ipynb), [limits](../../docs/limits.md)"
 
 
 def test_the_committed_notebooks_are_the_scripts_of_today(tmp_path) -> None:
