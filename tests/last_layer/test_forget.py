@@ -75,7 +75,7 @@ def test_all_rows_can_be_forgotten_in_other_batches(net, tmp_path):
 def test_beyond_the_sketch_a_share_of_rows_is_judged(net, monkeypatch):
     monkeypatch.setattr(sketch, "SIZE", 100)
     uq, (x, y) = fitted(net), net.train
-    rows = r"of \d+ rows that could be judged \(3\d\.\d% of all\) were never in the fit"
+    rows = r"of \d+ rows that could be checked \(3\d\.\d% of all\) were never in the fit"
     check_refused(uq, rows, (x + 1, y))
     check_refused(uq, rows, (x[:200], y[:200] + 1), batch_size=13)
     uq.forget((x[100:], y[100:]), batch_size=13)

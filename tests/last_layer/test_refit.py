@@ -219,7 +219,7 @@ def test_the_report_calls_nothing_better_that_is_not():
     assert report(0.7, 1.1).better is True
     for worse in (report(1.2), report(1.0), report(0.9999), report(0.9, 1.2)):
         assert worse.better is False
-        assert "no better (RMSE 1 -> " in str(worse)
+        assert "not better (RMSE 1 -> " in str(worse)
         assert "keep the model as it is" in str(worse)
     assert str(report(*[0.9] * 8)).count("->") == 6
 

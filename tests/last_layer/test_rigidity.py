@@ -631,7 +631,7 @@ def test_duplicate_training_rows_need_no_special_care(net):
 def test_fewer_rows_than_features_is_fine_with_a_ridge_and_refused_without(net):
     few = tuple(t[:8] for t in net.train)
     uq = rg.LastLayerRigidity(net.model).fit(few)
-    refused("singular at ridge=0", uq.calibrate, net.valid, ridge=0.0)
+    refused("singular in float64 at ridge=0", uq.calibrate, net.valid, ridge=0.0)
     uq.calibrate(net.valid, criterion="nll")
     assert bool((uq.predict(net.test[0]).std > 0).all())
 
@@ -708,7 +708,7 @@ wrapped, ONES = rg.LastLayerRigidity, torch.ones(2, 4)
         (
             lambda m: wrapped(m).fit(ONES, sample_weight=lambda b: torch.ones(3)),
             ValueError,
-            "expected one per sample",
+            "expected one value per sample",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
