@@ -369,9 +369,7 @@ def _require_finite(error: Tensor, power: Tensor, weight: Tensor) -> None:
     """Refuse NaN and infinity; a NaN error means a masked target where the weight is zero."""
     wrong = (~torch.isfinite(error) & (weight > 0)).any() | ~torch.isfinite(power).all()
     if bool(wrong | torch.isinf(error).any()):
-        raise ValueError(
-            "The features, targets or predictions contain NaN or infinity. Clean the data."
-        )
+        raise ValueError("NaN or infinity in the features, targets or predictions. Clean the data.")
 
 
 def _check_errors(error: Tensor, least: int) -> None:
