@@ -74,7 +74,8 @@ def missing(numbers: Any) -> list[Any]:
     labels = {key: metric.label for key, metric in METRICS.items()}
     headings = {"scores", "constant", "bins", "points", "splits", "rows", "std", "error"}
     headings |= {"bin_size", "variance", "mse"}
-    shown = set(map(int, re.findall(r"\d{6,}", text + json.dumps(found.figures))))
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)  # without the marks of thousands
+    shown = set(map(int, re.findall(r"\d{6,}", plain + json.dumps(found.figures))))
     shown |= {number // 100 for number in shown}  # shares are shown in per cent
     return [
         leaf
