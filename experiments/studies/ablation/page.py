@@ -307,8 +307,8 @@ def _worst_outside(far_sets: Found) -> str:
 
 
 INTRODUCTION = """\
-The library's default error bars start from the paper's form $\\alpha^2 q$, where q is the inverse of
-the rigidity, and add four parts:
+The library's default error bars start from the paper's form $\\alpha^2 q$, where q is the inverse
+of the rigidity, and add four parts:
 
 - a noise floor, which a linear head on the last features varies from row to row;
 - a Student-t distribution;
