@@ -178,11 +178,11 @@ def calibration(numbers: Found) -> str:
     for quantity, name in (("forces", "forces"), ("energy", "energies")):
         scores = numbers["families"]["like"][quantity][SHOWN]["scores"]
         clauses.append(
-            f"for {name}, the 90 % intervals cover {measured(scores['coverage_90'])} and the "
+            f"For {name}, the 90 % intervals cover {measured(scores['coverage_90'])} and the "
             f"log ratio is {measured(scores['binned_log_ratio'])}; compared with a constant bar, "
             f"the log-likelihood {changed(scores['gain'])}"
         )
-    return f"**Like the training.** Calibrated by likelihood: {'. '.join(clauses)}."
+    return f"**Like the training**, calibrated by likelihood. {'. '.join(clauses)}."
 
 
 def growth(numbers: Found) -> str:
@@ -197,7 +197,7 @@ def control(numbers: Found) -> str:
     """What it costs to leave the forces out of the Gram."""
     families = numbers["differences"]["energies_only"]
     clauses = [
-        f"{FAMILIES[family]}, it {changed(differences['forces']['gain'])}"
+        f"*{FAMILIES[family]}*: it {changed(differences['forces']['gain'])}"
         for family, differences in families.items()
     ]
     return (
@@ -265,7 +265,7 @@ def _growth(name: str, grown: Found) -> str:
     """
     clauses = [
         f"{measured(ratios['bar'], 2)} times as large where the errors are "
-        f"{measured(ratios['rmse'], 2)} times as large ({FAMILIES[family]})"
+        f"{measured(ratios['rmse'], 2)} times as large (*{FAMILIES[family]}*)"
         for family, ratios in grown.items()
     ]
     if any(math.isnan(ratios["share"][1]) for ratios in grown.values()):
@@ -275,16 +275,14 @@ def _growth(name: str, grown: Found) -> str:
     sides: dict[int, list[str]] = {-1: [], 0: [], 1: []}
     for family, ratios in grown.items():
         mean, error = ratios["share"]
-        sides[direction([mean - 1, error])].append(FAMILIES[family])
+        sides[direction([mean - 1, error])].append(f"*{FAMILIES[family]}*")
     words = {-1: "too small", 0: "not clearly off", 1: "too large"}
     verdict = "; ".join(
-        f"{words[side]} for clusters {listed(families)}"
-        for side, families in sides.items()
-        if families
+        f"{words[side]} for {listed(families)}" for side, families in sides.items() if families
     )
     return (
-        f"The bars of {name} are {listed(clauses)}. Compared with those like the training, they "
-        f"are {verdict}."
+        f"Compared with clusters like the training, the bars of {name} are {listed(clauses)}. "
+        f"Relative to the errors, they are {verdict}."
     )
 
 
