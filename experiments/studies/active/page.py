@@ -202,8 +202,8 @@ rows with the largest variances are neighbours far out. The information prefers 
 out but apart, and the total variance prefers rows that represent many others.""",
     """\
 **Where it does not help.** On `naval`, more labels do not lower the error of random choice, so
-there is nothing to gain. Every choice by variance loses, and the total variance loses least. The error
-bar measures what the last layer's features leave undetermined, and it takes these features as
+there is nothing to gain. Every choice by variance loses, and the total variance loses least. The
+error bar measures what the last layer's features leave undetermined, and it takes these features as
 given. Choosing rows also makes the training rows unlike the test rows. Before a long campaign,
 compare with random rows.""",
 )

@@ -382,9 +382,9 @@ def _stopping_and_copies(numbers: Found) -> str:
         last.append(f"{_moved(ridge)} with decay {decay:g}")
     copies = effects[f"two copies, decay {decays[0]:g}"]["nll"]
     return f"""\
-**Early stopping and copies.** In the median over all trainings, the best weights were those of epoch
-{epochs["median"]:g} ({epochs["smallest"]} to {epochs["largest"]}; trainings with two copies have
-half the epochs). From there to the last epoch, log10 of the relative ridge by the likelihood
+**Early stopping and copies.** In the median over all trainings, the best weights were those of
+epoch {epochs["median"]:g} ({epochs["smallest"]} to {epochs["largest"]}; trainings with two copies
+have half the epochs). From there to the last epoch, log10 of the relative ridge by the likelihood
 {listed(last)}. Two copies of every row double the Gram matrix of the same network: the relative
 ridge should stay the same, and the absolute ridge should double
 ({numbers["settings"]["log_two"]:.2f} in log10). The networks are trained again here. Without decay,

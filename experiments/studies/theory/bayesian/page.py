@@ -28,7 +28,7 @@ def drawn(numbers: dict[str, Any]) -> Figure:
         for column, (name, places) in enumerate(models.items()):
             ax = axes[row * len(models) + column]
             _draw_profile(ax, places[place][0])
-            ax.set_title(f"{name}, x = {INPUTS[place]:g}")
+            ax.set_title(f"{_label(name)}, x = {INPUTS[place]:g}")
             ax.set_yticks([0, 1])
             ax.axvline(math.cos(INPUTS[place]) ** 2, color=GREY, lw=1, ls=":")
     for ax in axes[-len(models) :]:
@@ -62,7 +62,7 @@ def table(numbers: dict[str, Any]) -> Table:
         for place, means in places.items():
             rows.append(
                 [
-                    name,
+                    _label(name),
                     f"{INPUTS[place]:g} ({place})",
                     means["std"],
                     means["gauss_newton"],
@@ -88,7 +88,7 @@ def says(numbers: dict[str, Any]) -> str:
     first_heights = [float(entry["heights"][0]) for entry in nonlinear]
     last_heights = [float(entry["heights"][-1]) for entry in nonlinear]
     tail = max(math.exp(-height) for height in first_heights + last_heights)
-    names = ", ".join(nonlinear_names)
+    names = ", ".join(map(_label, nonlinear_names))
     return (
         "For the cubic, the profile is Gaussian and the interpretation is exact (the total "
         f"variation of {linear_distance:.1g} comes from the tails that were cut off). For the "
@@ -104,6 +104,15 @@ def says(numbers: dict[str, Any]) -> str:
         "profile is not a marginal distribution: it follows the best parameters for each value and "
         "does not count how many others there are."
     )
+
+
+def _label(name: str) -> str:
+    """What the page calls a model.
+
+    >>> _label("net 1-2-1"), _label("cubic")
+    ('network 1-2-1', 'cubic')
+    """
+    return name.replace("net ", "network ")
 
 
 def _all_entries(numbers: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
