@@ -121,7 +121,7 @@ def _within(sets: Found, larger: Found, kind: str) -> str:
     beyond = [
         f"{ratio:.2f} ({label})" for label, ratio in ratios.items() if not low <= ratio <= high
     ]
-    verdict = f"all are, except {listed(beyond)}" if beyond else "all are"
+    verdict = f"all do, except {listed(beyond)}" if beyond else "all do"
     smallest = min(ratios.values())
     largest = max(ratios.values())
     return (

@@ -357,8 +357,9 @@ def _narrow(numbers: Found) -> str:
 **Why medians.** Without a bias in the last layer, the features of a test row can come close to
 zero, most easily in a narrow network. Then q and the bar are also close to zero, and the likelihood
 of that one row dominates the mean over all rows. Of {settings["nets"]} networks, {listed(counts)}
-have a gain below {limit:g}{where}. The smallest bar of a row, relative to the median bar of its network,
-is {listed(least_bars)}. A noise floor, which the paper's form lacks, keeps bars away from zero."""
+have a gain below {limit:g}{where}. The smallest bar of a row, relative to the median bar of its
+network, is {listed(least_bars)}. A noise floor, which the paper's form lacks, keeps bars away from
+zero."""
 
 
 def _calibration_text(numbers: Found, calibration: str) -> str:
