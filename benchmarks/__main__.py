@@ -1,7 +1,7 @@
 """Run benchmarks, print their tables, store their results and write the page of all results.
 
 ``python -m benchmarks [name ...] [--quick] [--json FILE]`` measures.
-``python -m benchmarks --page`` writes the page of results anew from the files that are stored.
+``python -m benchmarks --page`` writes the page of results again from the stored files.
 """
 
 from __future__ import annotations
@@ -115,27 +115,33 @@ def runnable() -> list[str]:
 def closing(results: Sequence[Result], *, quick: bool) -> str:
     """The last line: which figures were missed, where the sizes allow to say so."""
     if quick:
-        return "Quick sizes show that everything runs; their verdicts mean nothing."
+        return "Quick sizes only show that everything runs. Their verdicts mean nothing."
     missed = [row.work for result in results for row in result.missed]
     if not missed:
-        return "All figures reached."
-    return "Not reached: " + "; ".join(missed) + "."
+        return "All limits were met."
+    return "Limits not met: " + "; ".join(missed) + "."
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
-    parser.add_argument("--json", type=Path, help="write all results to this file too")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
+    parser.add_argument("--json", type=Path, help="also write all results to this file")
     parser.add_argument(
-        "--page", action="store_true", help="measure nothing: write the page of stored results"
+        "--quick", action="store_true", help="use tiny sizes, only to show that everything runs"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=2, help="number of torch threads (default 2)"
+    )
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="measure nothing; write the page from the stored results",
     )
     parser.add_argument(
         "--results",
         type=Path,
-        help="folder for results (default benchmarks/results, none if quick)",
+        help="folder for results (default benchmarks/results; none with --quick)",
     )
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(BENCHMARKS)

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = parsed(arguments)
     if options.name is None:
-        print(f"python -m experiments <name> [--quick] [--out DIR], with the names\n\n{listing()}")
+        print(f"Usage: python -m experiments <name> [--quick] [--out DIR]\n\nNames:\n\n{listing()}")
         return 0
     experiment = EXPERIMENTS[options.name]
     folder = options.out or default_folder(options.name, quick=options.quick)
@@ -124,20 +124,28 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=f"Run an experiment and keep its numbers, tables and figures.\n\n{listing()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", nargs="?", help="without it, the names are listed")
-    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs")
     parser.add_argument(
-        "--out", type=Path, help="folder (default experiments/results[-quick if quick]/<name>)"
+        "name", nargs="?", help="name of the experiment; without it, all names are listed"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    parser.add_argument(
+        "--quick", action="store_true", help="use small sizes, only to show that everything runs"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="output folder (default experiments/results[-quick if quick]/<name>)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
     parser.add_argument("--data", type=Path, help=f"folder of the data sets (default: ${DATA})")
     parser.add_argument("--device", help="where networks are trained: cpu (default) or cuda")
     parser.add_argument(
-        "--fresh", action="store_true", help="compute everything, use no parts of earlier runs"
+        "--fresh",
+        action="store_true",
+        help="compute everything again; use no parts of earlier runs",
     )
     options = parser.parse_args(arguments)
     if options.name is not None and options.name not in EXPERIMENTS:
-        parser.error(f"unknown experiment {options.name!r}. There are\n\n{listing()}")
+        parser.error(f"unknown experiment {options.name!r}. Choose one of these:\n\n{listing()}")
     return options
 
 
@@ -169,8 +177,8 @@ def unwritable(folder: Path) -> str | None:
             return None
     except OSError as error:
         return (
-            f"Cannot write results to {folder}: {existing} says {error.strerror!r}. "
-            "Name another folder with --out DIR."
+            f"Cannot write results to {folder}: {existing} reports {error.strerror!r}. "
+            "Choose another folder with --out DIR."
         )
 
 
@@ -196,7 +204,9 @@ def opening(experiment: Experiment, folder: Path, *, quick: bool) -> str:
 def closing(outcome: Outcome, files: Sequence[Path], *, quick: bool) -> str:
     """The tables, and where everything lies."""
     tables = [str(block) for block in outcome.page if isinstance(block, Table)]
-    note = "Quick sizes show that everything runs; their numbers mean little.\n" if quick else ""
+    note = ""
+    if quick:
+        note = "Quick sizes only show that everything runs. Their numbers mean little.\n"
     written = "\n".join(f"  {file}" for file in files)
     return "\n" + "\n\n".join(tables) + f"\n\n{note}Written:\n{written}"
 
@@ -206,7 +216,7 @@ def left_behind() -> str:
     count = len(jobs.finished)
     if count == 0:
         return "Nothing was kept or written."
-    return f"Finished parts are kept ({count} so far): the same command goes on from there."
+    return f"Finished parts are kept ({count} so far). The same command continues from there."
 
 
 if __name__ == "__main__":

@@ -24,13 +24,18 @@ VERDICTS = {True: "yes", False: "no", None: "-"}
 INTRODUCTION = """\
 # Measured
 
-Written by `python -m benchmarks`, or from the stored results by `python -m benchmarks --page`; do
-not edit. Times are ratios within one run: the median of the rounds; in brackets the quartiles, and
-the ratio of the fastest rounds where it was kept. A *bare pass* is the model alone over the same
-batches. *Least* is what no code could go below: the bare pass and the half of one product that is
-needed, or the features read once. *Must* is the figure to reach, as it stood when it was measured;
-a dash where nothing was asked, where arithmetic alone rules a figure out, or where another
-benchmark asks for the same.
+This page shows what the benchmarks measured. `python -m benchmarks` writes it after a run, and
+`python -m benchmarks --page` writes it again from the stored results. Do not edit it by hand.
+
+How to read the tables:
+
+- **Times** are ratios within one run: the median over the rounds. The quartiles are in brackets,
+  with the ratio of the fastest rounds where it was stored.
+- A **bare pass** is the model alone over the same batches.
+- **Must** is the limit that was set when the benchmark ran. There is a dash where no limit was set,
+  where arithmetic alone rules a limit out, or where another benchmark has the same limit.
+- **Least** is the lowest value that any code could reach: the bare pass plus the necessary half of
+  one matrix product (*by flops*), or the features read once (*by bytes*).
 """
 
 
@@ -86,9 +91,9 @@ def _not_reached(results: Sequence[Result]) -> str:
         link = f"[{result.name}](#{result.name})"
         lines += [(link, row.work, row.must, row.measured) for row in result.missed]
     if not lines:
-        return "All figures were reached.\n"
+        return "All limits were met.\n"
     limited = sum(row.reached is not None for result in results for row in result.rows)
-    counted = f"{len(lines)} of {limited} figures to reach were not reached, on the machines below."
+    counted = f"{len(lines)} of {limited} limits were not met, on the machines named below."
     table = _markdown_table([("benchmark", "work", "must", "measured"), *lines])
     return "\n".join(["## Not reached\n", counted + "\n", *table, ""])
 

@@ -17,7 +17,7 @@ class Experiment:
         name: The name in the command and of the module ``experiments.studies.<name>.run``, whose
             ``run(*, quick: bool, seed: int) -> Outcome`` does the work.
         summary: One line about it.
-        minutes: Minutes that a whole run takes on two cores.
+        minutes: Minutes that a full run takes on two cores.
         needs: Packages that it imports beyond those of the library.
         extra: The extra of this package that brings them.
     """
@@ -58,42 +58,42 @@ class Experiment:
 _ALL = (
     Experiment(
         "gap",
-        "error bars in a gap between training rows, beside MAPIE's and laplace-torch's",
+        "error bars in a gap between training rows, compared with MAPIE and laplace-torch",
         minutes=2,
         needs=("matplotlib", "numpy", "sklearn"),
     ),
     Experiment(
         "toy",
-        "three models of seven points of cos^2 x, with calibrated error bars (paper, Fig. 1)",
+        "three models fitted to seven points of cos^2 x, with error bars (paper, Fig. 1)",
         minutes=2,
     ),
     Experiment(
         "uci",
-        "eight sets beside MC dropout, deep ensembles, Laplace and others (paper, Table 2)",
+        "eight sets, compared with MC dropout, ensembles, Laplace and others (paper, Table 2)",
         minutes=66,
         needs=("matplotlib", "numpy"),
     ),
     Experiment(
         "ablation",
-        "what each part of the default error bars brings, in and outside the domain",
+        "what each part of the default error bars adds, inside and outside the domain",
         minutes=15,
         needs=("matplotlib", "numpy"),
     ),
     Experiment(
         "outside",
-        "what the error bars hold outside the training domain, on nine sets and many domains",
+        "how much the intervals cover outside the training domain, on nine sets",
         minutes=20,
         needs=("matplotlib", "numpy"),
     ),
     Experiment(
         "novelty",
-        "what an alarm that watches every layer sees that the last layer does not",
+        "what an alarm on every layer sees that the last layer misses",
         minutes=12,
         needs=("matplotlib", "numpy", "scipy", "sklearn"),
     ),
     Experiment(
         "cost",
-        "what training and predicting cost with each method (paper, Table 1), measured",
+        "measured cost of training and predictions with each method (paper, Table 1)",
         minutes=4,
     ),
     Experiment(
@@ -105,7 +105,7 @@ _ALL = (
     ),
     Experiment(
         "molecules",
-        "error bars of molecules of every size: the paper's calibrations beside the default",
+        "error bars by the size of a molecule: the paper's calibrations and the default",
         minutes=12,
         needs=("matplotlib", "numpy", "ase", "featomic"),
         extra="chemistry",
@@ -130,13 +130,13 @@ _ALL = (
     ),
     Experiment(
         "regularizer",
-        "what the ridge stands for: weight decay, early stopping, copies, noise (paper, appendix)",
+        "what the ridge represents: weight decay, early stopping, noise (paper, appendix)",
         minutes=15,
         needs=("matplotlib", "numpy"),
     ),
     Experiment(
         "theory",
-        "wide-net kernels, the last-layer approximation, training time, the Bayesian reading",
+        "kernels of wide networks, the last-layer approximation, the Bayesian interpretation",
         minutes=5,
         needs=("matplotlib", "scipy"),
     ),
@@ -147,7 +147,7 @@ _ALL = (
     ),
     Experiment(
         "propagation",
-        "error bars of means of many predictions against the errors of many retrained nets",
+        "error bars of means of predictions, compared with many retrained networks",
         minutes=5,
         needs=("matplotlib", "numpy"),
     ),

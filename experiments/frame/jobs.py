@@ -118,7 +118,7 @@ def results(
 
     parts = {name: _read(file, code) for name, file in files.items() if file.exists()}
     if parts:
-        print(f"  {len(parts)} of {len(jobs)} parts are there from an earlier run")
+        print(f"  {len(parts)} of {len(jobs)} parts come from an earlier run")
     outdated = sum(part.other_code for part in parts.values())
     if outdated:
         print(f"  {outdated} of them were computed by {sources.OTHER_CODE}: --fresh recomputes")
@@ -202,8 +202,8 @@ def _computed(jobs: Sequence[Job], workers: int | None) -> Iterator[tuple[str, P
             yield names[future], future.result()
     except BrokenProcessPool as error:
         raise WorkerError(
-            "A worker process ended abruptly: stopped from outside, or out of memory. Finished "
-            "parts are kept: the same command goes on from there."
+            "A worker process ended abruptly. It was stopped from outside or ran out of memory. "
+            "Finished parts are kept, and the same command continues from there."
         ) from error
     except BaseException:  # an interruption, or a part that failed: do not wait for the others
         pool.shutdown(wait=False, cancel_futures=True)

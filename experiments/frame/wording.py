@@ -14,13 +14,13 @@ LARGE = 1000.0
 """The size from which on numbers are written with a power of ten."""
 
 SHARED_ROWS = (
-    "A word on the standard errors: the splits are drawn from one set, so that repetitions share "
-    "rows. For comparisons of methods on these rows the errors are right; for statements about "
-    "other data they are somewhat too small."
+    "A note on the standard errors: all splits are drawn from one set, so repetitions share rows. "
+    "The errors are right for comparisons of methods on these rows. They are somewhat too small "
+    "for statements about other data."
 )
 WHOLE_SCALE = (
-    "standardised with the whole set's mean and spread, as in the paper, so that test rows have a "
-    "part in the scale of the inputs"
+    "standardised with the mean and standard deviation of the whole set, as in the paper, so that "
+    "test rows contribute to the scale of the inputs"
 )
 
 

@@ -16,20 +16,20 @@ METRICS = {
     "gain": Metric(
         label="Gain over the constant bar",
         ideal="above 0",
-        sentence="How much the NLL is below that of the constant bar beside it. At 0 or below, "
-        "bars that differ from row to row bring nothing.",
+        sentence="NLL of the constant bar minus the NLL. At 0 or below, bars that differ from row "
+        "to row have no advantage.",
     ),
     "offset": Metric(
         label="Offset of the bins",
         ideal="0",
         sentence="In the plot of bins: decades by which the mean squared error lies above the "
-        "variance, on average. Above 0 the bars are too narrow, below it too wide.",
+        "variance, on average. Above 0, the bars are too narrow; below 0, too wide.",
     ),
     "floor": Metric(
         label="Floor of the distance",
         ideal="a yardstick",
-        sentence="What these bars would have as distance from y = x if nothing were wrong with "
-        "them: chance in bins of this size, with errors / bars shuffled among the rows.",
+        sentence="Distance from y = x that these bars would have if nothing were wrong with them: "
+        "chance in bins of this size, with errors / bars shuffled among the rows.",
     ),
     "wide_log_ratio": Metric(
         label="Distance in wide bins",
@@ -40,8 +40,8 @@ METRICS = {
     "kurtosis": Metric(
         label="Kurtosis",
         ideal="3",
-        sentence="Fourth moment of errors over bars: 3 if they were Gaussian; single errors of "
-        "many bars raise it.",
+        sentence="Fourth moment of errors over bars. It is 3 for a Gaussian. Single errors that "
+        "are many bars long raise it.",
     ),
     "rmse_per_atom": Metric(
         label="RMSE per atom",
@@ -58,8 +58,8 @@ for _level in (68, 90, 95):
     METRICS[f"coverage_{_level}"] = Metric(
         label=f"Coverage of {_level} % intervals",
         ideal=f"{_level} %",
-        sentence="Share of true values inside. Below that the bars are too narrow, above it too "
-        "wide.",
+        sentence="Share of true values inside. If it is smaller than intended, the bars are too "
+        "narrow; if larger, too wide.",
         percent=True,
     )
 

@@ -24,7 +24,7 @@ from rigidities.report.figures import Plot
 from rigidities.report.formatting import around
 
 _ABOUT = (
-    "The numbers of an experiment. Plots can be zoomed, and tell more when one points at them; "
+    "The numbers of an experiment. You can zoom the plots, and point at them to see values. "
     "a ± b is a mean and its standard error."
 )
 _LESS_IS_BETTER = {*COMPARED, "mae", "crps"}
@@ -187,7 +187,7 @@ def _comparison(path: Path, data_sets: Mapping[str, DataSet], plots: dict[str, P
         identifiers[_added(plot, plots)] = plot
     about = "Means over splits, with standard errors."
     if set(keys) <= _LESS_IS_BETTER:
-        about += " Less is better."
+        about += " Lower is better."
     return Comparison(
         heading=" › ".join(words(key) for key in path) or "Methods on data sets",
         about=about,

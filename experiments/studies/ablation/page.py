@@ -116,11 +116,11 @@ def difference_table(sets: Found, side: str) -> Table:
         rows.append([title(name), entry["nets"], *cells])
     where = "in the domain" if side == "inside" else "outside the domain"
     caption = (
-        f"What each part changes in the NLL of test rows {where}, added to what stands left of it: "
-        "mean over the nets and corrected standard error; bold where it is better by more than "
-        "two of these errors. Wine and naval by cells."
+        f"How much each part changes the NLL of test rows {where} when it joins the parts to its "
+        "left: mean over the networks and corrected standard error. Bold changes are improvements "
+        "by more than two of these errors. For wine and naval, the NLL is that of cells."
     )
-    return Table(["set", "nets", *PARTS.values()], rows, caption)
+    return Table(["set", "networks", *PARTS.values()], rows, caption)
 
 
 def score_table(sets: Found, side: str) -> Table:
@@ -128,15 +128,15 @@ def score_table(sets: Found, side: str) -> Table:
     rows: list[list[Cell]] = []
     for name, entry in sets.items():
         forms = {form: scores[side] for form, scores in entry["forms"].items()}
-        metrics = {"NLL": likelihood(entry), "CRPS": "crps", "in 90 %": "coverage_90"}
+        metrics = {"NLL": likelihood(entry), "CRPS": "crps", "coverage": "coverage_90"}
         for label, metric in metrics.items():
             digits = _digits(forms["paper"][metric][0])
             cells = [measured(scores[metric], digits) for scores in forms.values()]
             rows.append([title(name), label, *cells])
     where = "in" if side == "inside" else "outside"
     caption = (
-        f"Test rows {where} the domain: NLL, CRPS, and the share that the 90 % intervals hold; "
-        "means over the nets and standard errors."
+        f"Test rows {where} the domain: NLL, CRPS, and the coverage of 90 % intervals. Means over "
+        "the networks and standard errors."
     )
     return Table(["set", "", *LABELS.values()], rows, caption)
 
@@ -146,7 +146,7 @@ def coverage_table(far_sets: Found) -> Table:
     columns = ["set"]
     for form in FAR_FORMS:
         columns += [f"{LABELS[form]}, inside", f"{LABELS[form]}, outside"]
-    columns.append("lowest of a net")
+    columns.append("default outside, lowest network")
     rows: list[list[Cell]] = []
     for name, entry in far_sets.items():
         forms = entry["forms"]
@@ -157,8 +157,9 @@ def coverage_table(far_sets: Found) -> Table:
         row.append(f"{forms['all']['outside']['lowest_coverage']:.3f}")
         rows.append(row)
     caption = (
-        "Share of the test targets that the 90 % intervals hold, inside and outside the domain: "
-        "mean over the nets and standard error; last, the net of the default that holds least."
+        "Share of the test targets that the 90 % intervals cover, inside and outside the domain: "
+        "mean over the networks and standard error. The last column is the lowest coverage of a "
+        "single network with the default, outside."
     )
     return Table(columns, rows, caption)
 
@@ -174,9 +175,10 @@ def auroc_table(far_sets: Found) -> Table:
     columns = ["set", "rows inside", "rows outside", "rigidity"]
     columns += [f"bar of {LABELS[form]}" for form in FAR_FORMS]
     caption = (
-        "AUROC: the probability that a test row outside the domain has the smaller rigidity (at "
-        "the default's ridge), or the larger bar, than one inside; mean over the nets and standard "
-        "error. To find unfamiliar rows ask the rigidity, not the bar."
+        "AUROC (area under the ROC curve): the probability that a test row outside the domain has "
+        "a smaller rigidity (at the default's ridge), or a larger bar, than a row inside. Mean "
+        "over the networks and standard error. To find unfamiliar rows, use the rigidity, not the "
+        "bar."
     )
     return Table(columns, rows, caption)
 
@@ -239,7 +241,7 @@ def _draw_coverage(ax: Axes, far_sets: Found) -> None:
     ax.axhline(LEVEL, color=BLACK, lw=0.8)
     names = [title(name) for name in far_sets]
     ax.set_xticks(range(len(far_sets)), names, rotation=30, ha="right")
-    ax.set(ylabel="held by 90 % intervals", title="Outside", ylim=(0, 1.02))
+    ax.set(ylabel="coverage of 90 % intervals", title="Outside", ylim=(0, 1.02))
 
 
 def _nll_change(entry: Found, form: str) -> float:
@@ -256,9 +258,9 @@ def network_source(sets: Found) -> str:
     """Whether the networks come with the project or were trained by this run."""
     trained_sets = [title(name) for name, entry in sets.items() if not entry["committed"]]
     if not trained_sets:
-        return "All nets come with the project (`experiments/nets/`); nothing was trained here."
+        return "All networks come with the project (`experiments/nets/`). This run trained none."
     return (
-        "Trained by this run, for want of nets that come with the project: "
+        "Trained by this run, because the project comes without networks for them: "
         f"{', '.join(trained_sets)}."
     )
 
@@ -281,8 +283,8 @@ def _guard_cost(sets: Found) -> str:
     largest, set_title = max(costs)
     average = math.fsum(cost for cost, _ in costs) / len(costs)
     return (
-        f"**What the guard costs.** In the domain at most {largest:.3f} of NLL ({set_title}), on "
-        f"average {average:.3f}."
+        f"**What the guard costs.** In the domain, the guard raises the NLL by at most "
+        f"{largest:.3f} nats per row ({set_title}). The average change is {average:.3f}."
     )
 
 
@@ -296,30 +298,37 @@ def _worst_outside(far_sets: Found) -> str:
     coverage = coverages[worst]
     where = title(worst).removesuffix(", domain")
     return (
-        f"**Where it fails.** Outside the domain on {where} the default's 90 % "
-        f"intervals hold {100 * coverage['all']:.0f} % (the paper's form "
-        f"{100 * coverage['paper']:.0f} %, without the guard {100 * coverage['unguarded']:.0f} %): "
-        "far from all training rows the last layer alone cannot know how wrong the features are."
+        f"**Where it fails.** Outside the domain on {where}, the default's 90 % intervals cover "
+        f"{100 * coverage['all']:.0f} % of the targets (the paper's form "
+        f"{100 * coverage['paper']:.0f} %, the default without the guard "
+        f"{100 * coverage['unguarded']:.0f} %). Far from all training rows, the last layer alone "
+        "cannot know how wrong the features are."
     )
 
 
 INTRODUCTION = """\
-The default error bars are the paper's $\\alpha^2 q$ and more: a noise floor, which a head on the
-last features makes different from row to row; a Student-t distribution; a tilt of that
-distribution, again by a head; and a guard, which widens the bars beyond the rigidities of the
-training rows. Here they are put together part by part, on trained nets that stay as they are, with
-the library's own calibration each time (`calibrate(valid, criterion="auto", noise=...,
-distribution=...)`, guard included), and the guard is taken out of the whole. The paper's \
-form is `criterion="nll"` without noise. Everything
-is calibrated on the validation rows that also stopped the training, and judged on test rows."""
+The library's default error bars start from the paper's form $\\alpha^2 q$, where q is the inverse
+of the rigidity, and add four parts:
+
+- a noise floor, which a linear head on the last features varies from row to row;
+- a Student-t distribution;
+- a tilt (skew) of that distribution, given by another head;
+- a guard, which widens the bars of rows that are less rigid than the training rows.
+
+This study adds the parts one by one and finally removes the guard from the whole. The trained
+networks stay as they are. Each step uses the library's own calibration,
+`calibrate(valid, criterion="auto", noise=..., distribution=...)`, guard included. The paper's form
+is `criterion="nll"` without noise. All forms are calibrated on the validation rows that also
+stopped the training, and judged on test rows. NLL is the negative log-likelihood in nats per row;
+CRPS is the continuous ranked probability score. Lower is better for both."""
 
 CAPTION = (
-    "Above: NLL in the domain less that of the paper's form, mean over the nets (of cells on wine "
-    "and naval); the axis is linear up to 0.1. Below: what 90 % intervals hold outside the domain; "
-    "the line is at 90 %."
+    "Above: NLL in the domain minus that of the paper's form, mean over the networks (NLL of cells "
+    "on wine and naval). The axis is linear up to 0.1. Below: coverage of 90 % intervals outside "
+    "the domain. The line is at 90 %."
 )
 OUTSIDE = """\
-Outside the domain: nets of the sets marked *domain* have seen no row beyond the 80 % quantile of
-the first principal direction of the inputs, those of California no row west of the threshold of its
-own page. Validation rows come from the domain alone, so that no calibration knows what happens
-outside; what a form does there it does by itself."""
+**Outside the domain.** For the sets marked *domain*, the networks have seen no row beyond the 80 %
+quantile along the first principal direction of the inputs. For California, they have seen no row
+west of the threshold, which the page on California explains. Validation rows come from the domain
+only, so no calibration knows what happens outside."""

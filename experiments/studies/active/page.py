@@ -81,12 +81,12 @@ def difference_table(numbers: Found, caption: str) -> Table:
         )
     columns = [
         "choice",
-        "less random, last",
+        "minus random, last",
         "all rounds",
-        "less largest variances, last",
+        "minus largest variances, last",
         "all rounds",
         "better than random in",
-        "labels to random's last RMSE",
+        "labels to reach random's last RMSE",
     ]
     return Table(columns, rows, caption)
 
@@ -96,7 +96,7 @@ def _labels_needed(needed: float | None, labels: list[int]) -> str:
     if needed is None:
         return "not reached"
     if needed <= labels[0]:
-        return "all begin below it"
+        return "all start below it"
     return f"{needed:.0f} of {labels[-1]}"
 
 
@@ -114,7 +114,7 @@ def drawn(numbers: Mapping[str, Found]) -> Figure:
         _draw_curves(left, setting)
         _draw_differences(right, setting)
         left.set(title=title, ylabel="test RMSE", xlabel="labelled rows")
-        right.set(title="less random choice, paired", xlabel="labelled rows")
+        right.set(title="minus random choice, paired", xlabel="labelled rows")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return figure
@@ -148,59 +148,62 @@ def opening(protocol: Protocol) -> list[str]:
     how = protocol.training
     return [
         f"""\
-Which rows of a pool should be labelled next? A net is trained on {protocol.start} random rows of
-`{protocol.name}`; then, {protocol.rounds} times, {protocol.batch} more rows of a pool of
-{protocol.pool} are labelled and a new net is trained from scratch. The rows are chosen at random,
-by the largest variance q = fᵀ(G + ς²I)⁻¹f, or greedily, each pick in the light of those before it
-in the same batch: for the information about the last layer's weights (*logdet*) or for the
-smallest total variance over the pool (*variance*). No label is used to choose. The score is the
-RMSE on {protocol.test} other rows, in the target's unit.""",
+Which rows of a pool should be labelled next? A network is trained on {protocol.start} random rows
+of `{protocol.name}`. Then, {protocol.rounds} times, {protocol.batch} more rows of a pool of
+{protocol.pool} are labelled, and a new network is trained from scratch. There are three ways to
+choose rows: at random, by the largest variance q = fᵀ(G + ς²I)⁻¹f, or greedily. A greedy choice
+takes the earlier picks of the same batch into account. It aims at the most information about the
+last layer's weights (*logdet*) or at the smallest total variance over the pool (*variance*). No
+choice uses a label. The score is the RMSE on {protocol.test} other rows, in the target's unit.""",
         f"""\
-**Nets and error bars.** Hidden layers of {" and ".join(map(str, how.hidden))} with SiLU,
-{how.steps} steps of AdamW on batches of {how.batch}, learning rate {how.rate:g} on a cosine
-schedule, weight decay {how.decay:g}; inputs standardised by the pool, the target by the first
-labels. Features are the last hidden layer and a constant; the ridge ς² is {protocol.ridge:g} of the
-Gram's mean diagonal, never calibrated, since no label can be spared. All nets of a round train at
-once, as batched matrix products.""",
+**Networks and error bars.** The networks have hidden layers of
+{" and ".join(map(str, how.hidden))} units with SiLU. They are trained for {how.steps} steps of
+AdamW on batches of {how.batch}, with learning rate {how.rate:g} on a cosine schedule and weight
+decay {how.decay:g}. Inputs are standardised by the pool, the target by the first labels. The
+features are the last hidden layer and a constant. The ridge ς² is {protocol.ridge:g} of the mean
+diagonal of the Gram matrix. It is never calibrated, because no label can be spared. All networks of
+a round train at once, as batched matrix products.""",
         """\
-**Pairs.** In a repetition all choices share test rows, pool, first rows and, in each round, first
-weights and order of batches. Differences are taken within repetitions; ± is their standard error.
-The activation, weight decay, ridge and number of steps were settled on up to six repetitions with
-other seeds (1000 to 1005). Four sets were tried there: `kin8nm`; `naval`, which is shown because
-choosing hurts on it; `protein` and `power` (the latter with half the rows), where, averaged over
-the rounds, no greedy choice differed from random choice by two standard errors. The gain depends on
-the net, too: with ReLU and a weight decay of 0.5 the total variance was no better than random
-choice on `kin8nm`, and the information a little worse.""",
+**Pairs.** Within a repetition, all choices share test rows, pool and first rows; within a round,
+they share initial weights and the order of batches. Differences are taken within repetitions, and ±
+is their standard error. The activation, weight decay, ridge and number of steps were settled on up
+to six repetitions with other seeds (1000 to 1005). Four sets were tried there. `kin8nm` is the main
+set. `naval` is shown because choosing hurts there. On `protein` and `power` (the latter with half
+the rows), no greedy choice differed from random choice by two standard errors, averaged over the
+rounds. The gain also depends on the network: with ReLU and a weight decay of 0.5, on `kin8nm`, the
+total variance was no better than random choice, and the information was slightly worse.""",
     ]
 
 
 CAPTION = (
-    "Test RMSE against the number of labelled rows (left), and its paired difference to random "
-    "choice (right; below zero is better). Bars are standard errors over the repetitions."
+    "Left: test RMSE against the number of labelled rows. Right: the same minus that of random "
+    "choice, paired by repetition (below zero is better). Bars are standard errors over the "
+    "repetitions."
 )
 
 CURVES = "`{name}`: test RMSE in thousandths, mean ± standard error over {seeds} repetitions."
 
 DIFFERENCES = (
-    "`{name}`: paired differences of RMSE in thousandths, after the last round and averaged over "
-    "all rounds (negative is better); in how many repetitions that average beats random choice; "
-    "and how many labels bring the mean curve to where random choice ends."
+    "`{name}`: paired differences in RMSE, in thousandths, after the last round and averaged over "
+    "all rounds (negative is better). The last columns count the repetitions in which that average "
+    "beats random choice, and the labels that the mean curve needs to reach the final RMSE of "
+    "random choice."
 )
 
-QUICK = "These are quick settings, which show that it runs and nothing else."
+QUICK = "These are quick settings. They show only that the study runs."
 
 CLOSING = (
     """\
 **What to expect.** On `kin8nm`, a smooth function with little noise, the greedy batch for the total
-variance comes to where random choice ends with about a quarter fewer labels. The largest variances
-taken one by one are *worse* than random choice. The greedy batch for the information is better than
-they are, and a little better than random choice. A likely reason, not measured here: the largest
-variances are neighbours far out, the information asks about rows that are far out but apart, and
-the total variance about rows that stand for many.""",
+variance reaches the final RMSE of random choice with about a quarter fewer labels. The rows with
+the largest variances are *worse* than random choice. The greedy batch for the information is better
+than these rows, and slightly better than random choice. A likely reason, not measured here: the
+rows with the largest variances are neighbours far out. The information prefers rows that are far
+out but apart, and the total variance prefers rows that represent many others.""",
     """\
-**Where it does not help.** On `naval` more labels do not lower the error of random choice, so there
-is nothing to gain, and every choice by variance loses; the total variance loses least. The error
-bar sees what the last layer's features leave undetermined and takes these features as given; a
-choice also makes the training rows unlike the test rows. Compare with random rows before a long
-campaign.""",
+**Where it does not help.** On `naval`, more labels do not lower the error of random choice, so
+there is nothing to gain. Every choice by variance loses, and the total variance loses least. The
+error bar measures what the last layer's features leave undetermined, and it takes these features as
+given. Choosing rows also makes the training rows unlike the test rows. Before a long campaign,
+compare with random rows.""",
 )

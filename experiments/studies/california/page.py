@@ -129,12 +129,13 @@ def limit_table(numbers: Found) -> Table:
     rows.append(["chosen in hindsight", hindsight, None, None])
     settings = numbers["settings"]
     caption = (
-        f"How close to the line the in-domain test rows can come. *Own errors, shuffled*: the mean "
-        f"log ratio over {settings['draws']} draws of errors σ z, where z are the net's own e / σ "
-        "(scaled to mean square one) dealt to other rows; *Gaussian errors*: the same with normal "
-        "z. Both are errors for which these bars are right: what they score is the scatter of "
-        f"{settings['bin_size']} squared errors a bin. *Chosen in hindsight* is the best α² q of "
-        "any ridge and scale for the very test rows: no calibration, since it knows the answers."
+        "How close the in-domain test rows can come to the line. *Own errors, shuffled*: the mean "
+        f"log ratio over {settings['draws']} draws of errors σ z, where z are the network's own "
+        "ratios e / σ (scaled to mean square one), dealt to other rows. *Gaussian errors*: the "
+        "same with normal z. The bars are right for both kinds of errors, so their scores show "
+        f"only the scatter of {settings['bin_size']} squared errors per bin. *Chosen in hindsight* "
+        "is the best α² q of any ridge and scale for these very test rows. It is not a "
+        "calibration, because it knows the answers."
     )
     return Table(["bars", "log ratio", "own errors, shuffled", "Gaussian errors"], rows, caption)
 
@@ -175,12 +176,12 @@ def of_each_network(numbers: Found) -> Figure:
     for place, calibration in enumerate(calibrations.values()):
         inside = calibration["inside"]["coverage_of_each"]
         outside = calibration["outside"]["coverage_of_each"]
-        _dots(left, place, calibration["auroc_of_each"], BLUE, "of each net")
+        _dots(left, place, calibration["auroc_of_each"], BLUE, "of each network")
         _dots(right, place - 0.12, inside, BLUE, TITLES["inside"])
         _dots(right, place + 0.12, outside, VERMILION, TITLES["outside"])
-    left.set(title="Far rows told by the bar", ylabel="AUROC")
+    left.set(title="Far rows found by the bar", ylabel="AUROC")
     right.axhline(numbers["settings"]["level"], color=GREY, lw=1, ls="--")
-    right.set(title="Intervals meant to hold 90 %", ylabel="coverage")
+    right.set(title="Intervals meant to cover 90 %", ylabel="coverage")
     # Long labels are broken into lines.
     names = [LABELS[name].replace(", ", ",\n").replace(" (", "\n(") for name in calibrations]
     for ax in (left, right):
@@ -215,34 +216,41 @@ def opening(numbers: Found) -> tuple[str, ...]:
     hidden = settings["hidden"]
     return (
         f"""\
-How do error bars fare where the training data do not reach? Nets are trained and calibrated on the
-houses in the east of California and asked about the west too (paper, Sec. 4.5). The paper divides
-by its eighth column and calls that the distance from the ocean; it is the **longitude**. Its two
-peaks are the regions of Los Angeles and San Francisco, and "far from the ocean" is the south-east.
-A row is in the domain where the longitude, standardised with the mean and spread of the whole
-set as in the paper, exceeds {longitude["threshold"]}
-({longitude["degrees"]:.1f} degrees).""",
+How good are error bars where there were no training data? Networks are trained and calibrated on
+houses in the east of California and then also predict the west (paper, Sec. 4.5). The paper divides
+the rows by the eighth column of the set and calls it the distance from the ocean. In fact, this
+column is the **longitude**. Its two peaks are the regions of Los Angeles and San Francisco, and
+"far from the ocean" is the south-east. A row belongs to the domain if its longitude exceeds
+{longitude["threshold"]} ({longitude["degrees"]:.1f} degrees). As in the paper, the longitude is
+standardised with the mean and standard deviation of the whole set.""",
         f"""\
-For each of {settings["count"]} nets the rows are split at random into 60 % for training, 20 % for
-validation and 20 % for the test; training and validation keep the rows of the domain alone. The
-nets were trained as one stack, which takes equal numbers of rows: all are cut to the smallest,
-{rows["train"]} for training and {rows["valid"]} for validation.
-All inputs are {WHOLE_SCALE}; targets are left as they are, in 100,000 dollars.
-Two hidden layers of {hidden} with SiLU, AdamW with learning rate 0.001 (cut by ten after 100
-epochs without a better validation loss) and weight decay {settings["decay"]:g}, batches of 32,
-{settings["epochs"]} epochs, the weights of the best validation loss. {source}""",
+For each of {settings["count"]} networks, the rows are split at random into 60 % for training, 20 %
+for validation and 20 % for the test. Training and validation keep only the rows of the domain. The
+networks were trained together as one stack, which requires equal numbers of rows. All splits are
+therefore cut to the smallest: {rows["train"]} rows for training and {rows["valid"]} for validation.
+All inputs are {WHOLE_SCALE}. Targets stay in their unit of 100,000 dollars.
+The networks have two hidden layers of {hidden} units with SiLU. They are trained with AdamW for
+{settings["epochs"]} epochs in batches of 32, with weight decay {settings["decay"]:g} and learning
+rate 0.001, which falls tenfold after 100 epochs without a better validation loss. The weights with
+the best validation loss are kept. {source}""",
         f"""\
-Four ways to choose the error bars are compared. All see the validation rows, which lie
-in the domain: **{LABELS["paper"]}**, ridge and scale by the paper's bins; **{LABELS["nll"]}**, the
-same two by the likelihood; **{LABELS["auto"]}**, the library's: the ridge of the greatest evidence
-of the training rows, a noise and a distribution of every row, fitted to training rows left out and
-to validation rows, and a guard that widens the bars where q is large, up to the targets' spread;
-and **{LABELS["bayes"]}**, Bayesian linear regression: the ridge of the greatest evidence, and α² as
-the noise, here as a warning.
-*Constant* is one bar for all rows, the root mean square of the validation residuals: it
-scores well in a binned plot, since it spans no decades, and only the other columns tell it from
-good bars. NLL, gain, CRPS and coverage are those of each form's own distribution, which is a
-Gaussian for all but the default; what is said of bins is of the standard deviations.""",
+Four ways to choose the error bars are compared. All of them use the validation rows, which lie in
+the domain.
+
+- **{LABELS["paper"]}** chooses ridge and scale by the paper's bins.
+- **{LABELS["nll"]}** chooses the same two numbers by the likelihood.
+- **{LABELS["auto"]}** is the library's default. It takes the ridge that maximises the evidence (the
+  marginal likelihood) of the training rows. It gives every row a noise and a distribution of its
+  own, fitted to training rows left out and to validation rows. A guard widens the bars where q, the
+  inverse of the rigidity, is large, up to the targets' standard deviation.
+- **{LABELS["bayes"]}** is Bayesian linear regression: the ridge that maximises the evidence, and α²
+  as the noise. It is shown as a warning.
+
+*Constant* is one bar for all rows, the root mean square of the validation residuals. It scores well
+in a binned plot because it spans no decades; only the other columns show that it is not a good
+error bar. NLL (negative log-likelihood), gain, CRPS (continuous ranked probability score) and
+coverage refer to each form's own distribution, which is Gaussian for all but the default. Scores
+over bins refer to the standard deviations.""",
         SHARED_ROWS,
     )
 
@@ -252,7 +260,7 @@ def longitude_caption(numbers: Found) -> str:
     longitude = numbers["longitude"]
     return (
         f"The standardised longitude of all rows and the threshold {longitude['threshold']}: "
-        f"{longitude['inside']} rows are in the domain, {longitude['outside']} are not."
+        f"{longitude['inside']} rows belong to the domain, {longitude['outside']} do not."
     )
 
 
@@ -261,14 +269,14 @@ def inside_caption(numbers: Found) -> str:
     settings = numbers["settings"]
     rows = numbers["rows"]
     return (
-        f"In domain: mean and standard error over {settings['count']} nets, "
+        f"In domain: mean and standard error over {settings['count']} networks with "
         f"{rows['smallest_test']} to {rows['largest_test']} test rows each. *Gain*: NLL of the "
         "constant bar minus NLL. "
         f"*Log ratio*: mean over bins of {settings['bin_size']} rows of |log10(MSE / variance)|. "
-        "*Slope* of log MSE on log variance over bins (1 is right), *decades* of variance that the "
-        "bins "
-        "span, *rank corr.* of bar and absolute error, *ENCE* over as many bins, *coverage* of "
-        "90 % intervals."
+        "*Slope*: slope of log MSE against log variance over bins (1 is right). *Decades*: decades "
+        "of variance that the bins span. *Rank corr.*: rank correlation of bar and absolute error. "
+        "*ENCE*: expected normalised calibration error over as many bins. *Coverage*: share of the "
+        "targets inside 90 % intervals."
     )
 
 
@@ -276,11 +284,11 @@ def parity_caption(numbers: Found, name: str) -> str:
     """The caption of the figures of one network."""
     settings = numbers["settings"]
     return (
-        f'The first net (number {settings["shown"]}), bars by "{LABELS[name]}". '
-        "Above: single test rows; the lines hold 68.3, 95.4 and 99.7 % of right bars' errors if "
-        "they are Gaussian, with equal density at both ends. "
-        f"Below: bins of {settings['bin_size']} rows by predicted variance; the grey band is twice "
-        "the scatter that Gaussian errors would have."
+        f'The first network (number {settings["shown"]}), bars by "{LABELS[name]}". '
+        "Above: single test rows. If the bars are right and the errors Gaussian, the pairs of "
+        "lines enclose 68.3, 95.4 and 99.7 % of the errors, with equal density at both ends. "
+        f"Below: bins of {settings['bin_size']} rows by predicted variance. The grey band extends "
+        "two standard errors to each side, for Gaussian errors."
     )
 
 
@@ -301,16 +309,16 @@ def _inside(numbers: Found) -> str:
     nll = numbers["differences"]["auto"]["inside"]["nll"]
     coverage = numbers["differences"]["auto"]["inside"]["coverage"]
     return f"""\
-**In domain.** The paper's form is {measured(paper["binned_log_ratio"])} decades from the line, the
-default {measured(auto["binned_log_ratio"])}, a constant bar
-{measured(constant["binned_log_ratio"])}. The gain in NLL over that bar is
-{measured(paper["gain"])} and {measured(auto["gain"])}; the NLL of the default
-{compared(nll)} that of the paper's form ({measured(nll)} net by net), and its coverage,
-{measured(auto["coverage"])}, {compared(coverage)} the paper's {measured(paper["coverage"])}. With
-the paper's form the MSE grows with the variance to the power {measured(paper["slope"])}, with the
-default to the power {measured(auto["slope"])}: a slope below one means that the bars differ more
-between rows than the errors do. Errors that do not depend on the distance from the data are what a
-noise can hold and α² q cannot."""
+**In domain.** The paper's form lies {measured(paper["binned_log_ratio"])} decades from the line,
+the default {measured(auto["binned_log_ratio"])} and a constant bar
+{measured(constant["binned_log_ratio"])}. The gain in NLL over the constant bar is
+{measured(paper["gain"])} for the paper's form and {measured(auto["gain"])} for the default. The NLL
+of the default {compared(nll)} that of the paper's form ({measured(nll)}, network by network). Its
+coverage, {measured(auto["coverage"])}, {compared(coverage)} the paper's
+{measured(paper["coverage"])}. The MSE grows with the variance to the power
+{measured(paper["slope"])} for the paper's form and {measured(auto["slope"])} for the default. A
+slope below one means that the bars differ more between rows than the errors do. Some errors do not
+depend on the distance from the data: a noise term can describe them, and α² q cannot."""
 
 
 def _limits(numbers: Found) -> str:
@@ -321,16 +329,16 @@ def _limits(numbers: Found) -> str:
     floors = limits["floors"]["paper"]
     paper = numbers["calibrations"]["paper"]["inside"]["scores"]
     return f"""\
-**How close the line can be.** The errors in the domain have a kurtosis of
-{with_quartiles(limits["kurtosis"], 1)}, median and quartiles over the nets; Gaussian ones
-have {gaussian_kurtosis}. The mean of {bin_size} such squares scatters, and the log ratio
-counts that as a distance. With the paper's bars, errors that suit them score
-{measured(floors["shuffled"])} if shaped as the observed ones and {measured(floors["gaussian"])} if
-Gaussian. The best ridge and scale in hindsight reach
-{measured(limits["hindsight"]["binned_log_ratio"])}; the calibration on validation rows has
-{measured(paper["binned_log_ratio"])}. What is scatter
-alone lies between the Gaussian number and that of the observed shape, which wrong bars can
-make more pointed than it is."""
+**How close to the line bars can be.** The errors in the domain have a kurtosis of
+{with_quartiles(limits["kurtosis"], 1)}, median and quartiles over the networks; Gaussian errors
+have {gaussian_kurtosis}. The mean of {bin_size} squared errors scatters, and the log ratio counts
+this scatter as a distance. Errors that fit the paper's bars exactly score
+{measured(floors["shuffled"])} if they have the observed shape and {measured(floors["gaussian"])} if
+they are Gaussian. The best ridge and scale in hindsight reach
+{measured(limits["hindsight"]["binned_log_ratio"])}; the calibration on validation rows reaches
+{measured(paper["binned_log_ratio"])}. The share of the log ratio that is only scatter lies between
+the number for Gaussian errors and the number for the observed shape, because wrong bars can make
+the observed shape look more peaked than it is."""
 
 
 def _outside(numbers: Found) -> str:
@@ -350,13 +358,12 @@ def _outside(numbers: Found) -> str:
     constant = calibrations["paper"]["outside"]["constant"]["scores"]["coverage"]
     nll = numbers["differences"]["auto"]["outside"]["nll"]
     return f"""\
-**Out of domain.** Intervals meant to hold 0.9 hold {listed(coverages)}; a constant bar's hold
-{measured(constant)}. The worst single net holds {listed(worst)}.
-The NLL of the default {compared(nll)} that of the paper's form there
-({measured(nll)}). In α² q it is the growth of q away from the data that widens the bars. A noise
-floor leaves that growth alone, a large ridge takes it away; the median ridges are {listed(ridges)}.
-Where the noise is α² itself, q must be compared with one, and the bars hardly grow until q is that
-large: {_bayes(numbers)}."""
+**Out of domain.** Intervals meant to cover 0.9 of the targets cover {listed(coverages)}. Those of a
+constant bar cover {measured(constant)}. The lowest coverage of a single network is {listed(worst)}.
+Out of domain, the NLL of the default {compared(nll)} that of the paper's form
+({measured(nll)}). In α² q, the bars widen because q grows away from the data. A noise floor does
+not change that growth, but a large ridge removes it; the median ridges are {listed(ridges)}. Where
+the noise is α² itself, the bars hardly grow until q is near one: {_bayes(numbers)}."""
 
 
 def _bayes(numbers: Found) -> str:
@@ -364,11 +371,11 @@ def _bayes(numbers: Found) -> str:
     change = numbers["differences"]["bayes"]["outside"]["coverage"]
     sign = direction(change)
     if sign > 0:
-        return f"here it covers more than the paper's form (by {measured(change)})"
+        return f"this form covers more than the paper's form (by {measured(change)})"
     if sign < 0:
-        return f"here it covers less than the paper's form (by {measured(change)})"
+        return f"this form covers less than the paper's form (by {measured(change)})"
     return (
-        "here its coverage does not clearly differ from that of the paper's form "
+        "the coverage of this form does not clearly differ from that of the paper's form "
         f"({measured(change)})"
     )
 
@@ -391,44 +398,45 @@ def _detection(numbers: Found) -> str:
         outside_coverage[name] = calibration["outside"]["scores"]["coverage"][0]
     lowest_farthest = min(farthest_coverage, key=farthest_coverage.__getitem__)
     lowest_outside = min(outside_coverage, key=outside_coverage.__getitem__)
-    verdict = "are not those"
+    verdict = "do not have"
     if lowest_farthest == lowest_outside:
-        verdict = "are those"
+        verdict = "also have"
     return f"""\
-**Telling which rows are far.** The area under the curve is {listed(aurocs)} for the bars and
-{listed(aurocs_of_q)} for q alone, which knows nothing of the noise. It is about the order
-of the bars and says nothing of their size, and the likelihood of rows in the domain says little
-about far ones. A check that needs no far row is to calibrate on the validation rows of small bars
-and to look at those with the largest: there 0.9 intervals hold {listed(farthest)}. The bars with
-the lowest coverage in this check {verdict} with the lowest out of domain."""
+**Finding rows that are far away.** The AUROC (area under the ROC curve) is {listed(aurocs)} for the
+bars. It is {listed(aurocs_of_q)} for q alone, which ignores the noise. The AUROC measures the order
+of the bars and not their size. The likelihood of rows in the domain says little about far rows. One
+check needs no far row: calibrate on the validation rows with small bars, and look at the rows with
+the largest bars. There, 0.9 intervals cover {listed(farthest)}. The bars with the lowest coverage
+in this check {verdict} the lowest coverage out of domain."""
 
 
 # --- captions ------------------------------------------------------------------------------------
 
 OUTSIDE = (
-    "Out of domain: the same bars on test rows west of the threshold, of which no net, validation "
-    "row or calibration has seen any, but for the scale of the inputs. *Offset* is the mean over "
-    "bins of log10(MSE / variance): above zero the bars are too narrow, below it too wide."
+    "Out of domain: the same bars on test rows west of the threshold. Neither training nor "
+    "calibration has seen any of them, except through the scale of the inputs. *Offset* is the "
+    "mean over bins of log10(MSE / variance): above zero, the bars are too narrow; below zero, too "
+    "wide."
 )
 DETECTION = (
-    "Telling far rows by their bars. *AUROC*: the probability that a row outside has the larger "
-    "bar; *AUROC of q*: the larger q, the inverse of the rigidity, at the ridge chosen. "
-    "*Coverage of the farthest fifth*: 90 % intervals of the fifth of the validation rows with the "
-    "largest bars, calibrated on the others; that can be known without a row from outside. "
-    "Then what was chosen, medians over the nets, noise as a standard deviation (of a typical row "
-    "where it differs between rows)."
+    "Finding far rows by their bars. *AUROC*: the probability that a row outside has a larger bar "
+    "than a row inside. *AUROC of q*: the same for q, the inverse of the rigidity, at the chosen "
+    "ridge. *Coverage of the farthest fifth*: coverage of 90 % intervals on the fifth of the "
+    "validation rows with the largest bars, calibrated on the other rows; this needs no row from "
+    "outside. The last columns show what was chosen, as medians over the networks. The noise is a "
+    "standard deviation (that of a typical row where it differs between rows)."
 )
 DIFFERENCES = (
-    "Differences from the paper's calibration, net by net: the same nets and rows, so that these "
-    "standard errors are those of the comparison."
+    "Differences from the paper's calibration, network by network. The networks and rows are the "
+    "same, so these standard errors apply to the comparison."
 )
 NETS = (
-    "Every net is a dot, the means are lines. Left: how well the bar tells a row outside the "
-    "domain from one inside. Right: how many test values lie within the 90 % intervals."
+    "Each dot is a network; the lines are means. Left: how well the bar separates rows outside the "
+    "domain from rows inside. Right: the share of test values that the 90 % intervals cover."
 )
 
 
 NETWORK_SOURCES = {
-    True: "These nets come with the project (`experiments/nets`).",
-    False: "These nets were trained for this run.",
+    True: "These networks come with the project (`experiments/nets`).",
+    False: "These networks were trained for this run.",
 }

@@ -61,7 +61,7 @@ def cost_table(name: str, costs: Found) -> Table:
             ]
         )
     columns = ["method", "training: paper", "measured", "inference: paper", "measured"]
-    return Table(columns, rows, f"**{name}.** {COSTS}")
+    return Table(columns, rows, f"**{_label(name)}.** {COSTS}")
 
 
 def second_table(costs: Found) -> Table:
@@ -70,7 +70,16 @@ def second_table(costs: Found) -> Table:
     rows = []
     for task in seconds_of_workloads[0]:
         rows.append([task, *(seconds[task] for seconds in seconds_of_workloads)])
-    return Table(["seconds of", *costs], rows, SECONDS)
+    return Table(["seconds of", *map(_label, costs)], rows, SECONDS)
+
+
+def _label(name: str) -> str:
+    """What the page calls a workload.
+
+    >>> _label("larger net")
+    'larger network'
+    """
+    return name.replace("net", "network")
 
 
 def _ratio(ratio: dict[str, float]) -> str:
@@ -111,9 +120,9 @@ def drawn(costs: dict[str, Any]) -> Figure:
                 color=colour,
                 ms=4.5,
                 lw=1,
-                label=name,
+                label=_label(name),
             )
-        ax.set(xscale="log", title=phase, xlabel="times the plain net's")
+        ax.set(xscale="log", title=phase, xlabel="times the plain network's")
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.grid(axis="x", which="both", color=GREY, alpha=0.2, lw=0.6)
@@ -123,37 +132,42 @@ def drawn(costs: dict[str, Any]) -> Figure:
 
 
 COSTS = (
-    "Costs in those of the same net without error bars: median over rounds of ratios within a "
-    "round (quartiles). Training of rigidities is 1 + (fit + calibrate) / (epochs x one epoch); "
-    "that of ensembles N times one member's epoch, at equal numbers of epochs. The paper's table "
-    "does not speak of adversarial rows."
+    "Costs relative to the same network without error bars: median over rounds of the ratios "
+    "within a round (quartiles in brackets). Training with rigidities is 1 + (fit + calibrate) / "
+    "(epochs x one epoch). Training an ensemble is N times one member's epoch, at equal numbers of "
+    "epochs. The paper's table does not mention adversarial rows."
 )
-SECONDS = "Median seconds of one epoch of each kind of net, of our two steps, and of predictions."
+SECONDS = (
+    "Median seconds for one epoch of each kind of network, for our two steps, and for predictions."
+)
 CAPTION = (
-    "Cost of training and of predictions with error bars, in those of the same net without them, "
-    "on a logarithmic axis. Rings: the paper's table. Dots: measured medians, with quartiles where "
-    "they are wider than the dots."
+    "Cost of training and of predictions with error bars, relative to the same network without "
+    "them, on a logarithmic axis. Rings: the paper's table. Dots: measured medians, with quartiles "
+    "where they are wider than the dots."
 )
 
 
 def opening(workloads: dict[str, Workload], settings: Found) -> tuple[str, ...]:
     """What was done."""
-    listed = "\n".join(f"- *{name}*: {_described(work)}" for name, work in workloads.items())
+    listed = "\n".join(
+        f"- *{_label(name)}*: {_described(work)}" for name, work in workloads.items()
+    )
     return (
         f"""\
-The paper's table of theoretical costs, measured. Two nets, on made-up rows:
+The paper has a table of theoretical costs. This study measures them, for two networks on synthetic
+rows:
 
 {listed}""",
         f"""\
-Every task is timed once a round, in turns, over {settings["rounds"]} rounds after one that does not
-count, on {settings["threads"]} threads of the CPU. Training is timed by the epoch: of the plain
-net with the squared error; of the same net with dropout before every layer; of a net with a mean
-and a variance and the Gaussian likelihood, as members of deep ensembles are, without and with
-adversarial rows. All methods are given the same number of epochs, so that their ratios need no
-whole training; what search for a dropout rate or a noise level costs is left out. Ours adds one
-fit and one calibration to a plain training of the stated number of epochs (seconds of one epoch
-times their number). Predictions go through the net in blocks of rows and end with a mean and a
-variance a row.""",
+Every task is timed once per round, in turns, over {settings["rounds"]} rounds after one that does
+not count, on {settings["threads"]} CPU threads. Training is timed by the epoch, for four networks:
+the plain network with the squared error; the same network with dropout before every layer; and a
+network with a mean, a variance and the Gaussian likelihood (a member of a deep ensemble), without
+and with adversarial rows. All methods get the same number of epochs, so the ratios require no
+complete training. The cost of a search for a dropout rate or a noise level is left out. Our method
+adds one fit and one calibration to a plain training of the stated number of epochs (seconds of one
+epoch times their number). Predictions pass through the network in blocks of rows and end with a
+mean and a variance per row.""",
     )
 
 
@@ -162,15 +176,15 @@ def _conclusion(name: str, costs: Found, work: Workload) -> str:
     inference = costs["inference"]
     member = costs["member"]
     return (
-        f"*{name}*: fit and calibration take as long as "
+        f"*{_label(name)}*: fit and calibration together take as long as "
         f"{digits(costs['added_to_training']['median'])} epochs of "
-        f"{work.protocol.epochs}; predictions with error bars cost "
-        f"{digits(inference['ours']['median'])} plain ones, against "
+        f"{work.protocol.epochs}. Predictions with error bars cost as much as "
+        f"{digits(inference['ours']['median'])} plain predictions, compared with "
         f"{digits(inference['ensemble_5']['median'])} for an ensemble of five and "
         f"{digits(inference['dropout_100']['median'])} for a hundred passes with dropout. "
-        f"An epoch of an ensemble's member costs "
-        f"{digits(member['variance']['median'])} plain ones, with adversarial rows "
-        f"{digits(member['adversarial']['median'])}."
+        f"An epoch of an ensemble member costs as much as "
+        f"{digits(member['variance']['median'])} plain epochs, or "
+        f"{digits(member['adversarial']['median'])} with adversarial rows."
     )
 
 

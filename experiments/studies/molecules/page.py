@@ -119,24 +119,26 @@ def opening(numbers: Found) -> tuple[str, ...]:
     settings = numbers["settings"]
     if numbers["committed"]:
         source = (
-            "It is committed (`experiments/nets/qm9.safetensors`, float32), so that another "
-            "calibration can be judged in minutes"
+            "The network comes with the project (`experiments/nets/qm9.safetensors`, float32), so "
+            "that another calibration can be judged in minutes"
         )
     else:
-        source = "It was trained in this run"
+        source = "The network was trained in this run"
     return (
         f"""\
-One net of QM9's first split as in the study [qm9](../qm9/qm9.md), where data, descriptors and
-training are described: {count["train"]:,} molecules to train, {count["valid"]:,} to choose the
-weights and to calibrate, {count["test"]:,} to test; energies in kcal/mol. {source}; trained on
-{numbers["trained_on"]} for {numbers["epochs_done"]} of {settings["epochs"]} epochs, weights of
-epoch {numbers["epoch"]}.""",
+Are the error bars right for small and for large molecules? One network of QM9's first split is
+judged. The study [qm9](../qm9/qm9.md) describes data, descriptors and training. There are
+{count["train"]:,} molecules for training, {count["valid"]:,} to choose the weights and to
+calibrate, and {count["test"]:,} for the test. Energies are in kcal/mol. {source}. It was trained on
+{numbers["trained_on"]} for {numbers["epochs_done"]} of {settings["epochs"]} epochs and has the
+weights of epoch {numbers["epoch"]}.""",
         """\
-Three calibrations of the same fit. *Paper*: ridge and scale by bins, variance α²q, Gaussian.
-*Likelihood*: the same two numbers by the Gaussian likelihood. *Auto*: the library's default, noise
-that follows the readout's features, a heavy-tailed distribution and a guard for unfamiliar inputs.
-The loss weighs a molecule of n atoms by 1 / n, and so does the fit. The readouts have no biases:
-the numbers of atoms of each element stand beside the features, as the library finds them.""",
+Three calibrations use the same fit. *Paper* chooses ridge and scale by bins; its variance is α²q,
+and its distribution is Gaussian. *Likelihood* chooses the same two numbers by the Gaussian
+likelihood. *Auto* is the library's default: a noise that depends on the readout's features, a
+heavy-tailed distribution and a guard for unfamiliar inputs. The loss weights a molecule of n atoms
+by 1 / n, and so does the fit. The readouts have no biases. The library therefore adds the number of
+atoms of each element to the features.""",
     )
 
 
@@ -148,11 +150,11 @@ def closing(numbers: Found) -> str:
     verbs = {1: "is worse", -1: "is better", 0: "does not clearly differ"}
     return (
         f"**Auto beside the paper's form.** The NLL {verbs[direction(nll_difference)]} "
-        f"({measured(nll_difference)} a molecule), the CRPS is "
-        f"{auto['crps'] / paper['crps']:.3f} of the paper's. In bins of "
-        f"{numbers['settings']['wide']:,} the log ratio is "
-        f"{auto['wide_log_ratio']:.3f} (paper {paper['wide_log_ratio']:.3f}), the kurtosis of "
-        f"errors over bars {auto['kurtosis']:.1f} (paper {paper['kurtosis']:.1f})."
+        f"({measured(nll_difference)} nats per molecule), and the CRPS is "
+        f"{auto['crps'] / paper['crps']:.3f} times the paper's. In bins of "
+        f"{numbers['settings']['wide']:,}, the log ratio is "
+        f"{auto['wide_log_ratio']:.3f} (paper {paper['wide_log_ratio']:.3f}). The kurtosis of "
+        f"errors over bars is {auto['kurtosis']:.1f} (paper {paper['kurtosis']:.1f})."
     )
 
 
@@ -165,31 +167,33 @@ def range_of_ratios(ranges: Found) -> str:
     auto = ranges["auto"]
     low, high = RIGHT_RATIOS
     is_right = low <= auto["smallest"] and auto["largest"] <= high
-    verdict = "at every size" if is_right else "not at every size"
+    verdict = "lies" if is_right else "does not lie"
     return (
-        f"**RMSE over bar**, of {auto['sizes']} sizes: {extremes}. With *auto* it lies between "
-        f"{low} and {high} {verdict}."
+        f"**RMSE over bar**, for {auto['sizes']} sizes: {extremes}. With *auto*, this ratio "
+        f"{verdict} between {low} and {high} at every size."
     )
 
 
 def scores_caption(settings: Found) -> str:
     """What the columns are."""
     return (
-        f"Log ratio: the mean of |log10(MSE / variance)| over bins of {settings['bin_size']} "
-        f"molecules, and wide bins of {settings['wide']:,}. NLL, CRPS and the 90 % intervals are "
-        "those of each calibration's own distribution; *interval score* is of these intervals. "
-        "*Kurtosis* is of errors over bars, 3 for a Gaussian."
+        f"*Log ratio*: the mean of |log10(MSE / variance)| over bins of {settings['bin_size']} "
+        f"molecules, and over wide bins of {settings['wide']:,}. NLL (negative log-likelihood), "
+        "CRPS (continuous ranked probability score), 90 % intervals and their *interval score* "
+        "refer to each calibration's own distribution. *Kurtosis*: kurtosis of errors over bars, 3 "
+        "for a Gaussian."
     )
 
 
 DIFFERENCES = (
-    "Differences molecule by molecule, mean ± standard error over the test molecules of one net."
+    "Differences molecule by molecule: mean ± standard error over the test molecules of one "
+    "network."
 )
 SIZES = (
-    "By the number of atoms: RMSE, RMSE over bar (root mean square of the estimated errors) and "
-    "what the 90 % intervals hold."
+    "By the number of atoms: RMSE, RMSE over bar (the root mean square of the estimated errors), "
+    "and the coverage of 90 % intervals."
 )
 CAPTION = (
-    "Left: RMSE over bar by the number of atoms; the band is what is called right. Right: mean "
-    "squared error against variance in wide bins."
+    "Left: RMSE over bar by the number of atoms; ratios inside the band count as right. Right: "
+    "mean squared error against variance in wide bins."
 )

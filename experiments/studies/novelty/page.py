@@ -25,8 +25,8 @@ SCORE_COLUMNS = (
     *(f"AUROC, {label}" for label in ANSWERS.values()),
     "flagged inside",
     "flagged outside",
-    "90 % hold inside",
-    "90 % hold outside",
+    "90 % intervals cover inside",
+    "90 % intervals cover outside",
 )
 """Heads of the cells of `_score_cells`."""
 
@@ -49,14 +49,17 @@ def entries(numbers: Found) -> list[Entry]:
 def opening(numbers: Found) -> str:
     """What was done."""
     return (
-        "Nets are fitted by `fit(..., novelty=True)`, calibrated by default on rows like those of "
-        "the training, and asked rows like these (inside) and others (outside), without labels. "
-        "*AUROC*: the probability that an answer is larger for a row outside than for one inside; "
-        "0.5 is blind. *Flagged*: above what one calibration row in a hundred is above "
-        "(`report.novelty_usual`). *Hold*: what the default's 90 % intervals hold of the true "
-        f"values. The sets: {numbers['settings']['nets']} nets on domains as in the study of what "
-        "bars hold outside, half of them with a last layer of two units. The other kinds: "
-        f"{numbers['settings']['seeds']} nets each."
+        "Which rows are unlike the training data? Rigidities of networks are fitted with "
+        "`fit(..., novelty=True)` and calibrated with the default on rows like those of training. "
+        "Then they judge rows of the same kind (*inside*) and other rows (*outside*), without "
+        "labels. *AUROC* (area under the ROC curve): the probability that a score is larger for a "
+        "row outside than for a row inside; 0.5 means that the score sees no difference. *First "
+        "layer watched* uses the earliest layer alone; *novelty* combines all layers. *Flagged*: "
+        "the share of rows whose novelty exceeds that of all but one in a hundred calibration rows "
+        "(`report.novelty_usual`). *90 % intervals cover*: the share of the true values that the "
+        f"default's intervals cover. {numbers['settings']['nets']} networks on domains of data "
+        "sets were judged, as in the study `outside`; half of them have a last layer of two units. "
+        f"For each other kind of network, {numbers['settings']['seeds']} networks were judged."
     )
 
 
@@ -69,7 +72,7 @@ def kind_table(numbers: Found) -> Table:
     for name, kind in numbers["kinds"].items():
         for unlike, means in kind["unlike"].items():
             rows.append([name, unlike, *_score_cells(means), f"`{means['layer']}`"])
-    columns = ["net", "outside", *SCORE_COLUMNS, "most telling layer"]
+    columns = ["network", "outside", *SCORE_COLUMNS, "most telling layer"]
     return Table(columns, rows, KINDS)
 
 
@@ -80,7 +83,7 @@ def set_table(numbers: Found) -> Table:
     for name, by_architecture in groups.items():
         for architecture, means in by_architecture.items():
             rows.append([name, architecture, *_score_cells(means)])
-    return Table(["set", "net", *SCORE_COLUMNS], rows, SETS)
+    return Table(["set", "network", *SCORE_COLUMNS], rows, SETS)
 
 
 def unseen_table(numbers: Found) -> Table:
@@ -128,7 +131,7 @@ def _aurocs(numbers: Found) -> dict[str, Mapping[str, float]]:
     for architecture, means in numbers["all"].items():
         aurocs[f"sets, {architecture}"] = means["auroc"]
     for name, means in numbers["unseen"].items():
-        aurocs[f"nothing sees: {name}"] = means["auroc"]
+        aurocs[f"invisible: {name}"] = means["auroc"]
     return aurocs
 
 
@@ -139,9 +142,10 @@ def conclusion(numbers: Found) -> str:
     """What it comes to."""
     wide, narrow = (means["auroc"] for means in numbers["all"].values())
     sentences = [
-        "**What it comes to.** On the sets the last layer's rigidity tells rows outside with an "
-        f"AUROC of {wide['softness']:.2f} and novelty with {wide['novelty']:.2f}; where the last "
-        f"layer has two units these are {narrow['softness']:.2f} and {narrow['novelty']:.2f}."
+        "**Conclusion.** On the data sets, the last layer's rigidity finds rows outside with an "
+        f"AUROC of {wide['softness']:.2f}, and novelty with {wide['novelty']:.2f}. Where the last "
+        f"layer has two units, the AUROCs are {narrow['softness']:.2f} and "
+        f"{narrow['novelty']:.2f}."
     ]
     rigidity_is_better = []
     for name, kind in numbers["kinds"].items():
@@ -150,26 +154,28 @@ def conclusion(numbers: Found) -> str:
                 rigidity_is_better.append(f"{name} ({unlike})")
     if rigidity_is_better:
         cases = ", ".join(rigidity_is_better)
-        sentences.append(f"The rigidity sees more than novelty of: {cases}.")
+        sentences.append(f"The rigidity sees more than novelty in: {cases}.")
     sentences.append(
-        "Neither says anything where inputs are as ever and the truth is another: only labels do."
+        "Neither score notices when the inputs stay the same and the truth changes. Only labels "
+        "reveal that."
     )
     return " ".join(sentences)
 
 
-CAPTION = "How well rows outside are told from rows inside, by the last layer and by all layers."
+CAPTION = "How well the last layer and all layers separate rows outside from rows inside."
 KINDS = (
-    "One of each kind. The rows outside: inputs three times as large behind a layer norm and a "
-    "two-unit bottleneck, and inputs that do not matter; images of other digits, of dark on light "
-    "and of noise for a net that tells by how much a digit was turned; sequences with tokens that "
-    "never came in training, or of one token alone; clusters of atoms that are squeezed, or hold "
-    "an atom of an unseen kind."
+    "Other kinds of networks. The rows outside are: inputs three times as large for a layer norm "
+    "and a two-unit bottleneck, and unusual values of inputs that do not matter; images of other "
+    "digits, of dark digits on light ground and of noise, for a network that predicts the angle by "
+    "which a digit was turned; sequences with tokens that never occurred in training, or of a "
+    "single repeated token; clusters of atoms that are squeezed, or that contain an atom of an "
+    "unseen kind."
 )
 SETS = (
-    "The sets, mean over the domains: without a quarter along an input or a direction, or without "
-    "a cluster."
+    "The data sets, mean over the domains. A domain leaves out a quarter along an input or along a "
+    "principal direction, or a cluster."
 )
 UNSEEN = (
-    "What no answer without labels can see: inputs as in training, and a truth that has moved by "
-    "one spread, or that follows an input which never mattered."
+    "What no score can see without labels: the inputs are as in training, but the truth has "
+    "shifted by one standard deviation, or it depends on an input that never mattered."
 )

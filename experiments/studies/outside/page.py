@@ -47,7 +47,7 @@ def entries(numbers: Found) -> list[Entry]:
         Picture("coverage", coverage_figure(numbers), CAPTION),
         group_table(numbers["sets"], "set", SETS),
         group_table(numbers["kinds"], "left out", KINDS),
-        group_table(numbers["nets"], "net", NETS),
+        group_table(numbers["nets"], "network", NETS),
         form_table(numbers["with_ensembles"], ENSEMBLES),
         conclusion(numbers),
     ]
@@ -56,16 +56,18 @@ def entries(numbers: Found) -> list[Entry]:
 def opening(numbers: Found) -> str:
     """What was done."""
     return (
-        f"{numbers['settings']['nets']} nets were trained on a part of a set and judged on the "
-        "rest: "
-        "without the upper or lower quarter along an input (as nearly as equal values allow), the "
-        "same along the first principal direction of the inputs, or without one of five k-means "
-        "clusters. Nets have one or two "
-        "hidden layers of ReLU or SiLU; fits, calibrations and choices of checkpoints see rows of "
-        "the domain alone. *Inside* are test rows of the domain, *outside* the rows left out. "
-        "Targets are in units of the training targets' spread. The guard's rule and its two "
-        "constants were chosen with other nets and splits of the same sets; the principal "
-        "directions are the same, and clusters alike. So this is no independent test."
+        f"{numbers['settings']['nets']} networks were trained on a part of a data set, the "
+        "*domain*, and judged on the rest. The part left out is one of three kinds: the upper or "
+        "lower quarter along an input (as nearly as equal values allow), the upper or lower "
+        "quarter along the first principal direction of the inputs, or one of five k-means "
+        "clusters. The networks have one or two hidden layers with ReLU or SiLU. Training, "
+        "calibration and the choice of checkpoints use rows of the domain only. *Inside* means "
+        "test rows of the domain, *outside* means the rows left out. Targets are in units of the "
+        "training targets' standard deviation. The *guard* widens the bars of rows that look "
+        'unlike the training rows; `guard="q"` judges this by q alone, the inverse of the '
+        "rigidity. This is not an independent test: the guard's rule and its two constants were "
+        "chosen with other networks and splits of the same sets, with the same principal "
+        "directions and similar clusters."
     )
 
 
@@ -79,9 +81,9 @@ def form_table(forms: Mapping[str, Any], caption: str) -> Table:
     columns = [
         "bars",
         "NLL inside, change",
-        "90 % hold inside",
-        "90 % hold outside",
-        "nets with 85 to 99.5 % outside",
+        "90 % intervals cover inside",
+        "90 % intervals cover outside",
+        "networks with 85 to 99.5 % outside",
         "NLL outside, mean (median)",
         "interval score outside, ratio",
     ]
@@ -110,7 +112,7 @@ def group_table(groups: Mapping[str, Any], head: str, caption: str) -> Table:
         caption: the text above the table.
     """
     columns = [head, "NLL inside, default"]
-    columns += [f"hold outside, {LABELS[form]}" for form in SHOWN]
+    columns += [f"coverage outside, {LABELS[form]}" for form in SHOWN]
     columns += [f"median NLL outside, {LABELS[form]}" for form in ("q", "default")]
     rows: list[list[Cell]] = []
     for name, forms in groups.items():
@@ -135,9 +137,13 @@ def coverage_figure(numbers: Found) -> Figure:
         right.plot(of_networks, shares, color=COLOURS[form])
     left.axhline(LEVEL, color=BLACK, lw=0.8)
     left.set_xticks(range(len(sets)), list(sets), rotation=30, ha="right")
-    left.set(ylabel="held by 90 % intervals", title="Outside, by set", ylim=(0, 1.02))
+    left.set(ylabel="coverage of 90 % intervals", title="Outside, by set", ylim=(0, 1.02))
     right.axvline(LEVEL, color=BLACK, lw=0.8)
-    right.set(xlabel="held by 90 % intervals", ylabel="share of the nets", title="Net by net")
+    right.set(
+        xlabel="coverage of 90 % intervals",
+        ylabel="share of the networks",
+        title="Network by network",
+    )
     figure.legend(loc="outside upper center", ncols=len(SHOWN))
     return figure
 
@@ -158,37 +164,40 @@ def conclusion(numbers: Found) -> str:
     wider = [network["coverage"]["default"] > network["coverage"]["q"] for network in networks]
     share_wider = sum(wider) / len(networks)
     return (
-        f"**What it comes to.** Outside, the default's 90 % intervals hold "
-        f"{100 * default['coverage_outside']:.0f} % on average, those of a guard by q alone "
-        f"{100 * by_q['coverage_outside']:.0f} %, the paper's form "
-        f"{100 * paper['coverage_outside']:.0f} %. Inside, the NLL changes by "
-        f"{default['nll_inside_change']:+.4f} on average and by {changes[worst]:+.4f} at worst "
-        f"({worst}). The default does not hold more everywhere: it does so for "
-        f"{100 * share_wider:.0f} % of the nets, those whose bars by q were far too short, and "
-        "holds less where these were enough or too long. What it removes are disasters: the mean "
-        f"NLL outside falls from {by_q['nll_outside']:.2f} to {default['nll_outside']:.2f}, and "
-        f"the worst net holds {100 * default['lowest_coverage_outside']:.0f} % instead of "
-        f"{100 * by_q['lowest_coverage_outside']:.0f} %. It holds least on {least}, "
-        f"{100 * coverages[least]:.0f} %: an average is no promise for one model. The rigidity "
-        f"tells rows outside from rows inside with an AUROC of {numbers['auroc']:.2f} on average."
+        f"**Conclusion.** Outside, the default's 90 % intervals cover "
+        f"{100 * default['coverage_outside']:.0f} % of the targets on average. With a guard by q "
+        f"alone they cover {100 * by_q['coverage_outside']:.0f} %, and with the paper's form "
+        f"{100 * paper['coverage_outside']:.0f} %. Inside, the default's guard changes the NLL by "
+        f"{default['nll_inside_change']:+.4f} nats per row on average and by {changes[worst]:+.4f} "
+        f"at worst ({worst}). The default does not cover more everywhere. It covers more for "
+        f"{100 * share_wider:.0f} % of the networks, those whose bars by q were far too short, and "
+        "less where those bars were long enough or too long. Its benefit is that it prevents "
+        f"disasters: the mean NLL outside falls from {by_q['nll_outside']:.2f} to "
+        f"{default['nll_outside']:.2f}, and the intervals of the worst network cover "
+        f"{100 * default['lowest_coverage_outside']:.0f} % instead of "
+        f"{100 * by_q['lowest_coverage_outside']:.0f} %. Coverage is lowest on {least}, with "
+        f"{100 * coverages[least]:.0f} %: an average is no promise for a single model. The "
+        "rigidity separates rows outside from rows inside with an AUROC (area under the ROC curve) "
+        f"of {numbers['auroc']:.2f} on average."
     )
 
 
 CAPTION = (
-    "What 90 % intervals hold of the targets outside the domain. Left: means over the nets of a "
-    "set. Right: all nets in the order of what they hold; a curve that lies left of the line holds "
-    "too little."
+    "Coverage of 90 % intervals outside the domain. Left: means over the networks of a set. Right: "
+    "all networks, sorted by their coverage. Where a curve lies to the left of the line, the "
+    "intervals cover too little."
 )
 ALL = (
-    "All nets. *Change*: NLL of test rows inside less that of the guard by q alone, net by net. "
-    "*Ratio*: the interval score (width plus twenty times what a target lies outside), over that "
-    "of the guard by q alone, geometric mean; smaller is better."
+    "All networks. *Change*: NLL (negative log-likelihood, nats per row) of test rows inside minus "
+    "that of the guard by q alone, network by network. *Ratio*: the interval score divided by that "
+    "of the guard by q alone, as a geometric mean; smaller is better. The interval score is the "
+    "width plus twenty times the distance by which a target lies outside the interval."
 )
-SETS = "By set: the change of the NLL inside by the default's guard, and coverage outside."
-KINDS = "By what was left out of the training."
+SETS = "By set: how the default's guard changes the NLL inside, and the coverage outside."
+KINDS = "By what was left out of training."
 NETS = "By architecture."
 ENSEMBLES = (
-    "The nets of one layer, beside deep ensembles of five nets with a variance each, trained on "
-    "the same rows. Ensembles have other predictions too, so that their NLL and interval score are "
-    "those of better or worse models as well as of other bars."
+    "The networks with one hidden layer, beside deep ensembles of five networks that each predict "
+    "a mean and a variance, trained on the same rows. Ensembles also have other predictions, so "
+    "their NLL and interval score reflect better or worse models as well as other bars."
 )

@@ -78,16 +78,17 @@ def default_table(sets: Found, larger: Found, size: str) -> Table:
             rows.append([*cells, f"{numbers['independence']:.2f}"])
     judged = next(iter(sets.values()))[DEFAULT]["nets"]
     caption = (
-        f"The default against retrained nets: predictions, without noise, for {size} rows that no "
-        "net has seen, the same for all. *Mean of all*: the standard deviation of their mean over "
-        "the nets, and what `uq.propagate(torch.mean, rows)` says. *Single*: the root mean "
-        "square, over rows, of the standard deviation over nets, and that of the epistemic part. "
-        f"Predictions are root mean squares over the first {judged} nets. *Shared "
-        "rows*: √(1 - n / rows to draw from). The nets' training rows overlap, so that what the "
-        "rows contribute to the actual spread is too small by this factor and the ratio too "
-        "large by up to its inverse."
+        f"The default against retrained networks: predictions, without noise, for {size} rows that "
+        "no network has seen, the same for all networks. *Mean of all*: the standard deviation of "
+        "the mean prediction over the networks (actual), and the result of "
+        "`uq.propagate(torch.mean, rows)` (predicted). *Single*: the root mean square over rows of "
+        "the standard deviation over networks (actual), and of the epistemic part (predicted). "
+        f"Predicted values are root mean squares over the first {judged} networks. *Shared rows*: "
+        "√(1 - n / rows to draw from). The training rows of the networks overlap. Their "
+        "contribution to the actual spread is therefore too small by this factor, and the ratio is "
+        "too large by up to its inverse."
     )
-    columns = ["set", "training rows", "nets"]
+    columns = ["set", "training rows", "networks"]
     columns += ["mean of all: actual", "predicted", "ratio"]
     columns += ["single: actual", "predicted", "ratio", "shared rows"]
     return Table(columns, rows, caption)
@@ -101,12 +102,12 @@ def spread(sets: Found, larger: Found) -> str:
         ratios = [f"{numbers['least'][kind]:.2f} ({name})" for name, numbers in larger.items()]
         least.append(f"{listed(ratios)} for {words}")
     return f"""\
-**The default against retrained nets.** Its covariance has two scales: α for what a single
-prediction may be wrong by, α_B for what predictions share. {" ".join(ranges)} The larger training
-sets overlap: were the rows alone the cause of the spread, and not the starts too, the ratios there
-would be {" and ".join(least)}.
-The last layer knows nothing of the other layers' weights, which retrained nets do not share either:
-a ratio below one is what it may miss."""
+**The default against retrained networks.** The default's covariance has two scales: α for the error
+of a single prediction, and α_B for the error that predictions share. {" ".join(ranges)} The larger
+training sets overlap. If the rows alone caused the spread, and not also the initial weights, the
+ratios there would be {" and ".join(least)}. Retrained networks differ in all weights, but the last
+layer knows nothing about the weights of the other layers. A ratio below one shows what it may
+miss."""
 
 
 def _within(sets: Found, larger: Found, kind: str) -> str:
@@ -120,12 +121,12 @@ def _within(sets: Found, larger: Found, kind: str) -> str:
     beyond = [
         f"{ratio:.2f} ({label})" for label, ratio in ratios.items() if not low <= ratio <= high
     ]
-    verdict = f"all are but {listed(beyond)}" if beyond else "all are"
+    verdict = f"all do, except {listed(beyond)}" if beyond else "all do"
     smallest = min(ratios.values())
     largest = max(ratios.values())
     return (
-        f"For {KINDS[kind]} predicted over actual goes from {smallest:.2f} to {largest:.2f}; "
-        f"between {low:g} and {high:g}, where they were to be, {verdict}."
+        f"For {KINDS[kind]}, predicted over actual ranges from {smallest:.2f} to {largest:.2f}. "
+        f"The ratios should lie between {low:g} and {high:g}; {verdict}."
     )
 
 
@@ -133,9 +134,10 @@ def mean_table(sets: Found, size: str) -> Table:
     """Error bars of means of the largest groups, against observed values."""
     caption = (
         f"Means of {size} predictions against means of the observed values: root mean square over "
-        "all nets, ratio of predicted to actual error, coverage of 90 % intervals. The variance "
-        f"is the propagated epistemic one plus noise / {size}, the intervals are a Gaussian's; "
-        f"*independent* ignores the correlations (the sum of the variances / {size}²). "
+        "all networks, ratio of predicted to actual error, coverage of 90 % intervals. The "
+        f"variance is the propagated epistemic variance plus noise / {size}, and the intervals are "
+        "Gaussian. *Independent* ignores the correlations (the sum of the variances / "
+        f"{size}²). "
         f"{_judged_networks(sets)}"
     )
     return _quantity_table(sets, size, caption)
@@ -145,8 +147,8 @@ def difference_table(sets: Found) -> Table:
     """Error bars of differences of neighbours, against observed values."""
     caption = (
         "Differences of two similar predictions (each test row and its nearest neighbour) against "
-        "the differences of the observed values; the variance is the propagated one plus twice "
-        "the noise, the intervals are a Gaussian's. *Independent* adds the two variances. "
+        "the differences of the observed values. The variance is the propagated variance plus "
+        "twice the noise, and the intervals are Gaussian. *Independent* adds the two variances. "
         f"{_judged_networks(sets)}"
     )
     return _quantity_table(sets, DIFFERENCE, caption)
@@ -168,9 +170,9 @@ def spread_table(both: Sequence[Found], size: str) -> Table:
                     cells += [numbers[way][kind], numbers[way][f"ratio_of_{kind}"]]
                 rows.append(cells)
     caption = (
-        "The epistemic part alone by every calibration, against the spreads of the first table: "
-        f"the mean of the predictions for {size} common rows, and single ones. Without a noise "
-        "floor this part holds the noise too. " + _judged_networks(both[0])
+        "The epistemic part alone for every calibration, against the spreads of the first table: "
+        f"for the mean of the predictions for {size} common rows, and for single predictions. "
+        "Without a noise floor, this part also contains the noise. " + _judged_networks(both[0])
     )
     columns = ["set", "training rows", "calibration"]
     columns += ["mean of all: predicted", "ratio", "single: predicted", "ratio"]
@@ -180,7 +182,7 @@ def spread_table(both: Sequence[Found], size: str) -> Table:
 def _judged_networks(sets: Found) -> str:
     """A sentence on how many networks the default was judged."""
     judged = next(iter(sets.values()))[DEFAULT]["nets"]
-    return f"Predictions of the default, and its coverage, are of the first {judged} nets."
+    return f"Predictions and coverage of the default are those of the first {judged} networks."
 
 
 def choice_table(sets: Found) -> Table:
@@ -200,9 +202,9 @@ def choice_table(sets: Found) -> Table:
                 ]
             )
     caption = (
-        "What was chosen (medians over the nets): ridge, scale and the scale of what predictions "
-        "share, for standardised targets; standard deviation of the noise, a mean over rows, in "
-        "the target's unit."
+        "What was chosen, as medians over the networks: the ridge, the scale and the scale of the "
+        "shared error, for standardised targets; and the standard deviation of the noise, a mean "
+        "over rows, in the target's unit."
     )
     return Table(["set", "calibration", "ridge", "scale", "shared scale", "noise"], rows, caption)
 
@@ -256,8 +258,8 @@ def _std_by_size(rule: dict[str, Any], groups: Sequence[int]) -> list[float]:
 
 CAPTION = (
     "Error of the mean of n predictions: predicted standard deviations (root mean square over all "
-    "groups and nets) beside the actual root mean square error. Correlations ignored: the sum "
-    "of the variances α² (1 + q) divided by n²."
+    "groups and networks) beside the actual root mean square error. *Correlations ignored*: the "
+    "sum of the variances α² (1 + q), divided by n²."
 )
 
 
@@ -266,23 +268,29 @@ def opening(sizes: Sequence[Sizes], epochs: int) -> tuple[str, ...]:
     few, many = sizes
     return (
         f"""\
-`uq.propagate(torch.mean, x)` gives a mean of many predictions an error bar that knows their
-correlations. Is it right? For each set {few.nets} nets were trained, each on {few.train} rows
-of its own random split, calibrated on {few.valid} others and judged on {few.test} more; then
-{many.nets} nets on {many.train} rows each. Where the training rows are few beside the whole set,
-the nets are nearly independent repetitions of the same experiment. The nets have one hidden layer
-of {PROTOCOL.hidden[0]} with ReLU; AdamW, learning rate {PROTOCOL.rate:g} with a cosine schedule,
-weight decay {PROTOCOL.decay:g}, batches of {PROTOCOL.batch}, {epochs} epochs, inputs and targets
-standardised. All nets of a set train at once, with stacked weights.""",
+`uq.propagate(torch.mean, x)` gives a mean of many predictions an error bar that accounts for their
+correlations. Is it right? For each set, {few.nets} networks were trained, each on {few.train} rows
+of its own random split, calibrated on {few.valid} others and judged on {few.test} more. Then
+{many.nets} networks were trained on {many.train} rows each. If the training rows are few compared
+with the whole set, the networks are nearly independent repetitions of the same experiment. The
+networks have one hidden layer of {PROTOCOL.hidden[0]} units with ReLU. They are trained with AdamW
+at learning rate {PROTOCOL.rate:g} with a cosine schedule, weight decay {PROTOCOL.decay:g}, in
+batches of {PROTOCOL.batch} for {epochs} epochs. Inputs and targets are standardised. All networks
+of a set train at once, with stacked weights.""",
         """\
-Five calibrations are compared. `noise="none"` is the paper's: ridge and scale by the likelihood of
-single predictions. `noise="constant"` adds a noise floor, chosen by the same likelihood. The third
-takes the ridge of the greatest evidence of the training data instead. `noise="bayes"` is Bayesian
-linear regression on the last layer's features: that ridge, and the noise equal to α², so that the
-variance is α² (1 + q). The *default* is the library's, `calibrate(valid)` and no more. Errors are
-in the target's unit. The third and the fourth were added after earlier runs with other random
-numbers had shown the first two to fail. Figures and tables are of the smaller training sets where
-they do not say otherwise.""",
+Five calibrations are compared.
+
+- `noise="none"` is the paper's form: the likelihood of single predictions chooses ridge and scale.
+- `noise="constant"` adds a noise floor, chosen by the same likelihood.
+- `noise="constant", criterion="evidence"` instead takes the ridge that maximises the evidence (the
+  marginal likelihood) of the training data.
+- `noise="bayes", criterion="evidence"` is Bayesian linear regression on the last layer's features:
+  the same ridge, and a noise equal to α², so that the variance is α² (1 + q).
+- The *default* is the library's: `calibrate(valid)` without further arguments.
+
+Errors are in the target's unit. The third and the fourth calibration were added after earlier runs
+with other random numbers had shown that the first two fail. Figures and tables refer to the smaller
+training sets unless they say otherwise.""",
     )
 
 
@@ -293,49 +301,50 @@ def closing(sets: Found, size: str) -> tuple[str, ...]:
     ]
     return (
         f"""\
-**Without a noise floor the mean looks far too uncertain.** The likelihood of single predictions
-sets α² so that α²q covers all of the residual, noise included. The noise of {size} observations
-averages out, α²q hardly does: the predicted error of the mean is {_ratios(sets, "none", size)}
-times the actual one.""",
+**Without a noise floor, the mean looks far too uncertain.** The likelihood of single predictions
+sets α² so that α²q accounts for the whole residual, including the noise. The noise of {size}
+observations averages out, but α²q hardly does. The predicted error of the mean is
+{_ratios(sets, "none", size)} times the actual error.""",
         f"""\
-**A floor alone is no sure cure.** With `noise="constant"` the factor is
-{_ratios(sets, "constant", size)}. The likelihood looks at one prediction at a time and cannot see
-how the variance is shared between the floor and α²q: with a large ridge q is almost the same
-everywhere, and an almost constant α²q, which is fully correlated, fits single predictions about as
-well as a constant floor, which is not correlated at all. Where the ridge came out large, means look
-too uncertain and differences of neighbours too certain: predicted over actual is
-{_ratios(sets, "none", DIFFERENCE)} without a floor, {_ratios(sets, "constant", DIFFERENCE)} with
-one.""",
+**A floor alone is not a reliable fix.** With `noise="constant"`, the factor is
+{_ratios(sets, "constant", size)}. The likelihood looks at one prediction at a time, so it cannot
+see how the variance is divided between the floor and α²q. With a large ridge, q is almost the same
+everywhere. An almost constant α²q is fully correlated, and a constant floor is not correlated at
+all, but both fit single predictions about equally well. Where the chosen ridge is large, means look
+too uncertain and differences of neighbours too certain. For these differences, predicted over
+actual is {_ratios(sets, "none", DIFFERENCE)} without a floor and
+{_ratios(sets, "constant", DIFFERENCE)} with a floor.""",
         f"""\
-**The evidence of the training data tells them apart.** With its ridge and a floor, the factor is
-{_ratios(sets, "evidence", size)} for means and {_ratios(sets, "evidence", DIFFERENCE)} for
-differences. The scale is still set by single predictions, which determine it badly: a misfit that
-changes from row to row raises it, though it averages out in a mean, and where the floor explains
-everything it is near zero (on power for half of the nets, whose intervals hold too little). With
-`noise="bayes"`, which leaves no such choice, the factor is {_ratios(sets, "bayes", size)} for
-means and {_ratios(sets, "bayes", DIFFERENCE)} for differences.""",
+**The evidence of the training data separates the two.** With the ridge by evidence and a floor, the
+factor is {_ratios(sets, "evidence", size)} for means and {_ratios(sets, "evidence", DIFFERENCE)}
+for differences. Single predictions still set the scale, and they determine it badly. A misfit that
+changes from row to row raises the scale, although it averages out in a mean. If the floor explains
+everything, the scale is near zero (on power for half of the networks, whose intervals cover too
+little). `noise="bayes"` leaves no such choice. With it, the factor is
+{_ratios(sets, "bayes", size)} for means and {_ratios(sets, "bayes", DIFFERENCE)} for
+differences.""",
         f"""\
-**The default** has a noise of every row and two scales. Predicted over actual is
+**The default** has its own noise for every row and two scales. Predicted over actual is
 {_ratios(sets, DEFAULT, size)} for means of observed values and
-{_ratios(sets, DEFAULT, DIFFERENCE)} for differences. Against observations the noise of {size}
-rows hides much of what a mean's error bar is about: the first table, without noise, is the
-sharper test.""",
+{_ratios(sets, DEFAULT, DIFFERENCE)} for differences. In a comparison with observations, the noise
+of {size} rows hides much of the error of a mean. The first table, without noise, is the sharper
+test.""",
         f"""\
-**What to do.** Before propagating to means, sums or differences, take a calibration whose means
-come out right: {_right(sets, size)}. With a floor of its own instead, compare `uq.scale` squared
-with `uq.noise_model.level`: in linear regression they are equal; where the square is many times
-larger, a mean's error bar is too wide.""",
+**What to do.** Before you propagate to means, sums or differences, choose a calibration whose means
+come out right: {_right(sets, size)}. If you use a separate noise floor instead, compare `uq.scale`
+squared with `uq.noise_model.level`. In linear regression they are equal. If the square is many
+times larger, the error bar of a mean is too wide.""",
         f"""\
 **Ignoring the correlations** (sum of the variances / n²) looks right up to tens of predictions,
-because the noise dominates there whatever it is called, and falls short for {size}: predicted over
-actual is {_ratios(sets, "bayes", size, "independent")} with `noise="bayes"`, since the common
-error of a net does not average out.""",
+because the noise dominates there. For {size} predictions, it is too small: predicted over actual is
+{_ratios(sets, "bayes", size, "independent")} with `noise="bayes"`, because the common error of a
+network does not average out.""",
         f"""\
-**What a last layer cannot know.** Retrained nets differ in all their weights. The spread of one
-and the same mean over the nets separates that from the noise. The posterior of the last layer with
-`noise="bayes"` predicts {listed(ratios_of_common)} of it. With
-this many nets such a ratio is known to a few per cent (6 % with 120), so that little is left to the
-trunk here; it would be missing below one.""",
+**What a last layer cannot know.** Retrained networks differ in all their weights. The spread of the
+same mean over the networks separates this difference from the noise. The posterior of the last
+layer with `noise="bayes"` predicts {listed(ratios_of_common)} of that spread. With this many
+networks, such a ratio is known to a few per cent (6 % with 120). A ratio below one would show the
+part of the other layers, which the last layer misses; here little is left for them.""",
     )
 
 

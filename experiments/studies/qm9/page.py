@@ -33,8 +33,8 @@ COMPARED = ("nll", "crps", "binned_log_ratio", "coverage", "spearman")
 """Scores whose differences from the paper's calibration are shown."""
 
 FIRST = (
-    "The sections on atoms, on kinds and sizes, and on forces of molecules show the first split's "
-    "net, calibrated by the likelihood."
+    "The sections on atoms, on kinds and sizes, and on forces of molecules show the network of the "
+    "first split, calibrated by the likelihood."
 )
 
 
@@ -80,7 +80,7 @@ def score_table(calibrations: Found, caption: str) -> Table:
 
 
 def difference_table(differences: Found, caption: str) -> Table:
-    """Calibrations minus the paper's on the same nets."""
+    """Calibrations minus the paper's on the same networks."""
     rows: list[list[Cell]] = []
     for name, difference in differences.items():
         rows.append([f"{LABELS[name]} - paper", *cells(difference, COMPARED)])
@@ -118,31 +118,32 @@ def cost_table(costs: Found, caption: str) -> Table:
     )
 
 
-ERRORS = "Errors of the test molecules' energies, mean ± standard error over splits."
+ERRORS = "Errors in the energies of test molecules, mean ± standard error over splits."
 SCORES = (
-    "Error bars of the test molecules, mean ± standard error over splits; kcal/mol. *Gain* is the "
-    "NLL of a constant bar minus that of the bars; *log ratio* the mean over bins of |log10(MSE / "
-    "variance)|, and *floor* what these bars would score there if their errors were σ z, where z "
-    "are the observed e / σ in a random order (mean square one): bars that are too short for some "
-    "kind of molecule make the tail of z heavier and raise their own floor; *in wide bins* the "
-    "same ratio for bins of ten times as many molecules; *slope* that of log MSE on "
-    "log variance; *decades* what the binned variances span; coverage of 90 % intervals. The "
-    "constant bar is the root mean square error of the validation molecules."
+    "Error bars of the test molecules, mean ± standard error over splits; kcal/mol. *Gain*: the "
+    "NLL (negative log-likelihood) of a constant bar minus that of the bars. *Log ratio*: the mean "
+    "over bins of |log10(MSE / variance)|. *Floor*: the log ratio that these bars would have if "
+    "their errors were σ z, where z are the observed ratios e / σ in a random order (mean square "
+    "one). Bars that are too short for some kind of molecule make the tail of z heavier and so "
+    "raise their own floor. *In wide bins*: the log ratio for bins of ten times as many molecules. "
+    "*Slope*: the slope of log MSE against log variance. *Decades*: the range that the binned "
+    "variances span. *Coverage*: share of the energies that 90 % intervals cover. The constant bar "
+    "is the root mean square error of the validation molecules."
 )
 DIFFERENCES = (
-    "Paired differences on the same nets, mean ± standard error. Negative is better for all but "
-    "coverage and rank correlation."
+    "Paired differences on the same networks, mean ± standard error. Negative is better for all "
+    "columns but coverage and rank correlation."
 )
 CHOICES = (
-    "What the validation molecules chose (medians over splits): ridge, scale, the noise variance "
-    "of a molecule of one atom (that of n atoms is n times it), and how many of the features the "
-    "training molecules determine."
+    "What the validation molecules chose, as medians over splits: the ridge, the scale, and the "
+    "noise variance of a molecule with one atom (n times as large for n atoms). The effective rank "
+    "is the number of features that the training molecules determine."
 )
 PARITY = (
-    "One net (first split), by three calibrations. Above: absolute against estimated errors of "
-    "test molecules drawn at random, in kcal/mol; the lines hold the probabilities of one, two "
-    "and three standard deviations. Below: bins of molecules with similar variances; the band is "
-    "twice the standard error that Gaussian errors give a bin."
+    "One network (first split) with three calibrations. Above: absolute error against estimated "
+    "error for test molecules drawn at random, in kcal/mol; the pairs of lines enclose the "
+    "probabilities of one, two and three standard deviations. Below: bins of molecules with "
+    "similar variances; the band extends two standard errors to each side, for Gaussian errors."
 )
 
 
@@ -151,41 +152,44 @@ def opening(settings: Found) -> tuple[str, ...]:
     s = settings
     soap = settings["soap"]
     trial = ", ".join(f"{name} {value:.2f}" for name, value in s["trial"]["rmse"].items())
-    machines = "; ".join(f"{name} (nets: {count})" for name, count in s["trained_on"].items())
+    machines = "; ".join(f"{name} (networks: {count})" for name, count in s["trained_on"].items())
     return (
         f"""\
-Energies of small organic molecules (QM9) by a net of atoms (paper, Sec. 4.3). {s["splits"]} random
-splits with {s["train"]} training, {s["valid"]} validation and {s["test"]} test molecules, one net
-each. Atoms are described by SOAP power spectra (cutoff {soap["cutoff"]:g} Å, {soap["radial"]}
-radial functions, angular momenta to {soap["angular"]}, Gaussians of {soap["width"]:g} Å,
-shifted-cosine cutoff over {soap["smoothing"]:g} Å, neighbours weighted by
-1 / (1 + (r / {soap["scale"]:g} Å)^{soap["exponent"]:g})), {s["inputs"]} numbers each, computed by
-featomic. Each of the {s["species"]} elements has a net of its own, {s["layers"]} hidden layers of
-{s["width"]} with SiLU and a readout without bias; an energy is the sum over the atoms, plus a
-linear baseline by composition. All in float64 (expanded densities are kept in float32), by AdamW,
-learning rate {s["rate"]:g}, weight decay {s["decay"]:g}, batches of {s["batch"]} molecules,
-{s["epochs"]} epochs; as in the paper's other fits the rate is cut tenfold after
-{s["patience"]} epochs without a smaller validation loss, and the weights of the smallest one are
-kept.""",
+A network of atoms predicts the energies of small organic molecules from the set QM9 (paper,
+Sec. 4.3). There are {s["splits"]} random splits with {s["train"]} training, {s["valid"]} validation
+and {s["test"]} test molecules, and one network per split. SOAP power spectra (smooth overlap of
+atomic positions) describe the atoms: cutoff {soap["cutoff"]:g} Å, {soap["radial"]} radial
+functions, angular momenta up to {soap["angular"]}, Gaussians of {soap["width"]:g} Å, a
+shifted-cosine cutoff over {soap["smoothing"]:g} Å, and neighbours weighted by
+1 / (1 + (r / {soap["scale"]:g} Å)^{soap["exponent"]:g}). The package featomic computes these
+{s["inputs"]} numbers per atom. Each of the {s["species"]} elements has a network of its own:
+{s["layers"]} hidden layers of {s["width"]} units with SiLU and a readout without bias. The energy
+is the sum over the atoms, plus a linear baseline by composition. All calculations are in float64
+(expanded densities are kept in float32). The networks are trained with AdamW at learning rate
+{s["rate"]:g}, with weight decay {s["decay"]:g}, in batches of {s["batch"]} molecules for
+{s["epochs"]} epochs. As in the paper's other fits, the learning rate falls tenfold after
+{s["patience"]} epochs without a smaller validation loss, and the weights with the smallest
+validation loss are kept.""",
         f"""\
-The loss is the sum of r² / n over molecules of n atoms, so a molecule enters the Gram with the
-weight 1 / n; the published code divides features by n, which is 1 / n². The library finds the
-{s["species"]} readouts and their {s["features"]} features by itself. Descriptors are shifted to
-mean zero over the training atoms and divided by one number, their root mean square. Whether the
-published descriptors were scaled is not known. This scaling was chosen beforehand, in a trial that
-is no part of this run: one net each, {s["trial"]["epochs"]} epochs, RMSE of
-{s["trial"]["molecules"]} molecules outside its training set, most of which are test molecules here
-too: {trial} kcal/mol.""",
+The loss is the sum of r² / n over molecules of n atoms, so a molecule enters the Gram matrix with
+the weight 1 / n. The published code divides features by n, which gives the weight 1 / n². The
+library finds the {s["species"]} readouts and their {s["features"]} features by itself. Descriptors
+are shifted to mean zero over the training atoms and divided by one number, their root mean square.
+It is not known whether the published descriptors were scaled. This scaling was chosen beforehand in
+a trial that is not part of this run, with one network per scaling and {s["trial"]["epochs"]}
+epochs. The trial compared the RMSE of {s["trial"]["molecules"]} molecules outside its training set,
+most of which are also test molecules here: {trial} kcal/mol.""",
         f"""\
-Three calibrations use the validation molecules, which also chose the weights. *Paper*: ridge
-and scale by bins of {s["calibration_bin_size"]} molecules, as its text says. *Likelihood*: the same
-two numbers by the Gaussian likelihood, as its code does. *Evidence*: the ridge of the greatest
-evidence of the training molecules; scale and a noise of n times a constant by the likelihood, which
-chose no noise at all on {s["noiseless"]} of {s["splits"]} splits. Scores are taken in bins of
-{s["bin_size"]} molecules, as in the paper's figure.""",
-        f"Trained on: {machines}. {SHARED_ROWS} A difference is called one "
-        f"beyond two standard errors; of {s['splits']} repetitions chance alone passes that in "
-        f"{s['chance']['splits']:.0%} of comparisons, of three in {s['chance']['three']:.0%}.",
+Three calibrations use the validation molecules, which also chose the weights. *Paper* chooses ridge
+and scale by bins of {s["calibration_bin_size"]} molecules, as the paper's text says. *Likelihood*
+chooses the same two numbers by the Gaussian likelihood, as the paper's code does. *Evidence* takes
+the ridge that maximises the evidence (the marginal likelihood) of the training molecules; the
+likelihood then chooses the scale and a noise of n times a constant. It chose no noise at all on
+{s["noiseless"]} of {s["splits"]} splits. Scores use bins of {s["bin_size"]} molecules, as the
+paper's figure does.""",
+        f"Trained on: {machines}. {SHARED_ROWS} A difference counts as clear beyond two standard "
+        f"errors. Chance alone exceeds this limit in {s['chance']['splits']:.0%} of comparisons "
+        f"with {s['splits']} repetitions, and in {s['chance']['three']:.0%} with three.",
     )
 
 
@@ -202,18 +206,18 @@ def closing(energies: Found) -> str:
         )
     difference = energies["differences"]["nll"]["binned_log_ratio"]
     return (
-        f"**Binned log ratio.** {'; '.join(clauses)}. The likelihood's ratio "
-        f"{compared(difference)} that of the paper's bins ({measured(difference)} split by "
-        "split). A few molecules are wrong by many bars, and the mean squared error of a bin hangs "
-        "on whether it holds one of them: that is what the floor counts, and what wide bins "
-        "average out."
+        f"**Binned log ratio.** {'; '.join(clauses)}. The log ratio of the likelihood "
+        f"{compared(difference)} that of the paper's bins ({measured(difference)}, split by "
+        "split). The errors of a few molecules are many bars long, and the mean squared error of a "
+        "bin depends on whether the bin contains one of them. The floor accounts for this effect, "
+        "and wide bins average it out."
     )
 
 
 def costs_caption(costs: Found) -> str:
     """What the table of costs shows."""
     return (
-        f"Seconds of an untrained net of the same shape on {costs['machine']}, {costs['threads']} "
-        "threads, with descriptors ready in memory; bare passes and work with error bars take "
-        "turns. A fit includes finding the readouts."
+        f"Seconds for an untrained network of the same shape on {costs['machine']}, "
+        f"{costs['threads']} threads, with the descriptors in memory. Bare passes and passes with "
+        "error bars take turns. A fit includes the search for the readouts."
     )

@@ -74,13 +74,15 @@ def effect_table(numbers: Found) -> Table:
         absolute = sign_cell(effect["nll"]["log_ridge"])
         rows.append([label, *relative, absolute, measured(effect["nll"]["nll"])])
     caption = (
-        "Effects net by net: the change of log10 (ridge / largest eigenvalue) by calibration, then "
-        "of log10 ridge by the likelihood without noise: its median (≥ or ≤ where only bounded), "
-        "and in how many nets it goes up or down, stays the same, or is open, since both ridges "
-        "are at the edge. Bold: a clear change, by Wilcoxon's signed ranks (two-sided, at "
-        f"{numbers['settings']['rank_test']:g}, one test at a time; open ones are left out). Last "
-        "the test NLL by the same, mean and standard error. *Decay*: against none. *Last epoch*: "
-        "against the best validation weights. *Two copies*: against one."
+        "Effects, network by network: the change of log10 (ridge / largest eigenvalue) for each "
+        "calibration, and of log10 ridge for the likelihood without noise. A cell shows the median "
+        "change (≥ or ≤ where it is only bounded) and in how many networks the ridge goes up, goes "
+        "down, stays the same, or is open because both ridges are at the edge. Bold changes are "
+        "clear by Wilcoxon's signed-rank test (two-sided, at "
+        f"{numbers['settings']['rank_test']:g}, one test at a time, without the open networks). "
+        "The last column is the change of the test NLL (negative log-likelihood) for the "
+        "likelihood without noise, mean and standard error. *Decay*: compared with none. *Last "
+        "epoch*: compared with the best validation weights. *Two copies*: compared with one."
     )
     columns = ["effect of", *LABELS.values(), "likelihood, absolute", "likelihood: NLL"]
     return Table(columns, rows, caption)
@@ -94,9 +96,9 @@ def nll_table(numbers: Found) -> Table:
         noise = with_quartiles(condition["nll, floor"]["noise"])
         rows.append([name, measured(condition["test_rmse"]), *nlls, noise])
     caption = (
-        f"On the test rows, mean and standard error over {numbers['settings']['count']} nets: "
-        "RMSE, then the NLL by calibration; and the standard deviation of the noise floor, median "
-        "and quartiles."
+        f"Test rows, mean and standard error over {numbers['settings']['count']} networks: the "
+        "RMSE, then the NLL of each calibration. The last column is the standard deviation of the "
+        "noise floor, median and quartiles."
     )
     columns = ["training", "RMSE", *LABELS.values(), "floor by the likelihood"]
     return Table(columns, rows, caption)
@@ -109,8 +111,8 @@ def ratio_table(numbers: Found) -> Table:
         ratios = [measured(condition[key]["scores"]["binned_log_ratio"]) for key in CALIBRATIONS]
         rows.append([name, *ratios])
     caption = (
-        f"The same nets and rows: log ratio, the mean over bins of "
-        f"{numbers['settings']['bin_size']} rows of |log10(MSE / variance)|, by calibration."
+        f"The same networks and rows: log ratio of each calibration, the mean over bins of "
+        f"{numbers['settings']['bin_size']} rows of |log10(MSE / variance)|."
     )
     return Table(["training", *LABELS.values()], rows, caption)
 
@@ -125,13 +127,14 @@ def bias_table(numbers: Found) -> Table:
         rows.append([name, nll, bias["ruined"], *means])
     beyond = numbers["settings"]["ruined_beyond"]
     caption = (
-        "Features without the column of ones that the bias of the last layer contributes, minus "
-        "with it; both calibrated by the likelihood without noise. NLL: median and quartiles over "
-        f"the nets, and how many rise by more than {beyond:g} (*ruined*). "
-        "Then mean and standard error: log ratio, rank correlation of bar and absolute error, and "
-        "the bars themselves: mean of |log10| of the ratio of the two, and their rank correlation."
+        "What changes without the column of ones that the bias of the last layer adds to the "
+        "features: scores without it minus scores with it, both calibrated by the likelihood "
+        "without noise. NLL: median and quartiles over the networks, and in how many it rises by "
+        f"more than {beyond:g} (*ruined*). The other columns are means and standard errors: log "
+        "ratio, rank correlation of bar and absolute error, the mean of |log10| of the ratio of "
+        "the two bars, and the rank correlation of the two bars."
     )
-    columns = ["training", "NLL, median", "ruined nets", *heads(SCORES)]
+    columns = ["training", "NLL, median", "ruined networks", *heads(SCORES)]
     columns += ["bars: ratio", "bars: rank corr."]
     return Table(columns, rows, caption)
 
@@ -203,36 +206,39 @@ def opening(numbers: Found) -> tuple[str, ...]:
     decays = ", ".join(f"{decay:g}" for decay in settings["decays"])
     return (
         f"""\
-The paper's ς² is added to the Gram for numerical stability and to stand for the regularisation of
-the training; it reports values close to zero without weight decay and relatively large ones with
-it, and no consistent effect of early stopping. Here that is tried factor by factor on California
-housing, {settings["count"]} random splits into 20 % for training ({rows["train"]} rows), 20 % for
-validation ({rows["valid"]}) and 60 % for the test ({rows["test"]}); two hidden layers of
-{hidden} with SiLU (the paper does not say which net it used), AdamW with learning rate 0.001
-(cut by ten after 100 epochs without a better validation loss), batches of 32, {epochs} epochs,
-targets as they are, inputs {WHOLE_SCALE}.""",
+The paper adds a ridge ς² to the Gram matrix, for numerical stability and to represent the
+regularisation of the training. It reports values close to zero without weight decay, relatively
+large values with it, and no consistent effect of early stopping. This study tests these statements
+factor by factor on California housing. There are {settings["count"]} random splits into 20 % for
+training ({rows["train"]} rows), 20 % for validation ({rows["valid"]}) and 60 % for the test
+({rows["test"]}). The networks have two hidden layers of {hidden} units with SiLU (the paper does
+not say which network it used). They are trained with AdamW for {epochs} epochs in batches of 32, at
+learning rate 0.001, which falls tenfold after 100 epochs without a better validation loss. Targets
+stay as they are. Inputs are {WHOLE_SCALE}.""",
         f"""\
-The factors: weight decay ({decays}); weights of the best validation loss or of the last epoch of
-the same training; each training row once or twice, in the training and in the Gram (twice with half
-the epochs and half the patience of the learning rate, so that the numbers of steps are the same).
-Each net is calibrated on its validation rows by the likelihood and by the paper's bins, each
-without noise, which is the paper's form, and with a constant noise floor. That is the control: a
-large ridge makes q almost the same for all rows, which is what a noise floor does. If a floor
-lowers it, it had done some of a floor's work.""",
+There are three factors: the weight decay ({decays}); the weights, which are those of the best
+validation loss or of the last epoch of the same training; and the number of copies of each training
+row, one or two, in the training and in the Gram matrix. (Trainings with two copies have half the
+epochs and half the patience of the learning rate, so that the numbers of steps are the same.) Each
+network is calibrated on its validation rows, by the likelihood and by the paper's bins. Each
+calibration is done without noise, which is the paper's form, and with a constant noise floor. The
+noise floor is the control. A large ridge makes q almost the same for all rows, as a noise floor
+would. If a noise floor lowers the ridge, the ridge had done some of the floor's work.""",
         SHARED_ROWS,
     )
 
 
 RIDGE_CAPTION = (
-    "The chosen ridge, relative to the largest eigenvalue of the Gram (dashed at one): every net "
-    "is a dot, the bar spans the quartiles, the tick is the median. The search ends at -10 and 4: "
-    "dots at its upper end are lower bounds."
+    "The chosen ridge, relative to the largest eigenvalue of the Gram matrix (dashed at one). Each "
+    "dot is a network, the bar spans the quartiles, and the tick is the median. The search ends at "
+    "-10 and 4; dots at its upper end are lower bounds."
 )
 RIDGE_TABLE = (
-    "log10 of the chosen ridge relative to the largest eigenvalue of the Gram, median and "
-    "quartiles over the nets; the absolute one for the likelihood; and the norm of all weights of "
-    "the net. *At the edge*: nets with the largest ridge of the search, which bounds theirs from "
-    "below; ≥ marks medians and quartiles that it bounds."
+    "log10 of the chosen ridge relative to the largest eigenvalue of the Gram matrix, median and "
+    "quartiles over the networks. The last columns are the absolute ridge by the likelihood and "
+    "the norm of all weights of the network. *At the edge*: networks with the largest ridge of the "
+    "search, which is a lower bound of their ridge; ≥ marks medians and quartiles that are only "
+    "bounded."
 )
 
 
@@ -264,15 +270,15 @@ def _decay(numbers: Found) -> str:
             clauses.append(f"with decay {decay:g} it {_moved(effect['log_relative_ridge'])}")
         median = bounded(without_decay["bounds"]["log_relative_ridge"][0])
         sentences.append(
-            f"With the {stopping} weights, its median is {median} without decay; against that, "
-            f"net by net, {listed(clauses)}."
+            f"With the {stopping} weights, its median is {median} without decay. Compared with "
+            f"that, network by network, {listed(clauses)}."
         )
     verdict = "is not close to zero"
     if max(medians) < CLOSE_TO_ZERO:
         verdict = "is close to zero"
     return f"""\
 **Weight decay.** Take log10 of the ridge by the likelihood, relative to the largest eigenvalue.
-{" ".join(sentences)} Without decay the median ridge {verdict}."""
+{" ".join(sentences)} Without decay, the median ridge {verdict}."""
 
 
 def _edge(numbers: Found) -> str:
@@ -286,14 +292,14 @@ def _edge(numbers: Found) -> str:
             f"{counts['nll']} of {counts['nets']} with decay {decay}"
             for decay, counts in numbers["at_upper_edge_by_decay"].items()
         ]
-        by_decay = f" By the likelihood these are {listed(clauses)}."
+        by_decay = f" For the likelihood, these are {listed(clauses)}."
     return f"""\
-**As large as may be.** Of all {count} nets, {by_likelihood} by the likelihood and
-{by_bins} by the bins (both without noise) have the largest ridge of the search.{by_decay} There
-ς² outweighs the Gram and the variance is α² |f|² / ς²: such bars follow the length of the
-feature vector and know nothing of the training data. The value itself is where the search ends, so
-it is read as a lower bound only: a mean of such values, or their distance from others, would say
-how far the search goes."""
+**Ridges at the edge of the search.** Of all {count} networks, {by_likelihood} by the likelihood and
+{by_bins} by the bins (both without noise) have the largest ridge of the search.{by_decay} In these
+networks, ς² outweighs the Gram matrix and the variance is α² |f|² / ς². Such bars follow the length
+of the feature vector and carry no information about the training data. The value of the ridge is
+where the search ends, so it is only a lower bound. A mean of such values, or their distance from
+others, would only show how far the search goes."""
 
 
 def _floor(numbers: Found) -> str:
@@ -310,15 +316,12 @@ def _floor(numbers: Found) -> str:
     likelihood_nlls = _nll_counts(by_likelihood)
     conclusion = f"{_conclusion('likelihood', by_likelihood)} {_conclusion('bins', by_bins)}"
     return f"""\
-**The control.** With a noise floor, the ridge by the likelihood \
-{likelihood_counts}; the ridge by the bins
-{bins_counts}. (Clear is said of one training at a time, by signed ranks; \
-trainings share splits and are
-not independent of each other.) Without decay and with the best weights its log10 \
-{likelihood_ridge} by
-the likelihood and {bins_ridge} by the bins; the test NLL {likelihood_nll} and {bins_nll}. Over all
-trainings the test NLL {likelihood_nlls} by the likelihood and {_nll_counts(by_bins)} by the
-bins. {conclusion}"""
+**The control.** With a noise floor, the ridge by the likelihood {likelihood_counts}. The ridge by
+the bins {bins_counts}. ("Clearly" refers to one training at a time, by signed ranks. The trainings
+share splits and are not independent of each other.) Without decay and with the best weights, log10
+of the ridge {likelihood_ridge} by the likelihood and {bins_ridge} by the bins. The test NLL
+{likelihood_nll} by the likelihood and {bins_nll} by the bins. Over all trainings, the test NLL
+{likelihood_nlls} by the likelihood and {_nll_counts(by_bins)} by the bins. {conclusion}"""
 
 
 def _unregularised(numbers: Found) -> str:
@@ -334,7 +337,7 @@ def _ridge_counts(counts: Found) -> str:
     )
     if counts["open"]:
         text += (
-            f" (in {counts['open']} at least half of the nets are at the edge with and without "
+            f" (in {counts['open']} at least half of the networks are at the edge with and without "
             "the floor, which leaves the change open)"
         )
     return text
@@ -353,7 +356,7 @@ def _conclusion(criterion: str, counts: Found) -> str:
     falls = counts["falls"]
     trainings = counts["of"]
     if counts["rises"]:
-        return f"By the {criterion} the effect of a floor has no one sign."
+        return f"By the {criterion}, the effect of a floor has no one sign."
     if 2 * falls > trainings:
         return (
             f"By the {criterion}, in {falls} trainings of {trainings}, part of the ridge does the "
@@ -379,13 +382,13 @@ def _stopping_and_copies(numbers: Found) -> str:
         last.append(f"{_moved(ridge)} with decay {decay:g}")
     copies = effects[f"two copies, decay {decays[0]:g}"]["nll"]
     return f"""\
-**Early stopping and copies.** The best weights were those of epoch {epochs["median"]:g}
-in the median of all trainings ({epochs["smallest"]} to {epochs["largest"]};
-trainings with two copies have half the epochs).
-Going on to the last epoch, log10 of the relative ridge by the likelihood {listed(last)}.
-Two copies of every row double the Gram of the same net: the relative ridge should stay and the
-absolute one double ({numbers["settings"]["log_two"]:.2f} in log10). The nets are trained anew here,
-and without decay the relative ridge {_moved(copies["log_relative_ridge"])}, the absolute one
+**Early stopping and copies.** In the median over all trainings, the best weights were those of
+epoch {epochs["median"]:g} ({epochs["smallest"]} to {epochs["largest"]}; trainings with two copies
+have half the epochs). From there to the last epoch, log10 of the relative ridge by the likelihood
+{listed(last)}. Two copies of every row double the Gram matrix of the same network: the relative
+ridge should stay the same, and the absolute ridge should double
+({numbers["settings"]["log_two"]:.2f} in log10). The networks are trained again here. Without decay,
+the relative ridge {_moved(copies["log_relative_ridge"])}, and the absolute ridge
 {_moved(copies["log_ridge"])}."""
 
 
@@ -395,14 +398,14 @@ def _bias(numbers: Found) -> str:
     ruined = numbers["ruined_without_bias"]
     limit = numbers["settings"]["ruined_beyond"]
     return f"""\
-**The bias.** Leaving the column of ones out of the features changes the bars by
-{measured(base["log_ratio_of_bars"])} in |log10| without decay, their rank correlation with
-the others is {measured(base["rank_correlation_of_bars"])}, and the test NLL changes by
+**The bias.** Without decay, leaving the column of ones out of the features changes the bars by
+{measured(base["log_ratio_of_bars"])} in |log10|. Their rank correlation with the original bars is
+{measured(base["rank_correlation_of_bars"])}. The test NLL changes by
 {with_quartiles(base["median"]["nll"], 3)}, median and quartiles. All numbers are for
-{LABELS["nll"]} without noise. Means would mislead: the column of ones keeps the features, and with
-them the bar, away from zero; without it a single test row can have next to no bar and decide the
-mean. The NLL rises by more than {limit:g} in {ruined["nets"]} of
-{ruined["of"]} nets; the largest rise is {ruined["largest"]:.3g}."""
+{LABELS["nll"]} without noise. Means would be misleading: the column of ones keeps the features, and
+with them the bar, away from zero. Without it, a single test row can have almost no bar and dominate
+the mean. The NLL rises by more than {limit:g} in {ruined["nets"]} of {ruined["of"]} networks; the
+largest rise is {ruined["largest"]:.3g}."""
 
 
 def _moved(change: Found) -> str:

@@ -35,10 +35,12 @@ SECTIONS: dict[str, tuple[ModuleType, ModuleType]] = {
 """One question each, in the order of the page: the module that computes and the one that shows."""
 
 OPENING = """\
-The paper derives its last-layer error bar from wide nets in four steps: the NNGP is the Gram of
-the last features, the NTK is a constant times it, training runs for ever, and a ridge is inserted.
-Each section below takes one step on its own and says how far it holds; the last one reads the
-rigidity as a likelihood. Kernels are exact (`rigidities.kernels`), in float64."""
+The paper derives its last-layer error bar from wide networks in four steps. First, the kernel of
+the neural network Gaussian process (NNGP) is the Gram matrix of the last features. Second, the
+neural tangent kernel (NTK) is a constant times the NNGP kernel. Third, training runs forever.
+Fourth, a ridge is inserted. The first five sections below test how far these steps are valid. The
+last section interprets the rigidity as a likelihood. Kernels are exact (`rigidities.kernels`), in
+float64."""
 
 
 def run(*, quick: bool, seed: int) -> Outcome:

@@ -36,6 +36,15 @@ def entries(numbers: dict[str, Any]) -> list[Entry]:
     ]
 
 
+def _label(name: str) -> str:
+    """What the page calls a model.
+
+    >>> _label("net, last layer"), _label("cubic")
+    ('network, last layer', 'cubic')
+    """
+    return name.replace("net,", "network,")
+
+
 def score_table(models: dict[str, Found]) -> Table:
     """Coverage and NLL of every model, rigidities beside constant bars."""
     rows = []
@@ -47,7 +56,7 @@ def score_table(models: dict[str, Found]) -> Table:
             outside = model["outside"][bar]
             rows.append(
                 [
-                    name,
+                    _label(name),
                     label,
                     with_error(*inside["coverage"]),
                     with_error(*outside["coverage"]),
@@ -58,11 +67,12 @@ def score_table(models: dict[str, Found]) -> Table:
     columns = ["model", "error bar", "coverage inside", "outside", "NLL inside", "outside"]
     draws = next(iter(models.values()))["draws"]
     caption = (
-        f"Coverage of 90 % intervals and negative log-likelihood (less is better) of new noisy "
-        f"points, mean ± standard error over {draws} draws of all points, medians in brackets. "
-        "*Scale from residuals* is the textbook's bar of a new observation, s √(1 + 1/R) with s "
-        "the residual standard deviation of the seven points. *Constant* is one bar for all "
-        "inputs, the RMS error on the calibration points."
+        "Coverage of 90 % intervals and negative log-likelihood (NLL, lower is better) on new "
+        f"noisy points: mean ± standard error over {draws} draws of all points, medians in "
+        "brackets. *Scale from residuals* is the textbook bar of a new observation, s √(1 + 1/R), "
+        "where R is the rigidity and s the residual standard deviation of the seven points. "
+        "*Constant* is one bar for all inputs, the root mean square error on the calibration "
+        "points."
     )
     return Table(columns, rows, caption)
 
@@ -79,7 +89,7 @@ def choice_table(models: dict[str, Found]) -> Table:
         chosen = model["medians"]
         rows.append(
             [
-                name,
+                _label(name),
                 f"{chosen['ridge']:.1g}",
                 chosen["scale"],
                 chosen.get("residual_scale"),
@@ -102,7 +112,7 @@ def drawn(curves: Found) -> Figure:
     figure, axes = panels(columns=2, rows=2, height=2.9, sharex=True, sharey=True)
     for ax, letter, name in zip(axes, "abcd", curves["models"], strict=True):
         _draw_model(ax, curves, name)
-        ax.set_title(f"({letter}) {name}")
+        ax.set_title(f"({letter}) {_label(name)}")
     axes[0].set(xlim=(-TEST_REACH, TEST_REACH), ylim=(-1.1, 1.6))
     for ax in axes[2:]:
         ax.set_xlabel("x")
@@ -132,46 +142,47 @@ CAPTION = (
 )
 
 CHOICES = (
-    "What was chosen (medians; the noise is 0.01), and how large the errors and the mean error "
-    "bars are (means ± standard errors)."
+    "The chosen ridge and scale (medians; the noise is 0.01), and the size of the errors and of "
+    "the mean error bars (means ± standard errors)."
 )
 
 OPENING = (
     f"""\
-Seven points of y = cos²x with Gaussian noise of {NOISE}, at
-x = {", ".join(map(str, INPUTS))} (paper, Sec. 4.1, Fig. 1), fitted by a cubic (least
-squares), by a linear combination of two Gaussians (prefactor, mean and variance of each, L-BFGS)
-and by a net with two hidden layers of 32 and SiLU. Every error bar is the root of α² gᵀH⁻¹g: g the
-derivatives of the prediction by the parameters, H the Gauss-Newton Hessian of the loss. The net
-has two of them, one from the weights of its last layer alone and one from all its weights. Shaded
-are standard deviations; the published figure shades a constant times the *variance*.""",
+Three models fit seven points of y = cos²x with Gaussian noise of {NOISE}, at
+x = {", ".join(map(str, INPUTS))} (paper, Sec. 4.1, Fig. 1). The models are a cubic
+(least squares), a linear combination of two Gaussians (prefactor, mean and variance of each,
+L-BFGS), and a network with two hidden layers of 32 units and SiLU. Every error bar is the square
+root of α² gᵀH⁻¹g. Here g contains the derivatives of the prediction with respect to the parameters,
+and H is the Gauss-Newton Hessian of the loss. The network has two error bars: one from the weights
+of its last layer alone, one from all its weights. The figure shades standard deviations; the
+published figure shades a constant times the *variance*.""",
     f"""\
-**Calibration.** Seven points cannot spare any, and a net that passes through all of them has no
-residuals to learn from. So the scale α is the likeliest one on {CALIBRATION} further noisy points,
-evenly spaced in |x| ≤ {CALIBRATION_REACH}, for all models alike. They are new to every fit, and
-eight of them lie outside the range of the seven: points inside it alone would say nothing about the
-growth of the error bars outside. The ridge is the one of the loss that was minimised: none for the
-cubic; for the Gaussians, whose six parameters seven points hardly determine (the smallest
-eigenvalue of H is some 10⁻⁷ of the largest), that of a prior of width one about their start,
-which at this noise is {NOISE}² and which the fit has too. The net was trained without a
-regulariser; its ridge is calibrated with the scale.""",
+**Calibration.** None of the seven points can be spared for calibration, and a network that passes
+through all of them has no residuals to learn from. So, for all models, the scale α is the one with
+the highest likelihood on {CALIBRATION} further noisy points, evenly spaced in
+|x| ≤ {CALIBRATION_REACH}. No fit has seen these points, and eight of them lie outside the range of
+the seven. Points inside that range say nothing about how the error bars grow outside. The ridge is
+that of the minimised loss. The cubic has none. Seven points hardly determine the six parameters of
+the Gaussians (the smallest eigenvalue of H is some 10⁻⁷ of the largest), so their fit has a prior
+of width one around the starting values; at this noise, the ridge of that prior is {NOISE}². The
+network was trained without a regulariser, and its ridge is calibrated together with the scale.""",
     f"""\
-**Scores.** {TEST} new noisy points in |x| ≤ {TEST_REACH}; *inside* means between the outermost of
-the seven.""",
+**Scores.** The models are judged on {TEST} new noisy points in |x| ≤ {TEST_REACH}. *Inside* means
+between the outermost of the seven points.""",
 )
 
 CLOSING = (
     """\
-**What to expect.** The calibrated bars of the Gaussians and of the net hold about 90 % inside and
-outside. A constant bar is too wide inside and holds 50 to 70 % outside, at an NLL that is four
-units worse for the cubic and the net. The Gaussians can follow the function: their calibrated scale
-is near the noise, as it should be for a model that is right, and inside they gain nothing over a
-constant bar. The cubic cannot follow it. Its scale is half as large again as the noise, to cover
-the missing fourth power inside, and outside its bars still hold less than they promise: no variance
-of the parameters knows of a bias.""",
+**What to expect.** The calibrated 90 % intervals of the Gaussians and of the network cover about
+90 % inside and outside. A constant bar is too wide inside and covers 50 to 70 % outside, where its
+NLL is four units worse for the cubic and the network. The Gaussians can follow the function: their
+calibrated scale is near the noise, as it should be for a correct model, and inside they gain
+nothing over a constant bar. The cubic cannot follow the function. Its scale is half as large again
+as the noise, to make up for the missing fourth power inside. Outside, its intervals still cover
+less than they promise: no variance of the parameters can account for a bias.""",
     """\
-Without the further points, the residuals of the seven give a scale from three degrees of freedom
-or fewer. It scatters so much between draws that the Gaussian intervals hold too little (those of a
-Student-t distribution would be wider), and it knows nothing of a bias beyond the points. The last
-layer alone and all weights give the net nearly the same bars.""",
+Without the further points, the residuals of the seven points give a scale from three degrees of
+freedom or fewer. This scale scatters so much between draws that the Gaussian intervals cover too
+little (those of a Student-t distribution would be wider). It also cannot detect a bias beyond the
+points. For the network, the last layer alone and all weights give nearly the same bars.""",
 )

@@ -82,7 +82,7 @@ def choice_table(kinds: Found) -> Table:
             choices = "; ".join(f"{way} ({count})" for way, count in chosen["ways"].items())
             values = [chosen["ridge"], chosen["scale"], chosen["noise_variance"]]
             rows.append([TARGETS[target], LABELS[name], choices, *values])
-    columns = ["target", "bars", "criterion, noise (nets)", "ridge", "scale", "noise variance"]
+    columns = ["target", "bars", "criterion, noise (networks)", "ridge", "scale", "noise variance"]
     return Table(columns, rows, CHOICES)
 
 
@@ -137,34 +137,35 @@ def station_figure(stations: Found) -> Figure:
 # --- captions ------------------------------------------------------------------------------------
 
 SCORES = (
-    "Test rows; mean ± standard error over splits. Errors in degrees Celsius. *Gain* is the NLL of "
-    "a constant bar minus that of the bars; *log ratio* the mean over bins of |log10(MSE / "
-    "variance)|; *decades* what the binned variances span; coverage of 90 % intervals. The "
-    "constant bar is the root mean square error of the validation rows."
+    "Test rows: mean ± standard error over splits, errors in degrees Celsius. *Gain*: the NLL "
+    "(negative log-likelihood) of a constant bar minus that of the bars. *Log ratio*: the mean "
+    "over bins of |log10(MSE / variance)|. *Decades*: the range that the binned variances span. "
+    "*Coverage*: share of the targets that 90 % intervals cover. The constant bar is the root mean "
+    "square error of the validation rows."
 )
 DIFFERENCES = (
-    "Paired differences on the same splits, mean ± standard error: first calibrations of the same "
-    "nets, then nets with standardised targets minus nets with degrees. Negative is better for "
-    "all but coverage and rank correlation."
+    "Paired differences on the same splits, mean ± standard error. The first rows compare "
+    "calibrations of the same networks. The last rows are networks with standardised targets minus "
+    "networks with degrees. Negative is better for all columns but coverage and rank correlation."
 )
 CHOICES = (
-    "What the validation rows chose (medians over splits): ridge and scale in the net's own unit, "
-    "noise variance in °C². Between brackets, on how many splits."
+    "What the validation rows chose, as medians over splits: ridge and scale in the network's own "
+    "unit, noise variance in °C². The number of splits is in brackets."
 )
 STATIONS = (
-    "The stations of the smallest and the largest errors, with their bars (root mean square over "
-    "their test rows), by the paper's calibration, targets in degrees; mean ± standard error over "
-    "splits, which differ in their test rows."
+    "The stations with the smallest and the largest errors, and their bars (root mean square over "
+    "their test rows), with the paper's calibration and targets in degrees. Mean ± standard error "
+    "over splits, which differ in their test rows."
 )
 ROWS_CAPTION = (
-    "One net (first split, targets in degrees), by three calibrations. Above: absolute against "
-    "estimated error of test rows drawn at random; the lines hold the probabilities of one, two "
-    "and three standard deviations. Below: bins of rows with similar variances; the band is twice "
-    "the standard error that Gaussian errors give a bin."
+    "One network (first split, targets in degrees) with three calibrations. Above: absolute error "
+    "against estimated error for test rows drawn at random; the pairs of lines enclose the "
+    "probabilities of one, two and three standard deviations. Below: bins of rows with similar "
+    "variances; the band extends two standard errors to each side, for Gaussian errors."
 )
 STATION_CAPTION = (
-    "Root mean square error of every station against its root mean square bar (paper's "
-    "calibration, targets in degrees, mean over splits; vertical bars are standard errors)."
+    "Root mean square error of every station against its root mean square bar, with the paper's "
+    "calibration and targets in degrees. Means over splits; vertical bars are standard errors."
 )
 
 
@@ -176,32 +177,37 @@ def opening(settings: Found) -> tuple[str, ...]:
     rows = settings["rows"]
     return (
         f"""\
-Tomorrow's maximum temperature at {settings["stations"]} Australian stations from today's records
-(paper, Sec. 4.4). {settings["splits"]} random splits with {rows["train"]} training,
-{rows["valid"]} validation and {rows["test"]} test rows, one net each. The net sees
-{settings["inputs"]} continuous records, standardised on the training rows, and a learnt vector of
-{settings["embedding"]} numbers for the station; {settings["layers"]} hidden layers of
-{settings["width"]} with SiLU; AdamW, learning rate {settings["rate"]:g}, weight decay
-{settings["decay"]:g}, batches of {settings["batch"]}, {settings["epochs"]} epochs, the weights of
-the smallest validation loss.""",
+Networks predict tomorrow's maximum temperature at {settings["stations"]} Australian stations from
+today's records (paper, Sec. 4.4). There are {settings["splits"]} random splits with {rows["train"]}
+training, {rows["valid"]} validation and {rows["test"]} test rows, and one network per split. The
+inputs are {settings["inputs"]} continuous records, standardised on the training rows, and a learned
+vector of {settings["embedding"]} numbers for the station. The networks have {settings["layers"]}
+hidden layers of {settings["width"]} units with SiLU. They are trained with AdamW at learning rate
+{settings["rate"]:g}, with weight decay {settings["decay"]:g}, in batches of {settings["batch"]} for
+{settings["epochs"]} epochs. The weights with the smallest validation loss are kept.""",
         f"""\
-The paper's own recipe, which turns each wind direction into two numbers, gives {settings["inputs"]}
-continuous inputs and not the {settings["paper_inputs"]} that it names, which is the number of its
-stations. Its "following day" is taken literally: the target is the maximum of the next calendar day
-at the station, which is not always that of the next row. The paper does not say whether the target
-was scaled. Its other large fits leave targets as they are, so the main nets here see degrees; a
-second set of nets on the same splits sees targets of mean 0 and standard deviation 1.""",
+The paper turns each wind direction into two numbers. This recipe gives {settings["inputs"]}
+continuous inputs, not the {settings["paper_inputs"]} that the paper states, which is the number of
+its stations. We take the paper's "following day" literally: the target is the maximum of the next
+calendar day at the station, which is not always the next row. The paper does not say whether the
+target was scaled. Its other large fits leave targets as they are, so the main networks here predict
+degrees. A second set of networks on the same splits uses targets with mean 0 and standard
+deviation 1.""",
         f"""\
-Four calibrations see the validation rows alone. *Paper*: ridge and scale by bins of
-{settings["calibration_bin_size"]} rows. *Likelihood*: the same two numbers by the Gaussian
-likelihood. *Best*: the library's advice, a constant noise and the ridge of the greatest evidence of
-the training rows, unless another form has a clearly better likelihood by
-{settings["folds"]}-fold cross-validation within the validation rows (and a ridge that leaves the
-data something to determine). *Best by bins*: by the same
-cross-validation the smallest binned log ratio, which is what the paper's figure shows, among the
-first two and the first with a constant noise. Since a constant bar does well in bins, only forms
-count there that keep {100 * settings["kept"]:.0f} % of the paper's gain in likelihood over a
-constant bar. Scores are taken in bins of {settings["bin_size"]} rows, as in the paper's figure.""",
+Four calibrations are compared. All of them use only the validation rows.
+
+- *Paper* chooses ridge and scale by bins of {settings["calibration_bin_size"]} rows.
+- *Likelihood* chooses the same two numbers by the Gaussian likelihood.
+- *Best* uses a constant noise and the ridge that maximises the evidence (the marginal likelihood)
+  of the training rows. It uses another form only if that form has a clearly better likelihood in
+  {settings["folds"]}-fold cross-validation within the validation rows (and a ridge that leaves
+  something for the data to determine).
+- *Best by bins* takes the smallest binned log ratio, which the paper's figure shows, by the same
+  cross-validation. It chooses among *paper*, *likelihood*, and *paper* with a constant noise. A
+  constant bar does well in bins, so only forms count that keep {100 * settings["kept"]:.0f} % of
+  the paper's gain in likelihood over a constant bar.
+
+Scores use bins of {settings["bin_size"]} rows, as the paper's figure does.""",
         SHARED_ROWS,
     )
 
@@ -217,11 +223,12 @@ def closing(kinds: Found) -> tuple[str, ...]:
 
 
 READING = """\
-**Reading the log ratio.** It says how far bars are wrong on average over bins, not whether they
-tell rows apart: read it beside the gain, the decades and the rank correlation. Where errors have
-heavier tails than a Gaussian's, bins scatter more than the band shows even if the variances are
-right. The *floor* is what these very bars would score if nothing were wrong with them: with errors
-σ z, where z are the observed e / σ in a random order."""
+**Reading the log ratio.** The log ratio shows how far the bars are wrong on average over bins. It
+does not show whether the bars distinguish between rows, so read it together with the gain, the
+decades and the rank correlation. If errors have heavier tails than a Gaussian, bins scatter more
+than the band shows, even if the variances are right. The *floor* is the score that these bars would
+have if nothing were wrong with them: with errors σ z, where z are the observed ratios e / σ in a
+random order."""
 
 
 def _binned(target: str, kind: Found) -> str:
@@ -233,13 +240,14 @@ def _binned(target: str, kind: Found) -> str:
     paper = ""
     if best != "paper":
         ratio = measured(calibrations["paper"]["scores"]["binned_log_ratio"])
-        paper = f"is {ratio} with the paper's calibration; it "
+        paper = f"is {ratio} with the paper's calibration. It "
     constant = measured(calibrations["paper"]["constant"]["scores"]["binned_log_ratio"])
     from_constant = kind["from_constant"][best]["binned_log_ratio"]
     return (
         f"**Targets: {TARGETS[target]}.** The binned log ratio {paper}has the smallest mean with "
-        f"*{LABELS[best]}*, {smallest}; {_ties(lead)}. That mean {compared(from_constant)} the "
-        f"constant bar's {constant} ({measured(from_constant)} split by split)."
+        f"*{LABELS[best]}*: {smallest}. {_ties(lead)}. The mean of *{LABELS[best]}* "
+        f"{compared(from_constant)} the constant bar's {constant} ({measured(from_constant)}, "
+        "split by split)."
     )
 
 
@@ -253,8 +261,8 @@ def _likelihood(target: str, kind: Found) -> str:
     if best != "paper":
         paper = f" (the paper's {measured(calibrations['paper']['scores']['gain'])})"
     return (
-        f"With targets: {TARGETS[target]}, the gain in likelihood over a constant bar has the "
-        f"largest mean with *{LABELS[best]}*, {largest} a row{paper}; {_ties(lead)}."
+        f"**Targets: {TARGETS[target]}.** The gain in likelihood over a constant bar has the "
+        f"largest mean with *{LABELS[best]}*: {largest} nats per row{paper}. {_ties(lead)}."
     )
 
 
@@ -270,14 +278,15 @@ def _ties(lead: Found) -> str:
     clauses = []
     if same:
         names = listed([f"*{LABELS[name]}*" for name in same])
-        clauses.append(f"{names} has the same on every split")
+        verb = "has" if len(same) == 1 else "have"
+        clauses.append(f"{names} {verb} the same value on every split")
     if tied:
         verb = "does" if len(tied) == 1 else "do"
         clauses.append(f"{_with_differences(lead, tied)} {verb} not clearly differ from it")
     if behind:
         verb = "is" if len(behind) == 1 else "are"
         clauses.append(f"{_with_differences(lead, behind)} {verb} clearly behind")
-    return "; ".join(clauses)
+    return ". ".join(clauses)
 
 
 def _with_differences(lead: Found, names: list[str]) -> str:
@@ -290,9 +299,9 @@ def _stations(stations: Found) -> str:
     errors = [station["rmse"][0] for station in stations.values()]
     bars = [station["bar"][0] for station in stations.values()]
     return (
-        f"**Stations.** Their root mean square errors go from {min(errors):.2f} to "
-        f"{max(errors):.2f} degrees, their bars from {min(bars):.2f} to {max(bars):.2f} (paper's "
-        "calibration, targets in degrees). A bar by rigidity says how well the training rows "
-        "support a prediction; it does not know that the weather of one place is harder to foresee "
-        "than that of another."
+        f"**Stations.** The root mean square errors of the stations range from {min(errors):.2f} "
+        f"to {max(errors):.2f} degrees, and their bars from {min(bars):.2f} to {max(bars):.2f} "
+        "(paper's calibration, targets in degrees). A bar by rigidity shows how well the training "
+        "rows support a prediction. It does not know that the weather of one place is harder to "
+        "predict than that of another."
     )

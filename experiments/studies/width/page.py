@@ -75,11 +75,12 @@ def width_table(numbers: Found, calibration: str) -> Table:
     settings = numbers["settings"]
     caption = (
         f"Calibration: {LABELS[calibration]}. Over {settings['count']} splits: median and "
-        "quartiles of NLL, gain, log ratio and slope, mean and standard error of the others. "
-        f"*Log ratio*: mean over bins of {settings['bin_size']} rows of |log10(MSE / variance)|; "
-        "*gain*: NLL of the constant bar minus NLL; *slope* of log MSE on log variance over bins; "
-        "*decades* of variance that the bins span; *rank corr.* of bar and absolute error; "
-        "*coverage* of 90 % intervals."
+        "quartiles of NLL (negative log-likelihood), gain, log ratio and slope; mean and standard "
+        f"error of the others. *Log ratio*: mean over bins of {settings['bin_size']} rows of "
+        "|log10(MSE / variance)|. *Gain*: NLL of the constant bar minus NLL. *Slope*: slope of log "
+        "MSE against log variance over bins. *Decades*: decades of variance that the bins span. "
+        "*Rank corr.*: rank correlation of bar and absolute error. *Coverage*: share of the "
+        "targets that 90 % intervals cover."
     )
     return Table(["width", *heads(COLUMNS), "constant: log ratio"], rows, caption)
 
@@ -88,7 +89,7 @@ def narrow_table(numbers: Found) -> Table:
     """Bars close to zero, all calibrations."""
     columns = ["width"]
     for label in LABELS.values():
-        columns += [f"{label}: ruined nets", f"{label}: least bar"]
+        columns += [f"{label}: ruined networks", f"{label}: smallest bar"]
     rows: list[list[Cell]] = []
     for width, calibrations in numbers["widths"].items():
         row: list[Cell] = [str(width)]
@@ -98,9 +99,9 @@ def narrow_table(numbers: Found) -> Table:
         rows.append(row)
     settings = numbers["settings"]
     caption = (
-        f"Bars close to zero. *Ruined nets*: of {settings['count']}, those with a gain below "
-        f"{settings['ruined_below']:g}. *Least bar*: the smallest bar of a test row relative to "
-        "the median bar of its net, over all nets."
+        f"Bars close to zero. *Ruined networks*: how many of {settings['count']} have a gain below "
+        f"{settings['ruined_below']:g}. *Smallest bar*: the smallest bar of a test row relative to "
+        "the median bar of its network, over all networks."
     )
     return Table(columns, rows, caption)
 
@@ -180,7 +181,7 @@ def quality(numbers: Found) -> Figure:
         statistic = "median" if name in MEDIANS else "mean"
         ax.set_title(f"{NAMES[name]}, {statistic}")
     for ax in axes[2:]:
-        ax.set_xlabel("neurons a layer")
+        ax.set_xlabel("neurons per layer")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
@@ -204,7 +205,7 @@ def binned(numbers: Found) -> Figure:
     bins_by_width = numbers["shown"]
     figure, axes = panels(columns=2, rows=(len(bins_by_width) + 1) // 2, height=4.0)
     for ax, (width, bins) in zip(axes, bins_by_width.items(), strict=False):
-        parity.binned(ax, {LABELS["paper"]: bins}, f"{width} neurons a layer")
+        parity.binned(ax, {LABELS["paper"]: bins}, f"{width} neurons per layer")
     for ax in axes[len(bins_by_width) :]:
         ax.set_axis_off()
     return figure
@@ -263,22 +264,23 @@ def opening(numbers: Found) -> tuple[str, ...]:
     widths = [str(width) for width in numbers["widths"]]
     return (
         f"""\
-The theory behind last-layer error bars is that of wide nets, and the paper's appendix on the width
-finds them better as nets grow, by the look of binned plots for one net each. Here that is
-measured: widths {listed(widths)} for both hidden layers, {settings["count"]}
-nets of each on random splits of California housing that all widths share: 20 % for training
-({rows["train"]} rows), 20 % for validation ({rows["valid"]}) and 60 % for the test
-({rows["test"]}).""",
+Do last-layer error bars improve as networks get wider? Their theory is that of wide networks. The
+paper's appendix on the width finds that they improve, from binned plots of one network per width.
+This study measures it. Both hidden layers have widths of {listed(widths)}. For each width,
+{settings["count"]} networks are trained on random splits of California housing, which all widths
+share: 20 % for training ({rows["train"]} rows), 20 % for validation ({rows["valid"]}) and 60 % for
+the test ({rows["test"]}).""",
         f"""\
-SiLU; the last layer has no bias, so that the features are the last hidden layer alone, and the
-level of the targets, which are not standardised, must be learnt (the paper disables biases; those
-of the hidden layers are kept here). Inputs are {WHOLE_SCALE}.
-AdamW with learning rate 0.001 (cut by ten after 100 epochs without a better validation loss) and
-weight decay {decay:g}, batches of 32, {epochs} epochs, the weights of the best validation
-loss. Ridge and scale are chosen by the paper's bins and by the likelihood of the validation
-rows, without noise; and as a control the ridge by the evidence of the training rows, scale and a
-constant noise floor by the likelihood. The constant bar is the root mean square of the
-validation residuals.""",
+The activation is SiLU. The last layer has no bias, so the features are the last hidden layer alone,
+and the networks must learn the level of the targets, which are not standardised. (The paper
+disables biases; those of the hidden layers are kept here.) Inputs are {WHOLE_SCALE}.
+The networks are trained with AdamW for {epochs} epochs in batches of 32, with weight decay
+{decay:g} and learning rate 0.001, which falls tenfold after 100 epochs without a better validation
+loss. The weights with the best validation loss are kept. Ridge and scale are chosen without noise,
+by the paper's bins or by the likelihood of the validation rows. As a control, the evidence (the
+marginal likelihood) of the training rows chooses the ridge, and the likelihood chooses the scale
+and a constant noise floor. The constant bar is the root mean square of the validation
+residuals.""",
         SHARED_ROWS,
     )
 
@@ -288,21 +290,21 @@ def quality_caption(beyond: BeyondAxes) -> str:
     edges = ""
     if beyond.points:
         edges += (
-            "A triangle at the edge is a median beyond it, where bars close to zero ruin most "
-            "nets. "
+            "A triangle at the edge stands for a median beyond it: there, bars close to zero ruin "
+            "most networks. "
         )
     if beyond.bars:
         edges += (
-            "A quartile bar that ends at the edge without a cap goes on beyond it: bars close to "
-            "zero ruin some of those nets. "
+            "A quartile bar that ends at the edge without a cap continues beyond it: bars close to "
+            "zero ruin some of those networks. "
         )
     return (
         "Scores on the test rows against the width of both hidden layers: median and quartiles "
-        "over the splits, for the rank correlation mean and standard error. "
+        "over the splits (mean and standard error for the rank correlation). "
         f"{edges}"
         "The log ratio is the distance from y = x in the binned plots, where a constant bar can "
-        "do as well; gain, rank correlation and slope (dashed: 0 gain, slope 1) tell good bars "
-        "from it."
+        "do as well. Gain, rank correlation and slope (dashed: 0 gain, slope 1) show the "
+        "difference between good bars and a constant bar."
     )
 
 
@@ -311,16 +313,16 @@ def binned_caption(numbers: Found) -> str:
     widths = [str(width) for width in numbers["shown"]]
     return (
         f"Test rows of the first split in bins of {numbers['settings']['bin_size']} by predicted "
-        f"variance, for {listed(widths)} neurons a layer. The grey band is "
-        "twice the scatter that Gaussian errors would have."
+        f"variance, for {listed(widths)} neurons per layer. The grey band extends two standard "
+        "errors to each side, for Gaussian errors."
     )
 
 
 TREND = (
-    "Trends with the width, none of which a single net can decide. *Rank corr.*: Spearman's of "
-    "the score with the width for each split by itself, mean and standard error over the splits; "
-    "a trend is called one beyond two standard errors. *Per doubling* of the width: the median of "
-    "the slopes between the medians of any two widths."
+    "Trends with the width. No single network can decide them. Each trend has Spearman's rank "
+    "correlation of the score with the width, computed for each split by itself: mean and standard "
+    "error over the splits. A trend counts as clear beyond two standard errors. *Per doubling* of "
+    "the width: the median of the slopes between the medians of any two widths."
 )
 
 
@@ -352,11 +354,12 @@ def _narrow(numbers: Found) -> str:
     if ruined_widths:
         where = f" (at width {listed(ruined_widths)})"
     return f"""\
-**Why medians.** Without a last bias nothing keeps the features of a test row away from zero, least
-of all in a narrow net; where they are close to it, so are q and the bar, and the likelihood of that
-one row decides the mean over all. Of {settings["nets"]} nets, {listed(counts)} have a gain below
-{limit:g}{where}; the smallest bar of a row, relative to the median bar of its net, is
-{listed(least_bars)}. A noise floor, which the paper's form has not, keeps bars from zero."""
+**Why medians.** Without a bias in the last layer, the features of a test row can come close to
+zero, most easily in a narrow network. Then q and the bar are also close to zero, and the likelihood
+of that one row dominates the mean over all rows. Of {settings["nets"]} networks, {listed(counts)}
+have a gain below {limit:g}{where}. The smallest bar of a row, relative to the median bar of its
+network, is {listed(least_bars)}. A noise floor, which the paper's form lacks, keeps bars away from
+zero."""
 
 
 def _calibration_text(numbers: Found, calibration: str) -> str:
@@ -367,8 +370,8 @@ def _calibration_text(numbers: Found, calibration: str) -> str:
         for width in (widths[0], widths[-1])
     )
     return (
-        f"**{LABELS[calibration].capitalize()}.** From {widths[0]} to {widths[-1]} neurons the "
-        f"RMSE goes from {first} to {last}. {_trend_sentences(numbers, calibration)}"
+        f"**{LABELS[calibration].capitalize()}.** From {widths[0]} to {widths[-1]} neurons, the "
+        f"RMSE changes from {first} to {last}. {_trend_sentences(numbers, calibration)}"
     )
 
 
@@ -411,8 +414,7 @@ def _constant_bar(numbers: Found) -> str:
         constant = numbers["widths"][width]["paper"]["constant"]
         log_ratios.append(with_quartiles(constant["median"]["binned_log_ratio"], 3))
     return (
-        "Closeness to the line, which the paper looks at, and usefulness of the bars are different "
-        "things: the grey curve is a constant bar, which carries no information about single rows "
-        f"and whose median log ratio is {listed(log_ratios)} for {widths[0]} and {widths[-1]} "
-        "neurons."
+        "The paper looks at how close the bins are to the line. That is not the same as useful "
+        "bars. The grey curve is a constant bar, which carries no information about single rows. "
+        f"Its median log ratio is {listed(log_ratios)} for {widths[0]} and {widths[-1]} neurons."
     )

@@ -45,7 +45,9 @@ def run(*, quick: bool, seed: int) -> Outcome:
         page_numbers = numbers(QUICK, QUICK_WIDTHS, seed, quick=True)
     else:
         page_numbers = numbers(FULL, WIDTHS, seed, quick=False)
-    return Outcome("Error bars and the width of the net", page_numbers, page.entries(page_numbers))
+    return Outcome(
+        "Error bars and the width of the network", page_numbers, page.entries(page_numbers)
+    )
 
 
 def numbers(

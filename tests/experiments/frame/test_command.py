@@ -132,10 +132,10 @@ def test_an_interrupted_run_says_what_is_kept(fake, tmp_path, monkeypatch, capsy
     fake(stopped)
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 130
     said = capsys.readouterr().err
-    assert "Finished parts are kept (1 so far): the same command goes on" in said
+    assert "Finished parts are kept (1 so far). The same command continues" in said
     assert not (tmp_path / "new").exists()
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 130
-    assert "1 of 1 parts are there from an earlier run" in capsys.readouterr().out
+    assert "1 of 1 parts come from an earlier run" in capsys.readouterr().out
     assert command.main(["fake", "--fresh", "--out", str(tmp_path / "new")]) == 130
     assert "earlier run" not in capsys.readouterr().out
 

@@ -156,7 +156,7 @@ def test_parts_of_other_code_serve_and_are_told(log: Path, monkeypatch, capsys) 
     monkeypatch.setattr(jobs.sources, "digests", lambda experiment: {"library": "new"})
     results("trial", made(log), workers=1)
     said = capsys.readouterr().out
-    assert "2 of 3 parts are there from an earlier run" in said
+    assert "2 of 3 parts come from an earlier run" in said
     assert "2 of them were computed by other code: --fresh recomputes" in said
     assert calls(log) == list(NAMES)
     assert before.items() < {path: path.read_bytes() for path in jobs.kept("trial")}.items()

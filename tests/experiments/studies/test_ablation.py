@@ -107,8 +107,8 @@ def test_parts_are_compared_net_by_net() -> None:
 def test_the_page_names_the_cost_of_the_guard_and_the_worst_case() -> None:
     found = {"outside, energy": entry_of([1.0, 2.0], [1.2, 2.0]), "uci, yacht": entry_of([1], [1])}
     text = page.conclusion(found)
-    assert "at most 0.100 of NLL (energy, domain), on average 0.050" in text
-    assert "domain of energy, domain" not in text and "hold 70 %" in text
+    assert "at most 0.100 nats per row (energy, domain). The average change is 0.050" in text
+    assert "domain of energy, domain" not in text and "cover 70 %" in text
     assert "the paper's form 80 %" in text
 
 

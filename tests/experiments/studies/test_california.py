@@ -239,7 +239,7 @@ def test_the_page_names_the_longitude_and_shows_all_bars(outcome: Outcome) -> No
     page = report.rendered_page("california", outcome, dict.fromkeys(keys, "-") | {"minutes": 1.0})
     assert "**longitude**" in page
     assert wording.SHARED_ROWS in page
-    assert "has seen any, but for the scale of the inputs" in page
+    assert "except through the scale of the inputs" in page
     for label in [*pages.LABELS.values(), "constant", "chosen in hindsight"]:
         assert f"| {label} |" in page
     numbers = json.loads(report.rendered_numbers(outcome))

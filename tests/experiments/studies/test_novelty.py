@@ -75,8 +75,8 @@ def test_a_quick_run_writes_the_page(synthetic: Path, tmp_path, monkeypatch) -> 
     numbers = json.loads((tmp_path / "novelty.json").read_text())
     text = (tmp_path / "novelty.md").read_text(encoding="utf-8")
     assert unsupported(text, numbers) == []
-    assert numbers["settings"]["nets"] == 6 and "6 nets on domains" in text
-    assert "What it comes to" in text
+    assert numbers["settings"]["nets"] == 6 and "6 networks on domains" in text
+    assert "Conclusion" in text
 
 
 def test_the_rigidity_is_named_where_it_sees_more() -> None:
@@ -87,4 +87,4 @@ def test_the_rigidity_is_named_where_it_sees_more() -> None:
         "layer": "the input",
     }
     found = {"all": {"a": one, "b": one}, "kinds": {"graph": {"unlike": {"squeezed": one}}}}
-    assert "The rigidity sees more than novelty of: graph (squeezed)" in page.conclusion(found)
+    assert "The rigidity sees more than novelty in: graph (squeezed)" in page.conclusion(found)

@@ -104,5 +104,5 @@ def test_a_quick_run_writes_the_page(synthetic: Path, tmp_path, monkeypatch) -> 
     numbers = json.loads((tmp_path / "outside.json").read_text())
     text = (tmp_path / "outside.md").read_text(encoding="utf-8")
     assert unsupported(text, numbers) == []
-    assert numbers["settings"]["nets"] == 9 and "9 nets were trained" in text
-    assert "What it comes to" in text
+    assert numbers["settings"]["nets"] == 9 and "9 networks were trained" in text
+    assert "Conclusion" in text

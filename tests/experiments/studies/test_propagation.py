@@ -150,9 +150,9 @@ def test_words_tell_which_ratios_lie_where_they_were_to_be() -> None:
         return {"a": {"rows": rows, "auto": {"ratio_of_common": ratio}}}
 
     said = pages._within(of(10, 0.8), of(20, 1.4), "common")
-    assert "from 0.80 to 1.40" in said and said.endswith("all are.")
+    assert "from 0.80 to 1.40" in said and said.endswith("all do.")
     said = pages._within(of(10, 0.6), of(20, 1.4), "common")
-    assert said.endswith("all are but 0.60 (a, 10 rows).")
+    assert said.endswith("all do, except 0.60 (a, 10 rows).")
 
 
 def test_the_advice_names_the_calibrations_that_were_right_on_every_set() -> None:

@@ -371,8 +371,8 @@ def test_the_growth_sentence_follows_the_numbers() -> None:
         "gold": {"bar": [3.0, 0.1], "rmse": [3.0, 0.1], "share": [1.0, 0.03]},
     }
     text = pages._growth("forces", grown)
-    assert "too small for clusters more distorted" in text
-    assert "not clearly off for clusters rich in gold" in text and "too large" not in text
+    assert "too small for *more distorted*" in text
+    assert "not clearly off for *rich in gold*" in text and "too large" not in text
 
 
 def test_sizes_stand_in_one_place() -> None:

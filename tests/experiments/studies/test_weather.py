@@ -211,8 +211,8 @@ def test_a_winner_by_less_than_its_error_is_called_a_tie() -> None:
     found = experiment.leader(own, "gain", 1)
     assert (found["name"], found["same"], found["tied"]) == ("nll", ["best"], ["paper"])
     assert pages._ties(found) == (
-        "*best* has the same on every split; *paper (bins)* (-0.003 ± 0.003) does not clearly "
-        "differ from it; *best by bins* (-0.057 ± 0.007) is clearly behind"
+        "*best* has the same value on every split. *paper (bins)* (-0.003 ± 0.003) does not "
+        "clearly differ from it. *best by bins* (-0.057 ± 0.007) is clearly behind"
     )
     assert experiment.leader(own, "gain", -1)["name"] == "best_bins"
 
@@ -228,8 +228,8 @@ def test_the_page_says_what_the_papers_recipe_gives() -> None:
         {"epochs": 1, "bin_size": 5},
     )
     text = " ".join(" ".join(pages.opening(settings)).split())
-    assert "own recipe, which turns each wind direction into two numbers, gives 22" in text
-    assert "not the 26 that it names" in text
+    assert "turns each wind direction into two numbers. This recipe gives 22" in text
+    assert "not the 26 that the paper states" in text
     assert "next calendar day at the station" in text
     assert wording.SHARED_ROWS in text
 

@@ -169,7 +169,7 @@ def test_the_page_gives_every_width_and_its_numbers(outcome: Outcome) -> None:
         mean, error = one["scores"]["spearman"]
         assert f"{mean:.3f} ± {error:.3f}" in page
     ruined = numbers["narrow"]["paper"]["ruined"]
-    assert f"Of {numbers['settings']['nets']} nets, {ruined} (*paper (bins)*)" in page
+    assert f"Of {numbers['settings']['nets']} networks, {ruined} (*paper (bins)*)" in page
     assert [picture.name for picture in outcome.pictures] == ["quality", "binned"]
     for picture in outcome.pictures:
         report.checked_png(picture)

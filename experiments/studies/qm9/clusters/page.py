@@ -81,34 +81,33 @@ def opening(numbers: Found) -> tuple[str, ...]:
     gold = s["families"]["gold"]
     return (
         f"""\
-QM9 has no forces, so the error bars of forces are judged on clusters whose energies and forces the
-effective-medium theory gives (`ase.calculators.emt`). A cluster is a fragment of
-{like["sizes"][0]} to {like["sizes"][1]} atoms of an icosahedral or face-centred cubic lattice, up
-to {_percent(like["gold"][1])} of its atoms gold and the others copper, all distances strained by up
-to {_percent(s["strain"])}, every atom displaced at random with a standard deviation between
-{like["amplitudes"][0]:g} and {like["amplitudes"][1]:g} Å; clusters with two atoms nearer than
-{s["least"]:g} Å, whose enormous forces would decide every mean, are drawn again.
-{s["seeds"]} nets, each with {s["train"]} training, {s["valid"]} validation and {s["test"]} test
-clusters of its own. Three further sets of {s["test"]} clusters each lie outside the training:
-*{FAMILIES["distorted"]}* (displacements of {distorted["amplitudes"][0]:g} to
+QM9 has no forces, so the error bars of forces are judged on clusters. Effective-medium theory gives
+the energies and forces of the clusters (`ase.calculators.emt`). A cluster is a fragment of
+{like["sizes"][0]} to {like["sizes"][1]} atoms from an icosahedral or face-centred cubic lattice. Up
+to {_percent(like["gold"][1])} of its atoms are gold, and the others are copper. All distances are
+strained by up to {_percent(s["strain"])}, and every atom is displaced at random with a standard
+deviation between {like["amplitudes"][0]:g} and {like["amplitudes"][1]:g} Å. Clusters with two atoms
+nearer than {s["least"]:g} Å are drawn again, because their enormous forces would dominate every
+mean. There are {s["seeds"]} networks. Each has {s["train"]} training, {s["valid"]} validation and
+{s["test"]} test clusters of its own. Three further sets of {s["test"]} clusters each lie outside
+the training data: *{FAMILIES["distorted"]}* (displacements of {distorted["amplitudes"][0]:g} to
 {distorted["amplitudes"][1]:g} Å), *{FAMILIES["larger"]}* ({larger["sizes"][0]} to
-{larger["sizes"][1]} atoms) and
-*{FAMILIES["gold"]}* ({_percent(gold["gold"][0])} gold or more).""",
+{larger["sizes"][1]} atoms) and *{FAMILIES["gold"]}* ({_percent(gold["gold"][0])} gold or more).""",
         f"""\
-The descriptor has {soap["radial"]} radial functions and l up to {soap["angular"]}, fewer than for
-the molecules, for speed ({s["inputs"]} numbers an atom); net and optimiser are the same
+For speed, the descriptor is smaller than for the molecules: {soap["radial"]} radial functions and l
+up to {soap["angular"]}, {s["inputs"]} numbers per atom. Network and optimiser are the same
 ({s["layers"]} layers of {s["width"]} for each element, {s["features"]} features; AdamW, learning
 rate {s["rate"]:g}, weight decay {s["decay"]:g}), with batches of {s["batch"]} clusters and
 {s["epochs"]} epochs. The loss is the sum over clusters of r²/n for the energy and β r² for each
-component of the forces, with β = {s["beta"]:g} (eV and Å). Of the validation loss
-{_percent(numbers["loss"]["share"][0])} is then the forces'. The Gram follows the loss: rows of
-energies have the weight 1/n, rows of forces β, and {_percent(numbers["gram"]["share"][0])} of its
-trace comes from forces. Ridge and scale are chosen on the energies of the validation clusters, by
-*{WAYS["nll"]}* or by *{WAYS["by_bins"]}*; *{WAYS["evidence"]}* takes the ridge from the energies
-and forces of the training clusters instead. Forces then get a scale of their own from the
-validation forces. The last way, *{WAYS["energies_only"]}*, is a control: the same nets and
-calibration by likelihood, but a Gram of the energies alone, although forces had a part in the
-training.""",
+component of the forces, with β = {s["beta"]:g} (eV and Å). Forces then make up
+{_percent(numbers["loss"]["share"][0])} of the validation loss. The Gram matrix follows the loss:
+rows of energies have the weight 1/n, rows of forces the weight β, and
+{_percent(numbers["gram"]["share"][0])} of its trace comes from forces. Ridge and scale are chosen
+on the energies of the validation clusters, by *{WAYS["nll"]}* or by *{WAYS["by_bins"]}*. Instead,
+*{WAYS["evidence"]}* takes the ridge from the energies and forces of the training clusters. Forces
+then get a scale of their own from the validation forces. The last way, *{WAYS["energies_only"]}*,
+is a control: the same networks and calibration by likelihood, but a Gram matrix of the energies
+alone, although forces were part of the training.""",
     )
 
 
@@ -119,10 +118,10 @@ def score_table(numbers: Found, quantity: str) -> Table:
         rows += score_rows(numbers["families"][family][quantity], COLUMNS, WAYS, first=[label])
     size = numbers["settings"]["bins"][quantity]
     caption = (
-        f"Scores of {QUANTITIES[quantity]}, means and standard errors over nets. *Bar* is the root "
-        f"mean square of the error bars; *log ratio* the mean over bins of {size} of "
-        "|log10(MSE / variance)|; *in 68 %* the share of errors within that interval; *gain* the "
-        "gain in log-likelihood over a constant bar, the validation clusters' RMSE."
+        f"Scores of {QUANTITIES[quantity]}, means and standard errors over networks. *Bar*: the "
+        f"root mean square of the error bars. *Log ratio*: the mean over bins of {size} of "
+        "|log10(MSE / variance)|. *In 68 %*: the share of errors within that interval. *Gain*: the "
+        "gain in log-likelihood over a constant bar, which is the RMSE of the validation clusters."
     )
     return Table(["clusters", "bars", *heads(COLUMNS)], rows, caption)
 
@@ -138,8 +137,8 @@ def growth_table(numbers: Found) -> Table:
             rows.append([FAMILIES[family], label, rmse, *bars])
     columns = ["clusters", "of", "RMSE", *(f"bar, {WAYS[way]}" for way in ways)]
     caption = (
-        "How many times the RMSE and the root mean square bar are those of clusters like the "
-        "training, by every way to choose ridge and scale."
+        "RMSE and root mean square bar, divided by those of clusters like the training, for every "
+        "way to choose ridge and scale."
     )
     return Table(columns, rows, caption)
 
@@ -153,9 +152,9 @@ def choice_table(numbers: Found) -> Table:
         rows.append([WAYS[way], *means])
     columns = ["bars", "ridge", "effective rank", "scale of energies", "scale of forces"]
     caption = (
-        "What was chosen, means over nets. The effective rank counts the directions of the "
-        f"{numbers['settings']['features']} features that the ridge leaves to the data: where it "
-        "is small, bars know little of the training clusters."
+        "What was chosen, means over networks. The effective rank counts the directions of the "
+        f"{numbers['settings']['features']} features that the ridge leaves to the data. If it is "
+        "small, the bars know little about the training clusters."
     )
     return Table(columns, rows, caption)
 
@@ -169,7 +168,7 @@ def difference_table(numbers: Found) -> Table:
                 scores = cells(differences[quantity], DIFFERENCES)
                 rows.append([WAYS[way], FAMILIES[family], label, *scores])
     columns = ["bars", "clusters", "of", *heads(DIFFERENCES)]
-    caption = "Scores minus those of the first way, net by net."
+    caption = "Scores minus those of the first way, network by network."
     return Table(columns, rows, caption)
 
 
@@ -179,11 +178,11 @@ def calibration(numbers: Found) -> str:
     for quantity, name in (("forces", "forces"), ("energy", "energies")):
         scores = numbers["families"]["like"][quantity][SHOWN]["scores"]
         clauses.append(
-            f"of {name}, {measured(scores['coverage_90'])} lie within the 90 % interval and the "
-            f"log ratio is {measured(scores['binned_log_ratio'])}; over a constant bar the "
-            f"log-likelihood {changed(scores['gain'])}"
+            f"For {name}, the 90 % intervals cover {measured(scores['coverage_90'])} and the "
+            f"log ratio is {measured(scores['binned_log_ratio'])}; compared with a constant bar, "
+            f"the log-likelihood {changed(scores['gain'])}"
         )
-    return f"**Like the training.** By likelihood: {'; '.join(clauses)}."
+    return f"**Like the training**, calibrated by likelihood. {'. '.join(clauses)}."
 
 
 def growth(numbers: Found) -> str:
@@ -191,19 +190,20 @@ def growth(numbers: Found) -> str:
     families = numbers["growth"][SHOWN]
     forces = {family: grown["forces"] for family, grown in families.items()}
     energies = {family: grown["energy"] for family, grown in families.items()}
-    return f"**Outside it.** {_growth('forces', forces)} {_growth('energies', energies)}"
+    return f"**Outside the training.** {_growth('forces', forces)} {_growth('energies', energies)}"
 
 
 def control(numbers: Found) -> str:
     """What it costs to leave the forces out of the Gram."""
     families = numbers["differences"]["energies_only"]
     clauses = [
-        f"{FAMILIES[family]}, it {changed(differences['forces']['gain'])}"
+        f"*{FAMILIES[family]}*: it {changed(differences['forces']['gain'])}"
         for family, differences in families.items()
     ]
     return (
-        "**Forces in the Gram.** Without them the gain in log-likelihood of a force component over "
-        f"a constant bar changes like this: {'; '.join(clauses)}."
+        "**Forces in the Gram matrix.** Without forces in the Gram matrix, the gain in "
+        "log-likelihood of a force component over a constant bar changes as follows: "
+        f"{'; '.join(clauses)}."
     )
 
 
@@ -212,10 +212,10 @@ def members(numbers: Found) -> str:
     of_members = numbers["members"]
     settings = numbers["settings"]
     return (
-        f"**Members instead.** {settings['members']} members of a last-layer ensemble, each "
-        "differentiated by itself, give bars of forces with a root mean square relative deviation "
-        f"of {measured(of_members['error'])} from the exact ones, for {settings['draws']} "
-        f"ensembles a net; sampling explains {of_members['expected'][0]:.3f}."
+        f"**Ensemble members instead.** {settings['members']} members of a last-layer ensemble, "
+        "each differentiated by itself, give bars of forces whose root mean square relative "
+        f"deviation from the exact bars is {measured(of_members['error'])} ({settings['draws']} "
+        f"ensembles per network). Sampling explains {of_members['expected'][0]:.3f}."
     )
 
 
@@ -241,8 +241,9 @@ def bins(numbers: Found) -> Figure:
 
 BINS = (
     "Mean squared errors of bins against their predicted variances (calibration by likelihood, "
-    "first net). The band is twice the scatter that independent Gaussian errors give a bin; the "
-    "components of one cluster's forces err together, so that bins of forces scatter more."
+    "first network). The band extends two standard errors to each side, for independent Gaussian "
+    "errors. The errors of the force components of one cluster are correlated, so bins of forces "
+    "scatter more."
 )
 
 
@@ -250,8 +251,8 @@ def _points_caption(quantity: str) -> str:
     """The caption of the figure of single errors."""
     return (
         f"Absolute errors of {QUANTITIES[quantity]} against the error bars, for clusters like the "
-        "training and outside it (calibration by likelihood, first net, a sample), with the lines "
-        "that hold one, two and three standard deviations."
+        "training and outside it (calibration by likelihood, first network, a sample). The pairs "
+        "of lines enclose one, two and three standard deviations."
     )
 
 
@@ -263,27 +264,25 @@ def _growth(name: str, grown: Found) -> str:
         grown: Ratios "bar", "rmse" and "share" as [mean, standard error], by family.
     """
     clauses = [
-        f"{measured(ratios['bar'], 2)} times where the errors are {measured(ratios['rmse'], 2)} "
-        f"times as large ({FAMILIES[family]})"
+        f"{measured(ratios['bar'], 2)} times as large where the errors are "
+        f"{measured(ratios['rmse'], 2)} times as large (*{FAMILIES[family]}*)"
         for family, ratios in grown.items()
     ]
     if any(math.isnan(ratios["share"][1]) for ratios in grown.values()):
-        return f"The bars of {name} are {listed(clauses)}, for a single net."
+        return f"The bars of {name} are {listed(clauses)}, for a single network."
 
     # Families by the direction in which their bars are off.
     sides: dict[int, list[str]] = {-1: [], 0: [], 1: []}
     for family, ratios in grown.items():
         mean, error = ratios["share"]
-        sides[direction([mean - 1, error])].append(FAMILIES[family])
+        sides[direction([mean - 1, error])].append(f"*{FAMILIES[family]}*")
     words = {-1: "too small", 0: "not clearly off", 1: "too large"}
     verdict = "; ".join(
-        f"{words[side]} for clusters {listed(families)}"
-        for side, families in sides.items()
-        if families
+        f"{words[side]} for {listed(families)}" for side, families in sides.items() if families
     )
     return (
-        f"The bars of {name} are {listed(clauses)}: beside those like the training they are "
-        f"{verdict}."
+        f"Compared with clusters like the training, the bars of {name} are {listed(clauses)}. "
+        f"Relative to the errors, they are {verdict}."
     )
 
 

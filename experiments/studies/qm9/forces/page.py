@@ -30,18 +30,19 @@ COLUMNS = [
 """Of the table of times."""
 ENSEMBLES = (
     "Bars of forces from last-layer ensembles: root mean square of their relative differences from "
-    "the exact bars, over all components of all molecules, beside what a Gaussian sample gives."
+    "the exact bars, over all components of all molecules. *Expected* is the value for a Gaussian "
+    "sample of that size."
 )
 TIMES = (
-    "Milliseconds for the bars of all forces of one molecule, medians of {repeats} turns on "
-    "{threads} threads ({machine}), descriptors and their slopes by featomic apart; and the exact "
-    "way's part of the time of the members one by one "
-    "(one forward pass, {looped} backward passes), of the members at once (batched backward "
+    "Milliseconds for the bars of all forces of one molecule, without the time that featomic takes "
+    "for descriptors and their derivatives. Medians of {repeats} turns on {threads} threads "
+    "({machine}). The last columns divide the time of the exact way by that of the members one by "
+    "one (one forward pass, {looped} backward passes), of the members at once (batched backward "
     "passes), and of brute force (derivatives of all {features} features)."
 )
 CAPTION = (
-    "Left: mean bar of a force component of single molecules of QM9 against their size. Right: "
-    "time of the bars of all forces of a molecule."
+    "Left: mean bar of a force component against the size of the molecule, for single molecules of "
+    "QM9. Right: time to compute the bars of all forces of a molecule."
 )
 
 
@@ -92,10 +93,11 @@ def said(numbers: Found) -> str:
             f"of {listed(faster)} atoms and more for those of {listed(slower)}"
         )
     return f"""\
-QM9 has no forces. For {settings["molecules"]} test molecules of all sizes the bars of the forces,
-from the energies' fit and calibration, are compared with those of last-layer ensembles and with
-brute force, which they agree with to {dense["difference"]:.1e} ({dense["molecules"]} molecules,
-largest relative difference). The exact way {verdict} (median ratio {numbers["ratio"]:.2f})."""
+QM9 has no forces. For {settings["molecules"]} test molecules of all sizes, the bars of the forces
+come from the fit and calibration of the energies. They are compared with the bars of last-layer
+ensembles and with brute force. The largest relative difference from brute force is
+{dense["difference"]:.1e} ({dense["molecules"]} molecules). The exact way {verdict} (median ratio
+{numbers["ratio"]:.2f})."""
 
 
 def drawn(numbers: Found) -> Figure:

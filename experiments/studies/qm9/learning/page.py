@@ -15,20 +15,20 @@ MARKERS = {"random": "o", "greedy": "D", "top": "v"}
 ERRORS = {"rmse": "RMSE", "mae": "MAE", "worst": "largest errors", "rmse_rare": "RMSE, rare kinds"}
 
 CURVES = (
-    "After the start and after the last round; mean ± standard error over seeds, kcal/mol. "
-    "*Largest errors* are the mean of the worst {worst:.0%}; *rare kinds* (rings, elements) make "
-    "up less than {rare:.0%} of the pool each; *bar* is the root mean square of the estimated "
-    "errors of the test molecules; *atoms* and *rare* describe the labelled molecules: their mean "
-    "size and the share of those of a rare kind."
+    "Scores at the start and after the last round: mean ± standard error over seeds, kcal/mol. "
+    "*Largest errors*: the mean of the worst {worst:.0%}. *Rare kinds*: kinds (rings, elements) "
+    "that each make up less than {rare:.0%} of the pool. *Bar*: the root mean square of the "
+    "estimated errors of the test molecules. *Atoms* and *rare* describe the labelled molecules: "
+    "their mean size, and the share of rare kinds."
 )
 DIFFERENCES = (
-    "Less random choice, paired by seed: after the last round, and averaged over all rounds after "
-    "the start; kcal/mol, below zero is better."
+    "Scores minus those of random choice, paired by seed: after the last round, and averaged over "
+    "all rounds after the start; kcal/mol, below zero is better."
 )
 CAPTION = (
-    "Test errors against the number of labelled molecules, mean and standard error over seeds: all "
-    "test molecules (left), the mean of the largest errors (middle), and the paired difference of "
-    "the RMSE to random choice (right, below zero is better)."
+    "Test errors against the number of labelled molecules, mean and standard error over seeds. "
+    "Left: all test molecules. Middle: mean of the largest errors. Right: RMSE minus that of "
+    "random choice, paired by seed (below zero is better)."
 )
 
 
@@ -51,17 +51,18 @@ def entries(numbers: Found) -> list[Entry]:
 def opening(settings: Found) -> str:
     """What was done."""
     return f"""\
-{settings["start"]} random molecules are labelled at first; in each of {settings["rounds"]} rounds
-{settings["batch"]} more of a pool of {settings["pool"]} are chosen: at random, by the largest bars
-one by one, or greedily, each in the light of those before it, so that the bars of the whole pool
-become smallest. A new molecule counts in the fit with one over its number of atoms, as it does in
-the loss. Every net is trained from scratch by {settings["steps"]} steps on random batches of
-{settings["step"]} molecules, whatever their number, so that more labels do not mean more training.
-{settings["valid"]} further molecules, the same for all ways of choosing, cut the rate, choose the
-weights and calibrate. No label of a candidate is used to choose. The linear baseline comes from
-the labelled molecules alone. Scores are those of {settings["test"]} other molecules;
-{settings["seeds"]} seeds, each with molecules, start and first weights of its own, which the ways
-of choosing share."""
+At the start, {settings["start"]} random molecules have labels. In each of {settings["rounds"]}
+rounds, {settings["batch"]} more are chosen from a pool of {settings["pool"]}. There are three ways
+to choose: at random; the molecules with the largest bars; or greedily, where each choice takes the
+earlier choices into account, so that the bars of the whole pool become as small as possible. A new
+molecule enters the fit with the weight one over its number of atoms, as in the loss. Every network
+is trained from scratch with {settings["steps"]} steps on random batches of {settings["step"]}
+molecules, whatever the number of labels, so that more labels do not mean more training. The same
+{settings["valid"]} further molecules serve all ways of choosing: they reduce the learning rate,
+choose the weights and calibrate. The choice never uses the label of a candidate. The linear
+baseline comes from the labelled molecules only. Scores come from {settings["test"]} other
+molecules. There are {settings["seeds"]} seeds. Each has its own molecules, start and initial
+weights, which all ways of choosing share."""
 
 
 def curve_table(numbers: Found) -> Table:
@@ -116,7 +117,7 @@ def drawn(numbers: Found) -> Figure:
     right.axhline(0, color=GREY, lw=1)
     left.set(title="RMSE", ylabel="kcal/mol")
     middle.set(title=f"largest {numbers['settings']['worst']:.0%} of errors")
-    right.set(title="RMSE less random's")
+    right.set(title="RMSE minus random")
     for ax in (left, middle, right):
         ax.set_xlabel("labelled molecules")
     handles, names = left.get_legend_handles_labels()

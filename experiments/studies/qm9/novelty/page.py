@@ -18,17 +18,19 @@ FEW = 30
 """Test molecules below which a root mean square says little: left out of the figure."""
 
 KINDS = (
-    "Kinds of molecules, the rarest in training first; a molecule is of several kinds. *Bar* is "
-    "the root mean square of the estimated errors, *ratio* the RMSE over it; kcal/mol. A ring "
-    "counts by the smallest ring through each of its bonds."
+    "Kinds of molecules, the rarest in training first. A molecule can belong to several kinds. "
+    "*Bar*: the root mean square of the estimated errors, in kcal/mol. *Ratio*: the RMSE divided "
+    "by the bar. Rings are counted as the smallest ring through each bond."
 )
 EVEN = 1.5
 """Ratios of sizes that differ by less are called alike."""
 
-AGREES = "So the paper's words, excellent estimates for molecules of different sizes, hold here."
+AGREES = (
+    "The paper's claim of excellent estimates for molecules of different sizes is confirmed here."
+)
 DIFFERS = (
-    "So the paper's words, excellent estimates for molecules of different sizes, do not hold here: "
-    "averaged over all molecules the bars are right, but not size by size."
+    "The paper's claim of excellent estimates for molecules of different sizes is not confirmed "
+    "here: the bars are right on average over all molecules, but not size by size."
 )
 SIZES = "The same by the number of atoms."
 CAPTION = (
@@ -85,8 +87,8 @@ def by_kind(kinds: Sequence[Row]) -> str:
     narrow = min(rows, key=lambda row: row["ratio"])
     return (
         f"The rarest kind that the test can judge ({rare['kind']}) has a bar of "
-        f"{rare['bar']:.3g} kcal/mol, {longer} than that of the commonest ({common['kind']}, "
-        f"{common['bar']:.3g}); their errors are {rare['rmse']:.3g} and {common['rmse']:.3g}. The "
+        f"{rare['bar']:.3g} kcal/mol, {longer} than that of the most common ({common['kind']}, "
+        f"{common['bar']:.3g}). Their errors are {rare['rmse']:.3g} and {common['rmse']:.3g}. The "
         f"ratio of error to bar is largest for {wide['kind']} ({wide['ratio']:.2f}) and smallest "
         f"for {narrow['kind']} ({narrow['ratio']:.2f})."
     )
@@ -108,9 +110,9 @@ def by_size(rows: Sequence[Row]) -> str:
     spread = max(ratios) / min(ratios)
     verdict = AGREES if spread < EVEN else DIFFERS
     return (
-        f"**Size.** The smallest, the commonest and the largest molecules that the test can judge "
-        f"({described}). Were the bars right at every size, all ratios would be near one; they "
-        f"differ by a factor of {spread:.1f}. {verdict}"
+        f"**Size.** The smallest, the most common and the largest size that the test can judge: "
+        f"{described}. If the bars were right at every size, all ratios would be near one. In "
+        f"fact, they differ by a factor of {spread:.1f}. {verdict}"
     )
 
 

@@ -39,11 +39,11 @@ HEADS = {
     "largest": "largest bars",
 }
 CAPTION = (
-    "Test molecules of the smallest, the median and the largest bars, chosen by this rule alone. "
-    "The colour of an atom is the standard deviation of its own share of the energy (logarithmic "
-    "scale, the same for all); below the formula stand the error of the energy and its bar, in "
-    "kcal/mol. Small balls are hydrogen. Errors of atoms are correlated, so that the bar of a "
-    "molecule does not follow from those of its atoms alone."
+    "Test molecules with the smallest, median and largest bars, chosen by this rule alone. The "
+    "colour of an atom is the standard deviation of its share of the energy (one logarithmic scale "
+    "for all). Below the formula are the error of the energy and its bar, in kcal/mol. Small balls "
+    "are hydrogen. The errors of atoms are correlated, so the bar of a molecule does not follow "
+    "from those of its atoms alone."
 )
 
 

@@ -28,11 +28,11 @@ def drawn(numbers: dict[str, Any]) -> Figure:
         for column, (name, places) in enumerate(models.items()):
             ax = axes[row * len(models) + column]
             _draw_profile(ax, places[place][0])
-            ax.set_title(f"{name}, x = {INPUTS[place]:g}")
+            ax.set_title(f"{_label(name)}, x = {INPUTS[place]:g}")
             ax.set_yticks([0, 1])
             ax.axvline(math.cos(INPUTS[place]) ** 2, color=GREY, lw=1, ls=":")
     for ax in axes[-len(models) :]:
-        ax.set_xlabel("prediction held at ε")
+        ax.set_xlabel("prediction fixed at ε")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
 
@@ -62,7 +62,7 @@ def table(numbers: dict[str, Any]) -> Table:
         for place, means in places.items():
             rows.append(
                 [
-                    name,
+                    _label(name),
                     f"{INPUTS[place]:g} ({place})",
                     means["std"],
                     means["gauss_newton"],
@@ -88,21 +88,31 @@ def says(numbers: dict[str, Any]) -> str:
     first_heights = [float(entry["heights"][0]) for entry in nonlinear]
     last_heights = [float(entry["heights"][-1]) for entry in nonlinear]
     tail = max(math.exp(-height) for height in first_heights + last_heights)
-    names = ", ".join(nonlinear_names)
+    names = ", ".join(map(_label, nonlinear_names))
     return (
-        "For the cubic the profile is Gaussian and the reading is exact (total variation "
-        f"{linear_distance:.1g}, the tails that were cut off). For the rest ({names}) the "
-        "curvature at the top is the same by definition and the shape is not: on at least one side "
-        "the constrained loss grows more slowly than its parabola, and the Gaussian 90 % interval "
-        f"holds {min(coverages):.0%} to {max(coverages):.0%} of the profile (total variation "
-        f"{min(distances):.2f} to {max(distances):.2f}). For the two Gaussians other parameters "
-        "take over on the way, and the profile can stay flat: it is up to "
-        f"{tail:.2f} of its maximum where it was cut, so that masses and distances depend on the "
-        "cut; the interval's ends inside it do not. The Gauss-Newton standard deviation is "
-        f"{min(ratios):.2f} to {max(ratios):.2f} times the exact one: it leaves out the residuals "
-        "times the model's second derivatives. A profile is not a marginal: it follows the best "
-        "parameters for each value and says nothing of how many others there are."
+        "For the cubic, the profile is Gaussian and the interpretation is exact (the total "
+        f"variation of {linear_distance:.1g} comes from the tails that were cut off). For the "
+        f"other models ({names}), the curvature at the top is the same by definition, but the "
+        "shape is not. On at least one side, the constrained loss grows more slowly than its "
+        f"parabola, and the Gaussian 90 % interval contains {min(coverages):.0%} to "
+        f"{max(coverages):.0%} of the profile (total variation {min(distances):.2f} to "
+        f"{max(distances):.2f}). For the two Gaussians, other parameters take over on the way, and "
+        f"the profile can stay flat. It is up to {tail:.2f} of its maximum where it was cut, so "
+        "masses and distances depend on the cut. The ends of the interval inside the cut do not. "
+        f"The Gauss-Newton standard deviation is {min(ratios):.2f} to {max(ratios):.2f} times the "
+        "exact one, because it leaves out the residuals times the model's second derivatives. A "
+        "profile is not a marginal distribution: it follows the best parameters for each value and "
+        "does not count how many others there are."
     )
+
+
+def _label(name: str) -> str:
+    """What the page calls a model.
+
+    >>> _label("net 1-2-1"), _label("cubic")
+    ('network 1-2-1', 'cubic')
+    """
+    return name.replace("net ", "network ")
 
 
 def _all_entries(numbers: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
@@ -127,7 +137,7 @@ COLUMNS = [
 
 TABLE = (
     "Means over {draws} draw(s) of the noise. The Gaussian 90 % interval is -1.64 to 1.64 standard "
-    "deviations of the Laplace approximation with the exact Hessian; the profile interval holds "
+    "deviations of the Laplace approximation with the exact Hessian. The profile interval contains "
     "the values where L_c - min L is at most 1.64² σ² / 2, as far as the profile could be "
     "followed (at most {reach} standard deviations to either side)."
 )
@@ -135,19 +145,19 @@ TABLE = (
 HEAD = f"""\
 ## The rigidity as a likelihood
 
-With Gaussian noise of variance σ² the constrained loss of a prediction is a profile log-posterior,
-p(ε) ∝ exp(-L_c(ε)/σ²), and N(ỹ, σ²/R) its Laplace approximation (paper, Sec. 3.3, with σ² = 1).
-L_c is solved numerically (`rigidities.constrained`), followed from the minimum outwards, for the
-seven points of the `toy` experiment and σ = {NOISE:g}: a cubic, for which both are the same, two
-Gaussians with the prior of that experiment, and a 1-2-1 tanh net whose weights have a normal prior
-of variance {WEIGHT_VARIANCE:g} (a quick run leaves the net out).
+With Gaussian noise of variance σ², the constrained loss of a prediction is a profile log-posterior,
+p(ε) ∝ exp(-L_c(ε)/σ²), and N(ỹ, σ²/R) is its Laplace approximation (paper, Sec. 3.3, with σ² = 1).
+Here L_c is solved numerically (`rigidities.constrained`), from the minimum outwards, for the seven
+points of the `toy` experiment and σ = {NOISE:g}. There are three models: a cubic, for which both
+are the same; two Gaussians with the prior of that experiment; and a 1-2-1 tanh network whose
+weights have a normal prior of variance {WEIGHT_VARIANCE:g} (a quick run leaves the network out).
 
-Two choices were made for the solver's sake. The net is that small because larger ones are slow to
-follow and their fits stop short of a minimum: with eight hidden units near saddles, where the exact
-Hessian is indefinite and no rigidity exists. And the input outside the data is
-x = {INPUTS["outside"]:g}, not far beyond the last point (0.73): at 1.2 the two Gaussians' profiles
-could be followed to one side only in each of three draws, no more than 1 to 4 standard deviations
-to the other."""
+Two choices were made because of the solver. First, the network is this small because larger ones
+are slow to follow and their fits stop short of a minimum. With eight hidden units, the fits stop
+near saddles, where the exact Hessian is indefinite and no rigidity exists. Second, the input
+outside the data is x = {INPUTS["outside"]:g}, not far beyond the last point (0.73). At 1.2, the
+profiles of the two Gaussians could be followed to one side only in each of three draws, and no more
+than 1 to 4 standard deviations to the other."""
 
 CAPTION = (
     "Profile likelihood of a prediction between the points (above) and beyond them (below), "

@@ -92,42 +92,43 @@ def says(numbers: dict[str, Any]) -> str:
     gelu = span(("gelu",), "constant", 2)
     relu = span(("relu",), "constant", 2)
     return (
-        "c = L + 1 is the leading order of odd activations alone. At "
-        f"L = {SHOWN_DEPTH} the fit gives {span(odd, 'constant', 2)} for erf, tanh and sin, {silu} "
-        f"for SiLU, {gelu} for GELU and {relu} for ReLU, and with the last three a good part of "
-        f"the NTK is no multiple of the NNGP at all (misfit {span(even, 'misfit', 2)}): their even "
-        "part is a constant in the NNGP that the NTK weighs differently. The fitted c also depends "
-        "on how the inputs are spread.\n\n"
-        "The claim about the *variance* holds all the same: rank correlation "
+        "c = L + 1 is the leading order for odd activations only. At "
+        f"L = {SHOWN_DEPTH}, the fit gives {span(odd, 'constant', 2)} for erf, tanh and sin, "
+        f"{silu} for SiLU, {gelu} for GELU and {relu} for ReLU. For the last three, a good part of "
+        f"the NTK is not a multiple of the NNGP at all (misfit {span(even, 'misfit', 2)}): their "
+        "even part is a constant in the NNGP, which the NTK weights differently. The fitted c also "
+        "depends on how the inputs are distributed.\n\n"
+        "The claim about the *variance* is valid nevertheless. The rank correlation is "
         f"{span(smooth, 'spearman', 4)} for the smooth activations and "
-        f"{span(('relu',), 'spearman', 4)} for ReLU, with a spread of the ratio of "
-        f"{span(smooth, 'spread', 3)} and {span(('relu',), 'spread', 3)}. With a ridge the "
-        "multiple matters more, as it sets how much of each direction is learnt: the spread is "
-        f"{span(ACTIVATIONS, 'ridge_spread', 2)} where the ridge stands in all four terms on both "
-        f"sides, and {span(ACTIVATIONS, 'inserted_spread', 2)} against the paper's form, where it "
-        "is inserted once the terms have been collected."
+        f"{span(('relu',), 'spearman', 4)} for ReLU, and the spread of the ratio is "
+        f"{span(smooth, 'spread', 3)} and {span(('relu',), 'spread', 3)}. With a ridge, the "
+        "multiple matters more, because it sets how much of each direction is learned. The spread "
+        f"is {span(ACTIVATIONS, 'ridge_spread', 2)} if the ridge is in all four terms on both "
+        f"sides, and {span(ACTIVATIONS, 'inserted_spread', 2)} against the paper's form, where the "
+        "ridge is inserted after the terms have been collected."
     )
 
 
 TABLE = (
-    f"L = {SHOWN_DEPTH}, where the paper has c = {SHOWN_DEPTH + 1}; mean and standard error over "
-    "draws of the inputs. Misfit: relative Frobenius distance of the NTK from c times the NNGP. "
-    "Spread and shift: standard deviation and mean of the log of exact over last-layer variance at "
-    "t → ∞; then the spread with a ridge of a hundredth of the kernel's diagonal in all four "
-    "terms, and against the paper's form with the ridge inserted at the end."
+    f"L = {SHOWN_DEPTH}, where the paper has c = {SHOWN_DEPTH + 1}: mean and standard error over "
+    "draws of the inputs. *Misfit*: relative Frobenius distance of the NTK from c times the NNGP. "
+    "*Spread* and *shift*: standard deviation and mean of the log of exact over last-layer "
+    "variance at t → ∞. The last columns are the spread with a ridge of a hundredth of the "
+    "kernel's diagonal in all four terms, and the spread against the paper's form with the ridge "
+    "inserted at the end."
 )
 
 HEAD = f"""\
 ## Is the NTK a multiple of the NNGP?
 
-The paper replaces K_NTK by c K_NNGP with c = L + 1, exact for linear nets, to leading order for odd
-activations, and claimed for SiLU and GELU. Here both kernels are exact, for inputs on the unit
-sphere in {DIMENSION} dimensions and the activation normalised as in the paper; c is the
-least-squares fit over all pairs of training points. The variance at t → ∞ with the exact NTK (all
-four terms) is then compared with the form that the replacement gives, k(⋆,⋆) - k K⁻¹ k of the
-NNGP, in which c cancels."""
+The paper replaces K_NTK by c K_NNGP with c = L + 1. This is exact for linear networks and true to
+leading order for odd activations; the paper also claims it for SiLU and GELU. Here both kernels are
+exact. The inputs lie on the unit sphere in {DIMENSION} dimensions, and the activation is normalised
+as in the paper. The constant c is the least-squares fit over all pairs of training points. Then the
+variance at t → ∞ with the exact NTK (all four terms) is compared with the form that follows from
+the replacement, k(⋆,⋆) - k K⁻¹ k of the NNGP, in which c cancels."""
 
 CAPTION = (
-    "(a) The fitted constant against the number of hidden layers. (b) Exact against last-layer "
-    "variance of the test points (erf, SiLU, ReLU). (c) Spread of their ratio."
+    "(a) The fitted constant against the number of hidden layers. (b) Exact variance against "
+    "last-layer variance of the test points (erf, SiLU, ReLU). (c) Spread of their ratio."
 )

@@ -74,33 +74,35 @@ def says(numbers: dict[str, Any]) -> str:
         for entry in numbers["ridges"].values()
     )
     return (
-        f"From N = {WIDTH} on the variance at t → ∞ is zero to the last bit, for every test point "
-        "and whatever the noise, while the squared error of that prediction is largest just there: "
-        "it interpolates noise. The theory has no noise, so nothing is left for its variance to "
-        "describe, and the ridge that the paper inserts afterwards is a modelling choice. "
-        f"ς² = {NOISE**2:g}, the noise variance over the prior variance of a weight, makes the "
-        "form the Bayesian posterior variance, which follows the error on both sides of N = D "
-        f"(variance over squared error {right:.2f} at the largest N); with a ridge a hundred "
-        f"times smaller that ratio is {small:.2g}, with one a hundred times larger {large:.2g}. "
-        "A calibrated α² mends the level and not the shape, which is why both are calibrated."
+        f"From N = {WIDTH} on, the variance at t → ∞ is zero to the last bit, for every test point "
+        "and any noise. But the squared error of that prediction is largest just there, because it "
+        "interpolates noise. The theory has no noise, so its variance has nothing left to "
+        "describe, and the ridge that the paper inserts afterwards is a modelling choice. With "
+        f"ς² = {NOISE**2:g}, the noise variance over the prior variance of a weight, the form is "
+        "the Bayesian posterior variance, which follows the error on both sides of N = D "
+        f"(variance over squared error is {right:.2f} at the largest N). With a ridge a hundred "
+        f"times smaller, this ratio is {small:.2g}; with one a hundred times larger, {large:.2g}. "
+        "A calibrated α² corrects the level but not the shape. Therefore ridge and α² are both "
+        "calibrated."
     )
 
 
 TABLE = (
-    f"Mean variance and mean squared error of the test points, {WIDTH} features; weights drawn "
-    f"from the prior N(0, 1), noise of standard deviation {NOISE:g}."
+    f"Mean variance and mean squared error of the test points, with {WIDTH} features, weights "
+    f"drawn from the prior N(0, 1), and noise of standard deviation {NOISE:g}."
 )
 
 HEAD = f"""\
 ## Rows against features
 
-In the last-layer form K_NTK = c F Fᵀ, K_NNGP = σ_w² F Fᵀ the variance at t → ∞ is
-σ_w² (fᵀf - fᵀFᵀ(FFᵀ)⁻¹Ff): the part of f that the training rows do not span. {WIDTH} features
-of a random net, weights drawn from the prior, targets with noise of standard deviation {NOISE:g}.
-Beside it the form with a ridge ς² inserted by hand, σ_w² ς² fᵀ(FᵀF + ς²)⁻¹f."""
+In the last-layer form with K_NTK = c F Fᵀ and K_NNGP = σ_w² F Fᵀ, the variance at t → ∞ is
+σ_w² (fᵀf - fᵀFᵀ(FFᵀ)⁻¹Ff): the part of f that the training rows do not span. Here a random network
+gives {WIDTH} features, the weights are drawn from the prior, and the targets have noise of standard
+deviation {NOISE:g}. This variance is compared with the form that has a ridge ς² inserted by hand,
+σ_w² ς² fᵀ(FᵀF + ς²)⁻¹f."""
 
 CAPTION = (
-    "(a) Mean variance of the test points against the number of training rows: at t → ∞ it is "
-    "exactly zero from N = D on (triangles at the lower edge). (b) The squared errors of the same "
+    "(a) Mean variance of the test points against the number of training rows. At t → ∞, it is "
+    "exactly zero from N = D on (triangles at the lower edge). (b) Squared errors of the same "
     "predictions."
 )

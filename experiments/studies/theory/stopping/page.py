@@ -73,9 +73,10 @@ def table(numbers: dict[str, Any]) -> Table:
     return Table(
         ["time", *COLUMNS],
         rows,
-        "The ridge that comes closest to the variance at each time (in units of 1 / η c λ_max): "
-        "standard deviation of the log ratio with a free scale, root mean square of it without, "
-        "and the decades that the exact variances of the test points span.",
+        "The ridge that comes closest to the variance at each time (in units of 1 / η c λ_max). "
+        "*Spread*: the standard deviation of the log ratio, with a free scale. *Rms, ridge alone*: "
+        "the root mean square of the log ratio without a scale. *Decades*: the range that the "
+        "exact variances of the test points span.",
     )
 
 
@@ -88,20 +89,21 @@ def says(numbers: dict[str, Any]) -> str:
     ]
     limit = ""
     if without_ridge:
-        limit = f" From time {without_ridge[0]:.0f} on the best ridge is none at all."
+        limit = f" From time {without_ridge[0]:.0f} on, the best ridge is zero."
     early_spread = max(
         spread for time, spread in zip(times, matches["spread"], strict=True) if time <= 100
     )
     return (
-        f"Up to time 100 a ridge imitates the clock to a spread of {early_spread:.2f} in log "
-        "variance; it starts at ς² = 1/(2ηct), where both filters agree to first order, and falls "
-        "faster, since an exponential empties the learnt directions sooner than a ridge does."
-        f"{limit} Then the exact variances fall apart exponentially, direction by direction: at "
-        f"time {times[-1]:.0f} they span {matches['decades'][-1]:.1f} decades, the best ridge is "
-        f"off by {matches['spread'][-1]:.2f} (standard deviation of the log ratio, scale fitted) "
-        f"and orders the points with a rank correlation of {matches['spearman'][-1]:.2f}; t → ∞ "
-        "leaves nothing to imitate. A ridge is a fair stand-in for *early stopping*, not for the "
-        "limit that the paper takes."
+        "Up to time 100, a ridge imitates the training time with a spread of at most "
+        f"{early_spread:.2f} in log variance. The best ridge starts at ς² = 1/(2ηct), where both "
+        "filters agree to first order. It then falls faster, because an exponential empties the "
+        f"learned directions sooner than a ridge does.{limit} After that, the exact variances "
+        "spread exponentially, direction by direction. At "
+        f"time {times[-1]:.0f}, they span {matches['decades'][-1]:.1f} decades. The best ridge is "
+        f"then off by {matches['spread'][-1]:.2f} (standard deviation of the log ratio, scale "
+        f"fitted) and orders the points with a rank correlation of {matches['spearman'][-1]:.2f}. "
+        "At t → ∞, nothing is left to imitate. A ridge is a fair substitute for *early stopping*, "
+        "not for the limit that the paper takes."
     )
 
 
@@ -118,15 +120,15 @@ COLUMNS = {
 HEAD = f"""\
 ## Stopping is not a ridge
 
-With K_NTK = c F Fᵀ and K_NNGP = σ_w² F Fᵀ the four terms of the variance at time t collapse to
-Σ_j (v_j·f)² exp(-2ηcλ_j t) plus the part of f outside the data's span; the form that the paper
-arrives at, with a ridge, is Σ_j (v_j·f)² ς²/(λ_j + ς²). At each time the ridge (and the scale α²,
-which calibration would choose) is fitted to the log variance of {TEST} test points, half of them
-inputs {REACH:g} times as long as those of the training data."""
+With K_NTK = c F Fᵀ and K_NNGP = σ_w² F Fᵀ, the four terms of the variance at time t reduce to
+Σ_j (v_j·f)² exp(-2ηcλ_j t) plus the part of f outside the span of the data. The paper's form with a
+ridge is Σ_j (v_j·f)² ς²/(λ_j + ς²). At each time, the ridge (and the scale α², which calibration
+would choose) is fitted to the log variance of {TEST} test points. Half of these are inputs
+{REACH:g} times as long as those of the training data."""
 
 CAPTION = (
     "(a) Share of a direction's prior variance that is left, by its eigenvalue, at three times: "
-    "exponential filter (full) and best ridge with its scale (dotted); ticks are the eigenvalues. "
-    "(b) Variance of test points inside and outside the data along the time (geometric mean). (c) "
-    "How far the best ridge is off."
+    "exponential filter (solid) and best ridge with its scale (dotted). Ticks are the eigenvalues. "
+    "(b) Variance of test points inside and outside the data over time (geometric mean). (c) How "
+    "far the best ridge is off."
 )

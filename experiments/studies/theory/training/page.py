@@ -65,9 +65,9 @@ def table(numbers: dict[str, Any]) -> Table:
     return Table(
         ["training", "width", "rmse", "change of FFᵀ", "of the NTK", "1 - cosine, FFᵀ", "NTK"],
         rows,
-        f"After {numbers['setting']['steps'][-1]} steps: root-mean-square error on the training "
-        "data (targets of unit variance), relative Frobenius change of both kernels and one minus "
-        "the cosine between before and after; mean and standard error over seeds.",
+        f"After {numbers['setting']['steps'][-1]} steps: root mean square error on the training "
+        "data (targets of unit variance), relative Frobenius change of both kernels, and one minus "
+        "the cosine between the kernels before and after. Mean and standard error over seeds.",
     )
 
 
@@ -82,33 +82,35 @@ def says(numbers: dict[str, Any]) -> str:
         return f"{numbers[WAYS[way]][width][key][-1][0]:.{digits}f}"
 
     return (
-        "In the parametrisation of the theory the kernels freeze as it says: from width "
-        f"{narrow} to {wide} the change of F Fᵀ falls from {end(0, 'features_change', narrow)} to "
-        f"{end(0, 'features_change')}, that of the NTK from {end(0, 'ntk_change', narrow)} to "
-        f"{end(0, 'ntk_change')}, with no clear winner. In PyTorch's own they do not freeze at "
-        f"these widths. Gradient descent changes F Fᵀ by {end(1, 'features_change')} of its norm "
-        f"and the NTK by {end(1, 'ntk_change')} at width {wide}, but F Fᵀ *turns* more (1 - cosine "
-        f"{end(1, 'features_angle')} against {end(1, 'ntk_angle')}). Adam, whose steps do not "
-        f"shrink with the width, changes them by {end(2, 'features_change', digits=0)} and "
-        f'{end(2, "ntk_change", digits=0)} times their initial norm. So "F Fᵀ varies less than the '
-        'NTK" holds for the norm under gradient descent and is no rule, and the features before '
-        "training are no substitute for those after it. The error bar takes the features of the "
-        "trained net, which is right; the theory's step from the one kernel to the other is not "
-        "what justifies it at these widths and on these data."
+        "In the parametrisation of the theory, the kernels freeze as predicted. From width "
+        f"{narrow} to {wide}, the change of F Fᵀ falls from {end(0, 'features_change', narrow)} to "
+        f"{end(0, 'features_change')} and that of the NTK from {end(0, 'ntk_change', narrow)} to "
+        f"{end(0, 'ntk_change')}, with no clear winner. In PyTorch's parametrisation, the kernels "
+        "do not freeze at these widths. Gradient descent changes F Fᵀ by "
+        f"{end(1, 'features_change')} of its norm and the NTK by {end(1, 'ntk_change')} at width "
+        f"{wide}, but F Fᵀ *turns* more (1 - cosine {end(1, 'features_angle')} against "
+        f"{end(1, 'ntk_angle')}). Adam, whose steps do not shrink with the width, changes them by "
+        f"{end(2, 'features_change', digits=0)} and {end(2, 'ntk_change', digits=0)} times their "
+        'initial norm. So the statement "F Fᵀ varies less than the NTK" is true for the norm under '
+        "gradient descent, but it is not a general rule. The features before training are no "
+        "substitute for those after it. The error bar rightly uses the features of the trained "
+        "network. At these widths and on these data, however, the theory's step from one kernel to "
+        "the other does not justify it."
     )
 
 
 HEAD = f"""\
 ## Do the kernels stand still?
 
-The theory has the kernels at initialisation; in practice features are taken after training. The
-paper reports that F Fᵀ moves little, and less than the NTK. {ROWS} points of a smooth function of
-{DIMENSION} inputs, {DEPTH} hidden SiLU layers, full batches; kernels of the training points. Three
-ways to train: gradient descent in the parametrisation of the theory, the same in PyTorch's own
-with its default initialisation (F with the readout's bias as a column), and Adam there, as the
-paper trains (AdamW)."""
+The theory uses the kernels at initialisation. In practice, features are taken after training. The
+paper reports that F Fᵀ changes little, and less than the NTK. Here networks with {DEPTH} hidden
+SiLU layers learn {ROWS} points of a smooth function of {DIMENSION} inputs, in full batches. The
+kernels are those of the training points. There are three ways to train: gradient descent in the
+parametrisation of the theory; gradient descent in PyTorch's parametrisation with its default
+initialisation (F with the readout's bias as a column); and Adam in PyTorch's parametrisation, close
+to the paper's AdamW."""
 
 CAPTION = (
-    "Relative change ‖K - K₀‖ / ‖K₀‖ of the Gram of the last features and of the empirical NTK "
-    "from before to after training, and one minus their cosine, against the width."
+    "Relative change ‖K - K₀‖ / ‖K₀‖ during training and one minus the cosine of K and K₀, for the "
+    "Gram matrix of the last features and for the empirical NTK, against the width."
 )

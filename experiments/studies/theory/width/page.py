@@ -67,8 +67,8 @@ def table(numbers: dict[str, Any]) -> Table:
     return Table(
         ["what grows", "activation", "slope", f"error at {widths[0]}", f"error at {widths[-1]}"],
         rows,
-        f"Slope of log error on log width ({numbers['setting']['seeds']} nets a width, standard "
-        "error between seeds), and the relative Frobenius error at both ends.",
+        f"Slope of log error against log width ({numbers['setting']['seeds']} networks per width, "
+        "standard error between seeds), and the relative Frobenius error at both ends.",
     )
 
 
@@ -79,22 +79,22 @@ def says(numbers: dict[str, Any]) -> str:
         slopes = sorted(numbers[name][grown]["slope"][0] for name in ACTIVATIONS)
         spans.append(f"{slopes[0]:.2f} to {slopes[-1]:.2f}")
     return (
-        f"Where *all* hidden layers grow the slope is {spans[0]}, close to -1/2 already at these "
-        f"widths. Where the last layer alone grows it is {spans[1]}: behind layers of {NARROW} the "
-        "error stops falling, because F Fᵀ then converges to the kernel of that narrow net and not "
-        "to the NNGP. So the width that the rate speaks of is that of the whole net. (For an error "
-        "bar this is no loss: the features of the net at hand are what one has.)"
+        f"If *all* hidden layers grow, the slope is {spans[0]}, already close to -1/2 at these "
+        f"widths. If the last layer alone grows, the slope is {spans[1]}. Behind layers of "
+        f"{NARROW}, the error stops falling, because F Fᵀ then converges to the kernel of that "
+        "narrow network and not to the NNGP. So the rate refers to the width of the whole network. "
+        "(This does not harm an error bar, which uses the features of the network at hand.)"
     )
 
 
 HEAD = f"""\
 ## How wide is wide enough?
 
-σ_w² F Fᵀ estimates the NNGP, with an error that the paper says falls as N_L^(-1/2). Random nets of
-{DEPTH} hidden layers, {POINTS} inputs on the sphere in {DIMENSION} dimensions, error
-‖FFᵀ - K_NNGP‖ / ‖K_NNGP‖ (Frobenius)."""
+σ_w² F Fᵀ estimates the NNGP kernel. According to the paper, the error of this estimate falls as
+N_L^(-1/2). Here random networks have {DEPTH} hidden layers and see {POINTS} inputs on the sphere in
+{DIMENSION} dimensions. The error is ‖FFᵀ - K_NNGP‖ / ‖K_NNGP‖ in the Frobenius norm."""
 
 CAPTION = (
-    "Relative error of the Gram of the last features (root mean square and standard deviation over "
-    "seeds) when (a) all hidden layers grow, (b) the last one alone does."
+    "Relative error of the Gram matrix of the last features (root mean square and standard "
+    "deviation over seeds) when (a) all hidden layers grow, (b) only the last one grows."
 )
