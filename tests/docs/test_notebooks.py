@@ -23,7 +23,7 @@ def test_a_script_becomes_cells_of_text_and_of_code() -> None:
     assert (content["nbformat"], content["nbformat_minor"]) == (4, 5)
     sources = ["".join(cell["source"]) for cell in content["cells"]]
     assert sources == [
-        "# A first net\n\nSome text with a [link](../../docs/limits.md).",
+        "# A first network\n\nSome text with a [link](../../docs/limits.md).",
         "x = 1  # a comment stays\n\n\ndef f():\n    return x",
         'print(f"{f()} row\\nand {__name__}")',
         "The end.",
