@@ -158,11 +158,11 @@ def onnx(
 def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
     """The contents of the ONNX file's metadata under the key `rigidities`, stored as JSON.
 
-    Besides the results of the calibration, it contains:
+    Besides the results of the calibration, they contain:
 
     - `error` and `rounding` of the variance;
     - `epistemic_q99`; an input with an epistemic variance far above it is unfamiliar
-    (`uq.familiar`; null if the fit kept no rows);
+      (`uq.familiar`; null if the fit kept no rows);
     - `conformal_tails` by level: the interval between the distribution's quantiles at tail / 2 and
       1 - tail / 2 covers that level (null without conformal rows). The tails are those of all
       conformal rows together, because a graph has no groups. With too few rows a tail is 0, and the

@@ -193,8 +193,8 @@ def shares(
     r"""What each term contributes to its group's q: $\sum_{j \in A} C_{ij} = f_i^\top H^{-1} f_A$.
 
     The shares are exact and additive: those of a group's terms sum to its $q_A = 1/R_A$. A share is
-    negative if the error of a term cancels that of others. With components, $f_{i,c}^\top (H^{-1}
-    f_A)_c$ sums over terms and components. It costs one product per *group*.
+    negative if the error of a term cancels that of others. With components,
+    $f_{i,c}^\top (H^{-1} f_A)_c$ sums over terms and components. It costs one product per *group*.
 
     Args:
         posterior: The posterior from the Gram of the group sums.

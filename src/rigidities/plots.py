@@ -296,7 +296,7 @@ def binned(
 
     The band about y = x is twice the standard error sqrt(2 / bin_size) of log MSE that Gaussian
     errors have; an incomplete last bin is left out. A constant bar may also lie close to the line,
-    so the legend has numbers that distinguish it from good bars.
+    so the legend shows numbers that distinguish it from good bars.
     """
     std, error = _std_and_absolute_error(mean, std, target)
     variance, mse = metrics.binned(torch.zeros_like(error), std, error, bin_size)

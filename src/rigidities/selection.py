@@ -1,7 +1,7 @@
 r"""Which new rows to label next, chosen one after the other from a posterior.
 
-A labelled candidate with features f and loss weight w adds $w f f^\top$ to the Gram. With $M = (G +
-\varsigma^2 I)^{-1}$, $q_j = f_j^\top M f_j$ and the pick s
+A labelled candidate with features f and loss weight w adds $w f f^\top$ to the Gram. With
+$M = (G + \varsigma^2 I)^{-1}$, $q_j = f_j^\top M f_j$ and the pick s
 
 $$ q_j \leftarrow q_j - \frac{w_s (f_j^\top M f_s)^2}{1 + w_s q_s}, $$
 

@@ -26,10 +26,12 @@ def test_a_script_becomes_cells_of_text_and_of_code() -> None:
         "# A first network\n\nSome text with a [link](../../docs/limits.md).",
         "x = 1  # a comment stays\n\n\ndef f():\n    return x",
         'print(f"{f()} row\\nand {__name__}")',
+        "import matplotlib.pyplot as plt\n\nprint(plt.figure(figsize=(2, 1)).number)\n"
+        "_ = plt.figure(figsize=(2, 1))\n# Picture: Nothing at all,\n# in two figures.",
         "The end.",
     ]
     kinds = [cell["cell_type"] for cell in content["cells"]]
-    assert kinds == ["markdown", "code", "code", "markdown"]
+    assert kinds == ["markdown", "code", "code", "code", "markdown"]
 
 
 def test_the_committed_notebooks_are_the_scripts_of_today(tmp_path) -> None:

@@ -39,12 +39,12 @@ def linear(
     - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: the variance is
       $\sigma^2 x^\top (X^\top X + \alpha I)^{-1} x$. The intercept is a column that is not
       penalised, and $\sigma^2$ comes from the residuals over n minus the effective number of
-      parameters. With $\alpha > 0$ it is the Bayesian variance (prior variance $\sigma^2 /
-      \alpha$), which includes the bias of the penalised fit. Data that do not satisfy the fit's
-      normal equations $X^\top W r = \alpha w$ are refused. With `positive=True`, coefficients at
+      parameters. With $\alpha > 0$ it is the Bayesian variance (prior variance
+      $\sigma^2 / \alpha$), which includes the bias of the penalised fit. Data that do not satisfy
+      the fit's normal equations $X^\top W r = \alpha w$ are refused. With `positive=True`, coefficients at
       zero stay fixed, with a warning: `FitRigidity.fixed` lists them.
-    - scikit-learn `BayesianRidge`: the covariance is that of its own posterior. `predict(x,
-      noise=True).std` equals its `predict(x, return_std=True)`, which treats the intercept as
+    - scikit-learn `BayesianRidge`: the covariance is that of its own posterior.
+      `predict(x, noise=True).std` equals its `predict(x, return_std=True)`, which treats the intercept as
       known.
 
     Args:
