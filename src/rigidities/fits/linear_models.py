@@ -41,11 +41,11 @@ def linear(
       penalised, and $\sigma^2$ comes from the residuals over n minus the effective number of
       parameters. With $\alpha > 0$ it is the Bayesian variance (prior variance
       $\sigma^2 / \alpha$), which includes the bias of the penalised fit. Data that do not satisfy
-      the fit's normal equations $X^\top W r = \alpha w$ are refused. With `positive=True`, coefficients at
-      zero stay fixed, with a warning: `FitRigidity.fixed` lists them.
+      the fit's normal equations $X^\top W r = \alpha w$ are refused. With `positive=True`,
+      coefficients at zero stay fixed, with a warning: `FitRigidity.fixed` lists them.
     - scikit-learn `BayesianRidge`: the covariance is that of its own posterior.
-      `predict(x, noise=True).std` equals its `predict(x, return_std=True)`, which treats the intercept as
-      known.
+      `predict(x, noise=True).std` equals its `predict(x, return_std=True)`, which treats the
+      intercept as known.
 
     Args:
         results: The fitted object.
