@@ -234,7 +234,9 @@ def test_large_plots_are_rasterised_and_draw_without_warnings(tmp_path) -> None:
 @pytest.mark.parametrize("name", PARITY)
 def test_bad_input_is_refused_before_anything_is_opened(name: str) -> None:
     mean, std, target = rows()
-    refused("Expected mean and target of the same shape", getattr(plots, name), mean, std, target[:-1])
+    refused(
+        "Expected mean and target of the same shape", getattr(plots, name), mean, std, target[:-1]
+    )
     std[0] = 0
     refused("Expected std > 0", getattr(plots, name), mean, std, target)
     refused("Expected x and mean of one shape", plots.along, [0, 1], [0], [1])

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # First error bars
 #
-# You have a small network that was trained on a curve with a gap in its data. In this tutorial you
-# give it error bars. You look at the bars among the data, in the gap and beyond the data. You check
-# them on new rows, and you save them to a file. All of it runs in a few seconds. Run it as a
-# script, or cell by cell in a notebook, which shows the pictures.
+# In this tutorial, you train a small network on a curve with a gap in its data, and give it error
+# bars. You look at the bars among the data, in the gap and beyond the data. You check them on new
+# rows, and you save them to a file. All of it runs in a few seconds. Run it as a script, or cell by
+# cell in a notebook, which shows the pictures.
 
 # %%
 import tempfile
@@ -20,8 +20,8 @@ torch.manual_seed(0)
 # ## Data
 #
 # The inputs lie between -1 and 1, with none between -0.3 and 0.6. The measurements scatter more to
-# the right. Most rows train the network. The others are held out: they calibrate the bars, and they
-# check them.
+# the right. The training rows train the network. The other rows are held out: the validation rows
+# calibrate the bars, and the test rows check them.
 
 
 # %%
@@ -102,9 +102,9 @@ for i, name in enumerate(places):
 # ## Two parts of a bar
 #
 # A new measurement scatters about the curve. This part is called `noise`. The curve itself is
-# uncertain, and this part is called `epistemic`. More data would shrink the second part only. In
-# the gap and beyond the data both parts grow: nothing was learnt about the noise there, and a guard
-# widens it.
+# uncertain too, and this part is called `epistemic`. More data would shrink only the second part.
+# In the gap and beyond the data both parts grow: nothing was learnt about the noise there, and a
+# rule, the guard, widens it.
 
 # %%
 for i, name in enumerate(places):
@@ -117,7 +117,7 @@ for i, name in enumerate(places):
 #
 # Rows that neither training nor calibration has seen give the answer. `uq.plot(x, y)` draws
 # predictions against true values. An interval that crosses the line covers its true value. The
-# legend has the share of rows that are covered, which should be close to 90 %.
+# legend shows the share of rows that are covered, which should be close to 90 %.
 
 # %%
 ax = uq.plot(x_test, y_test)
@@ -125,15 +125,15 @@ ax = uq.plot(x_test, y_test)
 # intervals cross the line. About one in ten misses it and is drawn in orange.
 
 # %% [markdown]
-# The orange intervals should be spread over the whole picture. If they crowd in one corner, the
+# The orange intervals should be spread over the whole picture. If they cluster in one corner, the
 # bars are wrong there. The tutorial [Can these bars be
-# trusted?](trust_and_verdict.py) shows such cases, and [Plots](../../docs/plots.md) has every kind
-# of picture.
+# trusted?](../tutorials/trust_and_verdict.py) shows such cases, and [Plots](../../docs/plots.md)
+# has every kind of picture.
 #
 # ## Keep them
 #
-# A file holds the statistics and the calibration, not the model. Loading refuses a model with other
-# weights.
+# A file contains the statistics and the calibration, but not the model. `load` refuses a model with
+# other weights.
 
 # %%
 file = Path(tempfile.mkdtemp()) / "curve.safetensors"

@@ -2,8 +2,8 @@
 # # A peak, its area and its place
 #
 # A spectrum has one peak on a sloping background, and SciPy has fitted it. What is the area of the
-# peak, where is its maximum, and how certain are both? In this tutorial you compute the error bars
-# and compare them with three hundred simulated spectra.
+# peak, where is its maximum, and how certain are these two numbers? In this tutorial you compute
+# the error bars and compare them with three hundred simulated spectra.
 
 # %%
 import matplotlib.pyplot as plt
@@ -24,8 +24,8 @@ def spectrum(x, height, place, width, base, slope):
 # %% [markdown]
 # ## The fit
 #
-# You fit as always: `curve_fit` returns the parameters and their covariance. `rg.fits.curve_fit`
-# takes both, with the function and the data.
+# Fit the spectrum as usual: SciPy's `curve_fit` returns the parameters and their covariance. Pass
+# both to `rg.fits.curve_fit`, with the function and the data.
 
 # %%
 random = np.random.default_rng(0)
@@ -81,7 +81,7 @@ print(f"area {area.mean:.2f} +- {area.std:.3f}; if height and width were indepen
 
 # %% [markdown]
 # The function may be any code. This one finds the maximum of the whole curve, background included:
-# it searches a fine grid and lays a parabola through the highest three values.
+# it searches a fine grid and puts a parabola through the highest value and its two neighbours.
 
 
 # %%
@@ -101,7 +101,7 @@ print(f"the maximum lies at {place.mean:.3f} +- {place.std:.4f}")
 # ## Is it true?
 #
 # Simulate three hundred spectra with other noise, and fit each of them. The scatter of their areas
-# and places should be what the error bars claim.
+# and places should equal the error bars.
 
 # %%
 areas_and_places = []
@@ -131,5 +131,5 @@ for bar, style, label in (
     ax.plot(grid, density, style, color="#D55E00", label=label)
 ax.set(xlabel="area", ylabel="density", ylim=(0, 1.35 * ax.get_ylim()[1]))
 ax.legend(loc="upper left")
-# Picture: A histogram of 300 areas. The Gaussian of the propagated error bar has its width. The
-# dashed one, of independent errors, is wider and lower.
+# Picture: A histogram of 300 areas. The Gaussian of the propagated error bar is as wide as the
+# histogram. The dashed Gaussian, for independent errors, is wider and lower.

@@ -4,7 +4,7 @@
 # In this tutorial the same predictions get four sets of error bars: right ones, bars that are too
 # narrow, one constant bar although the errors vary, and symmetric bars for skewed errors.
 # `rg.report.verdict` looks at labelled rows that nothing was fitted to, and says which set is
-# which. At the end you see what each of them looks like in a picture.
+# which. At the end you see a picture of each set.
 
 # %%
 import matplotlib.pyplot as plt
@@ -30,8 +30,8 @@ print(right)
 # %% [markdown]
 # ## Too narrow
 #
-# These bars are half as long as they should be. A network looks like this if it was calibrated on
-# its own training rows.
+# These bars are half as long as they should be. You get such bars if you calibrate a network on its
+# own training rows.
 
 # %%
 narrow = rg.report.verdict(mean, y, std=std / 2)
@@ -42,7 +42,8 @@ print(narrow)
 #
 # All rows get the same bar, which is as long as the root mean square error. Over all rows, 90 %
 # intervals cover about 90 % of the true values. But they are too wide for small predictions and too
-# narrow for large ones. An average hides this. Fifths of the predictions show it.
+# narrow for large ones. The average over all rows hides this. The coverage in each fifth of the
+# predictions shows it.
 
 # %%
 constant = std.square().mean().sqrt() * torch.ones(rows)
@@ -59,7 +60,7 @@ print(f"covered: all {covered.mean():.0%}, smallest fifth {low:.0%}, largest fif
 # These errors are as large as their bars claim, for small and for large predictions. But they are
 # lopsided: most true values lie a little below the prediction, and a few lie far above it. The 90 %
 # intervals cover about 90 %, and every value that they miss lies above them. A wider bar would not
-# help. A distribution with a shape does: the default of `calibrate` fits one.
+# help. A skewed distribution would: by default, `calibrate` fits one.
 
 # %%
 lopsided = torch.rand(rows) ** 2.5
@@ -74,9 +75,8 @@ print(f"missed above: {above:.0%}, below: {below:.0%}")
 # %% [markdown]
 # ## What to do with a verdict
 #
-# `status` is `good`, `careful` or `bad`. A test in your pipeline can check it. If you pass what
-# `uq.predict` returned, `verdict` judges by the distribution that was fitted, with its tails and
-# its skewness.
+# `status` is `good`, `careful` or `bad`. A test in your pipeline can check it. If you pass the
+# result of `uq.predict`, `verdict` uses the fitted distribution, with its tails and its skewness.
 
 # %%
 verdicts = {"right": right, "narrow": narrow, "average": average, "skewed": skewed}
@@ -104,14 +104,14 @@ for ax, (name, bars, true) in zip(
 ):
     rg.plots.parity(mean[shown], bars[shown], true[shown], ax=ax)
     ax.set_title(name)
-# Picture: Four plots of predictions against true values. With right bars one interval in ten is
-# orange, evenly spread. With bars that are too narrow four in ten are. With one constant bar, the
-# orange intervals crowd among large predictions. With skewed errors, they all lie below the line.
+# Picture: Four plots of predictions against true values. With right bars, one interval in ten is
+# orange, evenly spread. With bars that are too narrow, four in ten are. With one constant bar, most
+# orange intervals are at large predictions. With skewed errors, they all lie below the line.
 
 # %% [markdown]
 # - *Right bars*: one interval in ten is orange, for small and for large predictions.
 # - *Too narrow*: far more than one interval in ten is orange.
-# - *Right on average*: the legend has about the right share, but the orange intervals crowd among
+# - *Right on average*: the legend shows about the right share, but most orange intervals are at
 #   large predictions.
 # - *Skewed errors*: the share is right too, but all orange intervals lie on one side of the line.
 #

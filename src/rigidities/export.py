@@ -1,9 +1,9 @@
-"""Mean and error bar as one graph in a file: ONNX, or a program of `torch.export`.
+"""Export of mean and error bar as one graph: an ONNX file, or a program of `torch.export`.
 
 Both are made from `uq.freeze()`, for any number of rows. ONNX needs PyTorch 2.7 and the extra
 `onnx`; `torch.export` needs 2.7 only if the readout is scaled, summed or reordered. The ONNX file
-describes the calibration, see `metadata`. Before it is moved into place, onnxruntime runs it, and
-its numbers are compared with those of the frozen module.
+also describes the calibration, see `metadata`. Before the file is moved into place, onnxruntime
+runs it, and its numbers are compared with those of the frozen module.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def torch_export(
 
     Raises:
         ValueError: `freeze` refuses, or a graph cannot hold what is asked.
-        RuntimeError: PyTorch is older than 2.7, and the readout scaled, summed or reordered.
+        RuntimeError: PyTorch is older than 2.7, and the readout is scaled, summed or reordered.
     """
     frozen = uq.freeze(outputs, **options)
     args = _example_inputs(example)
@@ -108,7 +108,7 @@ def onnx(
         path: The file; an existing one is replaced only if the check succeeds.
         example: An input of the model, or a tuple of its inputs.
         outputs: As in `freeze`.
-        opset: The opset of ONNX; torch's default by default.
+        opset: The ONNX opset; by default that of torch.
         options: Other options of `freeze`.
 
     Raises:
@@ -156,17 +156,17 @@ def onnx(
 
 
 def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
-    """The contents of the ONNX file's metadata under the key `rigidities`, which are JSON there.
+    """The contents of the ONNX file's metadata under the key `rigidities`, stored as JSON.
 
-    Besides the results of the calibration there are:
+    Besides the results of the calibration, they contain:
 
     - `error` and `rounding` of the variance;
     - `epistemic_q99`; an input with an epistemic variance far above it is unfamiliar
-    (`uq.familiar`; null if the fit kept no rows);
+      (`uq.familiar`; null if the fit kept no rows);
     - `conformal_tails` by level: the interval between the distribution's quantiles at tail / 2 and
-      1 - tail / 2 covers that level (null without conformal rows). They are for all conformal rows
-      together, since a graph has no groups. With too few rows a tail is 0, and the interval is the
-      whole line.
+      1 - tail / 2 covers that level (null without conformal rows). The tails are those of all
+      conformal rows together, because a graph has no groups. With too few rows a tail is 0, and the
+      interval is the whole line.
     """
     calibration = uq.calibration
     conformal = calibration.conformal

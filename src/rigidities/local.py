@@ -27,8 +27,8 @@ factor, which is the same as `weights=sizes.double() ** -2` in the Gram and a ri
 component-wise rigidities of whole structures are $n_A^2$ times those of the sums. Where a component
 is absent it stops with a division by zero.
 
-`sums` makes the rows of the Gram. `rigidity`, `component_rigidity` and `shares` take a posterior of
-that Gram and the features of the terms.
+`sums` makes the rows of the Gram. `rigidity`, `component_rigidity` and `shares` accept a posterior
+of that Gram and the features of the terms.
 
 References:
     Local rigidities: Chong et al., "Robustness of local predictions in atomistic machine learning
@@ -109,8 +109,8 @@ def rigidity(
 ) -> Tensor:
     r"""Local prediction rigidity $1 / (f_i^\top H^{-1} f_i)$ of every term.
 
-    The result is that of `Posterior.rigidity`, for very many rows: a triangular product is half the
-    work, and chunks bound the memory.
+    The result is that of `Posterior.rigidity`, computed for very many rows: a triangular product
+    halves the work, and chunks limit the memory.
 
     Args:
         posterior: The posterior from the Gram of the group sums.
@@ -192,9 +192,9 @@ def shares(
 ) -> Tensor:
     r"""What each term contributes to its group's q: $\sum_{j \in A} C_{ij} = f_i^\top H^{-1} f_A$.
 
-    Exact and additive: the shares of a group's terms sum to its $q_A = 1/R_A$. A share is negative
-    if the error of a term cancels that of others. With components, $f_{i,c}^\top (H^{-1} f_A)_c$
-    sums over terms and components. Costs one product per *group*.
+    The shares are exact and additive: those of a group's terms sum to its $q_A = 1/R_A$. A share is
+    negative if the error of a term cancels that of others. With components,
+    $f_{i,c}^\top (H^{-1} f_A)_c$ sums over terms and components. It costs one product per *group*.
 
     Args:
         posterior: The posterior from the Gram of the group sums.
@@ -241,8 +241,9 @@ def shares(
 def marginal(posterior: Posterior, columns: Columns) -> Posterior:
     r"""The posterior of some weights alone, $N(0, \alpha^2 (H^{-1})_{cc})$.
 
-    Its ridge is zero: that of the whole posterior is part of $H$. It comes from the singular values
-    of the whitened columns, so that the condition number enters by its root only.
+    Its ridge is zero, because the ridge of the whole posterior is part of $H$. It comes from the
+    singular values of the whitened columns, so that rounding errors grow only with the root of the
+    condition number.
 
     Args:
         posterior: The posterior of all D weights.

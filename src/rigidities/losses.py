@@ -1,9 +1,9 @@
 r"""Curvature of the loss at the prediction: the weight of a row in the Gram.
 
 The paper's pseudo-Hessian (Sec. 3.4) weights each row by $\partial^2 \ell / \partial \tilde y^2$. A
-loss here is any object with `curvature(prediction, target, batch)`. `loss_for` makes one of a name,
-a plain callable or a `torch.nn` loss with `reduction="none"`. A loss may also have sample weights
-(`own_weights`), and a `ValuedLoss` has a value that can be differentiated.
+loss here is any object with `curvature(prediction, target, batch)`. `loss_for` makes one from a
+name, a plain callable or a `torch.nn` loss with `reduction="none"`. A loss may also have sample
+weights (`own_weights`), and a `ValuedLoss` has a value that can be differentiated.
 
 | name | loss | curvature |
 | --- | --- | --- |
@@ -59,7 +59,7 @@ class Loss(Protocol):
 
         Args:
             prediction: (N, K).
-            target: (N, K); None where there is none and none is needed.
+            target: (N, K); None if there is no target and none is needed.
             batch: The batch as the user gave it.
 
         Returns:
@@ -173,7 +173,7 @@ class GaussianNLL:
     """$r^2 / 2v$ with a given variance v.
 
     Args:
-        variance: A number; a tensor with one entry per target; or callable(batch) -> one variance
+        variance: A number, a tensor with one entry per target, or a callable(batch) -> one variance
             per sample or per output.
     """
 
@@ -259,7 +259,7 @@ class PerSampleLoss:
         return diagonal
 
     def coupled_curvature(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The whole second derivative of each sample's loss, (N, K, K)."""
+        """The full matrix of second derivatives of each sample's loss, (N, K, K)."""
         return torch.stack(list(self._hessian_rows(prediction, target)), dim=1)
 
     def _hessian_rows(self, prediction: Tensor, target: Tensor) -> Iterator[Tensor]:
@@ -343,8 +343,8 @@ def loss_for(loss: LossLike) -> Loss:
     """The loss object for a name or a per-sample callable.
 
     Args:
-        loss: A name of the module's table, a loss, or callable(prediction, target) -> one loss
-            per sample.
+        loss: A name from the table of this module, a loss object, or a callable(prediction, target)
+            -> one loss per sample.
 
     Raises:
         ValueError: There is no loss of that name.

@@ -1,9 +1,9 @@
 """Predictions and their error bars in pictures, and how good the bars are.
 
-`p.plot(y)` and `uq.plot(x, y)` draw with these functions. As in `rigidities.metrics`, `mean` has
-predictions, `std` their error bars (above zero) and `target` true values: tensors, arrays or lists.
-A `Prediction` p may stand for mean and std, as in `errors(p, target)`. Intervals and coverage are
-then those of its distribution.
+`p.plot(y)` and `uq.plot(x, y)` draw with these functions. As in `rigidities.metrics`, `mean` are
+the predictions, `std` their error bars (above zero) and `target` the true values: tensors, arrays
+or lists. A `Prediction` p may replace mean and std, as in `errors(p, target)`. Intervals and
+coverage are then those of its distribution.
 
 Each function draws on the axes `ax`, or on new ones, and returns them. It shows and saves nothing
 and leaves matplotlib's settings alone. Plots need the extra `plots`.
@@ -94,9 +94,9 @@ def parity(
 ) -> Axes:
     """Predictions against true values, with their intervals.
 
-    An interval that crosses the line y = x covers the true value. Intervals that miss it have
-    another colour. The legend has the share of both, counted over all rows. At most 1,000 rows are
-    drawn, evenly spaced in the order of their true values.
+    An interval that crosses the line y = x covers the true value. Intervals that miss the line have
+    another colour. The legend shows the share of both, counted over all rows. At most 1,000 rows
+    are drawn, evenly spaced in the order of their true values.
 
     Args:
         mean: Predictions, or a `Prediction`.
@@ -141,9 +141,9 @@ def rows(
 ) -> Axes:
     """Rows with their intervals, in the order of their predictions or against one input.
 
-    True values are dots, and those outside their intervals have another colour. The legend has the
-    share of both, counted over all rows. At most 1,000 rows are drawn, evenly spaced in the order
-    of the horizontal axis.
+    True values are dots, and those outside their intervals have another colour. The legend shows
+    the share of both, counted over all rows. At most 1,000 rows are drawn, evenly spaced in the
+    order of the horizontal axis.
 
     Args:
         mean: Predictions, or a `Prediction`.
@@ -205,9 +205,10 @@ def along(
 ) -> Axes:
     """Predictions along one input, as a curve with bands.
 
-    The bands are those of 1 and 2 sigma. For a `Prediction` they have the probability of 1 and 2
-    sigma of a Gaussian. With `level` there is one band, of that probability. True values outside it
-    then have another colour, and the legend has the share of both, counted over all rows.
+    The two bands are those of 1 and 2 sigma. For a `Prediction`, they have the same probabilities
+    as 1 and 2 sigma of a Gaussian. With `level` there is a single band with that probability. True
+    values outside this band have another colour, and the legend shows the share of both, counted
+    over all rows.
 
     Args:
         x: The input, in any order.
@@ -269,9 +270,9 @@ def along(
 def errors(mean: Values, std: Values, target: Values, ax: Axes | None = None) -> Axes:
     """|e| against sigma on logarithmic axes, with lines that cover 1, 2 and 3 sigma.
 
-    The lines are y = low sigma and y = high sigma, by `confidence_factors`; y = sigma is the mode
-    of log |e|. The smallest half per cent of errors, and zeros, may lie below the axis: they are
-    drawn as triangles on its lower edge.
+    The lines are y = low sigma and y = high sigma, with the factors of `confidence_factors`; y =
+    sigma is the mode of log |e|. The smallest half per cent of errors, and zeros, may lie below the
+    axis: they are drawn as triangles on its lower edge.
     """
     std, error = _std_and_absolute_error(mean, std, target)
     smallest = error.kthvalue(1 + len(error) // 200).values
@@ -291,11 +292,11 @@ def errors(mean: Values, std: Values, target: Values, ax: Axes | None = None) ->
 def binned(
     mean: Values, std: Values, target: Values, bin_size: int = 100, ax: Axes | None = None
 ) -> Axes:
-    """MSE against predicted variance, of bins of rows sorted by predicted variance.
+    """Mean squared error against predicted variance, in bins of rows sorted by that variance.
 
     The band about y = x is twice the standard error sqrt(2 / bin_size) of log MSE that Gaussian
-    errors have; an incomplete last bin is left out. Closeness to the line alone would flatter a
-    constant bar, so the numbers that tell it apart are written in.
+    errors have; an incomplete last bin is left out. A constant bar may also lie close to the line,
+    so the legend shows numbers that distinguish it from good bars.
     """
     std, error = _std_and_absolute_error(mean, std, target)
     variance, mse = metrics.binned(torch.zeros_like(error), std, error, bin_size)

@@ -1,11 +1,12 @@
-r"""Which new rows to label next: greedy batches from a posterior.
+r"""Which new rows to label next, chosen one after the other from a posterior.
 
-A candidate with features f and loss weight w that is labelled adds $w f f^\top$ to the Gram. With
+A labelled candidate with features f and loss weight w adds $w f f^\top$ to the Gram. With
 $M = (G + \varsigma^2 I)^{-1}$, $q_j = f_j^\top M f_j$ and the pick s
 
 $$ q_j \leftarrow q_j - \frac{w_s (f_j^\top M f_s)^2}{1 + w_s q_s}, $$
 
-independent of its label, so a batch can be planned before anything is measured. Two objectives:
+which does not depend on the label. A batch can therefore be planned before anything is measured.
+There are two objectives:
 
 - `"logdet"`, the information about the weights: a pick gains
   $\tfrac12 \log(1 + w_j q_j)$, half of what it adds to $\log\det(G + \varsigma^2 I)$. Where
@@ -94,14 +95,14 @@ def top(
     Args:
         variances: Variances of the candidates, (N,) or (N, 1).
         n: How many to pick.
-        costs: Positive, (N,) or one number: the variance per cost is maximised.
-        chosen: Rows never to be picked, because they were before.
+        costs: Positive numbers (N,), or one number. The variance divided by the cost is maximised.
+        chosen: Rows that were picked before and must not be picked again.
 
     Returns:
         The picks, with their variances as gains.
 
     Raises:
-        ValueError: Shapes, numbers out of range, or more picks than candidates.
+        ValueError: A shape or a number is wrong, or there are more picks than candidates.
 
     Examples:
         >>> top(torch.tensor([1.0, 4.0, 3.0]), 2).indices.tolist()
@@ -139,27 +140,28 @@ def greedy(
 ) -> Selection:
     r"""Choose n candidates one after the other, each the best given those before it.
 
-    The features' whitened copy takes 8 N D bytes. No label is needed. With a budget, cut the batch
-    where the costs of the choices, `costs[selection.indices].cumsum(0)`, exceed it.
+    No label is needed. A whitened copy of the features takes 8 N D bytes. If you have a budget, cut
+    the batch where the sum of the costs, `costs[selection.indices].cumsum(0)`, exceeds it.
 
     Args:
-        posterior: The posterior of the data at hand, with one Gram for all targets.
+        posterior: The posterior of the training data, with one Gram for all targets.
         features: Features of the candidates, (N, D) or (N, 1, D).
         n: How many to pick.
         objective: `"variance"` or `"logdet"`, see the module's docstring.
-        weights: Not negative, (N,) or one number: the loss weight with which a row would enter
-            the Gram; default one.
-        costs: Positive, (N,) or one number: the gain per cost is maximised.
+        weights: Non-negative numbers (N,), or one number: the loss weights with which the rows
+            would enter the Gram; by default one.
+        costs: Positive numbers (N,), or one number. The gain divided by the cost is maximised.
         chosen: Rows that were already picked but are not labelled yet. They enter the Gram first
             and are not picked again. (Rows in the posterior's Gram do not belong in the pool.)
         of: Features of the rows whose variance should shrink, (M, D) (`"variance"` only); by
-            default the candidates. A row times the root of r counts r times.
+            default the candidates. A row that is multiplied by the root of r counts r times.
 
     Returns:
         The picks in the order of choice.
 
     Raises:
-        ValueError: Shapes, NaN, more picks than candidates, or a Gram per target.
+        ValueError: A shape is wrong, a number is NaN, there are more picks than candidates, or each
+            target has its own Gram.
 
     Examples:
         After the first of two equal candidates, another direction is worth more than the second:

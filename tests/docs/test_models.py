@@ -32,7 +32,8 @@ def test_pages_count_models_and_libraries_as_the_table_does() -> None:
     packages = {one.package for one in zoo.SPECIMENS}
     for page in ("start.md", "promises.md"):
         text = (DOCS / page).read_text(encoding="utf-8")
-        assert f"[{len(zoo.SPECIMENS)} models of {len(packages)} libraries](models.md)" in text
+        assert f"{len(zoo.SPECIMENS)} models of {len(packages)} libraries" in text
+        assert "](models.md)" in text
 
 
 def test_the_models_are_of_the_libraries_promised() -> None:

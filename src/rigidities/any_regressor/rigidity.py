@@ -89,7 +89,7 @@ class PredictionRigidity:
         ridge: $\varsigma^2$, which is added to the diagonal of the Hessian.
         regulariser: A function callable(params) -> number that was added to the summed loss.
         subset: Names or prefixes of the parameters that may vary, or callable(name) -> bool. The
-            other parameters are held fixed.
+            other parameters stay fixed.
         output: Key, index or attribute of the output, if f returns several.
         form: "dense", "dual" or "matrix-free"; "auto" chooses the cheapest that fits into memory.
         tolerance: Relative error of the variances that the matrix-free form may have.
@@ -185,8 +185,8 @@ class PredictionRigidity:
     ) -> PredictionRigidity:
         """Sum the Hessian over the training data and factorise it.
 
-        Rigidities are defined at a minimum of the loss. A warning is given if the parameters are
-        far from one. An error leaves the object unchanged.
+        Rigidities are defined at a minimum of the loss. `fit` warns if the parameters are far from
+        a minimum. An error leaves the object unchanged.
 
         Args:
             x: Inputs: a tensor, an array, a data frame, or a tuple of several. Without y, a data
@@ -290,7 +290,8 @@ class PredictionRigidity:
         """Predict and draw: `uq.predict(x).plot(y)`.
 
         Args:
-            x: The inputs, in any form that `fit` takes. Targets in it are drawn as y would be.
+            x: The inputs, in any form that `fit` accepts. If x contains targets, they are drawn as
+                y would be.
             y: True values.
             along: The input to draw along: its number, or the name of a frame's column. The inputs
                 are then a tensor, an array, a frame, or a mapping of these.
@@ -348,7 +349,7 @@ class PredictionRigidity:
             distribution: As in `LastLayerRigidity.calibrate`.
 
         Returns:
-            The report on what was chosen and how good it is; print it to read it.
+            The report on what was chosen and how good the bars are; print it to read it.
 
         Raises:
             NotFittedError: There is no fit yet.
@@ -401,8 +402,9 @@ class PredictionRigidity:
 
         Correlations between the predictions are included. The propagation is of first order, with
         differences of an eighth of a standard deviation, so fn may search or integrate numerically.
-        A warning is given if fn is not linear within its error bar. As for errors of parameters,
-        call `set_scale(residual_scale)` after `fit`: a calibrated scale may include the noise.
+        A warning is given if fn is not linear within its error bar. Call
+        `set_scale(residual_scale)` after `fit`, as for errors of parameters, because a calibrated
+        scale may include the noise.
 
         Args:
             fn: A function of the predictions at x, float64 and shaped like f's output. Without x,
@@ -446,7 +448,7 @@ class PredictionRigidity:
 
     @property
     def parameter_std(self) -> Any:
-        """Standard errors in the parameters' container; zero for those held fixed or not used."""
+        """Standard errors, in the parameters' container; zero for fixed or unused parameters."""
         std = self.parameter_covariance.diagonal().sqrt()
         return self._fitted().regressor.parameters.deviations(std)
 
@@ -476,8 +478,8 @@ class PredictionRigidity:
 
         For a squared loss this is the residual standard error s of textbooks. n is the number of
         predictions and p the number of directions that the data determine (the number of
-        parameters, without a ridge). For a model with more parameters than data it is far too
-        small: calibrate such a model on new data.
+        parameters, without a ridge). For a model with more parameters than data, the result is far
+        too small: calibrate such a model on new data.
 
         Raises:
             ValueError: There are no training residuals, or no degrees of freedom are left.

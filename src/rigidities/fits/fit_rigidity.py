@@ -111,7 +111,7 @@ class FitRigidity:
         return 1 / self._whitened(x).square().sum(-1)
 
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
-        """Joint covariance of N predictions and M others, by default the same: (N, M)."""
+        """Joint covariance (N, M) of N predictions and M others, by default the same ones."""
         left = self._whitened(x1)
         right = self._whitened(x1 if x2 is None else x2)
         if left.ndim == 1:  # one prediction
@@ -126,7 +126,7 @@ class FitRigidity:
         See `PredictionRigidity.propagate`.
 
         Args:
-            fn: A function of a NumPy array, (M,) or (P,). If it does not accept an array, as
+            fn: A function of a NumPy array, (M,) or (P,). If it does not accept an array, like
                 torch's functions, it is called with a tensor.
             x: Where to predict; None for a function of the parameters.
         """
@@ -164,7 +164,7 @@ class FitRigidity:
         return self.scale * self.root.square().sum(1).sqrt()
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw n parameter vectors (n, P) about the fitted ones; about zero where unknown."""
+        """Draw n parameter vectors (n, P) about the fitted ones, or about zero if unknown."""
         z = standard_normal((n, self.root.shape[1]), self.root.device, generator)
         draws: Tensor = self.scale * z @ self.root.mT
         if self.parameters is None:
@@ -175,12 +175,12 @@ class FitRigidity:
         r"""Predictions of the model at x with their error bars.
 
         Args:
-            x: Inputs, as the fitted function takes them.
-            noise: False: the error bar is that of the fitted curve (confidence interval of the
-                mean). True: that of a new observation like those of the fit (prediction interval),
-                with a variance larger by $s^2$; refused if observations have different sigmas or
-                weights. Values: the variance of each new observation, $s^2 \sigma^2$ for a sigma in
-                the fit's units.
+            x: Inputs, in the form that the fitted function accepts.
+            noise: With False, the error bar is that of the fitted curve (confidence interval of the
+                mean). With True, it is that of a new observation like those of the fit (prediction
+                interval), and the variance is larger by $s^2$; this is refused if observations have
+                different sigmas or weights. You can also pass the variance of each new observation,
+                which is $s^2 \sigma^2$ for a sigma in the fit's units.
 
         Raises:
             ValueError: The fit has no model, or its noise is not known.
@@ -199,11 +199,11 @@ class FitRigidity:
     ) -> tuple[Tensor, Tensor]:
         """Student-t interval (low, high) with this fit's degrees of freedom.
 
-        The interval of `predict(x)` is Gaussian: the same with many degrees of freedom, but too
-        narrow with few. Needs SciPy.
+        The interval of `predict(x)` is Gaussian. With many degrees of freedom the two are the same,
+        but with few the Gaussian interval is too narrow. This method needs SciPy.
 
         Args:
-            x: Inputs, as the fitted function takes them.
+            x: Inputs, in the form that the fitted function accepts.
             level: Probability of the interval.
             noise: As in `predict`.
         """

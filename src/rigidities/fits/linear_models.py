@@ -1,6 +1,6 @@
 r"""Linear fits, $\tilde y = x^\top w$ (+ intercept), by statsmodels, scikit-learn and NumPy.
 
-The parameters come from the fitted object. The covariance also comes from it (statsmodels,
+The parameters come from the fitted object. The covariance comes from the same object (statsmodels,
 `BayesianRidge`), or from the training data (`from_jacobian`). These data must be those of the fit:
 parameters that are not the minimum for them are refused.
 """
@@ -42,9 +42,9 @@ def linear(
       parameters. With $\alpha > 0$ it is the Bayesian variance (prior variance
       $\sigma^2 / \alpha$), which includes the bias of the penalised fit. Data that do not satisfy
       the fit's normal equations $X^\top W r = \alpha w$ are refused. With `positive=True`,
-      coefficients at zero are held there, with a warning: `FitRigidity.fixed` lists them.
+      coefficients at zero stay fixed, with a warning: `FitRigidity.fixed` lists them.
     - scikit-learn `BayesianRidge`: the covariance is that of its own posterior.
-      `predict(x, noise=True).std` equals its `predict(x, return_std=True)`, which takes the
+      `predict(x, noise=True).std` equals its `predict(x, return_std=True)`, which treats the
       intercept as known.
 
     Args:
@@ -88,7 +88,7 @@ def polyfit(
         x: (N,) the fit's inputs.
         y: (N,) its targets.
         w: (N,) NumPy's weights, applied to the residuals: $1/\sigma_i$, not $1/\sigma_i^2$.
-        scale: The residual standard deviation in units of 1/w, where known.
+        scale: The residual standard deviation in units of 1/w, if known.
 
     Raises:
         ValueError: The coefficients are not the fit of these data.

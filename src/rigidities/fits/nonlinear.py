@@ -42,22 +42,24 @@ def curve_fit(
     r"""Error bars of `scipy.optimize.curve_fit`: pass f and what SciPy returned.
 
     Args:
-        f: The function f(x, *parameters) -> (M,), as SciPy takes it.
+        f: The function f(x, *parameters) -> (M,) that you passed to SciPy.
         popt: (P,) the fitted parameters.
         pcov: (P, P) their covariance as SciPy returned it, which accounts for `sigma` and
             `absolute_sigma`.
-        x: The fit's inputs. They are needed without pcov. With pcov, x and y serve to estimate the
-            residual variance (`predict(noise=True)`) and the degrees of freedom (`interval`).
+        x: The fit's inputs. They are required if pcov is missing. With pcov, x and y serve to
+            estimate the residual variance (`predict(noise=True)`) and the degrees of freedom
+            (`interval`).
         y: (N,) the fit's targets.
-        sigma: The observations' standard deviations, (N,) or one, as SciPy was given them.
-        absolute_sigma: As SciPy was given it.
-        scale: The residual standard deviation in units of sigma, where known; 1.0 means that sigma
-            is absolute.
+        sigma: The standard deviations of the observations, (N,) or one number, as you passed them
+            to SciPy.
+        absolute_sigma: As you passed it to SciPy.
+        scale: The residual standard deviation in units of sigma, if known; 1.0 means that sigma is
+            absolute.
         jac: The function jac(x, *parameters) -> (M, P); None for central differences of f.
 
     Raises:
-        ValueError: SciPy could not estimate the covariance (it is infinite), or there are neither
-            pcov nor data.
+        ValueError: SciPy could not estimate the covariance (it is infinite), or neither pcov nor
+            data were passed.
     """
     parameters = float64(popt, "popt").reshape(-1)
     if pcov is None and (x is None or y is None):
@@ -115,13 +117,13 @@ def least_squares(
     residual variance, which `predict(noise=True)` adds. (If each residual was divided by its sigma,
     pass `noise=fit.noise * sigma_new**2`.) For a robust loss (`soft_l1`, `cauchy`, ...) it is not,
     and the noise is unknown (None) unless `scale` is given. Parameters at a bound (`active_mask`)
-    are held there and not counted: `FitRigidity.fixed` lists them, and there is a warning.
+    stay fixed and are not counted: `FitRigidity.fixed` lists them, and there is a warning.
 
     Args:
         result: The object that SciPy returned.
         f: The function f(parameters, x) -> (M,), for `predict`.
-        scale: The residual standard deviation, where known: 1.0 when the residuals were already
-            divided by it. Its square also replaces the factor above in the covariance.
+        scale: The residual standard deviation, if known: 1.0 if the residuals were already divided
+            by it. Its square also replaces the factor above in the covariance.
         jac: The function jac(parameters, x) -> (M, P); None for central differences of f.
 
     Raises:

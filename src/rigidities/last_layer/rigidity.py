@@ -188,7 +188,7 @@ class LastLayerRigidity(ModelWrapper):
                 an object of `losses`, or a callable(prediction, target) -> one loss per sample.
             sample_weight: A callable(batch) -> weights (N,), where the training loss was weighted.
             gradients: The position or name of the input whose derivatives were also in the training
-                loss ("pos" for forces). They enter with half their squared error.
+                loss ("pos" for forces). Half of their squared error is added to the loss.
             gradient_weight: The factor $\beta$ of that squared error in the training loss: a
                 number, by default 1, or a callable(batch) -> one weight per row of that input.
             gradient_target: The target of the derivatives, if there is one: a key or attribute of a
@@ -215,7 +215,8 @@ class LastLayerRigidity(ModelWrapper):
             progress: Whether to show a progress bar; by default only on a terminal.
             process_group: The group of processes that make one fit together. Each process passes
                 its own share of the data, and all end with the same fit. The default is all
-                processes if torch.distributed is initialised. False is for this process alone.
+                processes if torch.distributed is initialised. False makes a fit of this process
+                alone.
 
         Returns:
             The object itself.
@@ -244,7 +245,7 @@ class LastLayerRigidity(ModelWrapper):
         progress: bool | None = None,
         process_group: Any = None,
     ) -> Self:
-        """Add data, exactly as if they had been in the fit, and mark the calibration as stale.
+        """Add data exactly as if they had been in the fit, and mark the calibration as stale.
 
         If there is no fit yet, this is a `fit` with the default options.
 
@@ -279,9 +280,9 @@ class LastLayerRigidity(ModelWrapper):
         """Remove data that were in the fit, and mark the calibration as stale.
 
         Pass the rows as they were added: they are recognised by hashes. A fit of up to 32,768 rows
-        keeps the hashes of all rows, a larger fit those of a share. Where outputs have no input row
-        of their own (atoms of a structure), the features are hashed, and their rounding may hide a
-        tenth of the rows.
+        keeps the hashes of all rows, and a larger fit those of a share of the rows. If outputs have
+        no input row of their own (atoms of a structure), the features are hashed, and their
+        rounding may hide a tenth of the rows.
 
         Args:
             x: The inputs, as in `fit`.
@@ -311,7 +312,8 @@ class LastLayerRigidity(ModelWrapper):
         Args:
             others: The other fits, which are not changed.
             check: Whether to refuse fits that share a row, as far as their hashes show. A fit of up
-                to 32,768 rows keeps the hashes of all rows, a larger fit those of a share.
+                to 32,768 rows keeps the hashes of all rows, and a larger fit those of a share of
+                the rows.
 
         Returns:
             The object itself. An error leaves it as it was.
@@ -375,13 +377,13 @@ class LastLayerRigidity(ModelWrapper):
                 on validation data; or "loo", which uses leave-one-out residuals of the training
                 data and is optimistic for a network trained end to end.
             ridge: A fixed $\varsigma^2$. By default, or with "search", it is chosen.
-            noise: The kind of noise. "features" (default of "auto") follows the features. "none"
-                is the paper's, and the default of other criteria. "constant" adds a noise floor to
-                the variance. "bayes" takes $\alpha^2$ as the noise, as in Bayesian linear
-                regression. A callable(batch) -> variances is a noise that is known for each row, or
-                predicted by the model, up to one factor. A class of `prediction.noise` is used as
-                it is. With sample weights c, the noise of a row is the level times the typical
-                weight divided by c.
+            noise: The kind of noise. "features" (default of "auto") follows the features. "none" is
+                the paper's, and the default of other criteria. "constant" adds a noise floor to the
+                variance. "bayes" uses $\alpha^2$ as the noise, as in Bayesian linear regression. A
+                callable(batch) -> variances returns a noise that is known for each row, or that the
+                model predicts, up to one factor. A class of `prediction.noise` is used as it is.
+                With sample weights c, the noise of a row is the level times the typical weight
+                divided by c.
             distribution: The distribution of the predictions: "tilted" (default of "auto"),
                 "student-t", "gaussian" (default of other criteria), or an object of
                 `prediction.distribution`.
@@ -391,15 +393,15 @@ class LastLayerRigidity(ModelWrapper):
                 learnt, to those of a forecaster who knows only the spread of the targets. With "q"
                 the bars grow with q instead.
             optimism: Whether leave-one-out errors of training rows may be smaller than errors of
-                new rows. For a model that is linear in all its trained weights they are not: with
-                False, "auto" treats these rows as new rows.
+                new rows. They are not if the model is linear in all its trained weights. Pass False
+                in that case, and "auto" treats these rows as new rows.
             early_stopped: Whether the validation rows chose the model's checkpoint, so that their
                 errors are optimistic. False means that they did not. By default the report asks.
             conformal: Rows that are used for nothing else, for `p.interval(0.9, conformal=True)`;
                 or the share of the validation rows to set aside for it, for example 0.3.
             groups: Groups of the conformal rows: a callable(batch) -> whole numbers, or "bar" for
-                fifths of the bar. A group with too few rows for a level (9 for 90 %) gets infinite
-                intervals.
+                fifths of the bar. A group with too few rows for a level (fewer than 9 for 90 %)
+                gets infinite intervals.
             merge_groups: The number of rows, for example 50, below which a group is merged with the
                 next larger one. By default only fifths of the bar are merged: those below 50 rows
                 with the next fifth.
@@ -411,7 +413,7 @@ class LastLayerRigidity(ModelWrapper):
             process_group: As in `fit`; each process gives its own rows.
 
         Returns:
-            The report on what was chosen and how good it is; print it to read it.
+            The report on what was chosen and how good the bars are; print it to read it.
 
         Raises:
             ValueError: The data or options cannot be used. The calibration stays as it was.
@@ -485,8 +487,8 @@ class LastLayerRigidity(ModelWrapper):
             keywords: The keyword inputs of the model.
 
         Raises:
-            ValueError: A prediction is not finite. This is checked only on a CPU, because an
-                accelerator would have to be waited for; `predict` checks it everywhere.
+            ValueError: A prediction is not finite. This is checked only on a CPU, because the check
+                would make the CPU wait for an accelerator; `predict` checks it everywhere.
         """
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)
@@ -578,7 +580,8 @@ class LastLayerRigidity(ModelWrapper):
         """Predict and draw: `uq.predict(x).plot(y)`.
 
         Args:
-            x: The inputs, or anything that `fit` takes. Targets in it are drawn as y would be.
+            x: The inputs, or anything that `fit` accepts. If x contains targets, they are drawn as
+                y would be.
             y: True values.
             along: The input to draw along: its number, or the name of a frame's column. The inputs
                 are then a tensor, an array, a frame, or a mapping of these.
@@ -630,8 +633,9 @@ class LastLayerRigidity(ModelWrapper):
             progress: As in `fit`.
 
         Returns:
-            For each input and layer a squared distance, relative to the distance that 95 % of the
-            calibration rows stay below; `largest` over the layers, and the `layer` it is from.
+            For each input and layer, a squared distance relative to the distance that 95 % of the
+            calibration rows stay below; also `largest`, the maximum over the layers, and `layer`,
+            the name of that layer.
 
         Raises:
             ValueError: The fit did not record the layers, or there were no held-out calibration
@@ -689,13 +693,13 @@ class LastLayerRigidity(ModelWrapper):
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> Derived:
-        """Mean and standard deviation of a differentiable function of predictions, first order.
+        """Mean and standard deviation of a differentiable function of predictions, to first order.
 
         It takes one reverse pass of `fn` per derived quantity, keeps the correlations between
-        predictions, and never makes an N x N matrix. It carries the epistemic part only, with the
-        covariance of `covariance`. Criteria other than "auto" have one scale, which may include
-        noise, so that a mean of many predictions looks far too uncertain. Among these criteria use
-        `criterion="evidence", noise="bayes"`.
+        predictions, and never makes an N x N matrix. It propagates only the epistemic part, with
+        the covariance that `covariance` returns. Criteria other than "auto" have one scale, which
+        may include noise, so that a mean of many predictions looks far too uncertain. Among these
+        criteria use `criterion="evidence", noise="bayes"`.
 
         Args:
             fn: A function of the predictions for all of x, one tensor shaped like the model's
@@ -728,10 +732,10 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Ensemble:
         r"""An ensemble of last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
 
-        All members cost one pass of the model and one matrix product. They carry the epistemic
-        part, with its correlations between predictions and targets. Where the part that predictions
-        share has its own scale (`calibration.joint`), each row also gets its own deviation, the
-        same in every call, which needs another product and a hash of each row.
+        All members together cost one pass of the model and one matrix product. They contain the
+        epistemic part, with its correlations between predictions and targets. Where the part that
+        predictions share has its own scale (`calibration.joint`), each row also gets its own
+        deviation, the same in every call, which needs another product and a hash of each row.
 
         Args:
             n: The number of members; 64 by default.
@@ -774,7 +778,7 @@ class LastLayerRigidity(ModelWrapper):
 
         They are exact: the readout's features are differentiated, in forward or reverse mode,
         whichever takes fewer passes. They contain the epistemic part only. A derivative is a single
-        quantity, so it has the scale of single predictions, not `calibration.joint`.
+        quantity, so it uses the scale of single predictions, not `calibration.joint`.
 
         Args:
             x: The inputs, or anything that `fit` accepts.
@@ -954,7 +958,7 @@ class LastLayerRigidity(ModelWrapper):
             x: The pool of candidates, in any form that `predict` accepts; no labels are needed.
             n: How many inputs to select.
             objective: "variance" (default) shrinks the total variance, and "logdet" learns most
-                about the weights, both greedily. "top" takes the largest variances one by one.
+                about the weights, both greedily. "top" selects the largest variances one by one.
             weights: Loss weights with which new rows would enter the fit; not for "top".
             costs: What labelling each input costs.
             chosen: Rows of the pool that were selected before.
@@ -1016,11 +1020,12 @@ class LastLayerRigidity(ModelWrapper):
         progress: bool | None = None,
         process_group: Any = None,
     ) -> Self:
-        """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
+        """A fitted, uncalibrated copy of this object, whose model has the ridge-optimal readout.
 
         The predictions change, often for the better: print `refitted` of the result. The readout
-        comes from the sums of the fit, so there is no other pass over the training data. It is best
-        to call `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, with validation data.
+        comes from the sums of the fit, so there is no other pass over the training data. With
+        validation data, it is best to call `new = uq.refit(x, y, add=False)` and then
+        `new.calibrate(x, y)`.
 
         Args:
             x: Rows on which the refitted readout is judged, as in `fit`.
@@ -1075,8 +1080,8 @@ class LastLayerRigidity(ModelWrapper):
                 "members" (first dimension) as `ensemble`.
             rank: How many eigenvectors of the Gram to keep. Below about half of the width this is
                 cheaper than keeping all, and it never makes the bars too small: `error` of the
-                module is a bound on how much the variance $\alpha^2 q$ is overstated, relative to
-                it.
+                module is a bound on how much the variance $\alpha^2 q$ is overstated, as a fraction
+                of it.
             accuracy: The largest bound to accept, instead of a rank. The smallest rank that meets
                 it is used, or all eigenvectors.
             quantiles: The levels of "quantiles".
@@ -1152,7 +1157,7 @@ class LastLayerRigidity(ModelWrapper):
         return rounding
 
     def summary(self) -> str:
-        """The fit and the calibration in ten lines or so, and what to do next."""
+        """The fit and the calibration in about ten lines, and what to do next."""
         weights = sum(parameter.numel() for parameter in self.model.parameters())
         title = f"LastLayerRigidity of {type(self.model).__name__}, {weights:,} parameters"
         state = self._fit.state

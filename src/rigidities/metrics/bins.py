@@ -18,10 +18,10 @@ _CONSTANT_DECADES = 1e-9
 
 @of_prediction
 def ence(mean: Values, std: Values, target: Values, bins: int = 10) -> float:
-    """Expected normalised calibration error, mean over bins of |RMV - RMSE| / RMV.
+    """Expected normalised calibration error: the mean over bins of |RMV - RMSE| / RMV.
 
     Rows are sorted by sigma and cut into bins whose sizes differ by one row at most; RMV is the
-    root mean variance of a bin.
+    root of the mean predicted variance of a bin.
 
     Examples:
         >>> ence([0.0, 0.0], [1.0, 2.0], [1.0, 3.0], bins=2)
@@ -37,10 +37,10 @@ def ence(mean: Values, std: Values, target: Values, bins: int = 10) -> float:
 
 @of_prediction
 def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tuple[Tensor, Tensor]:
-    """Mean predicted variance and MSE of bins of rows sorted by predicted variance.
+    """Mean predicted variance and mean squared error (MSE) of bins of rows.
 
-    All complete bins are kept. The N mod `bin_size` rows of largest variance fill none and are
-    left out.
+    Rows are sorted by predicted variance and cut into bins of `bin_size` rows. The rows of largest
+    variance that do not fill a bin are left out.
 
     Returns:
         (variance, mse), one entry per bin, in ascending order of variance.
@@ -63,8 +63,9 @@ def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tu
 def binned_log_ratio(mean: Values, std: Values, target: Values, bin_size: int = 100) -> float:
     """Mean over bins of |log10(MSE / variance)|: decades from y = x in the binned plot.
 
-    A constant bar can score as well as a good one, since it spans no decades: read this with
-    `nll_gain`, `slope`, `decades` and `spearman`. Infinite where the errors of a bin are all zero.
+    A constant bar can score as well as good bars, because it spans no decades: read this together
+    with `nll_gain`, `slope`, `decades` and `spearman`. The result is infinite if all errors of a
+    bin are zero.
 
     Examples:
         >>> binned_log_ratio([0.0, 0.0], [1.0, 1.0], [10.0, 0.1], bin_size=1)
@@ -78,8 +79,8 @@ def binned_log_ratio(mean: Values, std: Values, target: Values, bin_size: int = 
 def slope(mean: Values, std: Values, target: Values, bin_size: int = 100) -> float:
     """Least-squares slope of log MSE on log variance over bins.
 
-    1 for right bars, 0 for bars without information, nan where it is undefined: a single bin,
-    constant bars, or a bin whose errors are all zero.
+    It is 1 for right bars and 0 for bars without information. It is nan if it is undefined: for a
+    single bin, for constant bars, or if all errors of a bin are zero.
 
     Examples:
         >>> round(slope([0.0, 0.0], [1.0, 100.0], [3.0, 30.0], bin_size=1), 4)
@@ -96,7 +97,7 @@ def slope(mean: Values, std: Values, target: Values, bin_size: int = 100) -> flo
 
 
 def decades(std: Values, bin_size: int = 100) -> float:
-    """Decades that the binned variances span, log10(largest / smallest).
+    """The number of decades that the binned variances span, log10(largest / smallest).
 
     Examples:
         >>> decades([1.0, 100.0], bin_size=1)

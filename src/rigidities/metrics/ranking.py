@@ -10,9 +10,10 @@ from .alignment import Values, aligned, of_prediction
 
 @of_prediction
 def spearman(mean: Values, std: Values, target: Values) -> float:
-    """Rank correlation of |e| and sigma, ties at their average rank.
+    """Rank correlation (Spearman) of |e| and sigma. Ties get their average rank.
 
-    Right bars do not reach 1, because |e| scatters about sigma. nan where |e| or sigma is constant.
+    Right bars do not reach 1, because |e| scatters about sigma. The result is nan if |e| or sigma
+    is constant.
 
     Examples:
         >>> spearman([0.0, 0.0, 0.0], [1.0, 2.0, 3.0], [0.1, -0.2, 0.3])
@@ -31,9 +32,9 @@ def ause(mean: Values, std: Values, target: Values) -> float:
     """Area under the sparsification error, as a fraction of the RMSE.
 
     Let S_k be the RMSE without the k rows of largest sigma, and O_k without those of largest |e|
-    (the oracle): mean over k = 0 ... N - 1 of (S_k - O_k) / S_0. Zero where sigma ranks the errors.
-    Rows tied in sigma each count with the mean of their e^2, so that their order does not matter.
-    Zero where every error is zero.
+    (the oracle). The result is the mean over k = 0 ... N - 1 of (S_k - O_k) / S_0. It is zero if
+    sigma ranks the errors perfectly, or if every error is zero. Rows with equal sigma each count
+    with the mean of their e^2, so that their order does not matter.
 
     Examples:
         >>> ause([0.0, 0.0], [1.0, 2.0], [3.0, 4.0])

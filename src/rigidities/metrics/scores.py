@@ -54,8 +54,9 @@ def nll(mean: Values, std: Values, target: Values) -> float:
 def nll_gain(mean: Values, std: Values, target: Values) -> float:
     """How much the NLL falls below that of the best constant bar, sigma^2 = MSE of these rows.
 
-    [log(2 pi MSE) + 1] / 2 - NLL: above zero where varying bars are better. The constant is fitted
-    to the same rows that it is judged on. Minus infinity where every error is zero.
+    It is [log(2 pi MSE) + 1] / 2 - NLL, in nats per row, and positive if varying bars are better.
+    The constant bar is fitted to the same rows that it is judged on. The result is minus infinity
+    if every error is zero.
 
     Examples:
         >>> round(nll_gain([0.0, 0.0], [1.0, 10.0], [1.0, 10.0]), 4)
@@ -83,7 +84,7 @@ def crps(mean: Values, std: Values, target: Values) -> float:
 
 @of_prediction
 def coverage(mean: Values, std: Values, target: Values, level: float = 0.9) -> float:
-    """Fraction of targets within mu +- k sigma, the central Gaussian interval of that level.
+    """Fraction of targets that the central Gaussian interval of this level, mu +- k sigma, covers.
 
     Examples:
         >>> coverage([0.0, 0.0], [1.0, 1.0], [1.6, 1.7], level=0.9)
@@ -95,7 +96,7 @@ def coverage(mean: Values, std: Values, target: Values, level: float = 0.9) -> f
 
 
 def interval_width(std: Values, level: float = 0.9) -> float:
-    """Mean width 2 k sigma of the central Gaussian interval of that level.
+    """Mean width 2 k sigma of the central Gaussian interval of this level.
 
     Examples:
         >>> round(interval_width([1.0], level=0.9), 4)
@@ -107,9 +108,10 @@ def interval_width(std: Values, level: float = 0.9) -> float:
 
 @of_prediction
 def interval_score(mean: Values, std: Values, target: Values, level: float = 0.9) -> float:
-    """Mean interval (Winkler) score: the width, plus a penalty for each target outside.
+    """Mean interval (Winkler) score: the width, plus a penalty for each target that is not covered.
 
-    mean 2 k sigma + 2 / (1 - level) max(|e| - k sigma, 0). Lowest for the true quantiles.
+    It is the mean of 2 k sigma + 2 / (1 - level) max(|e| - k sigma, 0), and lowest for the true
+    quantiles.
 
     Examples:
         >>> round(interval_score([0.0], [1.0], [2.6449], level=0.9), 2)
@@ -128,8 +130,8 @@ def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor
     Row i is covered from the level p_i = erf(|z_i| / sqrt 2) on: observed(p) = #{p_i <= p} / N.
 
     Returns:
-        (nominal, observed), N + 2 knots each, that begin at (0, 0) and end at (1, 1):
-        `observed[j]` holds from `nominal[j]` up to `nominal[j + 1]`.
+        (nominal, observed), N + 2 knots each, from (0, 0) to (1, 1). The curve has the value
+        `observed[j]` from `nominal[j]` up to `nominal[j + 1]`.
 
     Examples:
         >>> nominal, observed = calibration_curve([0.0, 0.0], [1.0, 1.0], [0.6745, 2.0])
@@ -150,9 +152,9 @@ def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor
 def miscalibration_area(mean: Values, std: Values, target: Values) -> float:
     """Area between the calibration curve and the diagonal, int_0^1 |observed(p) - p| dp.
 
-    The curve is that of central intervals, not of the PIT: the sign of an error does not count.
-    The integral is exact, without a grid. It lies between 0 and 1/2, and N rows with the right
-    bars give about 0.31 / sqrt(N), not zero.
+    The curve is that of central intervals, not of the probability integral transform: the sign of
+    an error does not count. The integral is exact, without a grid. It lies between 0 and 1/2. For N
+    rows with right bars it is about 0.31 / sqrt(N), not zero.
 
     Examples:
         >>> miscalibration_area([0.0], [1.0], [0.0])
@@ -182,15 +184,15 @@ def summary(
 ) -> dict[str, float]:
     """The main metrics by name.
 
-    With fewer rows than they need, `ence` (ten) and `binned_log_ratio`, `slope` and `decades`
-    (`bin_size`) are nan.
+    With fewer than ten rows, `ence` is nan. With fewer than `bin_size` rows, `binned_log_ratio`,
+    `slope` and `decades` are nan.
 
     Args:
         mean: Predictions, or a `Prediction`.
         std: Their error bars; leave them out if `mean` is a `Prediction`.
         target: True values.
         bin_size: Rows in each bin of the binned metrics.
-        level: Level of the intervals of coverage, width and interval score.
+        level: Level of the intervals for coverage, width and interval score.
 
     Examples:
         >>> summary([0.0], [1.0], [2.0])["rmse"]

@@ -86,15 +86,15 @@ _ROUNDING = 1e-6
 
 
 class Gram:
-    r"""Streaming sum $G = \sum_i w_i f_i f_i^T$ in float64.
+    r"""The sum $G = \sum_i w_i f_i f_i^T$ over batches of rows, in float64.
 
     Args:
         width: Number of features D.
         targets: None for one matrix (D, D) that all targets share; T for one matrix per target
             (T, D, D), needed when the rows' weights or features differ between targets.
         device: Where the sums live.
-        precision: Precision of the products; "mixed" measures its error, see `rounding_error`.
-            One matrix per target, and features in float64, are multiplied in float64 all the same.
+        precision: Precision of the products; "mixed" measures its error, see `rounding_error`. With
+            one matrix per target, or with features in float64, the products are always in float64.
 
     Attributes:
         count: Number of rows.
@@ -164,7 +164,7 @@ class Gram:
 
     @property
     def rounding_error(self) -> float:
-        """Bound on the error |dG| of `matrix` by mixed-precision products; 0 in double."""
+        """Bound on the error |dG| of `matrix` that mixed precision causes; 0 in double."""
         if self._error_sums is None:
             return 0.0
         error, measured_trace, whole_trace = self._error_sums.tolist()
@@ -196,17 +196,17 @@ class Gram:
         """Add rows.
 
         Args:
-            features: (N, D); or (N, T, D) where each of the T targets has features of its own.
+            features: (N, D), or (N, T, D) if each of the T targets has its own features.
             weights: Non-negative (N,), or (N, T) with one column per target; default ones.
             residuals: Target minus prediction, (N,) or (N, K); kept as $F^T W r$ and $r^T W r$
                 as long as every update brings them.
             moments: False for rows whose residuals are of no interest (derivatives without
-                targets): `square` goes on without them, `cross` is dropped.
+                targets). `square` then leaves these rows out, and `cross` is dropped.
             ones: Whether the features lack their last column, which is one.
 
         Raises:
-            ValueError: A shape does not fit, or a weight is negative or not finite. The sums are
-                then as they were.
+            ValueError: A shape does not match, or a weight is negative or not finite. The sums stay
+                as they were.
         """
         if torch.is_autocast_enabled(self.device.type):  # which would shorten the products
             with torch.autocast(self.device.type, enabled=False):
@@ -244,7 +244,7 @@ class Gram:
         *,
         moments: bool = True,
     ) -> None:
-        """Take rows out that were added before, with the weights they were added with.
+        """Remove rows that were added before, with the same weights.
 
         Args:
             features: As in `update`, with all columns.
@@ -253,7 +253,7 @@ class Gram:
             moments: As in `update`.
 
         Raises:
-            ValueError: As `update` and `without`. The sums are then as they were.
+            ValueError: As in `update` and `without`. The sums stay as they were.
         """
         rows = type(self)(
             self.width, targets=self.targets, device=self.device, precision=self.precision
@@ -268,7 +268,7 @@ class Gram:
         """Add another Gram's sums to this one's and return this one.
 
         Raises:
-            ValueError: The other is of another kind or shape.
+            ValueError: The other Gram has another kind or shape.
         """
         other = self._compatible(other)
         self._add_moments_of(other)
@@ -276,10 +276,10 @@ class Gram:
         return self
 
     def without(self, other: Gram) -> Gram:
-        """A Gram of the rows that are left when another's are taken out.
+        """The Gram of the rows that remain when those of another Gram are removed.
 
         Raises:
-            ValueError: The other has more rows than this one, or a sum of squares would turn
+            ValueError: The other Gram has more rows than this one, or a sum of squares would become
                 negative.
         """
         if other.count > self.count:
@@ -312,8 +312,8 @@ class Gram:
     def after(self, change: Tensor) -> Gram:
         r"""The Gram of the same rows when the weights have changed by $\delta$, (D, K).
 
-        Residuals become $r - F \delta$. Where each target has a Gram of its own, only the diagonal
-        of `square` follows: nothing reads the rest.
+        Residuals become $r - F \delta$. If each target has its own Gram, only the diagonal of
+        `square` is updated, because nothing reads the rest.
 
         Raises:
             ValueError: There are no residuals.
@@ -406,7 +406,7 @@ class Gram:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
-        """The Gram that `state` came from, of whatever kind."""
+        """The Gram from which `state` was taken, of either kind."""
         kinds: list[type[Gram]] = [Gram, *Gram.__subclasses__()]
         kind = next(kind for kind in kinds if kind.stored in state)
         sums = state[kind.stored]

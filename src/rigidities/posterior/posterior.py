@@ -34,7 +34,7 @@ TruncationForm = Literal["inverse", "complement"]
 
 @dataclass(frozen=True)
 class Posterior:
-    r"""$N(0, \alpha^2 (G + \varsigma^2 I)^{-1})$ of the readout weights about the trained ones.
+    r"""The Gaussian $N(0, \alpha^2 (G + \varsigma^2 I)^{-1})$ of weights about the trained ones.
 
     Attributes:
         eigenvalues: Ascending, (k,), or (T, k) with one Gram per target.
@@ -43,7 +43,8 @@ class Posterior:
         scale: $\alpha$, a scalar or (K,) with one entry per target.
         complement: Whether directions outside the eigenvectors count with the ridge alone.
         error: Worst-case relative error of a truncation; see `truncate`.
-        rounding_error: Bound on the error of G, |dG|, by products of mixed precision; else 0.
+        rounding_error: Bound on the error |dG| of G that products of mixed precision cause;
+            otherwise 0.
         from_root: Whether the eigenbasis is that of a root of G, `RootGram`.
     """
 
@@ -112,13 +113,13 @@ class Posterior:
 
     @property
     def condition(self) -> float:
-        r"""Condition number of $G + \varsigma^2 I$ (the worst target's)."""
+        r"""Condition number of $G + \varsigma^2 I$; with one Gram per target, the largest."""
         smallest = self.ridge if self.complement else self.precisions[..., 0]
         return float((self.precisions[..., -1] / smallest).max())
 
     @property
     def float64_error(self) -> float:
-        """Relative error of variances from float64 sums and their factorisation."""
+        """Relative error of the variances that float64 sums and their factorisation cause."""
         power = 0.5 if self.from_root else 1
         return torch.finfo(torch.float64).eps * self.condition**power
 
@@ -126,7 +127,7 @@ class Posterior:
     def doubt(self) -> float:
         r"""Bound on the relative error of variances that the error of G causes.
 
-        $|dG| / (\lambda_{\min} + s)$; zero where the products were of double precision.
+        It is $|dG| / (\lambda_{\min} + s)$, and zero if the products had double precision.
         """
         if not self.rounding_error:
             return 0.0
@@ -139,7 +140,7 @@ class Posterior:
         return float((self.eigenvalues / self.precisions).sum(-1).mean())
 
     def with_ridge(self, ridge: float) -> Posterior:
-        """The same eigenbasis with another ridge: no factorisation.
+        """The same eigenbasis with another ridge, without a new factorisation.
 
         Raises:
             ValueError: The Gram is singular at this ridge, or the posterior is truncated.
@@ -223,7 +224,7 @@ class Posterior:
     def covariance(self, left: Tensor, right: Tensor | None = None) -> Tensor:
         r"""$\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f'$ between rows: (N, D), (M, D) -> (N, M).
 
-        With several targets (K, N, M): targets' weights are independent a posteriori.
+        With several targets it is (K, N, M): the weights of different targets are independent.
         """
         a = self.whitened(left)
         b = a if right is None else self.whitened(right)
@@ -248,10 +249,10 @@ class Posterior:
 
         Args:
             n: Number of draws.
-            generator: Draws them; None for torch's own.
+            generator: The random generator of the draws; None for torch's own.
 
         Returns:
-            (n, D), or (n, K, D) with several targets, each with weights of its own.
+            (n, D), or (n, K, D) with several targets, each of which has its own weights.
         """
         several = self.scale.ndim > 0 or self.eigenvalues.ndim > 1
         targets = max(self.scale.numel(), self.eigenvalues[..., 0].numel())
@@ -271,7 +272,7 @@ class Posterior:
         accuracy: float | None = None,
         form: TruncationForm = "complement",
     ) -> Posterior:
-        r"""Keep `rank` eigenvectors, so that a prediction costs D x rank.
+        r"""Keep only `rank` eigenvectors, so that a prediction costs D x rank multiplications.
 
         `form="inverse"` is the paper's: the largest eigenvalues of the *inverse* (the smallest
         of G), a lower bound on q. What it drops is at most `error` times the largest variance
@@ -283,13 +284,13 @@ class Posterior:
 
         Args:
             rank: Number of eigenvectors to keep.
-            accuracy: The worst-case `error` to allow, in place of a rank: the smallest rank that
-                reaches it is taken.
+            accuracy: The largest worst-case `error` to accept, instead of a rank. The smallest rank
+                that reaches it is used.
             form: As above.
 
         Raises:
-            ValueError: Not exactly one of rank and accuracy was given, the rank is out of range,
-                or this posterior cannot be truncated so.
+            ValueError: Both or neither of rank and accuracy were given, the rank is out of range,
+                or this posterior cannot be truncated in this form.
         """
         if (rank is None) == (accuracy is None):
             raise ValueError("Pass either a rank or an accuracy.")
@@ -322,8 +323,9 @@ class Posterior:
     def factor(self) -> Tensor:
         r"""Upper triangular R with $q = |R f|^2$, (D, D) or (T, D, D).
 
-        From a QR factorisation of the whitened eigenbasis: the Gram's condition number enters
-        by its root only, and a triangular product costs half of a full one.
+        It comes from a QR factorisation of the whitened eigenbasis, so that rounding errors grow
+        only with the root of the Gram's condition number. A triangular product costs half of a full
+        one.
         """
         self._check_whole("It has no square factor. Use quadratic().")
         targets = len(self.eigenvectors) if self.eigenvectors.ndim == 3 else None

@@ -1,4 +1,4 @@
-r"""The shape of what lies around the mean: distributions of location zero and scale one.
+r"""Distributions around the mean, with location zero and scale one.
 
 A prediction is $y = \mu + s z$, where z follows one of these distributions. Its variance
 $\sigma^2 = \alpha^2 q + \text{noise}$ is the second moment about $\mu$, so that the unit is

@@ -41,8 +41,8 @@ class Noise:
 
     Attributes:
         name: What users and files call it.
-        tied: The level at weight one in units of the squared scale; None where calibration
-            chooses the level.
+        tied: The level at weight one in units of the squared scale; None if the calibration chooses
+            the level.
         level: Noise variance of each target, (K,).
     """
 
@@ -53,7 +53,7 @@ class Noise:
 
     @classmethod
     def shape(cls, mean: Tensor, features: Tensor | None) -> Tensor | None:
-        """What the level is multiplied by, (M, 1) or (M, K); None for one.
+        """The factor of the level, (M, 1) or (M, K); None for one.
 
         Args:
             mean: Predictions, (M, K).
@@ -141,7 +141,7 @@ class FeatureNoise(Noise):
 class GivenNoise(Noise):
     """Noise variances that are known for each row up to one factor, the level.
 
-    The level is one where the variances are known well.
+    The level is about one if the variances are right.
 
     Attributes:
         function: callable(batch) -> variances, one per sample or output. It is not saved to files.

@@ -58,9 +58,9 @@ class Prediction:
     `log_prob`, `crps` and `centre` are those of the bounded distribution. `variance` and `std` are
     not.
 
-    `p[:10]`, `p[mask]` and `p[:, 0]` are predictions of those entries. `p * sd + mu` is the
-    prediction of sd Y + mu, where sd and mu are numbers, or have one entry per target. Several
-    predictions share errors: for functions of them use `uq.propagate`.
+    `p[:10]`, `p[mask]` and `p[:, 0]` select entries and return a `Prediction`. `p * sd + mu` is the
+    prediction of sd Y + mu, where sd and mu are numbers, or have one entry per target. The errors
+    of several predictions are correlated: use `uq.propagate` for functions of them.
 
     Attributes:
         mean: What the model predicts.
@@ -182,7 +182,7 @@ class Prediction:
         return bounds
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws of each prediction, (n, ...). They contain no correlations."""
+        """Independent draws of each prediction, (n, ...), without correlations between them."""
         z = self.distribution.sample(self.unit, n, generator)
         return self._within_support(self.mean + self.unit * z)
 
@@ -196,7 +196,7 @@ class Prediction:
         return torch.where((y < low) | (y > high), -math.inf, value).to(self.unit)
 
     def cdf(self, target: Tensor) -> Tensor:
-        """Probability of a value up to the target."""
+        """Probability that the value is at most the target."""
         y = self.matched(target)
         low, high = self._bounds
         below = self.distribution.cdf(self._in_units(y))
@@ -283,7 +283,7 @@ class Prediction:
         return needed("pandas", extra("tabular")).DataFrame(columns, index)
 
     def to_polars(self, level: float = 0.9, *, names: Any = None, conformal: bool = False) -> Any:
-        """The same in a table of polars; see `to_pandas`."""
+        """The same table in polars; see `to_pandas`."""
         return needed("polars").DataFrame(self._columns(level, names, conformal))
 
     def _columns(self, level: float, names: Any, conformal: bool) -> dict[str, Any]:
@@ -331,12 +331,13 @@ class Prediction:
         | `p.plot(y, kind="calibration")` | how often intervals of every level cover |
 
         Intervals are those of `interval`. True values outside them have another colour, and the
-        legend has the share that they cover. With `x` but no `kind`, rows are drawn with single
-        intervals (`kind="rows"`) where they form no curve, because other inputs move them too.
+        legend shows the share that the intervals cover. If `x` is given without `kind`, and the
+        rows do not form a curve because other inputs vary too, each row is drawn with its own
+        interval (`kind="rows"`).
 
         Args:
             y: True values, shaped like the prediction: a tensor, an array, a series, a frame or a
-                list. For one of several targets, its values alone will do.
+                list. For one of several targets, its values alone are enough.
             kind: What to draw, see the table.
             x: Inputs for the horizontal axis, one value per row, or all inputs and `along`.
             along: The input to draw along: its number, or the name of a frame's column.
@@ -406,8 +407,8 @@ class Prediction:
         """Several predictions joined along the rows, in this order.
 
         Raises:
-            ValueError: There are none, or they differ in their targets, distribution or conformal
-                rows.
+            ValueError: There are no predictions, or they differ in their targets, distribution or
+                conformal rows.
         """
         predictions = list(predictions)
         shapes = [prediction.mean.shape for prediction in predictions]
