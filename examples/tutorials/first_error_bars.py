@@ -127,7 +127,7 @@ ax = uq.plot(x_test, y_test)
 # %% [markdown]
 # The orange intervals should be spread over the whole picture. If they cluster in one corner, the
 # bars are wrong there. The tutorial [Can these bars be
-# trusted?](../tutorials/trust_and_verdict.py) shows such cases, and [Plots](../../docs/plots.md)
+# trusted?](trust_and_verdict.py) shows such cases, and [Plots](../../docs/plots.md)
 # has every kind of picture.
 #
 # ## Keep them
