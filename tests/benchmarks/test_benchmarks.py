@@ -202,7 +202,7 @@ def test_page_is_written_from_stored_results_and_begins_with_what_was_missed(tmp
     page = (tmp_path / "README.md").read_text()
     top = page[page.index("## Not reached") : page.index("## speed")]
     assert "| [speed](#speed) | fit | at most 1.5 passes | 2.00 |" in top.splitlines()
-    assert "1 of 2 figures" in top and "predict" not in top
+    assert "1 of 2 limits" in top and "predict" not in top
 
 
 def test_gpu_benchmark_is_refused_where_there_is_no_such_device(monkeypatch) -> None:

@@ -140,7 +140,7 @@ def ended(name: str) -> str:
 
 def test_a_worker_that_is_gone_is_told_and_the_finished_parts_are_kept(log: Path) -> None:
     parts = [Job(name, ended, {"name": name}) for name in ("second", "first")]
-    with pytest.raises(jobs.WorkerError, match="Finished parts are kept: the same command goes on"):
+    with pytest.raises(jobs.WorkerError, match="Finished parts are kept, and the same command"):
         results("trial", parts, workers=2)
     assert [path.name.split("-")[0] for path in jobs.kept("trial")] == ["first"]
 

@@ -184,7 +184,7 @@ def test_differences_are_paired_and_labels_are_interpolated() -> None:
     assert work.labels_needed([1, 2], [3.0, 2.0], 1.0) is None
     assert work.labels_needed([100, 200, 300], [3.0, 1.0, 0.5], 2.0) == 150.0
     early = work.summary({**curves, "random": random.flip(0)}, protocol)
-    assert pages.difference_table(early, "").rows[-1][-1] == "all begin below it"
+    assert pages.difference_table(early, "").rows[-1][-1] == "all start below it"
     table = pages.difference_table(found, "")
     assert table.rows[-1][:3] == ["greedy, variance", "-1500.00 ± 500.00", "-1250.00 ± 250.00"]
     assert table.rows[-1][-2:] == ["2 of 2", "200 of 300"]

@@ -69,7 +69,7 @@ def test_a_quick_run_fills_its_page(written: Path) -> None:
     text = (written / "molecules.md").read_text(encoding="utf-8")
     stored = json.loads((written / "molecules.json").read_text(encoding="utf-8"))
     assert unsupported(text, stored) == []
-    assert "nan" not in text and "It was trained in this run" in text
+    assert "nan" not in text and "The network was trained in this run" in text
     assert (written / "molecules-sizes.png").stat().st_size > 3000
     assert set(stored["calibrations"]) == set(page.LABELS) == set(work.WAYS)
     assert stored["molecules"] == {"train": 150, "valid": 100, "test": 140}
