@@ -239,8 +239,8 @@ def test_bad_input_is_refused_before_anything_is_opened(name: str) -> None:
     )
     std[0] = 0
     refused("Expected std > 0", getattr(plots, name), mean, std, target)
-    refused("Expected x and mean of one shape", plots.along, [0, 1], [0], [1])
-    with pytest.raises(ValueError, match="Expected inputs and targets of one shape"):
+    refused("Expected x and mean of the same shape", plots.along, [0, 1], [0], [1])
+    with pytest.raises(ValueError, match="Expected inputs and targets of the same shape"):
         plots.along([0, 1], [0, 1], [1, 1], train=([0, 1], [0]))
     assert not plt.get_fignums()
 

@@ -570,13 +570,11 @@ def test_no_data_is_refused(uq, empty):
 def test_nan_or_infinity_is_refused_with_the_batch(net, value, where, uq):
     x, y = net.train[0].clone(), net.train[1].clone()
     (x if where == "features" else y)[137] = value
-    check_refused(
-        uq, lambda: uq.fit((x, y), batch_size=50), "Batch 2: .* contain NaN or infinity in the"
-    )
+    check_refused(uq, lambda: uq.fit((x, y), batch_size=50), "Batch 2: NaN or infinity in the")
     check_refused(
         uq,
         lambda: uq.calibrate((x, y), batch_size=50, criterion="nll"),
-        "Batch 2: .* contain NaN or infinity",
+        "Batch 2: NaN or infinity in the",
     )
 
 
