@@ -96,8 +96,8 @@ BAD_TABLES = [
     (GOOD + "1,0,3\n1,0,3\n", "Expected std > 0, got 0 in row 41 (and 1 more rows)"),
     (GOOD + "1,-2,3\n", "Expected std > 0, got -2 in row 41"),
     ("mean,mean,target\n1,2,3\n", "the column 'mean' twice"),
-    (f'mean,std,target\n1,2,"{"x" * 200_000}"\n', "is no CSV file"),
-    (b"\xff\xfe\x00m\x00e", "is no CSV file in UTF-8"),
+    (f'mean,std,target\n1,2,"{"x" * 200_000}"\n', "is not a CSV file"),
+    (b"\xff\xfe\x00m\x00e", "is not a CSV file in UTF-8"),
 ]
 
 
@@ -120,15 +120,16 @@ def test_fewer_rows_than_a_bin_leave_the_bins_out(here: Path) -> None:
     ("arguments", "words"),
     [
         (["none.csv"], "There is no file none.csv"),
+        (["nowhere"], "There is no file or folder nowhere"),
         (["p.txt"], "Expected predictions (.csv)"),
         (["p.csv", "--out", "none/r.html"], "There is no folder none for r.html"),
         (["p.csv", "--out", "."], "is a folder"),
-        (["p.csv", "--model", "a:b"], "go with a .safetensors file"),
+        (["p.csv", "--model", "a:b"], "are for a .safetensors file"),
         (["p.csv", "--out", "p.csv"], "is the file that the report is made from"),
         (["p.csv", "--out", "linked.html"], "is the file that the report is made from"),
         (["p.csv", "--out", "/dev/null"], "is a device or a pipe"),
         (["p.json"], "python -m experiments.frame.html_page p.json"),
-        (["p.safetensors", "--std", "y"], "--std goes with predictions in a .csv file"),
+        (["p.safetensors", "--std", "y"], "--std is for predictions in a .csv file"),
         (["p.csv", "--mean", "mean", "mean"], "2 for --mean, 1 for --std, 1 for --target"),
     ],
 )
