@@ -86,7 +86,7 @@ def test_several_targets_are_several_columns(here: Path) -> None:
 
 BAD_TABLES = [
     ("", "p.csv is empty"),
-    ("mean,std,target\n", "a header and no rows"),
+    ("mean,std,target\n", "a header but no rows"),
     ("mean,sigma,target\n1,2,3\n", "the column 'std' in p.csv, which has 'mean', 'sigma'"),
     (GOOD + "1,nan,3\n", "in the column 'std' of p.csv, got 'nan' in row 41 (line 42)"),
     (GOOD + "one,2,3\n", "in the column 'mean' of p.csv, got 'one' in row 41"),
@@ -251,8 +251,8 @@ def test_a_saved_fit_and_its_model_give_a_page(data: str, fit: Any, folder: Path
         ("my_module:nothing", "test.npz", "to return a torch.nn.Module, got NoneType"),
         ("my_module:fail", "test.npz", "RuntimeError: no weights on this disk"),
         ("my_module:build", "none.npz", "There is no file none.npz"),
-        ("my_module:build", "bad.npz", "damaged or no NPZ file"),
-        ("my_module:build", "alone.npz", "the target alone"),
+        ("my_module:build", "bad.npz", "damaged, or not an NPZ file"),
+        ("my_module:build", "alone.npz", "contains only the target"),
         ("my_module:build", "unnamed.npz", "which has 'a', 'b'"),
         ("my_module:build", "wide.npz", "Cannot predict"),
         ("my_module:odd", "test.npz", "Cannot predict: ZeroDivisionError: division by zero"),
