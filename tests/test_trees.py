@@ -274,7 +274,7 @@ def test_nodes_laid_out_otherwise_are_refused_by_the_release():
     model = HistGradientBoostingRegressor(max_iter=2).fit(x, y)
     for (tree,) in model._predictors:
         tree.nodes = tree.nodes[["value", "is_leaf"]]
-    with pytest.raises(ValueError, match=r"not laid out as in scikit-learn 1\.4 to 1\.9"):
+    with pytest.raises(ValueError, match=r"can be read for scikit-learn 1\.4 to 1\.9"):
         Forest(model, x)
 
 
@@ -300,8 +300,8 @@ def test_trees_that_do_not_reproduce_the_models_predictions_are_refused(name, mo
     read(model, x)
     monkeypatch.setattr(trees._HistogramTrees, method, spoilt)
     words = (
-        rf"HistGradientBoostingRegressor.* this is {re.escape(sklearn.__version__)}, and the "
-        "leaves that are read do not add up to its own predictions.* use GradientBoostingRegressor"
+        rf"HistGradientBoostingRegressor.* scikit-learn {re.escape(sklearn.__version__)}: the leaf "
+        "values that were read do not add up to its own predictions.* use GradientBoostingRegressor"
     )
     with pytest.raises(ValueError, match=words):
         read(model, x)
@@ -312,7 +312,7 @@ def test_a_model_that_keeps_its_trees_elsewhere_is_refused(name):
     x, y = table()
     model = HistGradientBoostingRegressor(max_iter=2).fit(x, y)
     delattr(model, name)
-    with pytest.raises(ValueError, match=f"not laid out as .* it has no {name}"):
+    with pytest.raises(ValueError, match=f"can be read for .* it has no {name}"):
         Forest(model, x)
 
 

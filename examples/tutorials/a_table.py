@@ -2,7 +2,8 @@
 # # A table
 #
 # The table has one row per patient with diabetes: ten columns of measurements, and how far the
-# disease went within a year. The data come with scikit-learn. Which predictions can you rely on?
+# disease had progressed after a year. The data come with scikit-learn. Which predictions can you
+# rely on?
 
 # %%
 from sklearn.datasets import load_diabetes
@@ -20,8 +21,9 @@ train, test, y_train, y_test = train_test_split(inputs, target, random_state=0)
 # %% [markdown]
 # ## A linear model
 #
-# `RigidityRegressor` wraps a regressor of scikit-learn. A linear regressor needs no rows of its own
-# to calibrate: an exact formula gives the error of each row with that row left out.
+# `RigidityRegressor` wraps a regressor of scikit-learn. For a linear regressor, no rows have to be
+# held out to calibrate the bars: an exact formula gives the error of each row with that row left
+# out.
 
 # %%
 reg = RigidityRegressor(make_pipeline(StandardScaler(), Ridge())).fit(train, y_train)
@@ -47,15 +49,15 @@ print(least_rigid[columns].round(2).to_string())
 
 z_scores = inputs.sub(train.mean()).div(train.std())
 mean_squares = z_scores.pow(2).mean(axis=1)
-print(f"mean squared z-score of their columns {mean_squares[least_rigid.index].mean():.1f}")
-print(f"of all {mean_squares[test.index].mean():.1f}")
+print(f"mean squared z-score of these patients {mean_squares[least_rigid.index].mean():.1f}")
+print(f"mean squared z-score of all new patients {mean_squares[test.index].mean():.1f}")
 
 # %% [markdown]
 # ## Trees instead
 #
-# The same wrapper accepts boosted trees. It keeps a fifth of the rows apart to calibrate them.
-# Compare both by the interval score at 90 %: the width, plus 20 times the distance of a true value
-# outside. Lower is better.
+# The same wrapper accepts boosted trees. It holds out a fifth of the rows to calibrate the
+# bars. Compare both regressors by the interval score of 90 % intervals: the width, plus 20 times
+# the distance by which a true value lies outside. Lower is better.
 
 # %%
 trees = HistGradientBoostingRegressor(max_iter=15, max_leaf_nodes=6, random_state=0)

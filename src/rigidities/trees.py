@@ -112,7 +112,8 @@ class Forest:
         model: One of `SUPPORTED`, fitted.
         X: Training rows, in any form that the model accepts. A few thousand are enough.
         rank: Number of directions of the leaf values to keep. The default is 1024, or 256 for more
-            than 10,000 rows. With as many as leaves (at most 128 per tree) nothing is left out.
+            than 10,000 rows. With the number of leaves (at most 128 per tree) nothing is
+            left out.
 
     Attributes:
         module: The torch model, from what `rows` gives to predictions, (N, K).
@@ -178,24 +179,24 @@ class Leaves(nn.Module):
 
     The directions do not span all leaf values. The part of a prediction that they leave unexplained
     is one more feature per target, so that predictions are exact. Directions are looked up in
-    single precision, which is several times as fast. Their rounding is part of what is left.
+    single precision, which is several times as fast. The unexplained part includes their rounding.
 
     Args:
         leaves: Number of leaves, L.
         groups: Number of groups of leaves.
         width: Number of directions, D.
-        rest: Number of targets of which the directions leave something, R.
+        rest: Number of targets that the directions do not explain completely, R.
         outputs: Number of targets, K.
 
     Attributes:
         group: Group of each leaf, (L,).
         basis: Directions of the groups' values, (groups, D), float32.
         values: Values of the leaves, (L, K).
-        weight: Weights of the directions, (D, K), which fix what the directions leave. The head
-            begins with them, and may be fitted anew.
-        left: Targets of which the directions leave something, (R,).
-        norm: Norm of what they leave of these targets' leaf values, (R,).
-        head: Weights of the directions and of what they leave.
+        weight: Weights of the directions, (D, K), which define the unexplained part. The head
+            starts with the same weights, and may be refitted.
+        left: Targets that the directions do not explain completely, (R,).
+        norm: Norm of the unexplained part of these targets' leaf values, (R,).
+        head: Weights of the directions and of the unexplained part.
     """
 
     group: Tensor
@@ -225,7 +226,7 @@ class Leaves(nn.Module):
             group: Group of each leaf, (L,).
             basis: Orthonormal directions of the groups' values, (groups, D).
             values: Values of the leaves, (L, K).
-            offset: What predictions are beside the sums of leaf values, (K,).
+            offset: What predictions add to the sums of leaf values, (K,).
         """
         group_sizes = torch.bincount(group).to(values)[:, None]
         group_sums = values.new_zeros(len(basis), values.shape[1]).index_add_(0, group, values)
@@ -289,7 +290,7 @@ class Nodes(nn.Module):
 
     Attributes:
         roots: The trees' first nodes among all nodes, (T,).
-        child: Left child of each node, which the right child follows; of a leaf the leaf, (M,).
+        child: Left child of each node, (M,). The right child follows it. A leaf is its own child.
         split: Input, leaf number (-1 for none) and row of `categories` (-1 for none) of each node,
             (3, M).
         threshold: Inputs up to it go left, (M,); infinite in leaves.
@@ -442,7 +443,7 @@ def require_squared_error(model: Any) -> None:
     """Refuse a tree ensemble that was trained with another loss, and name the loss.
 
     Leaves of a quantile or absolute loss are quantiles of residuals, and leaves of a Poisson loss
-    are logarithms. Least squares say nothing about how rigid these are.
+    are logarithms. The rigidity of a least-squares fit does not apply to them.
 
     Args:
         model: One of `SUPPORTED`.
@@ -478,8 +479,8 @@ def _require_no_initial_model(model: Any) -> None:
         return
     raise ValueError(
         f"{type(model).__name__} starts from an initial model, {type(initial).__name__}, whose "
-        "part of a prediction is in no leaf. Train without init=, and on the residuals of the "
-        "initial model if you need it."
+        "predictions are in no leaf. Train without init=. If you need the initial model, train on "
+        "its residuals."
     )
 
 
@@ -669,9 +670,9 @@ _HOSTS = (
 class _HistogramTrees:
     """The trees of a `HistGradientBoostingRegressor`, read from scikit-learn's private attributes.
 
-    Nothing else in the library reads these. Releases may change them without notice, so that names
-    are checked first, and what is read is compared with the model's own `predict`: by `Forest` on
-    training rows, by `Nodes` on rows at the thresholds of the splits.
+    Nothing else in the library reads these. Releases may change them without notice. Names are
+    therefore checked first, and what was read is compared with the model's own `predict`: by
+    `Forest` on training rows, by `Nodes` on rows at the thresholds of the splits.
 
     Args:
         model: A fitted model.
@@ -681,7 +682,7 @@ class _HistogramTrees:
         trees: Its `TreePredictor`s, in the order of boosting.
 
     Raises:
-        ValueError: The model is not fitted, or kept in another way than is known.
+        ValueError: The model is not fitted, or stores its trees in an unknown way.
     """
 
     NODE_FIELDS = frozenset(
@@ -827,18 +828,18 @@ class _HistogramTrees:
 
 
 def _unknown_layout(model: Any, problem: str) -> ValueError:
-    """The refusal of a model whose private trees this release of scikit-learn keeps otherwise."""
+    """The error for a model whose trees this release of scikit-learn stores in another way."""
     import sklearn
 
     return ValueError(
-        f"The nodes of {type(model).__name__} are not laid out as in scikit-learn 1.4 to 1.9, "
-        f"which are known here; this is {sklearn.__version__}, and {problem}. Install a release "
-        "that is known, or use GradientBoostingRegressor or LightGBM."
+        f"The nodes of {type(model).__name__} can be read for scikit-learn 1.4 to 1.9, but not for "
+        f"this model of scikit-learn {sklearn.__version__}: {problem}. Install one of these "
+        "releases, or use GradientBoostingRegressor or LightGBM."
     )
 
 
 def _unreadable_category(value: Any) -> ValueError:
-    """The refusal of a category that `Nodes` has no code for."""
+    """The error for a category that `Nodes` has no code for."""
     return ValueError(
         f"Expected categories that are whole numbers from 0 to {_MOST_CATEGORIES - 1}, got "
         f"{value!r}. Encode them before training, as OrdinalEncoder does."
@@ -889,13 +890,13 @@ class _Comparison:
     def in_words(self) -> str:
         """What is wrong where the difference is not constant."""
         return (
-            "the leaves that are read do not add up to its own predictions, by up to "
-            f"{self.largest_deviation:.3g}"
+            "the leaf values that were read do not add up to its own predictions (they differ by "
+            f"up to {self.largest_deviation:.3g})"
         )
 
 
 def _offset(model: Any, X: Any, sums: Tensor, tree_count: int) -> Tensor:
-    """What predictions are beside the sums of leaf values, (K,): the same for all rows.
+    """What predictions add to the sums of leaf values, (K,): the same for all rows.
 
     Raises:
         ValueError: It is not the same for all rows.
@@ -903,8 +904,8 @@ def _offset(model: Any, X: Any, sums: Tensor, tree_count: int) -> Tensor:
     predictions = np.asarray(model.predict(X))
     if predictions.size != sums.numel():
         raise ValueError(
-            f"{type(model).__name__} predicts {predictions.shape} by trees of one value a "
-            "leaf. Train one model for each target, with the squared error."
+            f"{type(model).__name__} predicts {predictions.shape}, but its trees have one "
+            "value per leaf. Train one model per target, with the squared error."
         )
     comparison = _Comparison.of(predictions, sums, tree_count)
     if comparison.is_constant:
@@ -914,8 +915,8 @@ def _offset(model: Any, X: Any, sums: Tensor, tree_count: int) -> Tensor:
         raise _unknown_layout(model, comparison.in_words())
     raise ValueError(
         f"The predictions of {type(model).__name__} are not sums of its leaf values: it has a "
-        "link (a Poisson, gamma or logistic loss), an initial model or weighted trees. Train "
-        "with a squared error, on log(y) where targets are positive."
+        "link function (a Poisson, gamma or logistic loss), an initial model or weighted trees. "
+        "Train with the squared error, and on log(y) if targets are positive."
     )
 
 

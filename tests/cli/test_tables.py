@@ -119,7 +119,7 @@ def test_a_parquet_index_is_a_column_too(tmp_path):
     _, frame = read(tmp_path / "data.parquet")
     chosen, notes = inputs(frame, np.random.default_rng(0).normal(size=len(frame)), ".")
     assert [column.name for column in chosen] == ["place", "size"]
-    assert notes[0] == "Left out: __index_level_0__ (numbers of the rows)"
+    assert notes[0] == "Left out: __index_level_0__ (row numbers)"
 
 
 def test_columns_without_a_name_or_with_one_twice_get_their_own(tmp_path):
@@ -163,7 +163,7 @@ def test_the_decimal_mark_is_found_wherever_it_stands(tmp_path):
     path = file(tmp_path, "size;n\n" + early + "1.234,5;2\n")
     assert path.stat().st_size > 1 << 17
     table = Table.open(path)
-    assert table.decimal == "," and "Its numbers have decimal commas" in table.notes
+    assert table.decimal == "," and "Numbers have decimal commas" in table.notes
     late = file(tmp_path, "size;n\n" + "7,500;1\n" * 20_000 + "1,234.5;2\n")
     assert Table.open(late).decimal == "."
 
@@ -172,7 +172,9 @@ def test_the_mark_of_the_training_table_holds_where_no_cell_tells(tmp_path):
     path = file(tmp_path, "size;n\n7.500;1\n2.250;3\n")
     assert Table.open(path).decimal == "."
     german = Table.open(path, ",")
-    assert german.decimal == "," and "read with commas, as in training" in german.notes[0]
+    assert (
+        german.decimal == "," and "commas are assumed, as in the training table" in german.notes[0]
+    )
     whole = Table.open(file(tmp_path, "size;n\n7;1\n2;3\n"), ",")
     assert whole.decimal == "," and not whole.notes
 
@@ -180,7 +182,7 @@ def test_the_mark_of_the_training_table_holds_where_no_cell_tells(tmp_path):
 def test_cells_that_contradict_the_training_table_are_read_as_they_are_and_it_is_said(tmp_path):
     table = Table.open(file(tmp_path, "size;n\n7.55;1\n2.250;3\n"), ",")
     assert table.decimal == "."
-    assert "decimal points, those of the training table commas" in table.notes[0]
+    assert "decimal points here, and commas in the training table" in table.notes[0]
 
 
 def test_several_units_are_not_numbers():
@@ -192,7 +194,7 @@ def test_cells_without_a_number_are_missing_and_counted():
     cells = ["1.5"] * 30 + ["err", "<2"] + ["2.5"] * 8
     chosen, notes = inputs(frame_of(x=cells), np.arange(40.0), ".")
     assert [c.kind for c in chosen] == ["number"]
-    assert notes == ["x: 2 cells hold no number: missing"]
+    assert notes == ["x: 2 cells contain no number and count as missing"]
     x, unread = matrix(chosen, frame_of(x=cells), ".")
     assert x.isnan().sum() == 2 == unread["x"]
 
@@ -230,7 +232,7 @@ def test_columns_that_say_nothing_or_too_much_are_left_out_with_a_word():
         "constant (constant)",
         "nothing (empty)",
         "again (the same as place)",
-        "row, customerId (numbers of the rows)",
+        "row, customerId (row numbers)",
         "comment, town (text that hardly repeats)",
         "copy, pounds, exponential, whole (gives the target away",
     ):
@@ -245,7 +247,7 @@ def test_numbers_too_large_to_be_squared_are_missing_and_tiny_ones_are_not():
     frame["infinite"] = pd.to_numeric(frame["large"]) * np.where(x < 0, np.inf, 1)
     chosen, notes = inputs(frame, np.random.default_rng(1).normal(size=60), ".")
     assert [column.kind for column in chosen] == ["number"] * 3
-    assert f"large: {(x > 1.5).sum()} cells hold no number: missing" in notes
+    assert f"large: {(x > 1.5).sum()} cells contain no number and count as missing" in notes
     values, _ = matrix(chosen, frame, ".")
     assert (
         values.isnan().sum(0).numpy() == [(x > 1.5).sum(), 0, ((x > 1.5) | (x < 0)).sum()]
@@ -290,7 +292,7 @@ BAD = {
     "a workbook": (b"PK\3\4rest", "Save the table as CSV"),
     "gzip, cut": (gzip.compress(written().encode() * 9)[:-400], "is damaged"),
     "parquet, cut": (b"PAR1 and no more", "damaged Parquet"),
-    "an open quote": (b'a,b\n1,2\n3,"4\n5,6\n', "nothing closes the quote before '4"),
+    "an open quote": (b'a,b\n1,2\n3,"4\n5,6\n', "the quote before '4"),
     "a huge cell": (b'a,b\n1,"' + b"x" * 300_000 + b'"\n', "is damaged"),
     "a long line": (b"a,b\n1,2\n3,4\n5,6,7\n", "Expected 2 entries in line 4"),
 }

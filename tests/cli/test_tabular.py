@@ -159,9 +159,9 @@ def test_the_command_line_tells_what_it_did_not_use_or_know(ran, tmp_path, capsy
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert found == {"out": str(out), "rows": 40, "unread": {"place": 3, "size": 1}}
-    assert "Not used: more" in said.err
-    assert "place: 3 cells unknown in training, taken as missing" in said.err
-    assert "size: 1 cells without a number, taken as missing" in said.err
+    assert "Columns that the model does not use: more" in said.err
+    assert "place: 3 cells with a category that was not in the training table" in said.err
+    assert "size: 1 cells without a number, treated as missing" in said.err
 
 
 @pytest.mark.thorough
@@ -182,7 +182,7 @@ def test_a_model_keeps_the_decimal_mark_of_its_table(tmp_path, monkeypatch, caps
         assert run("--apply", out / "model.safetensors", new, "--out", tmp_path / "p.csv") == 0
         means.append(pd.read_csv(tmp_path / "p.csv")["mean"].tolist())
     assert means[0] == means[1]
-    assert "read with commas, as in training" in capsys.readouterr().out
+    assert "commas are assumed, as in the training table" in capsys.readouterr().out
 
 
 def test_another_level_is_another_quantile_of_the_same_distribution(ran, tmp_path):
@@ -320,13 +320,19 @@ USELESS = {
         lines([["x", "y"], *[[k % 7, f"{k % 3}e-200"] for k in range(50)]]),
         "to vary",
     ),
-    "infinite": (lines([["x", "y"], *[[k % 7, "inf"] for k in range(50)]]), "30 rows or more"),
-    "an open quote": ("x,y\n" + "1,2\n" * 40 + '3,"4\n' + "1,2\n" * 9, "nothing closes the quote"),
+    "infinite": (lines([["x", "y"], *[[k % 7, "inf"] for k in range(50)]]), "at least 30 rows"),
+    "an open quote": ("x,y\n" + "1,2\n" * 40 + '3,"4\n' + "1,2\n" * 9, "is never closed"),
     "constant": (lines([["x", "y"], *[[k % 7, 3] for k in range(50)]]), "to vary, got 3"),
-    "one row": ("x,y\n1,2\n", "Expected 30 rows or more"),
-    "no rows": ("x,y\n", "Expected 30 rows or more"),
-    "nothing beside it": (lines([["y"], *[[k] for k in range(50)]]), "Expected inputs beside"),
-    "equal rows": (lines([["x", "y"], *[[k < 1, k % 7] for k in range(50)]]), "too many equal"),
+    "one row": ("x,y\n1,2\n", "Expected at least 30 rows"),
+    "no rows": ("x,y\n", "Expected at least 30 rows"),
+    "nothing beside it": (
+        lines([["y"], *[[k] for k in range(50)]]),
+        "Expected at least one column of inputs",
+    ),
+    "equal rows": (
+        lines([["x", "y"], *[[k < 1, k % 7] for k in range(50)]]),
+        "too many rows are equal",
+    ),
     "a long line": ("x,y\n" + "1,2\n" * 40 + "1,2,3\n", "Expected 2 entries in line 42"),
     "binary": ("\0\1\2", "binary file"),
 }
@@ -346,8 +352,8 @@ def test_a_table_that_teaches_nothing_is_refused_in_one_line(tmp_path, capsys, n
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["data.csv"], "Expected --target COLUMN to learn, or --apply MODEL"),
-        (["data.csv", "--apply", "m", "--target", "y"], "--target goes with training"),
+        (["data.csv"], "Expected --target COLUMN to train a model, or --apply MODEL"),
+        (["data.csv", "--apply", "m", "--target", "y"], "--target is an option for training"),
         (["nowhere.csv", "--target", "y"], "There is no file nowhere.csv"),
         (["data.csv", "--target", "y", "--out", "no/such/place"], "There is no folder"),
     ],
@@ -362,7 +368,7 @@ def test_wrong_usage_is_explained(tmp_path, monkeypatch, capsys, arguments, word
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--id", "mean"], "--id mean is a column of the predictions"),
+        (["--id", "mean"], "--id mean: the predictions have a column of that name"),
         (["--drop", "y"], "got 'y' twice"),
         (["--id", "x", "x"], "got 'x' twice"),
         (["--drop", "x", "--keep", "x"], "got 'x' twice"),

@@ -87,7 +87,31 @@ def test_a_skewed_positive_target_is_learnt_as_its_logarithm(logged):
     assert own["mean"].tolist() == pytest.approx(log_p.mean.exp()[:, 0].tolist(), rel=1e-8)
     assert own["low"].tolist() == pytest.approx(low.exp()[:, 0].tolist(), rel=1e-8)
     assert own["high"].tolist() == pytest.approx(high.exp()[:, 0].tolist(), rel=1e-8)
-    assert "`mean` is the exponential of the predicted logarithm" in logged.printed
+    assert "`mean` is the exponential of the predicted logarithm" in " ".join(
+        logged.printed.split()
+    )
+
+
+def test_every_remark_is_printed_once_near_the_verdict(logged):
+    headline = logged.printed.index(logged.summary["verdict"]["headline"])
+    remarks = logged.summary["remarks"]
+    assert remarks  # with so few rows, one constant bar on the logarithmic scale is as good
+    for remark in remarks:
+        assert logged.printed.count(remark) == 1
+        assert logged.printed.index(remark) > headline
+        assert remark.startswith("On the logarithmic scale that the model learnt: ")
+
+
+def test_a_split_by_time_is_not_suggested_for_groups(tmp_path):
+    path = tmp_path / "cars.csv"
+    cars().to_csv(path, index=False)
+    rows = Training.read(path, "price", [], [], Splitting())
+    groups = Training.read(path, "price", [], [], Splitting(group="dealer"))
+    by_rows = "\n".join(rows.opening("price"))
+    by_groups = "\n".join(groups.opening("price"))
+    assert "Try --time-split 'sold'" in by_rows
+    assert "optimistic for future dates" in by_groups
+    assert "--time-split" not in by_groups  # the two options cannot be combined
 
 
 def test_the_unit_of_the_target_is_read_and_told(logged):
@@ -140,14 +164,14 @@ def test_a_table_that_was_moved_or_changed_is_named_with_the_cure(logged, tmp_pa
     (folder / "summary.json").write_text(json.dumps(summary | {"data": "/nowhere/cars.csv"}))
     page = ["--out", str(tmp_path / "r.html")]
     assert cli.main(["report", str(folder), *page]) == 2
-    assert "Name it by --data" in capsys.readouterr().err
+    assert "Pass its new path with --data" in capsys.readouterr().err
     assert cli.main(["report", str(folder), "--data", str(logged.data), *page]) == 0
     cars(seed=1).to_csv(tmp_path / "other.csv", index=False)
     assert cli.main(["report", str(folder), "--data", str(tmp_path / "other.csv"), *page]) == 2
-    assert "is not the table that" in capsys.readouterr().err
+    assert "is not the training table of" in capsys.readouterr().err
     (folder / "model.safetensors").unlink()
     assert cli.main(["report", str(folder), *page]) == 2
-    assert "There is no model.safetensors" in capsys.readouterr().err
+    assert "has no model.safetensors" in capsys.readouterr().err
 
 
 def test_predictions_alone_are_judged_by_their_test_rows(logged, tmp_path):
@@ -167,8 +191,8 @@ def test_intervals_below_zero_are_told_with_the_cure_and_support_ends_them(tmp_p
     below = int((ran.predictions["low"] < 0).sum())
     assert below > 0
     assert (
-        f"All 160 values of price are positive, but {below} of the 160 intervals reach below zero: "
-        "try --support 0, or --log"
+        f"All 160 values of price are positive, but {below} of the 160 intervals reach below zero. "
+        "Try `--support 0,` or `--log`."
     ) in ran.printed
     bounded = Ran(tmp_path, cars(), *options, "--support", "0,")
     assert (bounded.predictions["low"] >= 0).all()
@@ -197,14 +221,14 @@ FREE = cars().assign(price=lambda frame: frame["price"].where(frame.index > 0, 0
 WRONG = {
     "a target outside": (cars(), ["--support", ",9000"], "Widen --support"),
     "a logarithm of zero": (FREE, ["--log"], "--log needs values above zero, got 0 in row 1"),
-    "few conformal rows": (cars(), ["--conformal", "0.02"], "Take a share of 0.06 or more"),
+    "few conformal rows": (cars(), ["--conformal", "0.02"], "Use a share of 0.06 or more"),
     "a level beyond the rows": (
         *(cars(), ["--conformal", "0.2", "--level", "0.99"]),
         "need 99 conformal rows",
     ),
     "groups and time": (
         *(cars(), ["--group", "dealer", "--time-split", "sold"]),
-        "--group and --time-split do not go together",
+        "--group and --time-split cannot be combined",
     ),
     "two groups": (
         *(cars().assign(dealer=lambda f: f["dealer"] % 2), ["--group", "dealer"]),
@@ -232,7 +256,7 @@ def test_options_that_do_not_fit_the_table_are_explained(tmp_path, name):
 )
 def test_options_of_the_training_do_not_go_with_apply(option, capsys):
     assert cli.main(["tabular", "new.csv", "--apply", "model.safetensors", option]) == 2
-    assert "goes with training, not with --apply. Leave it out." in capsys.readouterr().err
+    assert "is an option for training, not for --apply. Leave it out." in capsys.readouterr().err
 
 
 # --- how rows are divided ----------------------------------------------------------------------
@@ -291,7 +315,7 @@ def test_guaranteed_intervals_are_those_of_the_conformal_rows(tmp_path):
     tested = own[own["split"] == "test"]
     inside = ((tested["low"] <= tested["target"]) & (tested["target"] <= tested["high"])).mean()
     assert ran.summary["scores"]["conformal"]["coverage"] == pytest.approx(inside)
-    assert "Other groups may differ" in ran.printed
+    assert "If other groups differ" in ran.printed
     out = tmp_path / "p.csv"
     apply = ["tabular", "--apply", str(ran.model), str(ran.data), "--out", str(out)]
     assert cli.main(apply) == 0

@@ -86,7 +86,7 @@ def test_several_targets_are_several_columns(here: Path) -> None:
 
 BAD_TABLES = [
     ("", "p.csv is empty"),
-    ("mean,std,target\n", "a header and no rows"),
+    ("mean,std,target\n", "a header but no rows"),
     ("mean,sigma,target\n1,2,3\n", "the column 'std' in p.csv, which has 'mean', 'sigma'"),
     (GOOD + "1,nan,3\n", "in the column 'std' of p.csv, got 'nan' in row 41 (line 42)"),
     (GOOD + "one,2,3\n", "in the column 'mean' of p.csv, got 'one' in row 41"),
@@ -96,8 +96,8 @@ BAD_TABLES = [
     (GOOD + "1,0,3\n1,0,3\n", "Expected std > 0, got 0 in row 41 (and 1 more rows)"),
     (GOOD + "1,-2,3\n", "Expected std > 0, got -2 in row 41"),
     ("mean,mean,target\n1,2,3\n", "the column 'mean' twice"),
-    (f'mean,std,target\n1,2,"{"x" * 200_000}"\n', "is no CSV file"),
-    (b"\xff\xfe\x00m\x00e", "is no CSV file in UTF-8"),
+    (f'mean,std,target\n1,2,"{"x" * 200_000}"\n', "is not a CSV file"),
+    (b"\xff\xfe\x00m\x00e", "is not a CSV file in UTF-8"),
 ]
 
 
@@ -120,15 +120,16 @@ def test_fewer_rows_than_a_bin_leave_the_bins_out(here: Path) -> None:
     ("arguments", "words"),
     [
         (["none.csv"], "There is no file none.csv"),
+        (["nowhere"], "There is no file or folder nowhere"),
         (["p.txt"], "Expected predictions (.csv)"),
         (["p.csv", "--out", "none/r.html"], "There is no folder none for r.html"),
         (["p.csv", "--out", "."], "is a folder"),
-        (["p.csv", "--model", "a:b"], "go with a .safetensors file"),
+        (["p.csv", "--model", "a:b"], "are for a .safetensors file"),
         (["p.csv", "--out", "p.csv"], "is the file that the report is made from"),
         (["p.csv", "--out", "linked.html"], "is the file that the report is made from"),
         (["p.csv", "--out", "/dev/null"], "is a device or a pipe"),
         (["p.json"], "python -m experiments.frame.html_page p.json"),
-        (["p.safetensors", "--std", "y"], "--std goes with predictions in a .csv file"),
+        (["p.safetensors", "--std", "y"], "--std is for predictions in a .csv file"),
         (["p.csv", "--mean", "mean", "mean"], "2 for --mean, 1 for --std, 1 for --target"),
     ],
 )
@@ -250,8 +251,8 @@ def test_a_saved_fit_and_its_model_give_a_page(data: str, fit: Any, folder: Path
         ("my_module:nothing", "test.npz", "to return a torch.nn.Module, got NoneType"),
         ("my_module:fail", "test.npz", "RuntimeError: no weights on this disk"),
         ("my_module:build", "none.npz", "There is no file none.npz"),
-        ("my_module:build", "bad.npz", "damaged or no NPZ file"),
-        ("my_module:build", "alone.npz", "the target alone"),
+        ("my_module:build", "bad.npz", "damaged, or not an NPZ file"),
+        ("my_module:build", "alone.npz", "contains only the target"),
         ("my_module:build", "unnamed.npz", "which has 'a', 'b'"),
         ("my_module:build", "wide.npz", "Cannot predict"),
         ("my_module:odd", "test.npz", "Cannot predict: ZeroDivisionError: division by zero"),

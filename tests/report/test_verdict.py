@@ -24,7 +24,7 @@ from rigidities.calibration.coverage import (
 from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
 from rigidities.report.cautions import FEW, Caution, cautions
-from rigidities.report.judgement import gain_and_error, judgement, resolution, size
+from rigidities.report.judgement import by_fifths, gain_and_error, judgement, resolution, size
 from rigidities.report.rows import TargetRows, target_rows
 from rigidities.report.scores import METRICS, TargetScores
 from tests.support.nets import Trained
@@ -245,6 +245,8 @@ def test_fifths_are_those_of_sorted_rows() -> None:
             assert one.inside == int((part.z[index].abs() <= HALF_WIDTH).sum())
             assert one.rows == len(index)
     assert rows(49).scored.fifths == []
+    unchecked = by_fifths(rows(49))
+    assert (unchecked.status, unchecked.status_word) == ("good", "not checked")
     alike = TargetRows(part.mean, torch.ones_like(part.std), part.target)
     assert len(alike.scored.fifths) == 5
 

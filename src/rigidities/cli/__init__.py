@@ -121,11 +121,15 @@ def _add_command(
     parser = commands.add_parser(
         name,
         help=summary,
-        description=f"{summary.capitalize()}.",
+        description=f"{summary[0].upper()}{summary[1:]}.",
         epilog=f"examples:\n{''.join(lines)}\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, and all else on stderr")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the results as JSON on stdout, and everything else on stderr",
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -134,7 +138,7 @@ def _add_command(
 
 
 def seed(text: str) -> int:
-    """A whole number that torch takes."""
+    """A whole number that torch accepts as a seed."""
     value = int(text)
     if not -(2**63) <= value < 2**64:
         raise argparse.ArgumentTypeError(f"expected a seed from -2**63 to 2**64 - 1, got {text}")
@@ -154,14 +158,17 @@ def share(text: str) -> float:
     value = float(text)
     if not 0 < value <= 0.5:
         raise argparse.ArgumentTypeError(
-            f"expected a share of the rows above 0, up to 0.5, such as 0.15, got {text}"
+            f"expected a share of the rows above 0 and up to 0.5, such as 0.15, got {text}"
         )
     return value
 
 
 def bounds(text: str) -> tabular.Bounds:
     """Two numbers with a comma between them; either may be left out."""
-    remedy = "expected LOW,HIGH such as 0, or 0,100 or =-40,60 where it begins with a minus"
+    remedy = (
+        "expected LOW,HIGH: `0,100`, or `0,` for a lower bound only. If LOW is negative, write "
+        "--support=-40,60"
+    )
     low_text, comma, high_text = text.partition(",")
     try:
         low = float(low_text) if low_text.strip() else None
@@ -183,7 +190,7 @@ def _add_tabular(commands: Commands) -> None:
         commands,
         "tabular",
         _tabular,
-        "learn a column of a table, with error bars, and predict it for new rows",
+        "train a model for one column of a table, and predict new rows with error bars",
         [
             "data.csv --target price",
             "data.csv --target price --id customer --drop comment",
@@ -194,25 +201,59 @@ def _add_tabular(commands: Commands) -> None:
     add = parser.add_argument
     # Options have no defaults here, so that those which do not go with --apply are noticed.
     add("file", type=Path, help="the table: .csv, .tsv, .csv.gz or .parquet")
-    add("--target", metavar="COLUMN", help="the column to learn")
-    add("--apply", type=Path, metavar="MODEL", help="predict by this model.safetensors instead")
-    add("--out", type=Path, help="folder (rigidities-FILE), or file of --apply (predictions.csv)")
+    add("--target", metavar="COLUMN", help="the column to predict")
+    add(
+        "--apply",
+        type=Path,
+        metavar="MODEL",
+        help="predict with this model.safetensors instead of training",
+    )
+    add(
+        "--out",
+        type=Path,
+        help="folder of the results (default: rigidities-FILE); with --apply, the file of the "
+        "predictions (default: predictions.csv)",
+    )
     models = ("auto", "tree", "linear", "net")
-    add("--model", choices=models, help="auto: the better of tree and linear (default)")
-    add("--level", type=level, help="of the intervals (default: 0.9)")
-    add("--seed", type=seed, help="of splits and models (default: 0)")
-    add("--support", type=bounds, metavar="LOW,HIGH", help="bounds of the target; 0, is one alone")
+    add(
+        "--model",
+        choices=models,
+        help="the learner: auto (default) chooses the better of tree and linear",
+    )
+    add("--level", type=level, help="level of the intervals (default: 0.9)")
+    add("--seed", type=seed, help="seed of splits and models (default: 0)")
+    add(
+        "--support",
+        type=bounds,
+        metavar="LOW,HIGH",
+        help="bounds of the target; `0,` sets a lower bound only",
+    )
     add(
         "--log",
         action=argparse.BooleanOptionalAction,
-        help="learn the target's logarithm (default: if it does better)",
+        help="learn the logarithm of the target (default: if that predicts better)",
     )
-    add("--conformal", type=share, metavar="SHARE", help="of the rows, for guaranteed intervals")
-    add("--group", metavar="COLUMN", help="rows of one group are never split")
-    add("--time-split", metavar="COLUMN", help="train on the oldest rows, test on the newest")
-    _add_columns(parser, "--id", "columns that are no inputs, but copied to the predictions")
-    _add_columns(parser, "--drop", "columns that are no inputs")
-    _add_columns(parser, "--keep", "inputs even if they number rows or give the target away")
+    add(
+        "--conformal",
+        type=share,
+        metavar="SHARE",
+        help="share of the labelled rows to set apart for guaranteed intervals",
+    )
+    add(
+        "--group",
+        metavar="COLUMN",
+        help="keep rows with the same value here together when rows are split",
+    )
+    add(
+        "--time-split",
+        metavar="COLUMN",
+        help="split by this time: train on the oldest rows, test on the newest",
+    )
+    _add_columns(parser, "--id", "columns to copy to the predictions; they are not inputs")
+    _add_columns(parser, "--drop", "columns to leave out of the inputs")
+    _add_columns(
+        parser, "--keep", "columns to use even if they look like row numbers or like the target"
+    )
 
 
 def _add_columns(parser: argparse.ArgumentParser, option: str, help: str) -> None:
@@ -255,11 +296,15 @@ def _tabular(
         }
         for name, value in training_options.items():
             if value is not None:
-                raise ValueError(f"--{name} goes with training, not with --apply. Leave it out.")
+                raise ValueError(
+                    f"--{name} is an option for training, not for --apply. Leave it out."
+                )
         return tabular.apply(apply, file, out or Path("predictions.csv"), level=level, say=say)
 
     if target is None:
-        raise ValueError("Expected --target COLUMN to learn, or --apply MODEL to predict by.")
+        raise ValueError(
+            "Expected --target COLUMN to train a model, or --apply MODEL to predict with one."
+        )
     return tabular.train(
         file,
         target,
@@ -285,7 +330,7 @@ def _add_report(commands: Commands) -> None:
         commands,
         "report",
         _report,
-        "write one HTML page that says how far error bars can be trusted",
+        "write one HTML page that shows how far you can trust error bars",
         [
             "predictions.csv",
             "rigidities-data --out again.html",
@@ -296,13 +341,17 @@ def _add_report(commands: Commands) -> None:
     files = "predictions (.csv), a saved fit (.safetensors), or the folder that tabular wrote"
     add("file", type=Path, help=files)
     add("--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)")
-    add("--title", help="its heading (default: the name of the file)")
+    add("--title", help="heading of the page (default: the name of the file)")
     contents = {"mean": "predictions", "std": "error bars", "target": "true values"}
     for name, content in contents.items():
         text = f"columns of the {content}, one per target (default: {name})"
         add(f"--{name}", nargs="+", metavar="COLUMN", help=text)
-    add("--model", metavar="MODULE:FUNCTION", help="returns the trained model of a saved fit")
-    text = "labelled test data for it, .npz or .csv; or the table of a folder, if it was moved"
+    add(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="function that returns the trained model of a saved fit",
+    )
+    text = "labelled test data for a saved fit (.npz or .csv), or the moved table of a folder"
     add("--data", type=Path, help=text)
 
 
@@ -356,14 +405,14 @@ def _add_merge(commands: Commands) -> None:
         commands,
         "merge",
         _merge,
-        "make one fit of saved fits to different rows, without their model",
+        "merge saved fits to different rows into one fit, without their model",
         ["mon.safetensors tue.safetensors --out both.safetensors"],
     )
     add = parser.add_argument
-    add("files", type=Path, nargs="+", help="two or more, written by save()")
+    add("files", type=Path, nargs="+", help="two or more files that save() wrote")
     add("--out", type=Path, required=True, help="the file to write")
     add("--force", action="store_true", help="replace that file if it exists")
-    add("--allow-overlap", action="store_true", help="count shared rows twice")
+    add("--allow-overlap", action="store_true", help="accept shared rows, which then count twice")
 
 
 def _merge(
@@ -373,7 +422,9 @@ def _merge(
     checked_place(out)
     places = [path.resolve() for path in (*files, out)]
     if len(files) < 2 or len(set(places)) < len(places):
-        raise ValueError(f"Expected two files or more, each once, and another --out than {out}.")
+        raise ValueError(
+            f"Expected two or more different files, and an --out other than these, got {out}."
+        )
     if out.exists() and not force:
         raise ValueError(f"{out} exists. Choose another --out, or pass --force to replace it.")
     merge_files(files, out, say, check=not allow_overlap)
@@ -386,13 +437,18 @@ def _add_demo(commands: Commands) -> None:
         commands,
         "demo",
         _demo,
-        "train two small nets, add error bars, print how good they are, draw them",
+        "train two small networks, add error bars, print how good the bars are, and plot them",
         ["--out figures --seed 1"],
     )
     add = parser.add_argument
     folder = Path("rigidities-demo")
     add("--out", type=Path, default=folder, help="folder for the figures (default: %(default)s)")
-    add("--seed", type=seed, default=0, help="of splits, noise and nets (default: %(default)s)")
+    add(
+        "--seed",
+        type=seed,
+        default=0,
+        help="seed of splits, noise and networks (default: %(default)s)",
+    )
 
 
 def _demo(say: tabular.Say, out: Path, seed: int) -> dict[str, Any]:

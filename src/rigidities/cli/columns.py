@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 KINDS = ("number", "date", "category", "days")
 
+PLURALS = {"number": "numbers", "date": "dates", "category": "categories"}
+"""What columns of each kind in a file contain."""
+
 MOST_CATEGORIES = 255
 """Codes of a column at most, that of rare ones included; HistGradientBoosting takes no more."""
 
@@ -173,7 +176,9 @@ class Column:
         if how:
             remarks.append(f"{self.name}: {how}")
         if len(unread):
-            remarks.append(f"{self.name}: {len(unread):,} cells hold no {self.kind}: missing")
+            remarks.append(
+                f"{self.name}: {len(unread):,} cells contain no {self.kind} and count as missing"
+            )
         return remarks
 
     def _how_it_was_read(self) -> str:
@@ -181,11 +186,11 @@ class Column:
         if self.kind == "number":
             return f"numbers in {self.unit}" if self.unit else ""
         if self.kind == "date":
-            return f"dates ({self.form or 'stored'}), as {', '.join(self.parts)}"
+            return f"dates ({self.form or 'stored'}), read as {', '.join(self.parts)}"
         categories = f"{self.widths[0]} categories"
         sharing_a_code = max(Counter(self.codes.values()).values(), default=0)
         if sharing_a_code > 1:
-            return f"{categories}, one of them {sharing_a_code} rare ones"
+            return f"{categories}, one of which pools {sharing_a_code} rare ones"
         return categories
 
 
@@ -268,8 +273,8 @@ def matrix(
         stored_kind = "number" if series.dtype.kind in "iuf" else "category"
         if column.kind != stored_kind and 2 * len(unread) > series.notna().sum():
             raise ValueError(
-                f"Expected {column.kind}s in the column {column.name!r} as the model was trained "
-                f"with, got {unread.iloc[0]!r}. Write it as it was."
+                f"Expected {PLURALS[column.kind]} in the column {column.name!r}, as in the "
+                f"training table, got {unread.iloc[0]!r}. Write the column as in that table."
             )
         unread_cells[column.name] += len(unread)
         blocks.append(torch.tensor(values, dtype=torch.float64))
@@ -416,7 +421,7 @@ def _reason_against(column: Column, series: pandas.Series, values: Array, y: Arr
         return ""
     if column.kind == "number":
         if _numbers_the_rows(column.name, series, values[:, 0]):
-            return "numbers of the rows"
+            return "row numbers"
         return _leak(values[:, 0], y)
     return ""
 
@@ -441,7 +446,7 @@ def _leak(x: Array, y: Array) -> str:
         return ""
     rank_correlation = numpy.corrcoef(pandas.Series(x).rank(), pandas.Series(y).rank())[0, 1]
     if abs(rank_correlation) > LEAK:
-        return "gives the target away: its rows have the same order"
+        return "gives the target away: it sorts the rows in the same order"
 
     # The target rounded: no row is further from a straight line than half a step between levels.
     levels = numpy.unique(x)

@@ -75,7 +75,7 @@ class Exponentiated(Distribution):
         reflected: Whether it is the distribution of -z instead.
     """
 
-    name = "of the logarithm"
+    name = "learnt on a logarithmic scale"
 
     base: Distribution
     unit: float | Tensor

@@ -179,7 +179,7 @@ class Table:
             is_cut = bool(file.read(1))
             encoding = file.encoding
         if encoding != "utf-8-sig":
-            notes.append(f"Its text is in {encoding}")
+            notes.append(f"The file is encoded in {encoding}")
         if _CONTROL_CHARACTER.search(sample):
             raise ValueError(f"{path} is a binary file. Expected CSV or Parquet.")
 
@@ -195,7 +195,10 @@ class Table:
 
         has_header = _is_header(first_line, decimal)
         if not has_header:
-            notes.append("Its first line holds numbers: columns are 'column 1' and so on")
+            notes.append(
+                "The first line contains numbers, not names: columns are called 'column 1' and so "
+                "on"
+            )
         names, name_notes = _unique_names(first_line if has_header else [""] * len(first_line))
         return cls(
             path=path,
@@ -211,13 +214,14 @@ class Table:
         lacking = [name for name in names if name not in self.names]
         if not lacking:
             return
-        expected = ", ".join(map(repr, lacking))
+        expected = "column " if len(lacking) == 1 else "columns "
+        expected += ", ".join(map(repr, lacking))
         present = ", ".join(map(repr, self.names[:_MOST_NAMES_SHOWN]))
         if len(self.names) > _MOST_NAMES_SHOWN:
             present += f" and {len(self.names) - _MOST_NAMES_SHOWN} more"
         raise ValueError(
-            f"Expected the column {expected} in {self.path}, got {present}. Names must agree to "
-            "the letter."
+            f"Expected the {expected} in {self.path}, which has {present}. Names must match "
+            "exactly."
         )
 
     def chunks(self, rows: int) -> Iterator[pandas.DataFrame]:
@@ -266,11 +270,14 @@ class Table:
                     return
                 if line[-1].endswith(_LAST_LINE):
                     text = line[-1].removesuffix(_LAST_LINE)[:40]
-                    raise ValueError(f"{self.path}: nothing closes the quote before {text!r}.")
+                    raise ValueError(
+                        f"{self.path}: the quote before {text!r} is never closed. Close "
+                        "or delete it."
+                    )
                 if any(cell.strip() for cell in line[width:]):
                     raise ValueError(
                         f"Expected {width} entries in line {reader.line_num} of {self.path}, "
-                        f"got {len(line)}. Quote text that holds {self.separator!r}."
+                        f"got {len(line)}. Quote text that contains {self.separator!r}."
                     )
                 padding = [""] * (width - len(line))
                 yield (line + padding)[:width]
@@ -370,7 +377,7 @@ def _unique_names(cells: Sequence[str]) -> tuple[list[str], list[str]]:
             repetition += 1
             name = f"{plain_name} ({repetition})"
         if name != plain_name:
-            notes.append(f"A second {plain_name!r} is called {name!r}")
+            notes.append(f"A second column {plain_name!r} is called {name!r}")
         names.append(name)
     return names, notes
 
@@ -410,17 +417,20 @@ def _decimal(cells: Iterable[str], separator: str, trained: str | None) -> tuple
         decimal = "." if points > commas else ","
         if trained is not None and trained != decimal:
             note = (
-                f"Its numbers have decimal {plural[decimal]}, those of the training table "
-                f"{plural[trained]}: they are read as its cells say"
+                f"Numbers have decimal {plural[decimal]} here, and {plural[trained]} in the "
+                f"training table: they are read with {plural[decimal]}"
             )
             return decimal, note
     elif trained is not None:
         if not has_unclear_cells and not points:
             return trained, ""  # there is nothing that the mark would change
-        note = f"No number tells its decimal mark: read with {plural[trained]}, as in training"
+        note = (
+            f"No number shows which decimal mark is used: {plural[trained]} are assumed, as in the "
+            "training table"
+        )
         return trained, note
     elif has_commas and separator == ";":
         decimal = ","
     else:
         decimal = "."
-    return decimal, "Its numbers have decimal commas" if decimal == "," else ""
+    return decimal, "Numbers have decimal commas" if decimal == "," else ""

@@ -77,8 +77,13 @@ MOST_IMPORTANCES = 10
 _KINDS = {"auto": ("tree", "linear"), "tree": ("tree",), "linear": ("linear",)}
 """Kinds of learners that are compared, by the option --model; a network is compared with none."""
 
-_PLURALS = {"number": "numbers", "date": "dates", "category": "categories", "days": "days"}
-"""What columns of each kind hold."""
+_KINDS_IN_WORDS = {
+    "number": "numeric",
+    "date": "date",
+    "category": "categorical",
+    "days": "days between dates",
+}
+"""Kinds of inputs, in words."""
 
 _ROWS_SHUFFLED = 2_000
 """Test rows by which importances are measured, at most."""
@@ -190,7 +195,7 @@ class TableModel:
             if count < rows_needed(level):
                 raise ValueError(
                     f"Guaranteed intervals of level {level:g} need {rows_needed(level)} conformal "
-                    f"rows or more, and the model has {count}. Take a lower --level, or train with "
+                    f"rows or more, and the model has {count}. Use a lower --level, or train with "
                     "a larger --conformal share."
                 )
         return prediction.interval(level, conformal=self.conformal)
@@ -297,7 +302,7 @@ class Training:
         name, count = named_columns.most_common(1)[0]
         if count > 1:
             raise ValueError(
-                "Expected each column once among --target, --id, --drop and --keep, got "
+                "Expected each column only once in --target, --id, --drop and --keep, got "
                 f"{name!r} twice."
             )
         frame = _whole_frame(table)
@@ -309,7 +314,9 @@ class Training:
         columns, input_notes = inputs(candidates, y.numpy(), table.decimal, keep)
         if not columns:
             reasons = "; ".join(input_notes)
-            raise ValueError(f"Expected inputs beside {target!r} in {path}. {reasons}.")
+            raise ValueError(
+                f"Expected at least one column of inputs besides {target!r} in {path}. {reasons}."
+            )
         x, _ = matrix(columns, frame, table.decimal)
         group, is_known = _groups(x, frame, table, splitting)
         return cls(
@@ -365,22 +372,24 @@ class Training:
         """What was read, in lines."""
         kinds = Counter(column.kind for column in self.columns)
         yield f"{self.table.path}: {len(self.x):,} rows, {len(self.table.names)} columns"
-        listed = ", ".join(f"{count} of {_PLURALS[kind]}" for kind, count in kinds.items())
+        listed = ", ".join(f"{count} {_KINDS_IN_WORDS[kind]}" for kind, count in kinds.items())
         in_unit = f" in {self.unit}" if self.unit else ""
-        yield f"  Target: {target}{in_unit}; columns of inputs: {listed}"
+        yield f"  Target: {target}{in_unit}. Inputs: {listed}"
         for note in self.notes:
             yield f"  {note}"
         rows_with_gaps = int(self.x.isnan().any(1).sum())
         if rows_with_gaps:
             yield (
-                f"  Gaps: {rows_with_gaps:,} of the {len(self.x):,} rows read have some, which the "
-                "model accepts"
+                f"  Missing values: in {rows_with_gaps:,} of the {len(self.x):,} rows read. The "
+                "model accepts them"
             )
         yield f"  {self.account(target)}"
-        if kinds["date"] and not self.splitting.time:
+        if kinds["date"] and self.splitting.group:
+            yield "  Groups are split at random, so the scores are optimistic for future dates"
+        elif kinds["date"] and not self.splitting.time:
             dates = next(column.name for column in self.columns if column.kind == "date")
             yield (
-                "  Rows are split at random: for dates to come the scores are optimistic. Try "
+                "  Rows are split at random, so the scores are optimistic for future dates. Try "
                 f"--time-split {dates!r}"
             )
 
@@ -476,12 +485,10 @@ def train(
 
         learned = _learned(model, data, logarithm, may_try_logarithm=support is None)
         calibration = _calibrated(learned, data, support)
-        # Warnings of the calibration are about what was learnt.
-        about = "On the scale of the logarithm: " if learned.logarithm else ""
         messages = [str(warning.message) for warning in caught]
-        remarks = [f"{about}{text}" for text in dict.fromkeys([*messages, *calibration.warnings])]
-        for remark in remarks:
-            say(f"  {remark}")
+        remarks = list(dict.fromkeys([*messages, *calibration.warnings]))
+        if learned.logarithm:
+            remarks = [_about_logarithm(remark, target) for remark in remarks]
         say(f"  Trained in {time.monotonic() - begun:.0f} s: {learned.description}")
 
         table_model = TableModel(
@@ -509,7 +516,13 @@ def train(
         for table in tables:
             say(table.text())
         say(_scoreboard(scores, level, data))
-        say(f"{judgements.verdict}\n")
+        say(str(judgements.verdict))
+        # The verdict shows most remarks as cautions.
+        cautions = [caution.text for caution in judgements.verdict.cautions]
+        for remark in remarks:
+            if remark not in cautions:
+                say(f"  ! {remark}")
+        say("")
         hints = _hints(data, predictions, target, support, learned)
         for hint in hints:
             say(hint)
@@ -566,7 +579,7 @@ def apply(
     table_model = TableModel.load(model)
     table = Table.open(path, table_model.decimal)
     if checked_place(out).exists() and any(out.samefile(source) for source in (path, model)):
-        raise ValueError(f"--out {out} is a file that is read. Choose another place.")
+        raise ValueError(f"--out {out} is an input of this command. Choose another path.")
     kinds = {column.name: column.kind for column in table_model.columns}
     table.require(names_in_file(table_model.columns))
 
@@ -575,7 +588,7 @@ def apply(
     used_names = {*kinds, table_model.target, *table_model.identifiers}
     unused_names = [name for name in table.names if name not in used_names]
     if unused_names:
-        say(f"  Not used: {', '.join(unused_names)}")
+        say(f"  Columns that the model does not use: {', '.join(unused_names)}")
 
     row_count = 0
     unread_cells = Counter[str]()
@@ -588,16 +601,16 @@ def apply(
             unread_cells += unread_in_chunk
             row_count += len(frame)
         if not row_count:
-            raise ValueError(f"{path} has no rows. Expected one or more below its names.")
+            raise ValueError(f"{path} has no rows. Expected at least one row below the names.")
 
     for name, cells in unread_cells.items():
         if kinds[name] == "category":
-            reason = "unknown in training"
+            reason = "with a category that was not in the training table"
         else:
             reason = f"without a {kinds[name]}"
-        say(f"  {name}: {cells:,} cells {reason}, taken as missing")
+        say(f"  {name}: {cells:,} cells {reason}, treated as missing")
     in_unit = f" in {table_model.unit}" if table_model.unit else ""
-    say(f"Wrote {out}: {row_count:,} rows of {table_model.target}{in_unit}")
+    say(f"Wrote {out}: {row_count:,} predictions of {table_model.target}{in_unit}")
     return {"out": str(out), "rows": row_count, "unread": dict(unread_cells)}
 
 
@@ -629,8 +642,8 @@ def page_again(
     for name in ("model.safetensors", "predictions.csv", "summary.json"):
         if not (folder / name).is_file():
             raise FileNotFoundError(
-                f"There is no {name} in {folder}, which `rigidities tabular` writes there. Train "
-                "again, or name predictions (.csv) or a saved fit (.safetensors)."
+                f"{folder} has no {name}, which `rigidities tabular` writes. Train again, or pass "
+                "predictions (.csv) or a saved fit (.safetensors) instead."
             )
     model = TableModel.load(folder / "model.safetensors")
     try:
@@ -641,13 +654,15 @@ def page_again(
         written = pandas.read_csv(folder / "predictions.csv", usecols=["split", "target"])
         path = data or Path(summary["data"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is damaged, or of another version. Train again.") from error
+        raise ValueError(
+            f"{folder} is damaged, or another version wrote it. Train again."
+        ) from error
     if not path.is_file():
         raise FileNotFoundError(
-            f"The table {path} is not where it was at the training. Name it by --data."
+            f"The training table {path} is no longer there. Pass its new path with --data."
         )
     if out.exists() and out.samefile(path):
-        raise ValueError(f"--out {out} is a file that is read. Choose another place.")
+        raise ValueError(f"--out {out} is an input of this command. Choose another path.")
 
     table = Table.open(path, model.decimal)
     table.require([*names_in_file(model.columns), model.target])
@@ -656,8 +671,8 @@ def page_again(
     expected = torch.tensor(written["target"].to_numpy(float))
     if len(y) != len(expected) or not torch.allclose(y, expected, rtol=1e-8, equal_nan=True):
         raise ValueError(
-            f"{path} is not the table that {folder} was trained with: its {model.target} differs. "
-            "Name that table by --data."
+            f"{path} is not the training table of {folder}: its {model.target} differs. Pass the "
+            "training table with --data."
         )
     x, _ = matrix(model.columns, frame, table.decimal)
     training = Training(
@@ -680,11 +695,12 @@ def page_again(
 def _require_results_can_be_written(out: Path, id: Sequence[str]) -> None:
     """Refuse a file in place of the folder, and identifiers named like the predictions' columns."""
     if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"--out {out} is a file. Name a folder to write.")
+        raise NotADirectoryError(f"--out {out} is a file. Pass the name of a folder.")
     clashes = sorted(set(id) & set(RESERVED))
     if clashes:
         raise ValueError(
-            f"--id {clashes[0]} is a column of the predictions too. Rename or drop it."
+            f"--id {clashes[0]}: the predictions have a column of that name already. Rename the "
+            "column in the table, or leave it out of --id."
         )
 
 
@@ -692,8 +708,8 @@ def _require_columns_differ(target: str, group: str | None, time_split: str | No
     """Refuse columns that cannot divide the rows."""
     if group and time_split:
         raise ValueError(
-            "--group and --time-split do not go together. For groups in the order of time, give "
-            "--time-split a column with one time for each group."
+            "--group and --time-split cannot be combined. To split whole groups by time, pass "
+            "--time-split a column with one time per group."
         )
     for option, name in (("group", group), ("time-split", time_split)):
         if name == target:
@@ -710,7 +726,7 @@ def _require_usable_targets(
         row = int((y <= 0).nonzero()[0])
         raise ValueError(
             f"--log needs values above zero, got {exact(float(y[row]))} in row {row + 1} of "
-            f"{target}. Leave --log out; --support 0, allows zeros."
+            f"{target}. Leave --log out. (`--support 0,` allows zeros.)"
         )
     outside = torch.zeros_like(y, dtype=torch.bool)
     if low is not None:
@@ -720,7 +736,7 @@ def _require_usable_targets(
     if bool(outside.any()):
         row = int(outside.nonzero()[0])
         raise ValueError(
-            f"{int(outside.sum()):,} values of {target} lie outside --support, the first is "
+            f"{int(outside.sum()):,} values of {target} lie outside --support. The first is "
             f"{exact(float(y[row]))} in row {row + 1}. Widen --support, or correct the values."
         )
 
@@ -735,7 +751,7 @@ def _require_conformal_rows(data: Training, level: float) -> None:
         least_share = needed / len(data.labelled)
         raise ValueError(
             f"Guaranteed intervals of level {level:g} need {needed} conformal rows or more, and "
-            f"--conformal {data.splitting.conformal:g} gives {count}. Take a share of "
+            f"--conformal {data.splitting.conformal:g} gives {count}. Use a share of "
             f"{math.ceil(100 * least_share) / 100:g} or more, or a lower --level."
         )
 
@@ -840,11 +856,12 @@ def _target(series: pandas.Series, table: Table, name: str) -> tuple[Tensor, str
     if column.kind != "number":
         example = (unread if len(unread) else series.dropna()).iloc[0]
         raise ValueError(
-            f"Expected numbers up to 1e100 in {target}, got {example!r}. Name another."
+            f"Expected numbers up to 1e100 in {target}, got {example!r}. Choose another column."
         )
     if len(finite) < LEAST:
         raise ValueError(
-            f"Expected {LEAST} rows or more with {target}, got {len(finite)}. Add rows."
+            f"Expected at least {LEAST} rows with a number in {target}, got {len(finite)}. Add "
+            "rows."
         )
     if float(finite.max() - finite.min()) < 1e-100:
         raise ValueError(f"Expected {target} to vary, got {finite[0]:g} in every row.")
@@ -899,7 +916,7 @@ def _parts(group: Tensor, y: Tensor, is_known: Tensor, splitting: Splitting) -> 
     is_used = is_labelled & is_known
     if not bool(is_used.any()):
         raise ValueError(
-            f"Expected times in the column {splitting.time!r}, got none. Name another."
+            f"Expected times in the column {splitting.time!r}, got none. Choose another column."
         )
     number = torch.unique(group[is_used], return_inverse=True)[1]
     group_count = int(number.max()) + 1
@@ -952,7 +969,17 @@ def _too_few_groups(splitting: Splitting, group_count: int) -> str:
             f"--time-split {splitting.time} has {group_count} different times, too few to train, "
             "calibrate and test on different ones. Name a column with finer times."
         )
-    return "Expected rows that differ in their inputs, got too many equal ones."
+    return "Expected more rows with different inputs: too many rows are equal."
+
+
+def _about_logarithm(remark: str, target: str) -> str:
+    """A warning of the calibration, whose figures are those of the logarithm that was learnt."""
+    if remark.startswith("The "):
+        remark = f"the {remark.removeprefix('The ')}"
+    text = f"On the logarithmic scale that the model learnt: {remark}"
+    if "one constant bar" in remark:
+        text += f" In the unit of {target}, one constant bar is proportional to the prediction."
+    return text
 
 
 def _judgements(model: TableModel, data: Training, kind: str, remarks: Sequence[str]) -> Judgements:
@@ -999,7 +1026,7 @@ def _advice(kind: str, fault: str, remedy: str) -> str:
         remedy: What helps in Python.
     """
     if fault == "centre":
-        return "Take the column `centre` of the predictions instead of `mean`."
+        return "Use the column `centre` of the predictions instead of `mean`."
     other_kind = "tree" if kind == "net" else "net"
     return f"--model {other_kind}, other inputs or more rows may help."
 
@@ -1109,11 +1136,12 @@ def _importance_table(importances: Sequence[Mapping[str, Any]], data: Training) 
         lines.append([importance["column"], lost, number(importance["rmse_rise"])])
     rows = min(_ROWS_SHUFFLED, data.sizes["test"])
     about = (
-        f"By how much the {rows:,} test rows are predicted worse when one column is shuffled among "
-        "them. Columns that say the same can stand in for each other."
+        f"How much worse the predictions of the {rows:,} test rows become when one column is "
+        "shuffled. Columns with the same information can replace each other, so that each of them "
+        "may seem to matter little."
     )
     if len(shown) < len(importances):
-        about += f" The {len(shown)} most important of {len(importances)} inputs."
+        about += f" The table shows the {len(shown)} most important of {len(importances)} inputs."
     header = ["Column", "R² lost", _labelled("RMSE rises by", data.unit)]
     return PlainTable("Which columns matter", about, header, lines)
 
@@ -1136,10 +1164,13 @@ def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[Plain
         )
     about = f"Cross-validation on the {data.sizes['train']:,} training rows"
     if data.splitting.group:
-        about += f", by groups of {data.splitting.group}"
+        about += f", with whole groups of {data.splitting.group} left out"
     if data.splitting.time:
-        about += ", each time on later rows than those that train"
-    about += ". The least RMSE × MAE is chosen, so that large and typical errors both count."
+        about += ", always tested on later rows than those used for training"
+    about += (
+        ". The learner with the lowest RMSE × MAE is chosen, so that both large and typical errors "
+        "count."
+    )
     if any(trial.kind == "mean" and trial.error < trials[0].error for trial in trials):
         about += " No learner beats the mean alone: the inputs say little about the target."
     unit = data.unit
@@ -1186,21 +1217,21 @@ def _scoreboard(scores: Scores, level: float, data: Training) -> str:
         lines.append(line)
     chance = 2 * (level * (1 - level) / rows) ** 0.5  # two standard deviations
     table = PlainTable(
-        f"Scores of the {rows:,} test rows, which were used for nothing else",
-        f"Intervals have the level {level:.4g}. Coverage should be {level:.4g}; chance moves it by "
-        f"{chance:.2g}. R² should be near 1, and all else small.",
+        f"Scores on the {rows:,} test rows, which were used for nothing else",
+        f"The level of the intervals is {level:.4g}, so coverage should be near {level:.4g}; "
+        f"chance moves it by ± {chance:.2g}. R² should be near 1, and all other scores low.",
         ["", *scores],
         lines,
     )
     notes = [
         table.text(),
         "constant: one Gaussian bar for all rows, the RMS error of the calibration rows.",
-        "quantile: boosted trees that are trained for the two ends of the intervals.",
+        "quantile: boosted trees that were trained to predict the two ends of the intervals.",
     ]
     if "conformal" in scores:
         notes.append(
-            f"conformal: the guaranteed intervals of the {data.sizes['conformal']:,} conformal "
-            "rows, which are low and high in the predictions."
+            f"conformal: the intervals guaranteed by the {data.sizes['conformal']:,} conformal "
+            "rows. They are `low` and `high` in the predictions."
         )
     return "\n".join(notes) + "\n"
 
@@ -1217,25 +1248,25 @@ def _hints(
     if learned.logarithm:
         typical = float(predictions["mean"].median())
         hints.append(
-            f"The logarithm of {target} was learnt: `mean` is the exponential of the predicted "
-            "logarithm, a typical value close to the median (here about "
-            f"{_with_unit(number(typical), data.unit)}), and `centre` is the mean. Pass --no-log "
-            "to learn the values themselves."
+            f"The model learnt the logarithm of {target}. In the predictions, `mean` is the "
+            "exponential of the predicted logarithm: a typical value, close to the median (over "
+            f"all rows, its median is {_with_unit(number(typical), data.unit)}). `centre` is the "
+            "mean. Pass --no-log to learn the values themselves."
         )
     if data.splitting.conformal and (data.splitting.group or data.splitting.time):
         how = "groups" if data.splitting.group else "later rows"
         hints.append(
-            "The guarantee of the intervals is for rows drawn like the conformal rows. Other "
-            f"{how} may differ from these, and intervals may then cover less."
+            "The guarantee of the intervals applies to rows that are drawn like the conformal "
+            f"rows. If other {how} differ from these, the intervals may cover less."
         )
     below_zero = int((predictions["low"] < 0).sum())
     least = float(data.labelled.min())
     if below_zero and least >= 0 and support is None:
         kind = "positive" if least > 0 else "at or above zero"
-        cure = "--support 0, or --log" if least > 0 else "--support 0,"
+        cure = "`--support 0,` or `--log`" if least > 0 else "`--support 0,`"
         hints.append(
             f"All {len(data.labelled):,} values of {target} are {kind}, but {below_zero:,} of the "
-            f"{len(predictions):,} intervals reach below zero: try {cure}"
+            f"{len(predictions):,} intervals reach below zero. Try {cure}."
         )
     return hints
 
@@ -1270,7 +1301,7 @@ def _moved(folder: Path) -> Iterator[Path]:
     """A place for files that are moved into a folder at the end, unless something fails."""
     parent = folder if folder.is_dir() else folder.parent
     if not parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {parent} for {folder.name}. Make it.")
+        raise FileNotFoundError(f"There is no folder {parent} for {folder.name}. Create it.")
     with TemporaryDirectory(prefix=".rigidities-", dir=parent) as temporary:
         yield Path(temporary)
         folder.mkdir(exist_ok=True)

@@ -163,12 +163,12 @@ def checked_place(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(
-            f"There is no folder {path.parent} for {path.name}. Make it, or choose another place."
+            f"There is no folder {path.parent} for {path.name}. Create it, or choose another place."
         )
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder. Name a file in it.")
     if path.exists() and not path.is_file():
         raise FileExistsError(
-            f"{path} is a device or a pipe, which would be replaced. Name a file for it."
+            f"{path} is a device or a pipe, which the page would replace. Choose a file instead."
         )
     return path

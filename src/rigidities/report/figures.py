@@ -176,9 +176,10 @@ def binned(bins: Mapping[int, tuple[Tensor, Tensor]]) -> Plot:
     return Plot(
         name="binned",
         title="Is the error as large as the bars say?",
-        caption="Rows sorted by their bar and cut into bins. Bars that are right give points on "
-        "the line, within the grey band in 95 % of the bins. Above it the bars are too narrow, "
-        "below it too wide. If all points lie close together, all bars are alike.",
+        caption="Rows are sorted by their bar and cut into bins. If the bars are right, the "
+        "points follow the line, and 95 % of them lie within the grey band. Above the line the "
+        "bars are too narrow, below it too wide. If all points lie close together, all bars are "
+        "alike.",
         label=f"Mean squared error against variance of {len(bins[size][0])} bins of {size} rows.",
         traces=traces,
         layouts=log_and_linear("predicted variance", "mean squared error", low, high),
@@ -244,9 +245,9 @@ def coverage(rows: TargetRows) -> Plot:
     return Plot(
         name="coverage",
         title="Do intervals cover what they promise?",
-        caption="The share of true values inside central intervals of every level. Above the line "
-        "the bars are too wide, below it too narrow. The grey band is what chance allows at each "
-        "level in 95 % of cases; it does not apply to the whole curve at once.",
+        caption="The share of true values that central intervals of every level cover. Above the "
+        "line the bars are too wide, below it too narrow. The grey band is what chance allows at "
+        "each level in 95 % of cases; it does not apply to the whole curve at once.",
         label="Observed against nominal coverage, with the diagonal.",
         traces={"": traces},
         layouts={"": layout(_share_axis("nominal coverage"), _share_axis("observed coverage"))},
@@ -287,8 +288,8 @@ def parity(mean: Tensor, std: Tensor, target: Tensor, hover: Hover) -> Plot:
     return Plot(
         name="parity",
         title="Predictions against true values",
-        caption=f"Each row with its prediction ± one bar.{how_many} On the line the prediction is "
-        "exact.",
+        caption=f"Each point is a row, with its prediction ± one bar.{how_many} On the line, the "
+        "prediction equals the true value.",
         label=f"Predicted against true values of {len(picks)} rows, with error bars.",
         traces={"": [rows, line(ends, ends, "y = x", ink=True)]},
         layouts={"": layout(axis("true value"), axis("prediction ± bar"))},
@@ -316,8 +317,8 @@ def sparsification(rows: TargetRows) -> Plot:
         name="sparsification",
         title="What is left when uncertain rows are dropped?",
         caption="RMSE of the remaining rows. The faster the blue line falls, the better the bars "
-        "find the rows with large errors. The dotted line uses the errors themselves: no bars can "
-        "do better.",
+        "find the rows with large errors. The dotted line drops rows by their errors "
+        "instead: no bars can do better.",
         label="Remaining root mean squared error against the share of rows dropped.",
         traces={"": traces},
         layouts={"": layout(_share_axis("share of rows dropped"), rmse_axis)},
@@ -354,8 +355,8 @@ def histogram(rows: TargetRows) -> Plot:
         title="How large are errors in units of their bars?",
         caption="z = (true value - prediction) / bar, or the normal score of the true value under "
         "the predicted distribution. If the bars are right, the columns follow the curve; a wider "
-        "histogram means that the bars are too narrow. The outermost columns contain all rows "
-        "beyond.",
+        "histogram means that the bars are too narrow. The outermost columns also contain "
+        "all rows beyond the axis.",
         label="Histogram of standardised errors with the normal curve.",
         traces={"": [columns, line(x, normal, "normal curve", ink=True)]},
         layouts={"": histogram_layout},

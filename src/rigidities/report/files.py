@@ -33,14 +33,14 @@ TARGET_NAMES = ("target", "y", "labels")
 LoadFit = Callable[[Path, nn.Module], FittedPredictor]
 
 _ADVICE_FOR_TABLES = {
-    "uneven": "`rigidities tabular` learns a noise that follows the inputs; so does, in Python, "
+    "uneven": "`rigidities tabular` learns a noise that follows the inputs. In Python, use "
     "calibrate(valid, noise='features').",
-    "skew": "`rigidities tabular` learns a distribution that can lean; so does, in Python, "
+    "skew": "`rigidities tabular` learns a distribution that can be skewed. In Python, use "
     "calibrate(valid, distribution='tilted').",
-    "tails": "`rigidities tabular` learns a distribution with such tails; so does, in Python, "
+    "tails": "`rigidities tabular` learns a distribution with heavy tails. In Python, use "
     "calibrate(valid, distribution='student-t').",
-    "bias": "More rows, another model or, in Python, refit() can mend it.",
-    "centre": "In Python: take p.centre as the prediction.",
+    "bias": "More rows or another model may help. In Python, use refit().",
+    "centre": "In Python, use p.centre as the prediction.",
 }
 """What helps against each fault of bars in a table, about which nothing else is known."""
 
@@ -84,16 +84,16 @@ def from_file(
     kind = path.suffix.lower()
     if kind == ".csv":
         if model is not None or data is not None:
-            raise ValueError(f"--model and --data go with a .safetensors file, got {path}.")
+            raise ValueError(f"--model and --data are for a .safetensors file, got {path}.")
         judgements = _judge_table(path, mean or ["mean"], std or ["std"], target or ["target"])
     elif kind == ".safetensors":
         for option, columns in (("mean", mean), ("std", std)):
             if columns is not None:
-                raise ValueError(f"--{option} goes with predictions in a .csv file, got {path}.")
+                raise ValueError(f"--{option} is for predictions in a .csv file, got {path}.")
         if model is None or data is None:
             raise ValueError(
-                "A saved fit holds neither the model nor test data. Pass --model module:function "
-                "and --data test.npz or test.csv."
+                "A saved fit contains neither the model nor test data. Pass --model "
+                "module:function and --data test.npz or test.csv."
             )
         judgements = _judge_fit(path, load, model, data, target)
     elif kind == ".json":
@@ -102,6 +102,8 @@ def from_file(
             f"an experiment's numbers is made in a checkout: python -m experiments.frame.html_page "
             f"{path}"
         )
+    elif not path.exists():
+        raise FileNotFoundError(f"There is no file or folder {path}.")
     else:
         raise ValueError(f"Expected predictions (.csv) or a saved fit (.safetensors), got {path}.")
     return save(out, page_of(judgements, title or path.name)), judgements.verdict
@@ -202,7 +204,8 @@ class TextTable:
             if name not in self.columns:
                 raise ValueError(
                     f"Expected the column {name!r} in {self.path}, which has "
-                    f"{', '.join(map(repr, self.columns))}. Name it by --mean, --std or --target."
+                    f"{', '.join(map(repr, self.columns))}. Choose columns with --mean, --std "
+                    "and --target."
                 )
         columns = [self._numbers_of_column(name) for name in names]
         return torch.tensor(columns, dtype=torch.float64).T
@@ -234,7 +237,7 @@ class TextTable:
             if not math.isfinite(value):
                 raise ValueError(
                     f"Expected finite numbers in the column {name!r} of {self.path}, got {text!r} "
-                    f"in row {row + 1} (line {self.lines[row]}). Mend or drop that row."
+                    f"in row {row + 1} (line {self.lines[row]}). Correct or drop that row."
                 )
             values.append(value)
         return values
@@ -255,13 +258,13 @@ def read_table(path: Path) -> TextTable:
         reader = csv.reader(io.StringIO(text), delimiter=separator)
         entries = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is no CSV file in UTF-8 ({error}).") from error
+        raise ValueError(f"{path} is not a CSV file in UTF-8 ({error}).") from error
     if not entries:
-        raise ValueError(f"{path} is empty. Expected a header and one row or more.")
+        raise ValueError(f"{path} is empty. Expected a header and at least one row.")
     header = _checked_header(entries[0][1], path)
     entries = entries[1:]
     if not entries:
-        raise ValueError(f"{path} has a header and no rows. Expected one row or more.")
+        raise ValueError(f"{path} has a header but no rows. Expected at least one row.")
     for row_number, (line, row) in enumerate(entries, start=1):
         if len(row) != len(header):
             raise ValueError(
@@ -327,17 +330,17 @@ def _read_arrays(path: Path, target: Sequence[str] | None) -> tuple[Any, ...]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:
-        raise ValueError(f"{path} is damaged or no NPZ file ({error}).") from error
+        raise ValueError(f"{path} is damaged, or not an NPZ file ({error}).") from error
     names = list(target) if target else [_target_name(arrays, path)]
     target_name = names[0]
     if len(names) != 1 or target_name not in arrays:
         raise ValueError(
             f"Expected one array {target_name!r} in {path}, which has "
-            f"{', '.join(map(repr, arrays))}. Name the target by --target."
+            f"{', '.join(map(repr, arrays))}. Name the target with --target."
         )
     inputs = [array for name, array in arrays.items() if name != target_name]
     if not inputs:
-        raise ValueError(f"{path} holds the target alone. Expected inputs beside it.")
+        raise ValueError(f"{path} contains only the target. Expected inputs as well.")
     return (*inputs, arrays[target_name])
 
 
@@ -348,7 +351,7 @@ def _target_name(names: Mapping[str, Any], path: Path) -> str:
             return name
     raise ValueError(
         f"Expected the target under {', '.join(map(repr, TARGET_NAMES))} in {path}, which has "
-        f"{', '.join(map(repr, names))}. Name it by --target."
+        f"{', '.join(map(repr, names))}. Name it with --target."
     )
 
 

@@ -51,12 +51,19 @@ class Finding:
         text: Sentences.
         reason: Why the bars cannot simply be trusted, as the end of a headline. Empty where they
             can.
+        checked: Whether the rows allow an answer. If not, the status does not count against them.
     """
 
     subject: str
     status: str
     text: str
     reason: str = ""
+    checked: bool = True
+
+    @property
+    def status_word(self) -> str:
+        """The status as it is printed."""
+        return STATUS_WORDS[self.status] if self.checked else "not checked"
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class Verdict:
     def __str__(self) -> str:
         lines = [self.headline]
         for finding in self.findings:
-            lines.append(f"  {finding.subject}: {STATUS_WORDS[finding.status]}. {finding.text}")
+            lines.append(f"  {finding.subject}: {finding.status_word}. {finding.text}")
         for caution in self.cautions:
             lines.append(f"  ! {caution.text}")
         return "\n".join(lines)
@@ -230,8 +237,9 @@ def by_fifths(rows: TargetRows, calibration: CalibrationReport | None = None) ->
             f"the rows, sorted by prediction or by bar. {how}"
         )
     else:
-        text = "Not checked: there are too few rows, or all are alike."
-    return _careful_if_few(rows, "Fifths", GOOD, text)
+        text = "There are too few rows for fifths, or all rows are alike."
+    finding = _careful_if_few(rows, "Fifths", GOOD, text)
+    return replace(finding, checked=bool(scored.fifths))
 
 
 def _uneven(rows: TargetRows, calibration: CalibrationReport | None) -> Finding:

@@ -81,8 +81,8 @@ METRICS = {
     "r2": Metric(
         label="R²",
         ideal="1",
-        sentence="Share of the variance of the true values that the predictions explain. 0 is what "
-        "their mean alone reaches. The bars play no part.",
+        sentence="Share of the variance of the true values that the predictions explain. The "
+        "mean of the true values alone would reach 0. R² does not use the bars.",
     ),
     "nll": Metric(
         label="NLL",
@@ -106,7 +106,7 @@ METRICS = {
         label="Coverage of 90 % intervals",
         ideal="90 %",
         sentence="Share of true values inside the intervals of the distribution (of a Gaussian, "
-        "where only bars are known). Below the level the bars are too narrow, above it too wide.",
+        "if only bars are known). Below the level, the bars are too narrow; above it, too wide.",
         percent=True,
     ),
     "interval_width": Metric(
@@ -145,20 +145,20 @@ METRICS = {
     "ause": Metric(
         label="AUSE",
         ideal="0",
-        sentence="Rows with the largest bars are dropped first. How much more error is left than "
-        "if the rows with the largest errors were dropped first, as a share of the RMSE.",
+        sentence="How much more error is left when the rows with the largest bars are dropped "
+        "first than when the rows with the largest errors are, as a share of the RMSE.",
     ),
     "binned_log_ratio": Metric(
         label="Distance from y = x",
         ideal="0",
-        sentence="In the plot of bins: decades between the mean squared error and the variance. A "
-        "constant bar can score well here, so read it together with the slope.",
+        sentence="In the plot of bins: powers of ten between the mean squared error and the "
+        "variance. A constant bar can score well here, so also look at the slope.",
     ),
     "slope": Metric(
         label="Slope of the bins",
         ideal="1",
-        sentence="Do errors grow as fast as the bars? At 0 the bars carry no information; above 1 "
-        "they vary too little, between 0 and 1 too much.",
+        sentence="Do errors grow as fast as the bars? At 0, the bars carry no information. Above "
+        "1, they vary too little; between 0 and 1, they vary too much.",
     ),
     "decades": Metric(
         label="Decades of variance",

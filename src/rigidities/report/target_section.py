@@ -237,7 +237,10 @@ def _fifths_table(rows: TargetRows) -> FifthsTable | None:
     first = fifths[0]
     low = f"{100 * first.low / first.rows:.3g} %"
     high = f"{100 * first.high / first.rows:.3g} %"
-    caption = f"What 90 % intervals cover in each fifth of the rows. Chance allows {low} to {high}."
+    caption = (
+        f"The share of true values that 90 % intervals cover in each fifth of the rows. Chance "
+        f"allows {low} to {high}."
+    )
     return FifthsTable(header, lines, caption)
 
 
@@ -257,14 +260,14 @@ def _about_metrics(scores: TargetScores) -> str:
     sentences = [
         f"“Constant bar” is one Gaussian bar for all rows, {number(rows.constant_bar)}: "
         f"{rows.constant_bar_source}.",
-        "“Right bars” is what these bars would score if the true values followed them: mean and "
-        "standard deviation over redrawn errors.",
+        "“Right bars” is the score that these bars would get if the true values followed them: "
+        "mean and standard deviation over redrawn true values.",
     ]
     if rows.prediction is None:
         sentences.append("All figures treat the bars as standard deviations of Gaussians.")
     else:
         sentences.append(
-            f"All figures use the predicted distribution ({rows.distribution}) of each row."
+            f"All figures use the predicted distribution of each row ({rows.distribution})."
         )
     if bin_sizes(len(rows)):
         sentences.append(f"The last three metrics use bins of {scores.bin_size} rows.")
@@ -318,7 +321,7 @@ def _calibration_choices(calibration: CalibrationReport | None) -> list[Calibrat
         CalibrationChoice(
             "NLL",
             number(calibration.nll, 4),
-            f"on these rows; {constant} for one constant bar; cross-validated gain {gain}",
+            f"on these rows ({constant} for one constant bar); the cross-validated gain is {gain}",
         ),
     ]
     if math.isfinite(calibration.effective_rank):
@@ -334,7 +337,7 @@ def _calibration_choices(calibration: CalibrationReport | None) -> list[Calibrat
 
 
 def _worst_rows(rows: TargetRows) -> WorstRows:
-    """The rows with the largest errors in units of their bars."""
+    """The rows whose true values lie furthest out in their distributions."""
     positions = rows.z.abs().topk(min(_MOST_WORST_ROWS, len(rows))).indices.tolist()
     inputs = list(rows.inputs)[:_MOST_WORST_INPUTS]
     header = ["Row", "Prediction", "Bar", "True value", "Error / bar", *inputs]

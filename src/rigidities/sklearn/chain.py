@@ -112,8 +112,9 @@ class Chain:
         """Warn if the training rows, which are to calibrate, have no residuals."""
         if training.is_reproduced_by(self.base):
             notify(
-                "The base reproduces its training rows, so that error bars of almost zero mean "
-                "nothing. Hold rows out with valid=0.2, or give the base a penalty."
+                "The base reproduces its training rows exactly, so error bars from these rows are "
+                "almost zero and mean nothing. Hold rows out with valid=0.2, or give the base a "
+                "penalty."
             )
 
     def require_same_predictions(self, data: Data) -> None:
@@ -130,10 +131,10 @@ class Chain:
         difference = self.largest_difference(predictions, module(self.rows(X)))
         if difference:
             raise ValueError(
-                f"{type(self.model).__name__} is no linear model of single rows here: read as one, "
-                f"its predictions differ by up to {difference:.3g}. If it has a link function, use "
-                "TransformedTargetRegressor instead. If its kernel is singular, use a larger "
-                "alpha. Transformers must neither move nor mix rows."
+                f"{type(self.model).__name__} cannot be read as a linear model of single rows: the "
+                f"predictions would differ by up to {difference:.3g}. If it has a link function, "
+                "use TransformedTargetRegressor instead. If its kernel is singular, use a larger "
+                "alpha. Transformers must not reorder or mix rows."
             )
 
 
@@ -146,7 +147,7 @@ def _transformed_inputs(transformers: list[Any], X: Any) -> Any:
     rows_after = _num_samples(inputs)
     if rows_after != rows_before:
         raise ValueError(
-            f"The pipeline's transformers return {rows_after} rows for {rows_before}, and error "
-            "bars need one row each. Drop rows before fit, not in a transformer."
+            f"The pipeline's transformers return {rows_after} rows for {rows_before}, but error "
+            "bars need one row for each. Drop rows before fit, not in a transformer."
         )
     return inputs

@@ -17,7 +17,7 @@ from .data import Data
 from .readouts import own_ridge
 
 _NO_CURVATURE = (
-    "Its loss has no curvature, so it is no least-squares fit. Use KernelRidge or Ridge."
+    "Its loss has no curvature, so it is not a least-squares fit. Use KernelRidge or Ridge."
 )
 _REFUSALS = {
     "GaussianProcessRegressor": "It has error bars of its own: predict(X, return_std=True).",
@@ -61,7 +61,7 @@ def require_supported(estimator: Any) -> list[Any]:
     """The layers of a base that can have error bars of this kind.
 
     Raises:
-        TypeError: It cannot, or is no regressor. This is found before any training.
+        TypeError: It cannot, or it is not a regressor. This is checked before any training.
         ValueError: A search keeps no regressor.
     """
     if isinstance(estimator, type) or not hasattr(estimator, "fit"):
@@ -94,7 +94,7 @@ def is_exact(estimator: Any) -> bool:
 
 
 def trained(base: Any, training: Data) -> Any:
-    """The base after its own fit, which gets the weights under the name that it expects."""
+    """The trained base. Its `fit` gets the weights under the name that it expects."""
     if training.weight is None:
         return base.fit(training.X, training.y)
     # Through pipelines, weights are called ridge__sample_weight, unless scikit-learn routes them.

@@ -49,10 +49,10 @@ class Readout(NamedTuple):
 
 
 class IgnoringWeight(nn.Sequential):
-    """A module for batches that carry the rows' weights, which only the fit uses."""
+    """A module for batches that contain the weights of rows, which only the fit uses."""
 
     def forward(self, input: Tensor, weight: Tensor | None = None) -> Any:
-        """The module's output; the weight of a row changes nothing."""
+        """The module's output, whatever the weight."""
         return self[0](input)
 
 
@@ -180,7 +180,7 @@ def _linear_readout(model: Any, X: Any, weight: Any, ridge: Any) -> Readout:
 
 
 def own_ridge(model: Any) -> float | None:
-    r"""$\varsigma^2$ of a ridge fit, zero of plain least squares; None of others, or of several."""
+    r"""$\varsigma^2$ of a ridge fit; 0 for plain least squares; None if unknown or several."""
     if not isinstance(model, EXACT):
         return None
     if isinstance(model, BayesianRidge) and hasattr(model, "lambda_"):
@@ -242,7 +242,7 @@ def _kernel_readout(model: Any, ridge: Any) -> Readout:
     """Kernel ridge regression as a Gaussian process, with its own penalty."""
     if model.kernel == "precomputed":
         raise ValueError(
-            "kernel='precomputed' hides the rows. Pass the kernel itself to KernelRidge."
+            "kernel='precomputed' does not show the inputs. Pass the kernel itself to KernelRidge."
         )
     training_points = as_tensor(model.X_fit_)
     regressors = SubsetOfRegressors(partial(_kernel, model), training_points, noise=1.0)

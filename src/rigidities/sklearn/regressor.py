@@ -27,10 +27,7 @@ from .data import Array, Data, as_columns, as_tensor
 from .layers import is_exact, require_supported, trained
 from .readouts import IgnoringWeight, Readout
 
-_CHANGED = (
-    "The base has changed since fit, so that the error bars belong to other predictions. Call fit "
-    "again."
-)
+_CHANGED = "The base has changed since fit, so its error bars are no longer valid. Call fit again."
 
 
 class _FittedBase(NamedTuple):
@@ -57,9 +54,9 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         low, high = reg.predict_interval(X_new, 0.9)
 
     The mean is the base's own prediction. Under a `TransformedTargetRegressor` the bars come from
-    the distribution of the transformed target. Its quantiles go through the inverse map. The
-    standard deviation is then that of the mapped distribution within four standard deviations of a
-    normal distribution, because heavy tails have none under exp.
+    the distribution of the transformed target, whose quantiles go through the inverse map. The
+    standard deviation then ignores the tails beyond four standard deviations of a normal
+    distribution, because the exponential of a heavy-tailed value has no standard deviation.
 
     Args:
         estimator: The base: a linear model, `MLPRegressor`, `KernelRidge`, a tree ensemble or a
@@ -127,16 +124,16 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             y: Targets, (N,) or (N, K).
             sample_weight: Weights of the rows, (N,).
             train: The data that a trained base has learnt from, (X, y) or (X, y, sample_weight).
-                With it, `X` and `y` are rows that the base has not seen, and none of them stands
-                for a training row.
+                With it, `X` and `y` are rows that the base has not seen, and all of them calibrate
+                the bars.
 
         Returns:
             This regressor, fitted.
 
         Raises:
             TypeError: The base is of a kind that has no such error bars.
-            ValueError: The data or options cannot be used, or the base is no linear model of
-                single rows. An earlier fit stays as it was.
+            ValueError: The data or options cannot be used, or the base cannot be read as a linear
+                model of single rows. An earlier fit stays as it was.
         """
         layers = require_supported(self.estimator)
         is_prefit = self.prefit or isinstance(self.estimator, FrozenEstimator)
@@ -400,7 +397,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         return 0.2
 
     def _checked_valid(self) -> float | Literal["auto"] | None:
-        """The parameter `valid`; a ValueError if it is no share."""
+        """The parameter `valid`; a ValueError if it is not a share."""
         valid: Any = self.valid
         if valid is None:
             return None
@@ -411,14 +408,14 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {valid!r}.")
 
     def _checked_conformal(self, data: Data) -> float | int | None:
-        """The parameter `conformal`; a ValueError if it is no share or number of these rows."""
+        """The parameter `conformal`; a ValueError if it is not a share or number of these rows."""
         conformal: Any = self.conformal
         if conformal is None:
             return None
         if self.criterion == "textbook":
             raise ValueError(
-                "criterion='textbook' has Student's intervals and keeps no rows apart. Leave "
-                "conformal=None, or use criterion='auto'."
+                "criterion='textbook' always returns Student's intervals and sets no rows apart. "
+                "Leave conformal=None, or use criterion='auto'."
             )
         is_number = isinstance(conformal, (int, np.integer)) and not isinstance(conformal, bool)
         if is_number and 0 < conformal < data.row_count - 1:
@@ -435,8 +432,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         options = (fitted.heldout, self.noise, self.distribution, self.ridge)
         if any(option is not None for option in options):
             raise ValueError(
-                "criterion='textbook' has Student's distribution and the base's own penalty. "
-                "Leave valid, train, noise, distribution and ridge at their defaults."
+                "criterion='textbook' always uses Student's distribution and the base's own "
+                "penalty. Leave valid, train, noise, distribution and ridge at their defaults."
             )
         training = fitted.training
         target = chain.targets.transformed(training.y)

@@ -12,8 +12,8 @@ changes its sign, as scikit-learn's own `neg_mean_squared_error` does:
 | `coverage_scorer(0.9, share=True)` | the coverage itself, for reports |
 
 All of them accept a fitted `RigidityRegressor`, and a `Pipeline` or search that ends in one. Other
-regressors whose `predict` accepts `return_std=True` are scored as Gaussian. With several targets a
-score is the mean over the targets, too.
+regressors whose `predict` accepts `return_std=True` are scored as Gaussian. With several targets, a
+score is the mean over the targets.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class BarScorer:
             )
         if "return_std" not in signature(getattr(estimator, "predict", _no_predict)).parameters:
             raise TypeError(
-                f"{self.name} needs a regressor with error bars, and {kind} has none. Wrap it: "
+                f"{self.name} needs a regressor with error bars, but {kind} has none. Wrap it: "
                 f"RigidityRegressor({kind}(...)). Regressors whose predict accepts return_std=True "
                 "have bars, too."
             )

@@ -57,8 +57,8 @@ class TargetMap:
         falling = bool((steps <= 0).all())
         if not (rising or falling) or not plain_map._maps_targets_apart(sorted_targets, values):
             raise ValueError(
-                "The inverse of the target's transformer must map each target by itself, and rise "
-                "or fall throughout. Otherwise it cannot carry quantiles."
+                "The inverse of the target's transformer must map each target by itself, and must "
+                "only rise or only fall. Otherwise it does not map quantiles to quantiles."
             )
 
         low = sorted_targets[:1]
