@@ -1,26 +1,27 @@
-"""Take the picture of the HTML report: a page as a browser shows it.
+"""Take the pictures of HTML reports: pages as a browser shows them.
 
-Run: python docs/pictures/report_page.py [--out FILE]. It needs Chromium (`make browser` finds or
-installs it), the extras `report` and `test`, and writes docs/images/report.webp by default.
+Run: python docs/pictures/report_page.py. It needs Chromium (`make browser` finds or installs it)
+and the extra `dev`. It writes docs/images/report.webp, a report on the cars of "Getting started",
+and docs/images/tabular-report.webp, the report of `rigidities tabular` on a table of used cars.
 """
 
-import argparse
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+IMAGES = HERE.parent / "images"
 PICTURES = {}
 """None that matplotlib draws."""
 
 WIDTH = 1240
-HEIGHT = 1000
 SCALE = 1.4
 """Pixels of the picture per pixel of the page."""
 
 
-def write_page(path):
+def write_report(path):
     """The report on the cars of "Getting started"."""
     import torch
     from judging import cars, measured
@@ -34,7 +35,21 @@ def write_page(path):
     report.write(path, uq, x_test, y_test, names=["metres"], inputs=inputs, reference=reference)
 
 
-def photograph(page_file, picture_file):
+def write_table_report(folder):
+    """The report that the command writes for the table of the page "A table, without Python".
+
+    Returns:
+        The path of the page.
+    """
+    table = folder / "cars.csv"
+    make_table = ["-m", "benchmarks.car_prices", "--csv", str(table)]
+    subprocess.run([sys.executable, *make_table], check=True, cwd=ROOT)
+    learn = ["-m", "rigidities", "tabular", str(table), "--target", "price"]
+    subprocess.run([sys.executable, *learn], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    return folder / "rigidities-cars" / "report.html"
+
+
+def photograph(page_file, picture_file, height):
     """Show the page in a browser and save what is seen."""
     from PIL import Image
 
@@ -42,7 +57,7 @@ def photograph(page_file, picture_file):
     from tests.support import browser
 
     with tempfile.TemporaryDirectory() as folder, browser.launched() as running:
-        viewport = {"width": WIDTH, "height": HEIGHT}
+        viewport = {"width": WIDTH, "height": height}
         context = running.new_context(viewport=viewport, device_scale_factor=SCALE)
         page = context.new_page()
         page.goto(page_file.as_uri())
@@ -54,10 +69,9 @@ def photograph(page_file, picture_file):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Take the picture of the HTML report.")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "images" / "report.webp")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         report_file = Path(scratch) / "report.html"
-        write_page(report_file)
-        photograph(report_file, options.out)
+        write_report(report_file)
+        photograph(report_file, IMAGES / "report.webp", height=1000)
+        table_report_file = write_table_report(Path(scratch))
+        photograph(table_report_file, IMAGES / "tabular-report.webp", height=900)

@@ -976,6 +976,8 @@ def _about_logarithm(remark: str, target: str) -> str:
     """A warning of the calibration, whose figures are those of the logarithm that was learnt."""
     if remark.startswith("The "):
         remark = f"the {remark.removeprefix('The ')}"
+    # In the unit of the target the bars do differ from row to row, so that this advice is wrong.
+    remark = remark.replace(" Use them only to flag inputs far from the training data.", "")
     text = f"On the logarithmic scale that the model learnt: {remark}"
     if "one constant bar" in remark:
         text += f" In the unit of {target}, one constant bar is proportional to the prediction."
