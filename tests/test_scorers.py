@@ -303,6 +303,18 @@ def test_what_has_no_error_bars_is_refused_with_what_helps(data, fitted):
         crps_scorer(fitted, X, np.where(y > 0, y, np.nan))
 
 
+@pytest.mark.parametrize("scorer", SCORERS.values(), ids=repr)
+@pytest.mark.parametrize("kind", ["rigidities", "gaussian"])
+def test_missing_and_too_many_true_values_are_refused_alike(data, fitted, scorer, kind):
+    X, y = data
+    estimator = fitted if kind == "rigidities" else BayesianRidge().fit(X, y)
+    missing = np.where(np.arange(len(y)) == 3, np.nan, y)
+    with pytest.raises(ValueError, match="missing or infinite values"):
+        scorer(estimator, X, missing)
+    with pytest.raises(ValueError, match="Expected y with the shape of the predictions"):
+        scorer(estimator, X, y[:-1])
+
+
 def test_bars_of_zero_are_refused(data):
     class Sure(BayesianRidge):
         def predict(self, X, return_std=False):

@@ -381,6 +381,15 @@ def by_hand(base, X, y, new, level, kept, seed=0):
     return mean - q * std, mean + q * std
 
 
+@pytest.mark.parametrize("options", [{"valid": None}, {"criterion": "loo"}], ids=str)
+def test_rows_that_trained_the_base_give_no_guarantee(data, options):
+    base = Ridge().fit(*data)
+    reg = RigidityRegressor(base, prefit=True, conformal=0.3, **options)
+    with pytest.raises(ValueError, match="conformal needs rows that did not train the base"):
+        reg.fit(*data)
+    assert not hasattr(reg, "uq_")
+
+
 @pytest.mark.parametrize("kept", [0.3, 24])
 def test_intervals_with_a_guarantee_are_those_of_split_conformal_prediction(data, new, kept):
     reg = RigidityRegressor(Ridge(), conformal=kept, **FAST).fit(*data)
@@ -791,7 +800,7 @@ def test_what_has_no_such_error_bars_is_refused_before_it_is_trained(data, base,
 
 def test_links_and_losses_that_cannot_be_read_are_refused(data):
     X, y = data[0], np.exp(data[1] / 10)
-    with pytest.raises(ValueError, match="PoissonRegressor is no linear model"):
+    with pytest.raises(ValueError, match="PoissonRegressor cannot be read as a linear model"):
         RigidityRegressor(PoissonRegressor(), **FAST).fit(X, y)
     for base in (
         MLPRegressor(hidden_layer_sizes=3, loss="poisson", solver="lbfgs", max_iter=2000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,22 @@ def as_tensor(X: Any, like: Tensor | None = None) -> Tensor:
 def as_columns(tensor: Tensor) -> Array:
     """A tensor (N,) or (N, K) on any device as an array (N, K) in float64."""
     return np.asarray(tensor.detach().cpu().double().reshape(len(tensor), -1))
+
+
+def true_values(y: Any, shape: tuple[int, ...]) -> Array:
+    """True values as an array in the shape of the predictions.
+
+    Raises:
+        ValueError: They have another length, or some are missing or infinite.
+    """
+    values = np.asarray(y, dtype=np.float64)
+    if values.size != math.prod(shape) or len(values) != shape[0]:
+        raise ValueError(
+            f"Expected y with the shape of the predictions, {shape}, got {values.shape}."
+        )
+    if not np.isfinite(values).all():
+        raise ValueError("y has missing or infinite values. Leave these rows out.")
+    return values.reshape(shape)
 
 
 class Data(NamedTuple):

@@ -23,7 +23,7 @@ from ..notices import notify, require_level
 from ..prediction.distribution import StudentT
 from ..prediction.prediction import Prediction
 from .chain import Chain
-from .data import Array, Data, as_columns, as_tensor
+from .data import Array, Data, as_columns, as_tensor, true_values
 from .layers import is_exact, require_supported, trained
 from .readouts import IgnoringWeight, Readout
 
@@ -281,7 +281,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             One number for each true value, shaped like the predictions.
         """
         mean, prediction = self._mean_and_prediction(X)
-        y = self._true_values(y, mean)
+        y = true_values(y, np.shape(mean))
         log_density = self._chain.targets.log_prob(self._with_students(prediction), y)
         return log_density.reshape(np.shape(mean))
 
@@ -299,7 +299,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             One number for each true value, shaped like the predictions. Lower is better.
         """
         mean, prediction = self._mean_and_prediction(X)
-        y = self._true_values(y, mean)
+        y = true_values(y, np.shape(mean))
         score = self._chain.targets.crps(self._with_students(prediction), y)
         return score.reshape(np.shape(mean))
 
@@ -350,6 +350,14 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             was_trained: Whether the base, or a regressor in it, was trained on other rows before.
         """
         share = self._heldout_share(self.estimator, was_trained)
+        rows_trained_the_base = was_trained and training_data is None and share is None
+        if self.conformal is not None and rows_trained_the_base:
+            raise ValueError(
+                "conformal needs rows that did not train the base. With valid=None or "
+                'criterion="loo", the rows given to fit are those that trained it, so they give '
+                "no guarantee. Fit on held-out rows, and pass the training rows as "
+                "fit(..., train=(X, y))."
+            )
         data, conformal = data.split(self._checked_conformal(data), self.random_state)
         if training_data is not None:
             base = self._trained_base(training_data, is_prefit)
@@ -521,23 +529,18 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         uq = self.uq_
         return isinstance(uq, LastLayerRigidity) and uq.calibration.conformal is not None
 
-    def _true_values(self, y: Any, mean: Any) -> Array:
-        """True values as an array in the shape of the predictions; a ValueError if they differ."""
-        values = np.asarray(y, dtype=np.float64)
-        if values.size != np.size(mean) or len(values) != len(mean):
-            raise ValueError(
-                f"Expected y with the shape of the predictions, {np.shape(mean)}, got "
-                f"{values.shape}."
-            )
-        if not np.isfinite(values).all():
-            raise ValueError("y has missing or infinite values. Leave these rows out.")
-        return values.reshape(np.shape(mean))
-
     def _with_students(self, prediction: Prediction) -> Prediction:
         """The prediction; around a textbook fit with Student's distribution, as its quantiles."""
         if not isinstance(self.uq_, fits.FitRigidity):
             return prediction
-        students = StudentT(self.uq_.degrees_of_freedom)
+        degrees_of_freedom = self.uq_.degrees_of_freedom
+        if degrees_of_freedom <= 2:
+            raise ValueError(
+                "Scores of a textbook fit need more than two rows beyond its coefficients, because "
+                "Student's distribution has no variance otherwise; here there are "
+                f"{degrees_of_freedom:g}. Fit with more rows."
+            )
+        students = StudentT(degrees_of_freedom)
         # The bar of a textbook is the unit of Student's distribution, whose variance is larger.
         noise = prediction.variance * students.second - prediction.epistemic
         return replace(prediction, noise=noise, distribution=students)

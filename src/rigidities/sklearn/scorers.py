@@ -34,7 +34,7 @@ from sklearn.utils.metadata_routing import MetadataRequest
 
 from ..notices import require_level
 from ..prediction.prediction import Prediction
-from .data import Array, as_columns, as_tensor
+from .data import Array, as_columns, as_tensor, true_values
 from .regressor import RigidityRegressor
 
 Bars = Any
@@ -179,7 +179,7 @@ class GaussianBars:
 
 def _true_values(y: Any, prediction: Prediction) -> torch.Tensor:
     """True values in the shape of a prediction, (N, K)."""
-    return as_tensor(y).reshape(prediction.mean.shape)
+    return as_tensor(true_values(y, tuple(prediction.mean.shape)))
 
 
 def _log_density(bars: Bars, X: Any, y: Any) -> Array:
@@ -195,7 +195,7 @@ def _crps(bars: Bars, X: Any, y: Any) -> Array:
 def _ends(bars: Bars, X: Any, y: Any, level: float) -> tuple[Array, Array, Array]:
     """Lower ends, upper ends and true values, all in one shape."""
     low, high = bars.predict_interval(X, level)
-    return low, high, np.asarray(y, dtype=np.float64).reshape(np.shape(low))
+    return low, high, true_values(y, np.shape(low))
 
 
 def _is_covered(bars: Bars, X: Any, y: Any, *, level: float) -> Array:
