@@ -427,6 +427,7 @@ def test_one_target_of_several_is_drawn_by_number_or_name() -> None:
     refused("has 2 targets, .* one of 0, 1\\.", both.plot, truth)
     refused("one of 0, 1, 'depth', 'width'", both.plot, frame)
     refused("Expected target to be one of .*; got 2", both.plot, truth, target=2)
+    refused(r"Expected target to be one of .*; got 1\.5", both.plot, truth, target=1.5)
     refused("Expected target to be one of .*; got 'area'", both.plot, frame, target="area")
     assert len(intervals_drawn(both.plot(target=0))) == 60
 
@@ -452,6 +453,9 @@ def test_an_input_of_several_is_drawn_by_number_or_name() -> None:
     refused("There are 2 inputs, .* one of 'a', 'b'", p.plot, x=frame)
     refused("There are 2 inputs, .* one of 0, 1", p.plot, x=inputs)
     refused("Expected along to be one of 0, 1; got 'a'", p.plot, x=inputs, along="a")
+    days = np.arange(len(inputs)).astype("datetime64[D]")
+    with pytest.raises(TypeError, match="Expected numbers, got dates"):
+        p.plot(x=days)
     refused("Pass the inputs too", p.plot, y, along=0)
     loader = DataLoader(TensorDataset(inputs))
     refused("Expected the inputs as a tensor, .* DataLoader", p.plot, x=loader, error=TypeError)

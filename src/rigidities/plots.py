@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Integral
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -512,7 +513,7 @@ def _index_of_target(target: int | str | None, count: int, names: list[Any]) -> 
         )
     if target in names:
         return names.index(target)
-    if not isinstance(target, str) and -count <= as_index(target) < count:
+    if isinstance(target, Integral) and -count <= as_index(target) < count:
         return as_index(target) % count
     raise ValueError(f"Expected target to be one of {', '.join(choices)}; got {target!r}.")
 
@@ -563,7 +564,7 @@ def _label_of_input(along: int | str | None, labels: list[Any]) -> Any:
         )
     if along in labels:
         return along
-    if not isinstance(along, str) and -len(labels) <= as_index(along) < len(labels):
+    if isinstance(along, Integral) and -len(labels) <= as_index(along) < len(labels):
         return labels[as_index(along)]
     raise ValueError(f"Expected along to be one of {choices}; got {along!r}.")
 
@@ -577,7 +578,17 @@ def _labels(values: Any) -> list[Any] | None:
 
 
 def _values(values: Any) -> Tensor:
-    """A tensor, an array of any library, a series or a list as a tensor on the CPU, in float64."""
+    """A tensor, an array of any library, a series or a list as a tensor on the CPU, in float64.
+
+    Raises:
+        TypeError: They are dates.
+    """
+    if getattr(getattr(values, "dtype", None), "kind", "") == "M":
+        # As integers they would be nanoseconds on the axis.
+        raise TypeError(
+            "Expected numbers, got dates. Pass numbers instead, such as days: "
+            "(dates - dates.min()) / numpy.timedelta64(1, 'D')."
+        )
     tensor = as_tensor(values).cpu().double()
     return tensor[None] if tensor.ndim == 0 else tensor
 
