@@ -84,6 +84,46 @@ def test_several_targets_are_several_columns(here: Path) -> None:
     assert page().row("tb")[1] == "1.00"
 
 
+def split_table(**spoilt: str) -> str:
+    """40 rows of which the last 20 are test rows; `spoilt` replaces cells of row 31."""
+    lines = ["mean,std,target,split"]
+    for row in range(1, 41):
+        cells = {"mean": f"{row}", "std": "1", "target": f"{row + (-1) ** row}"}
+        if row == 31:
+            cells |= spoilt
+        lines.append(",".join([*cells.values(), "train" if row <= 20 else "test"]))
+    return "\n".join(lines)
+
+
+def test_test_rows_of_a_table_keep_their_numbers_and_are_counted(here: Path, capsys: Any) -> None:
+    Path("p.csv").write_text(split_table(target="1000"))
+    assert run("p.csv") == 0
+    selection = "The report judges 20 of the 40 rows: those with split = test."
+    assert selection in capsys.readouterr().out
+    found = page()
+    assert selection in found.text
+    hovers = found.embedded("hovers")["t0"]
+    assert hovers[0].startswith("<b>row 21</b>")
+    assert "row 31" in found.text  # its error is far outside
+    assert "Row numbers are those of the table." in found.text
+
+
+@pytest.mark.parametrize("spoilt", [{"target": "x"}, {"std": "0"}, {"std": "1e-200"}])
+def test_errors_about_test_rows_name_the_row_of_the_file(
+    spoilt: dict[str, str], here: Path, capsys: Any
+) -> None:
+    Path("p.csv").write_text(split_table(**spoilt))
+    assert run("p.csv") == 2
+    assert "in row 31" in said(capsys)
+
+
+def test_a_table_of_test_rows_only_is_judged_without_a_word_on_them(here: Path, capsys) -> None:
+    header, *lines = GOOD.splitlines()
+    Path("p.csv").write_text("\n".join([f"{header},split", *(f"{line},test" for line in lines)]))
+    assert run("p.csv") == 0
+    assert "split = test" not in capsys.readouterr().out
+
+
 BAD_TABLES = [
     ("", "p.csv is empty"),
     ("mean,std,target\n", "a header but no rows"),
