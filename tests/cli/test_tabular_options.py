@@ -157,6 +157,18 @@ def test_the_page_is_made_again_from_the_folder_or_a_file_of_it(logged, tmp_path
     assert "Wrote" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "predictions.csv", "summary.json", "table"])
+def test_a_page_never_replaces_a_file_that_it_is_made_from(logged, capsys, name):
+    out = logged.data if name == "table" else logged.out / name
+    before = out.read_bytes()
+    code = cli.main(["report", str(logged.out), "--out", str(out)])
+    after = out.read_bytes()
+    out.write_bytes(before)  # for the tests that follow, should the command have replaced it
+    assert after == before
+    assert code == 2
+    assert "is a file that this command reads" in capsys.readouterr().err
+
+
 def test_a_table_that_was_moved_or_changed_is_named_with_the_cure(logged, tmp_path, capsys):
     folder = tmp_path / "out"
     shutil.copytree(logged.out, folder)

@@ -165,8 +165,8 @@ def test_fewer_rows_than_a_bin_leave_the_bins_out(here: Path) -> None:
         (["p.csv", "--out", "none/r.html"], "There is no folder none for r.html"),
         (["p.csv", "--out", "."], "is a folder"),
         (["p.csv", "--model", "a:b"], "are for a .safetensors file"),
-        (["p.csv", "--out", "p.csv"], "is the file that the report is made from"),
-        (["p.csv", "--out", "linked.html"], "is the file that the report is made from"),
+        (["p.csv", "--out", "p.csv"], "is a file that this command reads"),
+        (["p.csv", "--out", "linked.html"], "is a file that this command reads"),
         (["p.csv", "--out", "/dev/null"], "is a device or a pipe"),
         (["p.json"], "python -m experiments.frame.html_page p.json"),
         (["p.safetensors", "--std", "y"], "--std is for predictions in a .csv file"),
@@ -309,7 +309,7 @@ def test_the_data_of_a_fit_are_not_replaced(folder: Path, capsys: Any) -> None:
     before = Path("test.csv").read_bytes()
     arguments = ["--model", "my_module:build", "--data", "test.csv", "--out", "./test.csv"]
     assert run("uq.safetensors", *arguments) == 2
-    assert "is the file that the report is made from" in said(capsys)
+    assert "is a file that this command reads" in said(capsys)
     assert Path("test.csv").read_bytes() == before
 
 

@@ -578,8 +578,7 @@ def apply(
     _require("pandas")
     table_model = TableModel.load(model)
     table = Table.open(path, table_model.decimal)
-    if checked_place(out).exists() and any(out.samefile(source) for source in (path, model)):
-        raise ValueError(f"--out {out} is an input of this command. Choose another path.")
+    checked_place(out, sources=[path, model])
     kinds = {column.name: column.kind for column in table_model.columns}
     table.require(names_in_file(table_model.columns))
 
@@ -638,8 +637,9 @@ def page_again(
     _require("pandas", "plotly", "jinja2")
     import pandas
 
-    checked_place(out)
-    for name in ("model.safetensors", "predictions.csv", "summary.json"):
+    names = ("model.safetensors", "predictions.csv", "summary.json")
+    checked_place(out, sources=[data, *(folder / name for name in names)])
+    for name in names:
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder} has no {name}, which `rigidities tabular` writes. Train again, or pass "
@@ -661,8 +661,7 @@ def page_again(
         raise FileNotFoundError(
             f"The training table {path} is no longer there. Pass its new path with --data."
         )
-    if out.exists() and out.samefile(path):
-        raise ValueError(f"--out {out} is an input of this command. Choose another path.")
+    checked_place(out, sources=[path])
 
     table = Table.open(path, model.decimal)
     table.require([*names_in_file(model.columns), model.target])

@@ -77,9 +77,7 @@ def from_file(
         OSError: A file or folder cannot be used.
         ValueError: What is in a file cannot be used, or options do not go together.
     """
-    checked_place(out)
-    for source in (path, data):
-        _refuse_same_file(out, source)
+    checked_place(out, sources=[path, data])
     require_extra()
     kind = path.suffix.lower()
     if kind == ".csv":
@@ -107,15 +105,6 @@ def from_file(
     else:
         raise ValueError(f"Expected predictions (.csv) or a saved fit (.safetensors), got {path}.")
     return save(out, page_of(judgements, title or path.name)), judgements.verdict
-
-
-def _refuse_same_file(out: Path, source: Path | None) -> None:
-    """Refuse to replace a file by the page that is made from it."""
-    if source is not None and out.exists() and source.exists() and out.samefile(source):
-        raise ValueError(
-            f"--out {out} is the file that the report is made from. Choose another place for "
-            "the page."
-        )
 
 
 def _judge_table(
