@@ -186,6 +186,21 @@ def test_a_table_that_was_moved_or_changed_is_named_with_the_cure(logged, tmp_pa
     assert "has no model.safetensors" in capsys.readouterr().err
 
 
+def test_predictions_are_judged_alone_if_their_table_is_gone(logged, tmp_path, capsys):
+    for name in ("model.safetensors", "predictions.csv"):
+        shutil.copy(logged.out / name, tmp_path)
+    gone = json.dumps(logged.summary | {"data": "/nowhere/cars.csv"})
+    (tmp_path / "summary.json").write_text(gone)
+    page = tmp_path / "r.html"
+    arguments = ["report", str(tmp_path / "predictions.csv"), "--out", str(page)]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "The training table /nowhere/cars.csv is no longer there." in printed
+    assert "those with split = test" in printed
+    assert cli.main([*arguments, "--data", str(logged.data)]) == 0
+    assert page.read_bytes() == (logged.out / "report.html").read_bytes()
+
+
 def test_predictions_alone_are_judged_by_their_test_rows(logged, tmp_path):
     shutil.copy(logged.out / "predictions.csv", tmp_path / "p.csv")
     page = tmp_path / "r.html"

@@ -57,6 +57,19 @@ def test_a_table_of_predictions_gives_a_page(here: Path, capsys: Any) -> None:
     assert [path.name for path in sorted(here.iterdir())] == ["p.csv", "report.html"]
 
 
+@pytest.mark.parametrize("summary", ['{"accuracy": 1}', "[1, 2]", "no JSON"])
+@pytest.mark.parametrize("has_model", [False, True])
+def test_predictions_beside_the_summary_of_another_program_are_judged_as_they_are(
+    summary: str, has_model: bool, here: Path
+) -> None:
+    Path("predictions.csv").write_text(GOOD)
+    Path("summary.json").write_text(summary)
+    if has_model:
+        Path("model.safetensors").write_bytes(b"of another program")
+    assert run("predictions.csv") == 0
+    assert "40 rows of target" in page().text
+
+
 def test_columns_are_named_and_others_shown(here: Path) -> None:
     name = "<script>window.bad=1</script>"
     lines = [f"{k};{k + 1};0.5;mol{k}" for k in range(30)]

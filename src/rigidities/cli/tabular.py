@@ -65,6 +65,9 @@ PARTS = ("train", "calibration", "conformal", "test", "unlabelled", "undated")
 RESERVED = ("row", "mean", "std", "low", "high", "centre", "unit", "split", "target")
 """Columns of the predictions."""
 
+FILES_OF_REPORT = ("model.safetensors", "predictions.csv", "summary.json")
+"""Files of the folder that its page is made from."""
+
 LEAST = 30
 """Rows with a target, at least."""
 
@@ -613,8 +616,21 @@ def apply(
     return {"out": str(out), "rows": row_count, "unread": dict(unread_cells)}
 
 
+def training_table(folder: Path) -> Path | None:
+    """Where the training table of a folder was; None for a folder that `train` did not write."""
+    if not all((folder / name).is_file() for name in FILES_OF_REPORT):
+        return None
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    if not isinstance(summary, dict) or not summary.keys() >= {"data", "tables", "remarks"}:
+        return None
+    return Path(str(summary["data"]))
+
+
 def page_again(
-    folder: Path, out: Path, *, data: Path | None = None, title: str | None = None, say: Say = print
+    folder: Path, out: Path, *, data: Path | None = None, title: str | None = None
 ) -> tuple[Path, report.Verdict]:
     """Make the page of a folder that `train` wrote again.
 
@@ -625,7 +641,6 @@ def page_again(
         out: The page.
         data: The table; by default where it was at the training.
         title: The heading; by default that of the training.
-        say: Prints one text.
 
     Returns:
         The page, and the verdict.
@@ -637,9 +652,8 @@ def page_again(
     _require("pandas", "plotly", "jinja2")
     import pandas
 
-    names = ("model.safetensors", "predictions.csv", "summary.json")
-    checked_place(out, sources=[data, *(folder / name for name in names)])
-    for name in names:
+    checked_place(out, sources=[data, *(folder / name for name in FILES_OF_REPORT)])
+    for name in FILES_OF_REPORT:
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder} has no {name}, which `rigidities tabular` writes. Train again, or pass "
