@@ -349,9 +349,7 @@ def _check_positive(std: Tensor, row_numbers: Sequence[int]) -> None:
     )
 
 
-def _check_squares(
-    mean: Tensor, std: Tensor, target: Tensor, row_numbers: Sequence[int]
-) -> None:
+def _check_squares(mean: Tensor, std: Tensor, target: Tensor, row_numbers: Sequence[int]) -> None:
     """Refuse bars and errors, (N, K), whose squares or ratios overflow float64."""
     error = (target - mean).abs()
     too_small = std < 1 / _LARGEST
