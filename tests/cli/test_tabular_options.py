@@ -261,6 +261,11 @@ WRONG = {
         *(cars().assign(dealer=lambda f: f["dealer"] % 2), ["--group", "dealer"]),
         "--group dealer has 2 groups, too few",
     ),
+    "a group named like the unit": (
+        cars().assign(unit=cars()["dealer"], price=[f"${price:.2f}" for price in cars()["price"]]),
+        ["--group", "unit"],
+        "--group unit: the predictions have a column of that name already",
+    ),
     "the target as a group": (cars(), ["--group", "price"], "--group price is the target"),
     "an unknown group": (cars(), ["--group", "garage"], "Expected the column 'garage'"),
     "text as time": (cars(), ["--time-split", "brand"], "Expected dates or numbers"),
@@ -275,6 +280,12 @@ def test_options_that_do_not_fit_the_table_are_explained(tmp_path, name):
     assert words in ran.errors
     assert ran.errors.count("\n") == 1
     assert not ran.out.exists()
+
+
+@pytest.mark.thorough
+def test_a_column_may_be_called_unit_if_the_target_has_none(tmp_path):
+    ran = Ran(tmp_path, cars().assign(unit=cars()["dealer"]), "--id", "unit", "--model", "linear")
+    assert ran.predictions["unit"].tolist() == cars()["dealer"].tolist()
 
 
 @pytest.mark.parametrize(

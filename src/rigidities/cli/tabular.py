@@ -62,8 +62,8 @@ Bounds = tuple[float | None, float | None]
 PARTS = ("train", "calibration", "conformal", "test", "unlabelled", "undated")
 """What a row is used for; the last two are not learnt from."""
 
-RESERVED = ("row", "mean", "std", "low", "high", "centre", "unit", "split", "target")
-"""Columns of the predictions."""
+RESERVED = ("row", "mean", "std", "low", "high", "centre", "split", "target")
+"""Columns of the predictions; `unit` is one more if the target has a unit."""
 
 FILES_OF_REPORT = ("model.safetensors", "predictions.csv", "summary.json")
 """Files of the folder that its page is made from."""
@@ -475,12 +475,16 @@ def train(
     _require("pandas", "sklearn", "plotly", "jinja2")
     begun = time.monotonic()
     identifiers = [*id, group] if group and group not in id else list(id)
-    _require_results_can_be_written(out, identifiers)
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out {out} is a file. Pass the name of a folder.")
+    _require_names_are_free(RESERVED, id, group)
     _require_columns_differ(target, group, time_split)
     splitting = Splitting(seed, group or "", time_split or "", conformal or 0.0)
     with _moved(out) as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data = Training.read(path, target, [*id, *drop], keep, splitting)
+        if data.unit:
+            _require_names_are_free(["unit"], id, group)
         _require_usable_targets(data, target, support, logarithm)
         _require_conformal_rows(data, level)
         for line in data.opening(target):
@@ -705,16 +709,15 @@ def page_again(
     return report.save(out, text), judgements.verdict
 
 
-def _require_results_can_be_written(out: Path, id: Sequence[str]) -> None:
-    """Refuse a file in place of the folder, and identifiers named like the predictions' columns."""
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"--out {out} is a file. Pass the name of a folder.")
-    clashes = sorted(set(id) & set(RESERVED))
-    if clashes:
-        raise ValueError(
-            f"--id {clashes[0]}: the predictions have a column of that name already. Rename the "
-            "column in the table, or leave it out of --id."
-        )
+def _require_names_are_free(taken: Sequence[str], id: Sequence[str], group: str | None) -> None:
+    """Refuse columns to copy to the predictions whose names are taken there."""
+    for option, names in (("id", id), ("group", [group] if group else [])):
+        clashes = sorted(set(names) & set(taken))
+        if clashes:
+            raise ValueError(
+                f"--{option} {clashes[0]}: the predictions have a column of that name already. "
+                f"Rename the column in the table, or leave it out of --{option}."
+            )
 
 
 def _require_columns_differ(target: str, group: str | None, time_split: str | None) -> None:
