@@ -6,6 +6,8 @@ import io
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rigidities.cli.columns import MOST_CATEGORIES, Column, inputs, matrix, numbers
@@ -120,6 +122,16 @@ def test_a_parquet_index_is_a_column_too(tmp_path):
     chosen, notes = inputs(frame, np.random.default_rng(0).normal(size=len(frame)), ".")
     assert [column.name for column in chosen] == ["place", "size"]
     assert notes[0] == "Left out: __index_level_0__ (row numbers)"
+
+
+def test_parquet_columns_of_one_name_get_their_own(tmp_path):
+    arrays = [pa.array([1.0, 2.0]), pa.array(["a", "b"]), pa.array([3.0, 4.0])]
+    twice = pa.Table.from_arrays(arrays, names=["size", "place", "size"])
+    pq.write_table(twice, tmp_path / "data.parquet")
+    table, frame = read(tmp_path / "data.parquet")
+    assert list(table.names) == list(frame) == ["size", "place", "size (2)"]
+    assert table.notes == ["A second column 'size' is called 'size (2)'"]
+    assert frame["size (2)"].tolist() == [3.0, 4.0]
 
 
 def test_columns_without_a_name_or_with_one_twice_get_their_own(tmp_path):

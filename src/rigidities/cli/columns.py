@@ -177,8 +177,8 @@ class Column:
             remarks.append(f"{self.name}: {how}")
         if len(unread):
             remarks.append(
-                f"{self.name}: {len(unread):,} cells contain no usable {self.kind} and count as missing, "
-                f"for example {str(unread.iloc[0])[:40]!r}"
+                f"{self.name}: {len(unread):,} cells contain no usable {self.kind} and count as "
+                f"missing, for example {str(unread.iloc[0])[:40]!r}"
             )
         return remarks
 

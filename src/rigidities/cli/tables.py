@@ -189,7 +189,8 @@ class Table:
             signature = raw.read(4)
         if signature == b"PAR1":
             with _parquet(path) as file:
-                return cls(path, file.schema_arrow.names)
+                names, notes = _unique_names(file.schema_arrow.names)
+                return cls(path, names, notes)
         if signature == b"PK\3\4":
             raise ValueError(f"{path} is a workbook or an archive. Save the table as CSV.")
         return cls._open_text(path, trained)
@@ -264,6 +265,7 @@ class Table:
         with _parquet(self.path) as file:
             for batch in file.iter_batches(rows):
                 frame = batch.to_pandas(ignore_metadata=True)  # which would hide an index
+                frame.columns = self.names
                 for name in frame:
                     if frame[name].dtype.kind in "iufM":
                         continue
