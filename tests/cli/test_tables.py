@@ -6,6 +6,8 @@ import io
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rigidities.cli.columns import MOST_CATEGORIES, Column, inputs, matrix, numbers
@@ -122,6 +124,16 @@ def test_a_parquet_index_is_a_column_too(tmp_path):
     assert notes[0] == "Left out: __index_level_0__ (row numbers)"
 
 
+def test_parquet_columns_of_one_name_get_their_own(tmp_path):
+    arrays = [pa.array([1.0, 2.0]), pa.array(["a", "b"]), pa.array([3.0, 4.0])]
+    twice = pa.Table.from_arrays(arrays, names=["size", "place", "size"])
+    pq.write_table(twice, tmp_path / "data.parquet")
+    table, frame = read(tmp_path / "data.parquet")
+    assert list(table.names) == list(frame) == ["size", "place", "size (2)"]
+    assert table.notes == ["A second column 'size' is called 'size (2)'"]
+    assert frame["size (2)"].tolist() == [3.0, 4.0]
+
+
 def test_columns_without_a_name_or_with_one_twice_get_their_own(tmp_path):
     table = Table.open(file(tmp_path, "a,,a,a\n1,2,3,4\n"))
     assert table.names == ["a", "column 2", "a (2)", "a (3)"]
@@ -136,6 +148,11 @@ def test_columns_without_a_name_or_with_one_twice_get_their_own(tmp_path):
     [
         (["12 %", "7.5%", "3"], "%", [12, 7.5, 3]),
         (["$1,200", "$15", "$-3.5"], "$", [1200, 15, -3.5]),
+        (["-$1,200", "+$15", "- $3.5"], "$", [-1200, 15, -3.5]),
+        (["-USD 5", "(USD 6)", "USD (7)"], "USD", [-5, -6, -7]),
+        (["($1,200.50)", "$(15)", "( $3.5 )", "$4"], "$", [-1200.5, -15, -3.5, 4]),
+        (["(5.00)", "(1e-3)", "6"], "", [-5, -1e-3, 6]),
+        (["--5", "-$-5", "(-5)", "((5))", "(5) (6)", "6"], "", [np.nan] * 5 + [6]),
         (["5 km/h", "6 km/h", "1e3 km/h"], "km/h", [5, 6, 1000]),
         (["\u22125", ".5", "+2."], "", [-5, 0.5, 2]),
         (["inf", "1", "2"] * 5, "", [np.nan, 1, 2] * 5),
@@ -168,6 +185,12 @@ def test_the_decimal_mark_is_found_wherever_it_stands(tmp_path):
     assert Table.open(late).decimal == "."
 
 
+def test_negative_amounts_tell_the_decimal_mark_too(tmp_path):
+    table, frame = read(file(tmp_path, "cost;n\n(1.234,50);1\n-€7,25;2\n"))
+    assert table.decimal == ","
+    assert numbers(frame["cost"], table.decimal, "€").tolist() == [-1234.5, -7.25]
+
+
 def test_the_mark_of_the_training_table_holds_where_no_cell_tells(tmp_path):
     path = file(tmp_path, "size;n\n7.500;1\n2.250;3\n")
     assert Table.open(path).decimal == "."
@@ -194,7 +217,7 @@ def test_cells_without_a_number_are_missing_and_counted():
     cells = ["1.5"] * 30 + ["err", "<2"] + ["2.5"] * 8
     chosen, notes = inputs(frame_of(x=cells), np.arange(40.0), ".")
     assert [c.kind for c in chosen] == ["number"]
-    assert notes == ["x: 2 cells contain no number and count as missing"]
+    assert notes == ["x: 2 cells contain no usable number and count as missing, for example 'err'"]
     x, unread = matrix(chosen, frame_of(x=cells), ".")
     assert x.isnan().sum() == 2 == unread["x"]
 
@@ -247,7 +270,10 @@ def test_numbers_too_large_to_be_squared_are_missing_and_tiny_ones_are_not():
     frame["infinite"] = pd.to_numeric(frame["large"]) * np.where(x < 0, np.inf, 1)
     chosen, notes = inputs(frame, np.random.default_rng(1).normal(size=60), ".")
     assert [column.kind for column in chosen] == ["number"] * 3
-    assert f"large: {(x > 1.5).sum()} cells contain no number and count as missing" in notes
+    assert (
+        f"large: {(x > 1.5).sum()} cells contain no usable number and count as missing"
+        in " ".join(notes)
+    )
     values, _ = matrix(chosen, frame, ".")
     assert (
         values.isnan().sum(0).numpy() == [(x > 1.5).sum(), 0, ((x > 1.5) | (x < 0)).sum()]

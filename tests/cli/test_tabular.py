@@ -369,6 +369,7 @@ def test_wrong_usage_is_explained(tmp_path, monkeypatch, capsys, arguments, word
     ("arguments", "words"),
     [
         (["--id", "mean"], "--id mean: the predictions have a column of that name"),
+        (["--group", "mean"], "--group mean: the predictions have a column of that name"),
         (["--drop", "y"], "got 'y' twice"),
         (["--id", "x", "x"], "got 'x' twice"),
         (["--drop", "x", "--keep", "x"], "got 'x' twice"),

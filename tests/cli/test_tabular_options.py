@@ -157,6 +157,18 @@ def test_the_page_is_made_again_from_the_folder_or_a_file_of_it(logged, tmp_path
     assert "Wrote" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "predictions.csv", "summary.json", "table"])
+def test_a_page_never_replaces_a_file_that_it_is_made_from(logged, capsys, name):
+    out = logged.data if name == "table" else logged.out / name
+    before = out.read_bytes()
+    code = cli.main(["report", str(logged.out), "--out", str(out)])
+    after = out.read_bytes()
+    out.write_bytes(before)  # for the tests that follow, should the command have replaced it
+    assert after == before
+    assert code == 2
+    assert "is a file that this command reads" in capsys.readouterr().err
+
+
 def test_a_table_that_was_moved_or_changed_is_named_with_the_cure(logged, tmp_path, capsys):
     folder = tmp_path / "out"
     shutil.copytree(logged.out, folder)
@@ -172,6 +184,21 @@ def test_a_table_that_was_moved_or_changed_is_named_with_the_cure(logged, tmp_pa
     (folder / "model.safetensors").unlink()
     assert cli.main(["report", str(folder), *page]) == 2
     assert "has no model.safetensors" in capsys.readouterr().err
+
+
+def test_predictions_are_judged_alone_if_their_table_is_gone(logged, tmp_path, capsys):
+    for name in ("model.safetensors", "predictions.csv"):
+        shutil.copy(logged.out / name, tmp_path)
+    gone = json.dumps(logged.summary | {"data": "/nowhere/cars.csv"})
+    (tmp_path / "summary.json").write_text(gone)
+    page = tmp_path / "r.html"
+    arguments = ["report", str(tmp_path / "predictions.csv"), "--out", str(page)]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "The training table /nowhere/cars.csv is no longer there." in printed
+    assert "those with split = test" in printed
+    assert cli.main([*arguments, "--data", str(logged.data)]) == 0
+    assert page.read_bytes() == (logged.out / "report.html").read_bytes()
 
 
 def test_predictions_alone_are_judged_by_their_test_rows(logged, tmp_path):
@@ -234,6 +261,11 @@ WRONG = {
         *(cars().assign(dealer=lambda f: f["dealer"] % 2), ["--group", "dealer"]),
         "--group dealer has 2 groups, too few",
     ),
+    "a group named like the unit": (
+        cars().assign(unit=cars()["dealer"], price=[f"${price:.2f}" for price in cars()["price"]]),
+        ["--group", "unit"],
+        "--group unit: the predictions have a column of that name already",
+    ),
     "the target as a group": (cars(), ["--group", "price"], "--group price is the target"),
     "an unknown group": (cars(), ["--group", "garage"], "Expected the column 'garage'"),
     "text as time": (cars(), ["--time-split", "brand"], "Expected dates or numbers"),
@@ -248,6 +280,12 @@ def test_options_that_do_not_fit_the_table_are_explained(tmp_path, name):
     assert words in ran.errors
     assert ran.errors.count("\n") == 1
     assert not ran.out.exists()
+
+
+@pytest.mark.thorough
+def test_a_column_may_be_called_unit_if_the_target_has_none(tmp_path):
+    ran = Ran(tmp_path, cars().assign(unit=cars()["dealer"]), "--id", "unit", "--model", "linear")
+    assert ran.predictions["unit"].tolist() == cars()["dealer"].tolist()
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,19 @@ def test_a_table_of_predictions_gives_a_page(here: Path, capsys: Any) -> None:
     assert [path.name for path in sorted(here.iterdir())] == ["p.csv", "report.html"]
 
 
+@pytest.mark.parametrize("summary", ['{"accuracy": 1}', "[1, 2]", "no JSON"])
+@pytest.mark.parametrize("has_model", [False, True])
+def test_predictions_beside_the_summary_of_another_program_are_judged_as_they_are(
+    summary: str, has_model: bool, here: Path
+) -> None:
+    Path("predictions.csv").write_text(GOOD)
+    Path("summary.json").write_text(summary)
+    if has_model:
+        Path("model.safetensors").write_bytes(b"of another program")
+    assert run("predictions.csv") == 0
+    assert "40 rows of target" in page().text
+
+
 def test_columns_are_named_and_others_shown(here: Path) -> None:
     name = "<script>window.bad=1</script>"
     lines = [f"{k};{k + 1};0.5;mol{k}" for k in range(30)]
@@ -82,6 +95,46 @@ def test_several_targets_are_several_columns(here: Path) -> None:
     Path("p.csv").write_text("\n".join(["a,sa,ta,b,sb,tb", *lines]))
     assert run("p.csv", "--mean", "a", "b", "--std", "sa", "sb", "--target", "ta", "tb") == 0
     assert page().row("tb")[1] == "1.00"
+
+
+def split_table(**spoilt: str) -> str:
+    """40 rows of which the last 20 are test rows; `spoilt` replaces cells of row 31."""
+    lines = ["mean,std,target,split"]
+    for row in range(1, 41):
+        cells = {"mean": f"{row}", "std": "1", "target": f"{row + (-1) ** row}"}
+        if row == 31:
+            cells |= spoilt
+        lines.append(",".join([*cells.values(), "train" if row <= 20 else "test"]))
+    return "\n".join(lines)
+
+
+def test_test_rows_of_a_table_keep_their_numbers_and_are_counted(here: Path, capsys: Any) -> None:
+    Path("p.csv").write_text(split_table(target="1000"))
+    assert run("p.csv") == 0
+    selection = "The report judges 20 of the 40 rows: those with split = test."
+    assert selection in capsys.readouterr().out
+    found = page()
+    assert selection in found.text
+    hovers = found.embedded("hovers")["t0"]
+    assert hovers[0].startswith("<b>row 21</b>")
+    assert "row 31" in found.text  # its error is far outside
+    assert "Row numbers are those of the table." in found.text
+
+
+@pytest.mark.parametrize("spoilt", [{"target": "x"}, {"std": "0"}, {"std": "1e-200"}])
+def test_errors_about_test_rows_name_the_row_of_the_file(
+    spoilt: dict[str, str], here: Path, capsys: Any
+) -> None:
+    Path("p.csv").write_text(split_table(**spoilt))
+    assert run("p.csv") == 2
+    assert "in row 31" in said(capsys)
+
+
+def test_a_table_of_test_rows_only_is_judged_without_a_word_on_them(here: Path, capsys) -> None:
+    header, *lines = GOOD.splitlines()
+    Path("p.csv").write_text("\n".join([f"{header},split", *(f"{line},test" for line in lines)]))
+    assert run("p.csv") == 0
+    assert "split = test" not in capsys.readouterr().out
 
 
 BAD_TABLES = [
@@ -125,8 +178,8 @@ def test_fewer_rows_than_a_bin_leave_the_bins_out(here: Path) -> None:
         (["p.csv", "--out", "none/r.html"], "There is no folder none for r.html"),
         (["p.csv", "--out", "."], "is a folder"),
         (["p.csv", "--model", "a:b"], "are for a .safetensors file"),
-        (["p.csv", "--out", "p.csv"], "is the file that the report is made from"),
-        (["p.csv", "--out", "linked.html"], "is the file that the report is made from"),
+        (["p.csv", "--out", "p.csv"], "is a file that this command reads"),
+        (["p.csv", "--out", "linked.html"], "is a file that this command reads"),
         (["p.csv", "--out", "/dev/null"], "is a device or a pipe"),
         (["p.json"], "python -m experiments.frame.html_page p.json"),
         (["p.safetensors", "--std", "y"], "--std is for predictions in a .csv file"),
@@ -269,7 +322,7 @@ def test_the_data_of_a_fit_are_not_replaced(folder: Path, capsys: Any) -> None:
     before = Path("test.csv").read_bytes()
     arguments = ["--model", "my_module:build", "--data", "test.csv", "--out", "./test.csv"]
     assert run("uq.safetensors", *arguments) == 2
-    assert "is the file that the report is made from" in said(capsys)
+    assert "is a file that this command reads" in said(capsys)
     assert Path("test.csv").read_bytes() == before
 
 

@@ -367,36 +367,47 @@ def _report(
     data: Path | None,
 ) -> dict[str, Any]:
     """Write the report of a file, or that of a folder again."""
-    folder = _folder_of_tabular(file)
-    if folder is not None and model is None and mean is None and std is None and target is None:
+    folder = None
+    if model is None and mean is None and std is None and target is None:
+        folder = _folder_of_tabular(say, file, data)
+    if folder is not None:
         page, verdict = tabular.page_again(folder, out, data=data, title=title)
-        say(str(verdict))
-        say(f"Wrote {page}")
-        return {"out": str(page), "verdict": verdict.plain()}
-    page, verdict = from_file(
-        file,
-        out,
-        load=LastLayerRigidity.load,
-        title=title,
-        mean=mean,
-        std=std,
-        target=target,
-        model=model,
-        data=data,
-    )
+    else:
+        page, verdict = from_file(
+            file,
+            out,
+            load=LastLayerRigidity.load,
+            title=title,
+            mean=mean,
+            std=std,
+            target=target,
+            model=model,
+            data=data,
+        )
     say(str(verdict))
     say(f"Wrote {page}")
     return {"out": str(page), "verdict": verdict.plain()}
 
 
-def _folder_of_tabular(file: Path) -> Path | None:
-    """The folder that `tabular` wrote, by itself or by one of its files; None for other files."""
+def _folder_of_tabular(say: tabular.Say, file: Path, data: Path | None) -> Path | None:
+    """The folder that `tabular` wrote, by itself or by one of its files; None for other files.
+
+    Predictions without their training table are a file like any other, which is said.
+    """
     if file.is_dir():
         return file
-    is_of_folder = file.name in ("predictions.csv", "summary.json", "model.safetensors")
-    if is_of_folder and (file.parent / "summary.json").is_file():
-        return file.parent
-    return None
+    if file.name not in tabular.FILES_OF_REPORT:
+        return None
+    table = tabular.training_table(file.parent)
+    if table is None:
+        return None
+    if file.name == "predictions.csv" and data is None and not table.is_file():
+        say(
+            f"The training table {table} is no longer there. The report uses {file} alone. For "
+            "the full report, pass the new path of the table with --data."
+        )
+        return None
+    return file.parent
 
 
 def _add_merge(commands: Commands) -> None:

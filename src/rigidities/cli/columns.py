@@ -177,7 +177,8 @@ class Column:
             remarks.append(f"{self.name}: {how}")
         if len(unread):
             remarks.append(
-                f"{self.name}: {len(unread):,} cells contain no {self.kind} and count as missing"
+                f"{self.name}: {len(unread):,} cells contain no usable {self.kind} and count as "
+                f"missing, for example {str(unread.iloc[0])[:40]!r}"
             )
         return remarks
 

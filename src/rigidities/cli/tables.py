@@ -86,15 +86,24 @@ def _decode_as_western(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("rigidities.western", _decode_as_western)
 
 
+_CURRENCY = r"[$€£¥]|[A-Z]{3}\s"
+
+_BRACKETS = re.compile(rf"({_CURRENCY})?\s*\(([^()]*)\)")
+"""A cell in brackets, which are the minus of accountants; a currency may stand before them."""
+
+
 def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    """A currency before the number, the number, and a unit behind it, as three groups."""
+    """A sign, a currency, the number, and a unit behind it, as four groups.
+
+    The sign is the first group where a currency follows it, and a part of the number otherwise.
+    """
     # Groups of thousands come first: of 1'000 the 1 alone would be the number, '000 its unit.
     grouped = rf"[1-9]\d{{0,2}}(?:[{thousands}{_THOUSANDS_MARKS}]\d{{3}})+"
     mantissa = rf"(?:{grouped}|\d+)(?:\{decimal}\d*)?|\{decimal}\d+"
-    number = rf"[+-]?(?:{mantissa})(?:[eE][+-]?\d+)?"
-    currency = r"[$€£¥]|[A-Z]{3}\s"
+    number = rf"(?(1)|[+-]?)(?:{mantissa})(?:[eE][+-]?\d+)?"
     unit = r"(?!['\u2019]\d)[^\d\s.,:/\\-].{0,14}"
-    return re.compile(rf"({currency})?\s*({number})\s*({unit})?")
+    sign = rf"([+-])(?=\s*(?:{_CURRENCY}))"
+    return re.compile(rf"(?:{sign})?\s*({_CURRENCY})?\s*({number})\s*({unit})?")
 
 
 _NUMBERS = {
@@ -116,14 +125,29 @@ def number(text: str, decimal: str = ".") -> tuple[float, str] | None:
         ((1234.5, ''), (1234.5, 'kg'), (12.0, '%'), None)
         >>> number("1'234'567.5")
         (1234567.5, '')
+        >>> number("-$5.00"), number("$-5.00"), number("(5.00)"), number("($5.00)")
+        ((-5.0, '$'), (-5.0, '$'), (-5.0, ''), (-5.0, '$'))
+        >>> number("(-5.00)"), number("(n)")
+        (None, None)
     """
-    match = _NUMBERS[decimal].fullmatch(text.replace("\u2212", "-"))  # the minus of typography
+    match = _match_number(text, decimal)
     if match is None:
         return None
-    currency, digits, unit = match.groups()
+    sign, currency, digits, unit = match.groups()
     thousands = "." if decimal == "," else ","
     digits = re.sub(f"[{thousands}{_THOUSANDS_MARKS}]", "", digits)
-    return float(digits.replace(decimal, ".")), (currency or unit or "").strip()
+    value = float(f"{sign or ''}{digits.replace(decimal, '.')}")
+    return value, (currency or unit or "").strip()
+
+
+def _match_number(text: str, decimal: str) -> re.Match[str] | None:
+    """The match of a cell with the pattern of a number, with one way to write a minus."""
+    text = text.replace("\u2212", "-")  # the minus of typography
+    if text.endswith(")"):
+        brackets = _BRACKETS.fullmatch(text)
+        if brackets is not None:
+            text = f"-{brackets[1] or ''}{brackets[2].strip()}"
+    return _NUMBERS[decimal].fullmatch(text)
 
 
 @dataclass(frozen=True)
@@ -165,7 +189,8 @@ class Table:
             signature = raw.read(4)
         if signature == b"PAR1":
             with _parquet(path) as file:
-                return cls(path, file.schema_arrow.names)
+                names, notes = _unique_names(file.schema_arrow.names)
+                return cls(path, names, notes)
         if signature == b"PK\3\4":
             raise ValueError(f"{path} is a workbook or an archive. Save the table as CSV.")
         return cls._open_text(path, trained)
@@ -240,6 +265,7 @@ class Table:
         with _parquet(self.path) as file:
             for batch in file.iter_batches(rows):
                 frame = batch.to_pandas(ignore_metadata=True)  # which would hide an index
+                frame.columns = self.names
                 for name in frame:
                     if frame[name].dtype.kind in "iufM":
                         continue
@@ -399,8 +425,8 @@ def _decimal(cells: Iterable[str], separator: str, trained: str | None) -> tuple
     for cell in map(str.strip, cells):
         if "," not in cell and "." not in cell:
             continue
-        with_point = _NUMBERS["."].fullmatch(cell) is not None
-        with_comma = _NUMBERS[","].fullmatch(cell) is not None
+        with_point = _match_number(cell, ".") is not None
+        with_comma = _match_number(cell, ",") is not None
         if with_comma and "," in cell:
             has_commas = True
         if with_point and with_comma:

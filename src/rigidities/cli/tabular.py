@@ -62,8 +62,11 @@ Bounds = tuple[float | None, float | None]
 PARTS = ("train", "calibration", "conformal", "test", "unlabelled", "undated")
 """What a row is used for; the last two are not learnt from."""
 
-RESERVED = ("row", "mean", "std", "low", "high", "centre", "unit", "split", "target")
-"""Columns of the predictions."""
+RESERVED = ("row", "mean", "std", "low", "high", "centre", "split", "target")
+"""Columns of the predictions; `unit` is one more if the target has a unit."""
+
+FILES_OF_REPORT = ("model.safetensors", "predictions.csv", "summary.json")
+"""Files of the folder that its page is made from."""
 
 LEAST = 30
 """Rows with a target, at least."""
@@ -472,12 +475,16 @@ def train(
     _require("pandas", "sklearn", "plotly", "jinja2")
     begun = time.monotonic()
     identifiers = [*id, group] if group and group not in id else list(id)
-    _require_results_can_be_written(out, identifiers)
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out {out} is a file. Pass the name of a folder.")
+    _require_names_are_free(RESERVED, id, group)
     _require_columns_differ(target, group, time_split)
     splitting = Splitting(seed, group or "", time_split or "", conformal or 0.0)
     with _moved(out) as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data = Training.read(path, target, [*id, *drop], keep, splitting)
+        if data.unit:
+            _require_names_are_free(["unit"], id, group)
         _require_usable_targets(data, target, support, logarithm)
         _require_conformal_rows(data, level)
         for line in data.opening(target):
@@ -578,8 +585,7 @@ def apply(
     _require("pandas")
     table_model = TableModel.load(model)
     table = Table.open(path, table_model.decimal)
-    if checked_place(out).exists() and any(out.samefile(source) for source in (path, model)):
-        raise ValueError(f"--out {out} is an input of this command. Choose another path.")
+    checked_place(out, sources=[path, model])
     kinds = {column.name: column.kind for column in table_model.columns}
     table.require(names_in_file(table_model.columns))
 
@@ -614,8 +620,21 @@ def apply(
     return {"out": str(out), "rows": row_count, "unread": dict(unread_cells)}
 
 
+def training_table(folder: Path) -> Path | None:
+    """Where the training table of a folder was; None for a folder that `train` did not write."""
+    if not all((folder / name).is_file() for name in FILES_OF_REPORT):
+        return None
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    if not isinstance(summary, dict) or not summary.keys() >= {"data", "tables", "remarks"}:
+        return None
+    return Path(str(summary["data"]))
+
+
 def page_again(
-    folder: Path, out: Path, *, data: Path | None = None, title: str | None = None, say: Say = print
+    folder: Path, out: Path, *, data: Path | None = None, title: str | None = None
 ) -> tuple[Path, report.Verdict]:
     """Make the page of a folder that `train` wrote again.
 
@@ -626,7 +645,6 @@ def page_again(
         out: The page.
         data: The table; by default where it was at the training.
         title: The heading; by default that of the training.
-        say: Prints one text.
 
     Returns:
         The page, and the verdict.
@@ -638,8 +656,8 @@ def page_again(
     _require("pandas", "plotly", "jinja2")
     import pandas
 
-    checked_place(out)
-    for name in ("model.safetensors", "predictions.csv", "summary.json"):
+    checked_place(out, sources=[data, *(folder / name for name in FILES_OF_REPORT)])
+    for name in FILES_OF_REPORT:
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder} has no {name}, which `rigidities tabular` writes. Train again, or pass "
@@ -661,8 +679,7 @@ def page_again(
         raise FileNotFoundError(
             f"The training table {path} is no longer there. Pass its new path with --data."
         )
-    if out.exists() and out.samefile(path):
-        raise ValueError(f"--out {out} is an input of this command. Choose another path.")
+    checked_place(out, sources=[path])
 
     table = Table.open(path, model.decimal)
     table.require([*names_in_file(model.columns), model.target])
@@ -692,16 +709,15 @@ def page_again(
     return report.save(out, text), judgements.verdict
 
 
-def _require_results_can_be_written(out: Path, id: Sequence[str]) -> None:
-    """Refuse a file in place of the folder, and identifiers named like the predictions' columns."""
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"--out {out} is a file. Pass the name of a folder.")
-    clashes = sorted(set(id) & set(RESERVED))
-    if clashes:
-        raise ValueError(
-            f"--id {clashes[0]}: the predictions have a column of that name already. Rename the "
-            "column in the table, or leave it out of --id."
-        )
+def _require_names_are_free(taken: Sequence[str], id: Sequence[str], group: str | None) -> None:
+    """Refuse columns to copy to the predictions whose names are taken there."""
+    for option, names in (("id", id), ("group", [group] if group else [])):
+        clashes = sorted(set(names) & set(taken))
+        if clashes:
+            raise ValueError(
+                f"--{option} {clashes[0]}: the predictions have a column of that name already. "
+                f"Rename the column in the table, or leave it out of --{option}."
+            )
 
 
 def _require_columns_differ(target: str, group: str | None, time_split: str | None) -> None:

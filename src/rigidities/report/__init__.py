@@ -273,12 +273,18 @@ def judge(
             use in Python.
     """
     all_rows = target_rows(
-        prediction, target, std=std, names=names, inputs=inputs, first_row=first_row
+        prediction,
+        target,
+        std=std,
+        names=names,
+        inputs=inputs,
+        first_row=first_row,
+        row_numbers=row_numbers,
     )
     constant_bars = _constant_bars(constant, calibration, len(all_rows))
     targets = []
     for rows, constant_bar in zip(all_rows, constant_bars, strict=True):
-        rows = replace(rows, calibrated_bar=constant_bar, advice=advice, row_numbers=row_numbers)
+        rows = replace(rows, calibrated_bar=constant_bar, advice=advice)
         targets.append(TargetScores(rows, level=level))
     further_cautions = [
         caution if isinstance(caution, Caution) else Caution(caution) for caution in cautions

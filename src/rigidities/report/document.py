@@ -11,7 +11,7 @@ never read as HTML.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -154,11 +154,16 @@ def save(path: str | os.PathLike[str], text: str) -> Path:
     return path
 
 
-def checked_place(path: str | os.PathLike[str]) -> Path:
+def checked_place(path: str | os.PathLike[str], sources: Iterable[Path | None] = ()) -> Path:
     """The path, after a check that a file can be written there.
+
+    Args:
+        path: The file to write.
+        sources: Files that the command reads, which it must not replace; None is skipped.
 
     Raises:
         OSError: There is no such folder, or the path is a folder, a device or a pipe.
+        ValueError: The path is one of the files that the command reads.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -171,4 +176,10 @@ def checked_place(path: str | os.PathLike[str]) -> Path:
         raise FileExistsError(
             f"{path} is a device or a pipe, which the page would replace. Choose a file instead."
         )
+    for source in sources:
+        if source is not None and path.exists() and source.exists() and path.samefile(source):
+            raise ValueError(
+                f"--out {path} is a file that this command reads. Choose another place for the "
+                "output."
+            )
     return path

@@ -77,9 +77,7 @@ def from_file(
         OSError: A file or folder cannot be used.
         ValueError: What is in a file cannot be used, or options do not go together.
     """
-    checked_place(out)
-    for source in (path, data):
-        _refuse_same_file(out, source)
+    checked_place(out, sources=[path, data])
     require_extra()
     kind = path.suffix.lower()
     if kind == ".csv":
@@ -109,15 +107,6 @@ def from_file(
     return save(out, page_of(judgements, title or path.name)), judgements.verdict
 
 
-def _refuse_same_file(out: Path, source: Path | None) -> None:
-    """Refuse to replace a file by the page that is made from it."""
-    if source is not None and out.exists() and source.exists() and out.samefile(source):
-        raise ValueError(
-            f"--out {out} is the file that the report is made from. Choose another place for "
-            "the page."
-        )
-
-
 def _judge_table(
     path: Path, mean: Sequence[str], std: Sequence[str], target: Sequence[str]
 ) -> Judgements:
@@ -127,14 +116,23 @@ def _judge_table(
             f"Expected as many columns of each kind, got {len(mean)} for --mean, {len(std)} for "
             f"--std, {len(target)} for --target."
         )
-    table = read_table(path).held_out()
+    whole_table = read_table(path)
+    table = whole_table.held_out()
+    selection = []
+    if len(table) < len(whole_table):
+        selection.append(
+            f"The report judges {len(table):,} of the {len(whole_table):,} rows: those with "
+            "split = test."
+        )
     return judge(
         table.numbers(mean),
         table.numbers(target),
         std=table.numbers(std),
         names=target,
         inputs=table.columns_except([*mean, *std, *target]),
+        cautions=selection,
         first_row=1,
+        row_numbers=table.row_numbers,
         advice=_advice_for_tables,
     )
 
@@ -192,11 +190,16 @@ class TextTable:
         path: The file.
         columns: Its columns by name.
         lines: The line of the file where each row ends, for error messages.
+        row_numbers: The number of each row in the file, counted from 1; empty for all of its rows.
     """
 
     path: Path
     columns: Mapping[str, list[str]]
     lines: Sequence[int]
+    row_numbers: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.lines)
 
     def numbers(self, names: Sequence[str]) -> Tensor:
         """The named columns as numbers, (N, K); anything but finite numbers is refused."""
@@ -217,14 +220,20 @@ class TextTable:
     def held_out(self) -> TextTable:
         """The test rows of a table with a column `split`, as `rigidities tabular` writes it.
 
-        A table without that column, or without test rows in it, is returned as it is.
+        They keep their numbers. A table without that column, without test rows in it, or with
+        test rows only, is returned as it is.
         """
         split = self.columns.get("split", [])
         test_rows = [row for row, part in enumerate(split) if part == "test"]
-        if not test_rows:
+        if len(test_rows) in (0, len(self)):
             return self
         columns = {name: [cells[row] for row in test_rows] for name, cells in self.columns.items()}
-        return TextTable(self.path, columns, lines=[self.lines[row] for row in test_rows])
+        return TextTable(
+            self.path,
+            columns,
+            lines=[self.lines[row] for row in test_rows],
+            row_numbers=[row + 1 for row in test_rows],
+        )
 
     def _numbers_of_column(self, name: str) -> list[float]:
         """One column as finite numbers; the error for any other entry names its row and line."""
@@ -235,9 +244,10 @@ class TextTable:
             except ValueError:
                 value = math.nan
             if not math.isfinite(value):
+                number = self.row_numbers[row] if self.row_numbers else row + 1
                 raise ValueError(
                     f"Expected finite numbers in the column {name!r} of {self.path}, got {text!r} "
-                    f"in row {row + 1} (line {self.lines[row]}). Correct or drop that row."
+                    f"in row {number} (line {self.lines[row]}). Correct or drop that row."
                 )
             values.append(value)
         return values

@@ -186,6 +186,7 @@ def target_rows(
     names: Sequence[str] | None = None,
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
     first_row: int = 0,
+    row_numbers: Sequence[int] = (),
 ) -> list[TargetRows]:
     """Check what the user passes, and split it into the rows of each target.
 
@@ -199,6 +200,7 @@ def target_rows(
         names: Names of the targets.
         inputs: Further columns by name, or an array (N, D).
         first_row: Number of the first row.
+        row_numbers: Numbers of all rows, where they are not consecutive.
 
     Returns:
         The rows of each target.
@@ -211,10 +213,14 @@ def target_rows(
     if isinstance(prediction, Prediction):
         if std is not None:
             raise TypeError(_BARS_WANTED_ONCE)
-        return _rows_of_prediction(prediction, target, names, inputs, first_row=first_row)
+        return _rows_of_prediction(
+            prediction, target, names, inputs, first_row=first_row, row_numbers=row_numbers
+        )
     if std is None:
         raise TypeError(_BARS_WANTED_ONCE)
-    return _rows_of_arrays(prediction, std, target, names, inputs, first_row=first_row)
+    return _rows_of_arrays(
+        prediction, std, target, names, inputs, first_row=first_row, row_numbers=row_numbers
+    )
 
 
 def _rows_of_prediction(
@@ -224,13 +230,20 @@ def _rows_of_prediction(
     inputs: Mapping[str, Sequence[Any]] | Values | None,
     *,
     first_row: int,
+    row_numbers: Sequence[int],
 ) -> list[TargetRows]:
     """Check a prediction, and cut it into rows with its distribution, one entry per target."""
     prediction = prediction.to("cpu")
     true_values = as_tensor(target).cpu()
     true_values = true_values.reshape(_shape_of_prediction(true_values, prediction.mean))
     rows = _rows_of_arrays(
-        prediction.mean, prediction.std, true_values, names, inputs, first_row=first_row
+        prediction.mean,
+        prediction.std,
+        true_values,
+        names,
+        inputs,
+        first_row=first_row,
+        row_numbers=row_numbers,
     )
     rows = _with_novelty(rows, prediction.novelty)
     return _with_distribution(rows, prediction, true_values)
@@ -244,6 +257,7 @@ def _rows_of_arrays(
     inputs: Mapping[str, Sequence[Any]] | Values | None,
     *,
     first_row: int,
+    row_numbers: Sequence[int],
 ) -> list[TargetRows]:
     """Check arrays, and cut them into the rows of Gaussian predictions, one entry per target."""
     shape = shape_of(mean)
@@ -254,8 +268,9 @@ def _rows_of_arrays(
     means = flat_mean.reshape(-1, target_count)  # (N, K), as are bars and targets
     bars = flat_std.reshape(-1, target_count)
     targets = flat_target.reshape(-1, target_count)
-    _check_positive(bars, first_row)
-    _check_squares(means, bars, targets, first_row)
+    shown_numbers = row_numbers or range(first_row, first_row + len(means))
+    _check_positive(bars, shown_numbers)
+    _check_squares(means, bars, targets, shown_numbers)
     names = _checked_names(names, target_count)
     row_inputs = _for_each_row(_named_inputs(inputs), len(means), shape)
     return [
@@ -266,6 +281,7 @@ def _rows_of_arrays(
             name=names[k],
             inputs=row_inputs,
             first_row=first_row,
+            row_numbers=row_numbers,
             target_count=target_count,
         )
         for k in range(target_count)
@@ -320,7 +336,7 @@ def shape_of(values: Values) -> tuple[int, ...]:
     return tuple(torch.as_tensor(values).shape)
 
 
-def _check_positive(std: Tensor, first_row: int) -> None:
+def _check_positive(std: Tensor, row_numbers: Sequence[int]) -> None:
     """Refuse bars, (N, K), that are not above zero; the message names the first such row."""
     bad_rows = (std <= 0).any(1).nonzero()[:, 0]
     if len(bad_rows) == 0:
@@ -328,12 +344,12 @@ def _check_positive(std: Tensor, first_row: int) -> None:
     value = float(std[bad_rows[0]].min())
     more = f" (and {len(bad_rows) - 1} more rows)" if len(bad_rows) > 1 else ""
     raise ValueError(
-        f"Expected std > 0, got {value:g} in row {int(bad_rows[0]) + first_row}{more}. "
+        f"Expected std > 0, got {value:g} in row {row_numbers[int(bad_rows[0])]}{more}. "
         "Drop these rows, or add a small noise to the variance."
     )
 
 
-def _check_squares(mean: Tensor, std: Tensor, target: Tensor, first_row: int) -> None:
+def _check_squares(mean: Tensor, std: Tensor, target: Tensor, row_numbers: Sequence[int]) -> None:
     """Refuse bars and errors, (N, K), whose squares or ratios overflow float64."""
     error = (target - mean).abs()
     too_small = std < 1 / _LARGEST
@@ -345,7 +361,7 @@ def _check_squares(mean: Tensor, std: Tensor, target: Tensor, first_row: int) ->
     raise ValueError(
         f"Expected bars from {1 / _LARGEST:g} to {_LARGEST:g} and errors of up to {_LARGEST:g} "
         f"bars, so that their squares are finite, got others in row "
-        f"{int(bad_entries[0, 0]) + first_row}. Check the predictions, or pass all values in "
+        f"{row_numbers[int(bad_entries[0, 0])]}. Check the predictions, or pass all values in "
         "another unit."
     )
 
