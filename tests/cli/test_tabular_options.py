@@ -373,6 +373,18 @@ def test_the_choice_of_a_learner_never_sees_rows_held_out(tmp_path, monkeypatch)
     assert boards[0] == boards[1]
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", ["calibration", "test"])
+def test_one_zero_among_the_targets_rules_the_logarithm_out(tmp_path, part):
+    frame = cars()
+    row = int((read(tmp_path, frame).part == part).nonzero()[0][0])
+    frame.loc[row, "price"] = 0.0
+    assert read(tmp_path, frame).part[row] == part
+    ran = Ran(tmp_path, frame, "--model", "linear")
+    assert not any(trial["logarithm"] for trial in ran.summary["leaderboard"])
+    assert np.isfinite(list(ran.summary["scores"]["rigidities"].values())).all()
+
+
 def test_a_column_that_says_nothing_has_no_importance(logged):
     found = {row["column"]: row["r2_lost"] for row in logged.summary["importances"]}
     assert set(found) == {"brand", "year", "sold"}

@@ -483,7 +483,9 @@ def train(
         for line in data.opening(target):
             say(line)
 
-        learned = _learned(model, data, logarithm, may_try_logarithm=support is None)
+        # Rows that calibrate and test need a logarithm too.
+        may_try_logarithm = support is None and bool((data.labelled > 0).all())
+        learned = _learned(model, data, logarithm, may_try_logarithm=may_try_logarithm)
         calibration = _calibrated(learned, data, support)
         messages = [str(warning.message) for warning in caught]
         remarks = list(dict.fromkeys([*messages, *calibration.warnings]))
