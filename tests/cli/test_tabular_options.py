@@ -234,6 +234,34 @@ WRONG = {
         *(cars().assign(dealer=lambda f: f["dealer"] % 2), ["--group", "dealer"]),
         "--group dealer has 2 groups, too few",
     ),
+    "three groups": (
+        *(cars().assign(dealer=lambda f: f.index % 3), ["--group", "dealer"]),
+        "--group dealer has 3 groups, too few",
+    ),
+    "three times": (
+        *(cars().assign(sold=lambda f: 2020 + f.index % 3), ["--time-split", "sold"]),
+        "--time-split sold has 3 different times, too few",
+    ),
+    "one row before all others": (
+        cars().assign(sold=[2020, *[2021] * 99, *[2022] * 30, *[2023] * 30]),
+        ["--time-split", "sold"],
+        "one time has 62 % of the rows, too many",
+    ),
+    "one group of most rows": (
+        cars().assign(dealer=lambda f: (f.index // 6).where(f.index >= 128, 0)),
+        ["--group", "dealer"],
+        "--group dealer: one group has 80 % of the rows, too many",
+    ),
+    "few times": (
+        cars().assign(sold=lambda f: f["sold"].where(f.index < 6)),
+        ["--time-split", "sold"],
+        "got 6: 154 rows with a target have no time",
+    ),
+    "few conformal rows among those with a time": (
+        cars().assign(sold=lambda f: f["sold"].where(f.index < 80)),
+        ["--time-split", "sold", "--conformal", "0.02"],
+        "Use a share of 0.12 or more",
+    ),
     "the target as a group": (cars(), ["--group", "price"], "--group price is the target"),
     "an unknown group": (cars(), ["--group", "garage"], "Expected the column 'garage'"),
     "text as time": (cars(), ["--time-split", "brand"], "Expected dates or numbers"),
@@ -280,6 +308,38 @@ def test_rows_of_a_group_are_never_split(tmp_path):
     for training, left_out in data.folds:
         shared = set(train_dealers[training.numpy()]) & set(train_dealers[left_out.numpy()])
         assert not {dealer for dealer in shared if dealer == dealer}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_large_group_trains(tmp_path, seed):
+    frame = cars(300)
+    frame["dealer"] = np.where(frame.index < 150, 0, frame.index // 5)
+    data = read(tmp_path, frame, group="dealer", seed=seed)
+    assert data.sizes == {"train": 210, "calibration": 45, "test": 45}
+    assert (data.part[:150] == "train").all()
+    assert data.folds
+    assert not any("stay together" in note for note in data.notes)
+
+
+def test_a_part_far_from_its_share_is_told(tmp_path):
+    frame = cars(160)
+    frame["dealer"] = frame.index // 40  # four groups of a quarter each
+    data = read(tmp_path, frame, group="dealer")
+    assert data.sizes == {"train": 80, "calibration": 40, "test": 40}
+    for part in ("calibration", "test"):
+        note = f"There are 40 {part} rows instead of about 24, because rows with one group stay"
+        assert any(told.startswith(note) for told in data.notes)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("counts", [[2, 100], [100, 2], [50, 50]])
+def test_two_groups_are_enough_to_leave_one_out(counts, in_order):
+    group = torch.arange(2).repeat_interleave(torch.tensor(counts))
+    folds = learners.folds_of(len(group), 0, group=group, in_order=in_order)
+    assert len(folds) == (1 if in_order else 2)
+    for training, left_out in folds:
+        assert len(set(group[training].tolist())) == len(set(group[left_out].tolist())) == 1
+        assert sorted([*training.tolist(), *left_out.tolist()]) == list(range(len(group)))
 
 
 def test_the_oldest_rows_train_and_the_newest_test(tmp_path):

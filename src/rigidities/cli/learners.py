@@ -428,6 +428,9 @@ def folds_of(
         group: A number for each row, (N,); rows of one group are left out together.
         in_order: Whether the groups are in the order of time: rows are then left out that are later
             than all that train.
+
+    Returns:
+        The folds; none if too few groups, or too few earlier rows, could train.
     """
     if group is None:
         group = torch.arange(row_count)
@@ -450,6 +453,8 @@ def folds_of(
     ordered = group[order]
     first = torch.searchsorted(ordered, ordered)
     block = first * blocks // len(order)
+    if int(block.max()) == 0:  # the last group has nearly all rows
+        block = (ordered == ordered[-1]).long()
     folds = []
     for number in sorted(set(block.tolist()), reverse=True)[:fold_count]:
         left_out = order[block == number]

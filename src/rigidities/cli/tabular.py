@@ -71,6 +71,9 @@ LEAST = 30
 SHARE = 0.15
 """Share of the rows with a target that calibrates; as many test."""
 
+_FACTOR = 1.5
+"""By how much a part may be larger or smaller than its share before this counts as uneven."""
+
 MOST_IMPORTANCES = 10
 """Inputs whose importance is shown, at most."""
 
@@ -319,18 +322,22 @@ class Training:
             )
         x, _ = matrix(columns, frame, table.decimal)
         group, is_known = _groups(x, frame, table, splitting)
-        return cls(
+        part = _parts(group, y, is_known, splitting)
+        data = cls(
             table=table,
             frame=frame,
             columns=columns,
-            notes=[*table.notes, *target_notes, *input_notes],
+            notes=[*table.notes, *target_notes, *input_notes, *_uneven_parts(part, splitting)],
             x=x,
             y=y[:, None],
             unit=unit,
-            part=_parts(group, y, is_known, splitting),
+            part=part,
             group=group,
             splitting=splitting,
         )
+        if not data.folds:  # one group, or one time, has nearly all training rows
+            raise ValueError(_undivided(group[y.isfinite() & is_known], splitting))
+        return data
 
     def rows(self, part: str) -> learners.Rows:
         """Inputs and targets of a part."""
@@ -750,7 +757,8 @@ def _require_conformal_rows(data: Training, level: float) -> None:
     needed = rows_needed(level)
     count = data.sizes.get("conformal", 0)
     if count < needed:
-        least_share = needed / len(data.labelled)
+        used = sum(data.sizes.get(part, 0) for part in PARTS[:4])
+        least_share = needed / used
         raise ValueError(
             f"Guaranteed intervals of level {level:g} need {needed} conformal rows or more, and "
             f"--conformal {data.splitting.conformal:g} gives {count}. Use a share of "
@@ -898,7 +906,8 @@ def _parts(group: Tensor, y: Tensor, is_known: Tensor, splitting: Splitting) -> 
     """The part of each row; rows of one group stay together.
 
     Groups come in a random order, or the newest first. The first groups test, the next are for
-    guaranteed intervals, the next calibrate, all others train.
+    guaranteed intervals, the next calibrate, all others train. A group that would make a part much
+    too large is passed over, unless groups are in the order of time.
 
     Args:
         group: A number of each row, (N,).
@@ -910,15 +919,18 @@ def _parts(group: Tensor, y: Tensor, is_known: Tensor, splitting: Splitting) -> 
         An array (N,) of `PARTS`.
 
     Raises:
-        ValueError: There are too few groups for the parts.
+        ValueError: There are too few rows, or too few groups for the parts.
     """
     import numpy
 
     is_labelled = y.isfinite()
     is_used = is_labelled & is_known
-    if not bool(is_used.any()):
+    row_count = int(is_used.sum())
+    if row_count < LEAST:
         raise ValueError(
-            f"Expected times in the column {splitting.time!r}, got none. Choose another column."
+            f"Expected at least {LEAST} rows with a target and a time in {splitting.time!r}, got "
+            f"{row_count}: {int(is_labelled.sum()) - row_count:,} rows with a target have no time. "
+            "Name another column, or add times."
         )
     number = torch.unique(group[is_used], return_inverse=True)[1]
     group_count = int(number.max()) + 1
@@ -927,51 +939,83 @@ def _parts(group: Tensor, y: Tensor, is_known: Tensor, splitting: Splitting) -> 
     else:
         generator = torch.Generator().manual_seed(splitting.seed)
         number = torch.randperm(group_count, generator=generator)[number]
-    ends = number.bincount().cumsum(0)  # rows up to the end of each group
 
-    row_count = len(number)
+    rows_in_group = number.bincount().tolist()
+    part_of_group = ["train"] * group_count
+    sizes = _part_sizes(row_count, splitting)
+    for part, size in sizes.items():
+        most = math.inf if splitting.time else _FACTOR * size
+        filled = 0
+        for k, rows in enumerate(rows_in_group):
+            if filled >= size:
+                break
+            if part_of_group[k] == "train" and filled + rows <= most:
+                part_of_group[k] = part
+                filled += rows
+        if not filled and "train" in part_of_group:  # all groups are large
+            free = [k for k in range(group_count) if part_of_group[k] == "train"]
+            part_of_group[min(free, key=rows_in_group.__getitem__)] = part
+
+    parts = numpy.full(len(y), "unlabelled", dtype=object)
+    parts[(is_labelled & ~is_known).numpy()] = "undated"
+    parts[is_used.numpy()] = numpy.array(part_of_group, dtype=object)[number.numpy()]
+    if not {"train", *sizes} <= set(part_of_group):
+        raise ValueError(_undivided(group[is_used], splitting))
+    return parts.astype(str)
+
+
+def _part_sizes(row_count: int, splitting: Splitting) -> dict[str, int]:
+    """How many of the labelled rows each part but `train` should have, in the order of filling."""
     part_size = min(MOST, round(SHARE * row_count))
     sizes = {
         "test": part_size,
         "conformal": min(MOST, round(splitting.conformal * row_count)),
         "calibration": part_size,
     }
-    part_of_group = torch.full((group_count,), PARTS.index("train"))
-    first_group = 0
-    rows_taken = 0
-    for part, size in sizes.items():
-        if size == 0 or first_group >= group_count:
-            continue
-        last_group = min(int(torch.searchsorted(ends, rows_taken + size)), group_count - 1)
-        part_of_group[first_group : last_group + 1] = PARTS.index(part)
-        rows_taken = int(ends[last_group])
-        first_group = last_group + 1
-    part_number = torch.full(y.shape, PARTS.index("unlabelled"))
-    part_number[is_labelled & ~is_known] = PARTS.index("undated")
-    part_number[is_used] = part_of_group[number]
-
-    counts = part_number.bincount(minlength=len(PARTS))
-    required = ["train", "calibration", "test"]
-    if splitting.conformal:
-        required.append("conformal")
-    if not all(counts[PARTS.index(part)] for part in required):
-        raise ValueError(_too_few_groups(splitting, group_count))
-    return numpy.take(PARTS, part_number.numpy())
+    return {part: size for part, size in sizes.items() if size}
 
 
-def _too_few_groups(splitting: Splitting, group_count: int) -> str:
-    """The message that the rows cannot be divided."""
+def _uneven_parts(part: Any, splitting: Splitting) -> list[str]:
+    """A note on each part that is much smaller or larger than it should be."""
+    row_count = int(((part != "unlabelled") & (part != "undated")).sum())
+    notes = []
+    for name, size in _part_sizes(row_count, splitting).items():
+        count = int((part == name).sum())
+        if not size / _FACTOR <= count <= size * _FACTOR:
+            notes.append(
+                f"There are {count:,} {name} rows instead of about {size:,}, because rows with one "
+                f"{_divided_by(splitting)} stay together"
+            )
+    return notes
+
+
+def _divided_by(splitting: Splitting) -> str:
+    """What rows of one part have in common, in words."""
     if splitting.group:
-        return (
-            f"--group {splitting.group} has {group_count} groups, too few to train, calibrate and "
-            "test on different ones. Name a column with more groups, or leave --group out."
-        )
-    if splitting.time:
-        return (
-            f"--time-split {splitting.time} has {group_count} different times, too few to train, "
-            "calibrate and test on different ones. Name a column with finer times."
-        )
-    return "Expected more rows with different inputs: too many rows are equal."
+        return "group"
+    return "time" if splitting.time else "input"
+
+
+def _undivided(group: Tensor, splitting: Splitting) -> str:
+    """The message that the rows cannot be divided; `group` has a number of each labelled row."""
+    counts = torch.unique(group, return_counts=True)[1]
+    share = float(counts.max()) / len(group)
+    if splitting.group:
+        option = f"--group {splitting.group}"
+        groups = "groups"
+        cure = "Name a column with more groups, or leave --group out."
+    elif splitting.time:
+        option = f"--time-split {splitting.time}"
+        groups = "different times"
+        cure = "Name a column with finer times."
+    else:
+        return "Expected more rows with different inputs: too many rows are equal."
+    if share > 0.5 and len(counts) > 3:
+        reason = f"{option}: one {_divided_by(splitting)} has {100 * share:.0f} % of the rows, "
+        reason += "too many"
+    else:
+        reason = f"{option} has {len(counts)} {groups}, too few"
+    return f"{reason} to train, calibrate and test on different {groups}. {cure}"
 
 
 def _about_logarithm(remark: str, target: str) -> str:
