@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -445,13 +446,47 @@ def test_one_zero_among_the_targets_rules_the_logarithm_out(tmp_path, part):
     assert np.isfinite(list(ran.summary["scores"]["rigidities"].values())).all()
 
 
-def test_a_column_that_says_nothing_has_no_importance(logged):
-    found = {row["column"]: row["r2_lost"] for row in logged.summary["importances"]}
-    assert set(found) == {"brand", "year", "sold"}
-    assert found["year"] > found["brand"] > abs(found["sold"])
-    assert found["year"] > 0.2
-    ranked = [row["rmse_rise"] for row in logged.summary["importances"]]
-    assert ranked == sorted(ranked, reverse=True)
+class Sum(torch.nn.Module):
+    """Adds up three columns with known weights."""
+
+    def forward(self, x):
+        return x @ torch.tensor([[3.0], [1.0], [0.0]], dtype=x.dtype)
+
+
+def summed(tmp_path, rows):
+    """A table sorted by `a`, and a model that predicts its target exactly."""
+    x = np.random.default_rng(0).normal(size=(rows, 3)).round(6)
+    frame = pd.DataFrame(x, columns=["a", "b", "c"]).sort_values("a")
+    frame["price"] = 3 * frame["a"] + frame["b"]
+    frame = frame[["a", "b", "c", "price"]]
+    data = read(tmp_path, frame)
+    model = SimpleNamespace(uq=SimpleNamespace(model=Sum()), columns=data.columns, logarithm=False)
+    return model, data
+
+
+def test_importances_are_what_shuffling_costs_a_known_model(tmp_path):
+    model, data = summed(tmp_path, 300)
+    found = tabular._importances(model, data)
+    assert [row["column"] for row in found] == ["a", "b", "c"]
+    lost = [row["r2_lost"] for row in found]
+    # R² lost is about 2 w² / sum of all w², of ten shuffles of 45 rows
+    assert lost[0] == pytest.approx(1.8, rel=0.3)
+    assert lost[1] == pytest.approx(0.2, rel=0.5)
+    assert found[2] == {"column": "c", "r2_lost": 0.0, "rmse_rise": 0.0}
+    about = tabular._importance_table(found, data).about
+    assert "the predictions of the 45 test rows become" in about
+
+
+def test_importances_of_many_rows_are_those_of_a_random_choice(tmp_path, monkeypatch):
+    model, data = summed(tmp_path, 2000)
+    everything = tabular._importances(model, data)
+    monkeypatch.setattr(tabular, "_ROWS_SHUFFLED", 100)
+    found = tabular._importances(model, data)
+    # the first rows of the sorted file have almost one value of `a`
+    assert found[0]["column"] == "a"
+    assert found[0]["rmse_rise"] == pytest.approx(everything[0]["rmse_rise"], rel=0.3)
+    about = tabular._importance_table(found, data).about
+    assert "the predictions of 100 of the 300 test rows, drawn at random, become" in about
 
 
 # --- dates -------------------------------------------------------------------------------------

@@ -978,22 +978,19 @@ def _part_sizes(row_count: int, splitting: Splitting) -> dict[str, int]:
 def _uneven_parts(part: Any, splitting: Splitting) -> list[str]:
     """A note on each part that is much smaller or larger than it should be."""
     row_count = int(((part != "unlabelled") & (part != "undated")).sum())
+    if splitting.group:
+        shared = "one group"
+    else:
+        shared = "one time" if splitting.time else "equal inputs"
     notes = []
     for name, size in _part_sizes(row_count, splitting).items():
         count = int((part == name).sum())
         if not size / _FACTOR <= count <= size * _FACTOR:
             notes.append(
-                f"There are {count:,} {name} rows instead of about {size:,}, because rows with one "
-                f"{_divided_by(splitting)} stay together"
+                f"There are {count:,} {name} rows instead of about {size:,}, because rows with "
+                f"{shared} stay together"
             )
     return notes
-
-
-def _divided_by(splitting: Splitting) -> str:
-    """What rows of one part have in common, in words."""
-    if splitting.group:
-        return "group"
-    return "time" if splitting.time else "input"
 
 
 def _undivided(group: Tensor, splitting: Splitting) -> str:
@@ -1002,20 +999,21 @@ def _undivided(group: Tensor, splitting: Splitting) -> str:
     share = float(counts.max()) / len(group)
     if splitting.group:
         option = f"--group {splitting.group}"
+        largest = "one group"
         groups = "groups"
         cure = "Name a column with more groups, or leave --group out."
     elif splitting.time:
         option = f"--time-split {splitting.time}"
+        largest = "one time"
         groups = "different times"
         cure = "Name a column with finer times."
     else:
         return "Expected more rows with different inputs: too many rows are equal."
     if share > 0.5 and len(counts) > 3:
-        reason = f"{option}: one {_divided_by(splitting)} has {100 * share:.0f} % of the rows, "
-        reason += "too many"
+        reason = f"{option}: {largest} has {100 * share:.0f} % of the rows, too many"
     else:
         reason = f"{option} has {len(counts)} {groups}, too few"
-    return f"{reason} to train, calibrate and test on different {groups}. {cure}"
+    return f"{reason} to train, calibrate and test on different ones. {cure}"
 
 
 def _about_logarithm(remark: str, target: str) -> str:
@@ -1143,8 +1141,11 @@ def _importances(model: TableModel, data: Training) -> list[dict[str, Any]]:
     is shuffled less often.
     """
     x, y = data.rows("test")
-    x = x[:_ROWS_SHUFFLED]
-    y = y[:_ROWS_SHUFFLED]
+    generator = torch.Generator().manual_seed(data.splitting.seed)
+    if len(x) > _ROWS_SHUFFLED:  # a random choice, since the file may be sorted
+        chosen = torch.randperm(len(x), generator=generator)[:_ROWS_SHUFFLED]
+        x = x[chosen]
+        y = y[chosen]
     variance = float((y - y.mean()).square().mean())
 
     def mean_square(inputs: Tensor) -> float:
@@ -1154,7 +1155,6 @@ def _importances(model: TableModel, data: Training) -> list[dict[str, Any]]:
         return float((y - predicted).square().mean())
 
     unshuffled = mean_square(x)
-    generator = torch.Generator().manual_seed(data.splitting.seed)
     repeats = max(1, min(10, 200 // len(model.columns)))
     found = []
     first = 0
@@ -1182,9 +1182,13 @@ def _importance_table(importances: Sequence[Mapping[str, Any]], data: Training) 
     for importance in shown:
         lost = f"{importance['r2_lost']:.3f}"
         lines.append([importance["column"], lost, number(importance["rmse_rise"])])
-    rows = min(_ROWS_SHUFFLED, data.sizes["test"])
+    rows = f"{data.sizes['test']:,} test rows"
+    if data.sizes["test"] > _ROWS_SHUFFLED:
+        rows = f"{_ROWS_SHUFFLED:,} of the {rows}, drawn at random,"
+    else:
+        rows = f"the {rows}"
     about = (
-        f"How much worse the predictions of the {rows:,} test rows become when one column is "
+        f"How much worse the predictions of {rows} become when one column is "
         "shuffled. Columns with the same information can replace each other, so that each of them "
         "may seem to matter little."
     )
