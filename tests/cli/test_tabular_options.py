@@ -88,9 +88,9 @@ def test_a_skewed_positive_target_is_learnt_as_its_logarithm(logged):
     assert own["mean"].tolist() == pytest.approx(log_p.mean.exp()[:, 0].tolist(), rel=1e-8)
     assert own["low"].tolist() == pytest.approx(low.exp()[:, 0].tolist(), rel=1e-8)
     assert own["high"].tolist() == pytest.approx(high.exp()[:, 0].tolist(), rel=1e-8)
-    assert "`mean` is the exponential of the predicted logarithm" in " ".join(
-        logged.printed.split()
-    )
+    text = " ".join(logged.printed.split())
+    assert "`std` is half the distance from one bar below the prediction to one bar above" in text
+    assert "`mean` is the exponential of the predicted logarithm" in text
 
 
 def test_every_remark_is_printed_once_near_the_verdict(logged):
@@ -446,6 +446,56 @@ def test_one_zero_among_the_targets_rules_the_logarithm_out(tmp_path, part):
     assert np.isfinite(list(ran.summary["scores"]["rigidities"].values())).all()
 
 
+def test_the_board_says_which_rows_compared_the_learners():
+    said = {
+        rows: tabular._how_compared(learners.folds_of(rows, 0), rows)
+        for rows in (140, 5_000, 14_000, 40_000)
+    }
+    assert said[140] == "Cross-validation on the 140 training rows"
+    assert "5,000 training rows, of which 2,000 were left out in 2 folds" in said[5_000]
+    assert "14,000 training rows: each learner was trained on 11,200" in said[14_000]
+    assert "trained on 20,000 of them and tested on 5,000 others" in said[40_000]
+
+
+def wide():
+    """An input with 80 categories, and one number."""
+    return cars(480)[["year", "price"]].assign(trim=[f"trim {k % 80}" for k in range(480)])
+
+
+def test_a_linear_model_of_too_many_columns_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(learners, "WIDEST", 80)
+    ran = Ran(tmp_path, wide(), "--model", "linear", code=2)
+    assert "--model linear accepts up to 80 encoded columns, got 82." in ran.errors
+    assert "Use --model tree, or --drop columns." in ran.errors
+
+
+def test_the_board_says_that_no_linear_model_was_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(learners, "WIDEST", 80)
+    data = read(tmp_path, wide())
+    tree = learners.Trial("tree", False, 1.0, 1.0, 0.5, 1.0, 1.0, {"max_leaf_nodes": 8})
+    (board,) = tabular._leaderboard([tree], data, "auto")
+    assert "No linear model was tried: the inputs have 82 encoded columns" in board.about
+    (board,) = tabular._leaderboard([tree], data, "tree")
+    assert "No linear model" not in board.about
+
+
+@pytest.mark.thorough
+def test_what_is_no_number_is_null_in_the_summary(tmp_path, monkeypatch, capsys):
+    scores = {"coverage": float("nan"), "width": float("inf"), "interval_score": 1.0}
+    monkeypatch.setattr(tabular, "_quantile_scores", lambda *arguments: scores)
+    cars().to_csv(tmp_path / "cars.csv", index=False)
+    arguments = ["tabular", str(tmp_path / "cars.csv"), "--target", "price", "--model", "linear"]
+    assert cli.main([*arguments, "--out", str(tmp_path / "out"), "--json"]) == 0
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    written = (tmp_path / "out" / "summary.json").read_text()
+    for text in (written, capsys.readouterr().out):
+        quantile = json.loads(text, parse_constant=refuse)["scores"]["quantile"]
+        assert quantile == {"coverage": None, "width": None, "interval_score": 1.0}
+
+
 class Sum(torch.nn.Module):
     """Adds up three columns with known weights."""
 
@@ -519,6 +569,25 @@ def test_days_that_are_the_target_give_it_away():
     assert any("days from ordered to sent (gives the target away" in note for note in notes)
     kept, _ = inputs(frame, days, ".", ["days from ordered to sent"])
     assert kept[-1].kind == "days"
+
+
+def test_days_that_are_the_target_are_kept_if_asked_for(tmp_path):
+    frame, days = dated()
+    frame.assign(price=days).to_csv(tmp_path / "sent.csv", index=False)
+    name = "days from ordered to sent"
+    data = Training.read(tmp_path / "sent.csv", "price", [], [], Splitting())
+    assert any(f"Left out: {name} (gives" in note for note in data.notes)
+    kept = Training.read(tmp_path / "sent.csv", "price", [], [name], Splitting())
+    assert kept.columns[-1].name == name
+    with pytest.raises(ValueError, match="Expected the column 'days from sent to ordered' in"):
+        Training.read(tmp_path / "sent.csv", "price", [], ["days from sent to ordered"], Splitting())
+
+
+def test_one_date_in_all_rows_is_constant_and_not_empty():
+    frame, days = dated()
+    _, notes = inputs(frame.assign(sent="2024-05-01", other=None), days, ".")
+    assert "Left out: sent (constant)" in notes
+    assert "Left out: other (empty)" in notes
 
 
 # --- the page of the options -------------------------------------------------------------------

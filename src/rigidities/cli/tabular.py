@@ -300,7 +300,7 @@ class Training:
         """
         table = Table.open(path)
         named_columns = Counter((target, *left, *keep))
-        table.require(named_columns)
+        table.require(name for name in named_columns if name not in keep)
         table.require(name for name in (splitting.group, splitting.time) if name)
         name, count = named_columns.most_common(1)[0]
         if count > 1:
@@ -315,6 +315,9 @@ class Training:
             no_inputs.add(splitting.group)
         candidates = frame.drop(columns=[name for name in table.names if name in no_inputs])
         columns, input_notes = inputs(candidates, y.numpy(), table.decimal, keep)
+        # An input that is made of others, such as days between dates, can be kept too.
+        made = {column.name for column in columns}
+        table.require(name for name in keep if name not in made)
         if not columns:
             reasons = "; ".join(input_notes)
             raise ValueError(
@@ -519,7 +522,7 @@ def train(
         scores["quantile"] = _quantile_scores(learned, data, level, support)
         importances = _importances(table_model, data)
         tables = [
-            *_leaderboard(learned.leaderboard, data),
+            *_leaderboard(learned.leaderboard, data, model),
             _importance_table(importances, data),
         ]
         for table in tables:
@@ -559,7 +562,8 @@ def train(
             "seconds": time.monotonic() - begun,
         }
         _write(folder, table_model, data, predictions, judgements, tables)
-        text = json.dumps(summary, indent=2) + "\n"
+        summary = _without_nan(summary)
+        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
         (folder / "summary.json").write_text(text, encoding="utf-8")
     say(f"Wrote {out}: predictions.csv, report.html, summary.json, model.safetensors")
     say(f"For new rows: rigidities tabular --apply {out / 'model.safetensors'} new.csv")
@@ -804,6 +808,12 @@ def _learned(
         name = "network, log target" if logarithm else "network"
         return _Learned(uq, learners.unfitted(codes, seed), name, bool(logarithm))
 
+    width = learners.encoded_width(codes)
+    if model == "linear" and width > learners.WIDEST:
+        raise ValueError(
+            f"--model linear accepts up to {learners.WIDEST:,} encoded columns, got {width:,}. Use "
+            "--model tree, or --drop columns."
+        )
     scales = [bool(logarithm)]
     if logarithm is None and may_try_logarithm and _is_positive_and_skewed(y[:, 0]):
         scales = [False, True]
@@ -1198,8 +1208,16 @@ def _importance_table(importances: Sequence[Mapping[str, Any]], data: Training) 
     return PlainTable("Which columns matter", about, header, lines)
 
 
-def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[PlainTable]:
-    """The learners that were tried, as a table; none where nothing was compared."""
+def _leaderboard(
+    trials: Sequence[learners.Trial], data: Training, model: str
+) -> list[PlainTable]:
+    """The learners that were tried, as a table; none where nothing was compared.
+
+    Args:
+        trials: The learners, the chosen one first.
+        data: The table.
+        model: As in `train`.
+    """
     if not trials:
         return []
     lines = []
@@ -1214,7 +1232,7 @@ def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[Plain
                 f"{trial.seconds:.1f}",
             ]
         )
-    about = f"Cross-validation on the {data.sizes['train']:,} training rows"
+    about = _how_compared(data.folds, data.sizes["train"])
     if data.splitting.group:
         about += f", with whole groups of {data.splitting.group} left out"
     if data.splitting.time:
@@ -1223,11 +1241,35 @@ def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[Plain
         ". The learner with the lowest RMSE × MAE is chosen, so that both large and typical errors "
         "count."
     )
+    tried_kinds = {trial.kind for trial in trials}
+    if not tried_kinds.issuperset(_KINDS[model]):
+        width = learners.encoded_width(_category_counts(data.columns))
+        about += (
+            f" No linear model was tried: the inputs have {width:,} encoded columns, and it accepts "
+            f"up to {learners.WIDEST:,}."
+        )
     if any(trial.kind == "mean" and trial.error < trials[0].error for trial in trials):
         about += " No learner beats the mean alone: the inputs say little about the target."
     unit = data.unit
     header = ["Learner", _labelled("RMSE", unit), _labelled("MAE", unit), "R²", "seconds"]
     return [PlainTable("Learners tried", about, header, lines)]
+
+
+def _how_compared(folds: learners.Folds, row_count: int) -> str:
+    """By which of the training rows learners were compared, in words without a full stop."""
+    left_out_count = sum(len(left_out) for _, left_out in folds)
+    if left_out_count == row_count:
+        return f"Cross-validation on the {row_count:,} training rows"
+    if len(folds) > 1:
+        return (
+            f"Cross-validation on the {row_count:,} training rows, of which {left_out_count:,} "
+            f"were left out in {len(folds)} folds"
+        )
+    training, left_out = folds[0]
+    return (
+        f"Comparison within the {row_count:,} training rows: each learner was trained on "
+        f"{len(training):,} of them and tested on {len(left_out):,} others"
+    )
 
 
 def _labelled(name: str, unit: str) -> str:
@@ -1269,7 +1311,7 @@ def _scoreboard(scores: Scores, level: float, data: Training) -> str:
         lines.append(line)
     chance = 2 * (level * (1 - level) / rows) ** 0.5  # two standard deviations
     table = PlainTable(
-        f"Scores on the {rows:,} test rows, which were used for nothing else",
+        f"Scores on the {rows:,} test rows, which the model was not trained or calibrated on",
         f"The level of the intervals is {level:.4g}, so coverage should be near {level:.4g}; "
         f"chance moves it by ± {chance:.2g}. R² should be near 1, and all other scores low.",
         ["", *scores],
@@ -1303,7 +1345,8 @@ def _hints(
             f"The model learnt the logarithm of {target}. In the predictions, `mean` is the "
             "exponential of the predicted logarithm: a typical value, close to the median (over "
             f"all rows, its median is {_with_unit(number(typical), data.unit)}). `centre` is the "
-            "mean. Pass --no-log to learn the values themselves."
+            "mean, and `std` is half the distance from one bar below the prediction to one bar "
+            "above it. Pass --no-log to learn the values themselves."
         )
     if data.splitting.conformal and (data.splitting.group or data.splitting.time):
         how = "groups" if data.splitting.group else "later rows"
@@ -1341,6 +1384,17 @@ def _write(
     predictions = predictions.assign(split=data.part, target=data.y[:, 0])
     _write_csv(predictions, folder / "predictions.csv", header=True)
     report.save(folder / "report.html", report.page_of(judgements, _title(model, data), tables))
+
+
+def _without_nan(value: Any) -> Any:
+    """Nested dicts and lists with None in place of NaN and infinities, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _write_csv(frame: pandas.DataFrame, file: Path | TextIO, *, header: bool) -> None:
