@@ -580,7 +580,9 @@ def test_days_that_are_the_target_are_kept_if_asked_for(tmp_path):
     kept = Training.read(tmp_path / "sent.csv", "price", [], [name], Splitting())
     assert kept.columns[-1].name == name
     with pytest.raises(ValueError, match="Expected the column 'days from sent to ordered' in"):
-        Training.read(tmp_path / "sent.csv", "price", [], ["days from sent to ordered"], Splitting())
+        Training.read(
+            tmp_path / "sent.csv", "price", [], ["days from sent to ordered"], Splitting()
+        )
 
 
 def test_one_date_in_all_rows_is_constant_and_not_empty():

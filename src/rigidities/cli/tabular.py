@@ -1208,9 +1208,7 @@ def _importance_table(importances: Sequence[Mapping[str, Any]], data: Training) 
     return PlainTable("Which columns matter", about, header, lines)
 
 
-def _leaderboard(
-    trials: Sequence[learners.Trial], data: Training, model: str
-) -> list[PlainTable]:
+def _leaderboard(trials: Sequence[learners.Trial], data: Training, model: str) -> list[PlainTable]:
     """The learners that were tried, as a table; none where nothing was compared.
 
     Args:
@@ -1245,8 +1243,8 @@ def _leaderboard(
     if not tried_kinds.issuperset(_KINDS[model]):
         width = learners.encoded_width(_category_counts(data.columns))
         about += (
-            f" No linear model was tried: the inputs have {width:,} encoded columns, and it accepts "
-            f"up to {learners.WIDEST:,}."
+            f" No linear model was tried: the inputs have {width:,} encoded columns, and it "
+            f"accepts up to {learners.WIDEST:,}."
         )
     if any(trial.kind == "mean" and trial.error < trials[0].error for trial in trials):
         about += " No learner beats the mean alone: the inputs say little about the target."
