@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from numbers import Integral
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -513,9 +513,14 @@ def _index_of_target(target: int | str | None, count: int, names: list[Any]) -> 
         )
     if target in names:
         return names.index(target)
-    if isinstance(target, Integral) and -count <= as_index(target) < count:
-        return as_index(target) % count
+    if _is_index(target, count):
+        return as_index(cast(int, target)) % count
     raise ValueError(f"Expected target to be one of {', '.join(choices)}; got {target!r}.")
+
+
+def _is_index(value: Any, count: int) -> bool:
+    """Whether a value is a whole number that picks one of `count` things."""
+    return isinstance(value, Integral) and -count <= as_index(value) < count
 
 
 def _one_input(x: Any, along: int | str | None, count: int) -> tuple[Tensor | None, str | None]:
@@ -564,8 +569,8 @@ def _label_of_input(along: int | str | None, labels: list[Any]) -> Any:
         )
     if along in labels:
         return along
-    if isinstance(along, Integral) and -len(labels) <= as_index(along) < len(labels):
-        return labels[as_index(along)]
+    if _is_index(along, len(labels)):
+        return labels[as_index(cast(int, along))]
     raise ValueError(f"Expected along to be one of {choices}; got {along!r}.")
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rigidities.cli.columns import MOST_CATEGORIES, Column, inputs, matrix, numbers
-from rigidities.cli.tables import Table
+from rigidities.cli.tables import Table, number
 
 DAYS = pd.date_range("2021-03-01 06:00", periods=40, freq="31h")
 SIZES = np.round(np.linspace(-1234.5, 98765.25, 40), 2)
@@ -183,6 +183,39 @@ def test_the_decimal_mark_is_found_wherever_it_stands(tmp_path):
     assert table.decimal == "," and "Numbers have decimal commas" in table.notes
     late = file(tmp_path, "size;n\n" + "7,500;1\n" * 20_000 + "1,234.5;2\n")
     assert Table.open(late).decimal == "."
+
+
+THOUSANDS = {
+    "points": (
+        "rent\tsize\n1.250 €\t54 m²\n935 €\t40 m²\n1.005 €\t61 m²\n",
+        ",",
+        [1250, 935, 1005],
+    ),
+    "commas": ("rent;size\n$1,250;54\n$935;40\n$1,005;61\n", ".", [1250, 935, 1005]),
+    "decimals of three digits": ("rent\tsize\n1.250\t54\n0.935\t40\n", ".", [1.25, 0.935]),
+}
+
+
+@pytest.mark.parametrize(("text", "decimal", "expected"), THOUSANDS.values(), ids=THOUSANDS)
+def test_a_mark_between_thousands_is_told_by_whole_numbers_beside_it(
+    tmp_path, text, decimal, expected
+):
+    path = tmp_path / "rents.csv"
+    path.write_text(text, encoding="utf-8")
+    table = Table.open(path)
+    (frame,) = table.chunks(10)
+    assert table.decimal == decimal
+    values = [number(cell, table.decimal)[0] for cell in frame["rent"]]
+    assert values == expected
+    if expected[0] == 1250:
+        assert any(note.endswith("is read as 1250") for note in table.notes)
+
+
+def test_a_number_that_could_be_read_in_two_ways_is_named(tmp_path):
+    path = tmp_path / "rents.csv"
+    path.write_text("rent,size\n1.255,54\n1.135,40\n", encoding="utf-8")
+    (note,) = Table.open(path).notes
+    assert "No cell shows whether '1.255' means 1.255 or 1255: it is read as 1.255" in note
 
 
 def test_negative_amounts_tell_the_decimal_mark_too(tmp_path):

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -76,6 +77,11 @@ def logged(tmp_path_factory):
 
 @pytest.mark.thorough
 def test_a_skewed_positive_target_is_learnt_as_its_logarithm(logged):
+    best = {False: np.inf, True: np.inf}
+    for trial in logged.summary["leaderboard"]:
+        error = (trial["rmse"] * trial["mae"]) ** 0.5
+        best[trial["logarithm"]] = min(error, best[trial["logarithm"]])
+    assert best[True] < 0.8 * best[False]  # so far apart that no rounding decides
     assert logged.summary["logarithm"] is True
     assert (logged.predictions["low"] > 0).all()
     model = TableModel.load(logged.model)
@@ -87,9 +93,9 @@ def test_a_skewed_positive_target_is_learnt_as_its_logarithm(logged):
     assert own["mean"].tolist() == pytest.approx(log_p.mean.exp()[:, 0].tolist(), rel=1e-8)
     assert own["low"].tolist() == pytest.approx(low.exp()[:, 0].tolist(), rel=1e-8)
     assert own["high"].tolist() == pytest.approx(high.exp()[:, 0].tolist(), rel=1e-8)
-    assert "`mean` is the exponential of the predicted logarithm" in " ".join(
-        logged.printed.split()
-    )
+    text = " ".join(logged.printed.split())
+    assert "`std` is half the distance from one bar below the prediction to one bar above" in text
+    assert "`mean` is the exponential of the predicted logarithm" in text
 
 
 def test_every_remark_is_printed_once_near_the_verdict(logged):
@@ -131,7 +137,10 @@ def test_one_line_accounts_for_all_rows(logged):
     assert sum(counts.values()) == int(line[1]) == len(cars())
     assert counts == logged.summary["rows"]
     assert f"on the {counts['train']} training rows" in logged.printed
-    assert f"the {counts['test']} test rows" in logged.printed
+    use = "which the model was not trained or calibrated on"
+    assert f"the {counts['test']} test rows, {use}" in logged.printed
+    # all targets decide which columns give the target away
+    assert "nothing else" not in logged.printed
 
 
 def test_the_leaderboard_names_the_learners_and_the_chosen_one(logged):
@@ -266,6 +275,34 @@ WRONG = {
         ["--group", "unit"],
         "--group unit: the predictions have a column of that name already",
     ),
+    "three groups": (
+        *(cars().assign(dealer=lambda f: f.index % 3), ["--group", "dealer"]),
+        "--group dealer has 3 groups, too few",
+    ),
+    "three times": (
+        *(cars().assign(sold=lambda f: 2020 + f.index % 3), ["--time-split", "sold"]),
+        "--time-split sold has 3 different times, too few",
+    ),
+    "one row before all others": (
+        cars().assign(sold=[2020, *[2021] * 99, *[2022] * 30, *[2023] * 30]),
+        ["--time-split", "sold"],
+        "one time has 62 % of the rows, too many",
+    ),
+    "one group of most rows": (
+        cars().assign(dealer=lambda f: (f.index // 6).where(f.index >= 128, 0)),
+        ["--group", "dealer"],
+        "--group dealer: one group has 80 % of the rows, too many",
+    ),
+    "few times": (
+        cars().assign(sold=lambda f: f["sold"].where(f.index < 6)),
+        ["--time-split", "sold"],
+        "got 6: 154 rows with a target have no time",
+    ),
+    "few conformal rows among those with a time": (
+        cars().assign(sold=lambda f: f["sold"].where(f.index < 80)),
+        ["--time-split", "sold", "--conformal", "0.02"],
+        "Use a share of 0.12 or more",
+    ),
     "the target as a group": (cars(), ["--group", "price"], "--group price is the target"),
     "an unknown group": (cars(), ["--group", "garage"], "Expected the column 'garage'"),
     "text as time": (cars(), ["--time-split", "brand"], "Expected dates or numbers"),
@@ -318,6 +355,38 @@ def test_rows_of_a_group_are_never_split(tmp_path):
     for training, left_out in data.folds:
         shared = set(train_dealers[training.numpy()]) & set(train_dealers[left_out.numpy()])
         assert not {dealer for dealer in shared if dealer == dealer}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_large_group_trains(tmp_path, seed):
+    frame = cars(300)
+    frame["dealer"] = np.where(frame.index < 150, 0, frame.index // 5)
+    data = read(tmp_path, frame, group="dealer", seed=seed)
+    assert data.sizes == {"train": 210, "calibration": 45, "test": 45}
+    assert (data.part[:150] == "train").all()
+    assert data.folds
+    assert not any("stay together" in note for note in data.notes)
+
+
+def test_a_part_far_from_its_share_is_told(tmp_path):
+    frame = cars(160)
+    frame["dealer"] = frame.index // 40  # four groups of a quarter each
+    data = read(tmp_path, frame, group="dealer")
+    assert data.sizes == {"train": 80, "calibration": 40, "test": 40}
+    for part in ("calibration", "test"):
+        note = f"There are 40 {part} rows instead of about 24, because rows with one group stay"
+        assert any(told.startswith(note) for told in data.notes)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("counts", [[2, 100], [100, 2], [50, 50]])
+def test_two_groups_are_enough_to_leave_one_out(counts, in_order):
+    group = torch.arange(2).repeat_interleave(torch.tensor(counts))
+    folds = learners.folds_of(len(group), 0, group=group, in_order=in_order)
+    assert len(folds) == (1 if in_order else 2)
+    for training, left_out in folds:
+        assert len(set(group[training].tolist())) == len(set(group[left_out].tolist())) == 1
+        assert sorted([*training.tolist(), *left_out.tolist()]) == list(range(len(group)))
 
 
 def test_the_oldest_rows_train_and_the_newest_test(tmp_path):
@@ -411,13 +480,109 @@ def test_the_choice_of_a_learner_never_sees_rows_held_out(tmp_path, monkeypatch)
     assert boards[0] == boards[1]
 
 
-def test_a_column_that_says_nothing_has_no_importance(logged):
-    found = {row["column"]: row["r2_lost"] for row in logged.summary["importances"]}
-    assert set(found) == {"brand", "year", "sold"}
-    assert found["year"] > found["brand"] > abs(found["sold"])
-    assert found["year"] > 0.2
-    ranked = [row["rmse_rise"] for row in logged.summary["importances"]]
-    assert ranked == sorted(ranked, reverse=True)
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", ["calibration", "test"])
+def test_one_zero_among_the_targets_rules_the_logarithm_out(tmp_path, part):
+    frame = cars()
+    row = int((read(tmp_path, frame).part == part).nonzero()[0][0])
+    frame.loc[row, "price"] = 0.0
+    assert read(tmp_path, frame).part[row] == part
+    ran = Ran(tmp_path, frame, "--model", "linear")
+    assert not any(trial["logarithm"] for trial in ran.summary["leaderboard"])
+    assert np.isfinite(list(ran.summary["scores"]["rigidities"].values())).all()
+
+
+def test_the_board_says_which_rows_compared_the_learners():
+    said = {
+        rows: tabular._how_compared(learners.folds_of(rows, 0), rows)
+        for rows in (140, 5_000, 14_000, 40_000)
+    }
+    assert said[140] == "Cross-validation on the 140 training rows"
+    assert "5,000 training rows, of which 2,000 were left out in 2 folds" in said[5_000]
+    assert "14,000 training rows: each learner was trained on 11,200" in said[14_000]
+    assert "trained on 20,000 of them and tested on 5,000 others" in said[40_000]
+
+
+def wide():
+    """An input with 80 categories, and one number."""
+    return cars(480)[["year", "price"]].assign(trim=[f"trim {k % 80}" for k in range(480)])
+
+
+def test_a_linear_model_of_too_many_columns_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(learners, "WIDEST", 80)
+    ran = Ran(tmp_path, wide(), "--model", "linear", code=2)
+    assert "--model linear accepts up to 80 encoded columns, got 82." in ran.errors
+    assert "Use --model tree, or --drop columns." in ran.errors
+
+
+def test_the_board_says_that_no_linear_model_was_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(learners, "WIDEST", 80)
+    data = read(tmp_path, wide())
+    tree = learners.Trial("tree", False, 1.0, 1.0, 0.5, 1.0, 1.0, {"max_leaf_nodes": 8})
+    (board,) = tabular._leaderboard([tree], data, "auto")
+    assert "No linear model was tried: the inputs have 82 encoded columns" in board.about
+    (board,) = tabular._leaderboard([tree], data, "tree")
+    assert "No linear model" not in board.about
+
+
+@pytest.mark.thorough
+def test_what_is_no_number_is_null_in_the_summary(tmp_path, monkeypatch, capsys):
+    scores = {"coverage": float("nan"), "width": float("inf"), "interval_score": 1.0}
+    monkeypatch.setattr(tabular, "_quantile_scores", lambda *arguments: scores)
+    cars().to_csv(tmp_path / "cars.csv", index=False)
+    arguments = ["tabular", str(tmp_path / "cars.csv"), "--target", "price", "--model", "linear"]
+    assert cli.main([*arguments, "--out", str(tmp_path / "out"), "--json"]) == 0
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    written = (tmp_path / "out" / "summary.json").read_text()
+    for text in (written, capsys.readouterr().out):
+        quantile = json.loads(text, parse_constant=refuse)["scores"]["quantile"]
+        assert quantile == {"coverage": None, "width": None, "interval_score": 1.0}
+
+
+class Sum(torch.nn.Module):
+    """Adds up three columns with known weights."""
+
+    def forward(self, x):
+        return x @ torch.tensor([[3.0], [1.0], [0.0]], dtype=x.dtype)
+
+
+def summed(tmp_path, rows):
+    """A table sorted by `a`, and a model that predicts its target exactly."""
+    x = np.random.default_rng(0).normal(size=(rows, 3)).round(6)
+    frame = pd.DataFrame(x, columns=["a", "b", "c"]).sort_values("a")
+    frame["price"] = 3 * frame["a"] + frame["b"]
+    frame = frame[["a", "b", "c", "price"]]
+    data = read(tmp_path, frame)
+    model = SimpleNamespace(uq=SimpleNamespace(model=Sum()), columns=data.columns, logarithm=False)
+    return model, data
+
+
+def test_importances_are_what_shuffling_costs_a_known_model(tmp_path):
+    model, data = summed(tmp_path, 300)
+    found = tabular._importances(model, data)
+    assert [row["column"] for row in found] == ["a", "b", "c"]
+    lost = [row["r2_lost"] for row in found]
+    # R² lost is about 2 w² / sum of all w², of ten shuffles of 45 rows
+    assert lost[0] == pytest.approx(1.8, rel=0.3)
+    assert lost[1] == pytest.approx(0.2, rel=0.5)
+    assert found[2] == {"column": "c", "r2_lost": 0.0, "rmse_rise": 0.0}
+    about = tabular._importance_table(found, data).about
+    assert "the predictions of the 45 test rows become" in about
+
+
+def test_importances_of_many_rows_are_those_of_a_random_choice(tmp_path, monkeypatch):
+    model, data = summed(tmp_path, 2000)
+    everything = tabular._importances(model, data)
+    monkeypatch.setattr(tabular, "_ROWS_SHUFFLED", 100)
+    found = tabular._importances(model, data)
+    # the first rows of the sorted file have almost one value of `a`
+    assert found[0]["column"] == "a"
+    assert found[0]["rmse_rise"] == pytest.approx(everything[0]["rmse_rise"], rel=0.3)
+    about = tabular._importance_table(found, data).about
+    assert "the predictions of 100 of the 300 test rows, drawn at random, become" in about
 
 
 # --- dates -------------------------------------------------------------------------------------
@@ -450,6 +615,27 @@ def test_days_that_are_the_target_give_it_away():
     assert any("days from ordered to sent (gives the target away" in note for note in notes)
     kept, _ = inputs(frame, days, ".", ["days from ordered to sent"])
     assert kept[-1].kind == "days"
+
+
+def test_days_that_are_the_target_are_kept_if_asked_for(tmp_path):
+    frame, days = dated()
+    frame.assign(price=days).to_csv(tmp_path / "sent.csv", index=False)
+    name = "days from ordered to sent"
+    data = Training.read(tmp_path / "sent.csv", "price", [], [], Splitting())
+    assert any(f"Left out: {name} (gives" in note for note in data.notes)
+    kept = Training.read(tmp_path / "sent.csv", "price", [], [name], Splitting())
+    assert kept.columns[-1].name == name
+    with pytest.raises(ValueError, match="Expected the column 'days from sent to ordered' in"):
+        Training.read(
+            tmp_path / "sent.csv", "price", [], ["days from sent to ordered"], Splitting()
+        )
+
+
+def test_one_date_in_all_rows_is_constant_and_not_empty():
+    frame, days = dated()
+    _, notes = inputs(frame.assign(sent="2024-05-01", other=None), days, ".")
+    assert "Left out: sent (constant)" in notes
+    assert "Left out: other (empty)" in notes
 
 
 # --- the page of the options -------------------------------------------------------------------

@@ -216,7 +216,9 @@ def inputs(
         values, unread = column.values(series, decimal)
 
         reason = ""
-        if not _present_share(values):
+        if column.kind == "date" and not column.parts:
+            reason = "constant"
+        elif not _present_share(values):
             reason = "empty"
         elif name not in keep:
             twin = name_by_values.get(values.tobytes())

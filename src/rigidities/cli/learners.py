@@ -119,14 +119,14 @@ class Encoded(nn.Module):
         return torch.cat(blocks, 1)
 
 
-def _encoded_width(codes: Sequence[int]) -> int:
+def encoded_width(codes: Sequence[int]) -> int:
     """Number of columns that `Encoded` gives: a column of numbers has one of gaps beside it."""
     return sum(count or 2 for count in codes)
 
 
 def _untrained_net(codes: Sequence[int], x: Tensor) -> nn.Sequential:
     """The encoding by these training inputs, and a network behind it."""
-    return nn.Sequential(Encoded(codes, x), mlp(_encoded_width(codes), 128, 128, 1)).double()
+    return nn.Sequential(Encoded(codes, x), mlp(encoded_width(codes), 128, 128, 1)).double()
 
 
 def restored(state: dict[str, Tensor], codes: Sequence[int]) -> nn.Sequential:
@@ -136,7 +136,7 @@ def restored(state: dict[str, Tensor], codes: Sequence[int]) -> nn.Sequential:
         leaves = Leaves.sized(unprefixed("1", state))
         model = nn.Sequential(nodes, leaves)
     elif "1.weight" in state:
-        readout = nn.Linear(_encoded_width(codes), 1)
+        readout = nn.Linear(encoded_width(codes), 1)
         model = nn.Sequential(Encoded(codes, torch.zeros(1, len(codes))), readout).double()
     else:
         model = _untrained_net(codes, torch.zeros(1, len(codes)))
@@ -274,7 +274,7 @@ def trials(
     settings_to_try = CANDIDATES
     tried: list[Trial] = [_tried("mean", False, x, target, folds, codes, seed, {})]
     for logarithm in logarithms:
-        if "linear" in kinds and _encoded_width(codes) <= WIDEST:
+        if "linear" in kinds and encoded_width(codes) <= WIDEST:
             tried.append(_tried("linear", logarithm, x, target, folds, codes, seed, {}))
         if "tree" not in kinds:
             continue
@@ -428,6 +428,9 @@ def folds_of(
         group: A number for each row, (N,); rows of one group are left out together.
         in_order: Whether the groups are in the order of time: rows are then left out that are later
             than all that train.
+
+    Returns:
+        The folds; none if too few groups, or too few earlier rows, could train.
     """
     if group is None:
         group = torch.arange(row_count)
@@ -450,6 +453,8 @@ def folds_of(
     ordered = group[order]
     first = torch.searchsorted(ordered, ordered)
     block = first * blocks // len(order)
+    if int(block.max()) == 0:  # the last group has nearly all rows
+        block = (ordered == ordered[-1]).long()
     folds = []
     for number in sorted(set(block.tolist()), reverse=True)[:fold_count]:
         left_out = order[block == number]

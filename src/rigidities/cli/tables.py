@@ -20,7 +20,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -214,7 +214,7 @@ class Table:
 
         # All of the file tells the decimal mark: its first cells may make sense in both ways.
         lines = cls(path, first_line, separator=separator)._lines()
-        decimal, decimal_note = _decimal(chain.from_iterable(lines), separator, trained)
+        decimal, decimal_note = _decimal(lines, separator, trained)
         if decimal_note:
             notes.append(decimal_note)
 
@@ -408,37 +408,45 @@ def _unique_names(cells: Sequence[str]) -> tuple[list[str], list[str]]:
     return names, notes
 
 
-def _decimal(cells: Iterable[str], separator: str, trained: str | None) -> tuple[str, str]:
+def _decimal(
+    lines: Iterable[Sequence[str]], separator: str, trained: str | None
+) -> tuple[str, str]:
     """The decimal mark, by the cells that make sense in one way alone, and a word about it.
 
-    Where no cell tells, it is that of the training table. Without one it is the comma for a file
-    with semicolons that has commas in its numbers, otherwise the point.
+    If no cell tells by itself, a column of numbers may: see `_UnclearColumn`. Otherwise it is the
+    mark of the training table. Without one it is the comma for a file with semicolons that has
+    commas in its numbers, otherwise the point.
 
     Args:
-        cells: Of the whole file.
+        lines: The cells of the whole file, line by line.
         separator: Of the file.
         trained: The decimal mark of the training table, if there is one.
     """
     readable_by_one_mark = Counter[str]()
-    has_unclear_cells = False
+    columns: dict[int, _UnclearColumn] = {}
     has_commas = False
-    for cell in map(str.strip, cells):
-        if "," not in cell and "." not in cell:
-            continue
-        with_point = _match_number(cell, ".") is not None
-        with_comma = _match_number(cell, ",") is not None
-        if with_comma and "," in cell:
-            has_commas = True
-        if with_point and with_comma:
-            has_unclear_cells = True
-        elif with_point:
-            readable_by_one_mark["."] += 1
-        elif with_comma:
-            readable_by_one_mark[","] += 1
+    for line in lines:
+        for place, text in enumerate(line):
+            cell = text.strip()
+            if "," not in cell and "." not in cell:
+                if cell and _match_number(cell, "."):
+                    columns.setdefault(place, _UnclearColumn()).whole_numbers += 1
+                continue
+            with_point = _match_number(cell, ".") is not None
+            with_comma = _match_number(cell, ",") is not None
+            if with_comma and "," in cell:
+                has_commas = True
+            if with_point and with_comma:
+                columns.setdefault(place, _UnclearColumn()).add(cell)
+            elif with_point:
+                readable_by_one_mark["."] += 1
+            elif with_comma:
+                readable_by_one_mark[","] += 1
 
     plural = {".": "points", ",": "commas"}
     points = readable_by_one_mark["."]
     commas = readable_by_one_mark[","]
+    examples = [column.example for column in columns.values() if column.example]
     if points != commas:
         decimal = "." if points > commas else ","
         if trained is not None and trained != decimal:
@@ -447,16 +455,80 @@ def _decimal(cells: Iterable[str], separator: str, trained: str | None) -> tuple
                 f"training table: they are read with {plural[decimal]}"
             )
             return decimal, note
-    elif trained is not None:
-        if not has_unclear_cells and not points:
+        return decimal, "Numbers have decimal commas" if decimal == "," else ""
+
+    if trained is not None:
+        if not examples and not points:
             return trained, ""  # there is nothing that the mark would change
         note = (
             f"No number shows which decimal mark is used: {plural[trained]} are assumed, as in the "
             "training table"
         )
         return trained, note
-    elif has_commas and separator == ";":
-        decimal = ","
-    else:
-        decimal = "."
+
+    telling = [column for column in columns.values() if column.thousands_mark]
+    if len({column.thousands_mark for column in telling}) == 1:
+        decimal = "," if telling[0].thousands_mark == "." else "."
+        example = telling[0].example
+        return decimal, f"{example!r} is read as {_value(example, decimal)}"
+
+    decimal = "," if has_commas and separator == ";" else "."
+    if examples and not points:
+        other = "," if decimal == "." else "."
+        value = _value(examples[0], decimal)
+        note = (
+            f"No cell shows whether {examples[0]!r} means {value} or "
+            f"{_value(examples[0], other)}: it is read as {value}. If that is wrong, remove the "
+            "marks between thousands from the file"
+        )
+        return decimal, note
     return decimal, "Numbers have decimal commas" if decimal == "," else ""
+
+
+_ONE_MARK = re.compile(r"(?<![\d.,])[1-9]\d{0,2}([.,])(\d{3})(?![\d.,])")
+"""A number with one mark before its last three digits."""
+
+
+@dataclass
+class _UnclearColumn:
+    """Numbers of a column that could be read in two ways, such as 1.250.
+
+    If some of them end in a zero, and other numbers of the column have no mark at all (935), then
+    the mark stands between thousands: a decimal would be written 1.25, or 935.000 as well.
+
+    Attributes:
+        whole_numbers: How many numbers have neither a point nor a comma.
+        marks: The marks of the unclear cells.
+        ends_in_zero: Whether an unclear cell ends in a zero.
+        example: One of the unclear cells.
+    """
+
+    whole_numbers: int = 0
+    marks: set[str] = field(default_factory=set)
+    ends_in_zero: bool = False
+    example: str = ""
+
+    def add(self, cell: str) -> None:
+        """Count an unclear cell."""
+        match = _ONE_MARK.search(cell)
+        if match is None:
+            return
+        mark, last_digits = match.groups()
+        self.marks.add(mark)
+        if not self.example or (last_digits.endswith("0") and not self.ends_in_zero):
+            self.example = cell
+        self.ends_in_zero |= last_digits.endswith("0")
+
+    @property
+    def thousands_mark(self) -> str:
+        """The mark between thousands; empty if the column does not tell."""
+        if len(self.marks) == 1 and self.ends_in_zero and self.whole_numbers > 0:
+            return next(iter(self.marks))
+        return ""
+
+
+def _value(cell: str, decimal: str) -> str:
+    """The number in a cell as text, without marks between thousands."""
+    found = number(cell, decimal)
+    assert found is not None
+    return f"{found[0]:g}"

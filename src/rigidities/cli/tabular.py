@@ -74,6 +74,9 @@ LEAST = 30
 SHARE = 0.15
 """Share of the rows with a target that calibrates; as many test."""
 
+_FACTOR = 1.5
+"""By how much a part may be larger or smaller than its share before this counts as uneven."""
+
 MOST_IMPORTANCES = 10
 """Inputs whose importance is shown, at most."""
 
@@ -300,7 +303,7 @@ class Training:
         """
         table = Table.open(path)
         named_columns = Counter((target, *left, *keep))
-        table.require(named_columns)
+        table.require(name for name in named_columns if name not in keep)
         table.require(name for name in (splitting.group, splitting.time) if name)
         name, count = named_columns.most_common(1)[0]
         if count > 1:
@@ -315,6 +318,9 @@ class Training:
             no_inputs.add(splitting.group)
         candidates = frame.drop(columns=[name for name in table.names if name in no_inputs])
         columns, input_notes = inputs(candidates, y.numpy(), table.decimal, keep)
+        # An input that is made of others, such as days between dates, can be kept too.
+        made = {column.name for column in columns}
+        table.require(name for name in keep if name not in made)
         if not columns:
             reasons = "; ".join(input_notes)
             raise ValueError(
@@ -322,18 +328,22 @@ class Training:
             )
         x, _ = matrix(columns, frame, table.decimal)
         group, is_known = _groups(x, frame, table, splitting)
-        return cls(
+        part = _parts(group, y, is_known, splitting)
+        data = cls(
             table=table,
             frame=frame,
             columns=columns,
-            notes=[*table.notes, *target_notes, *input_notes],
+            notes=[*table.notes, *target_notes, *input_notes, *_uneven_parts(part, splitting)],
             x=x,
             y=y[:, None],
             unit=unit,
-            part=_parts(group, y, is_known, splitting),
+            part=part,
             group=group,
             splitting=splitting,
         )
+        if not data.folds:  # one group, or one time, has nearly all training rows
+            raise ValueError(_undivided(group[y.isfinite() & is_known], splitting))
+        return data
 
     def rows(self, part: str) -> learners.Rows:
         """Inputs and targets of a part."""
@@ -490,7 +500,9 @@ def train(
         for line in data.opening(target):
             say(line)
 
-        learned = _learned(model, data, logarithm, may_try_logarithm=support is None)
+        # Rows that calibrate and test need a logarithm too.
+        may_try_logarithm = support is None and bool((data.labelled > 0).all())
+        learned = _learned(model, data, logarithm, may_try_logarithm=may_try_logarithm)
         calibration = _calibrated(learned, data, support)
         messages = [str(warning.message) for warning in caught]
         remarks = list(dict.fromkeys([*messages, *calibration.warnings]))
@@ -517,7 +529,7 @@ def train(
         scores["quantile"] = _quantile_scores(learned, data, level, support)
         importances = _importances(table_model, data)
         tables = [
-            *_leaderboard(learned.leaderboard, data),
+            *_leaderboard(learned.leaderboard, data, model),
             _importance_table(importances, data),
         ]
         for table in tables:
@@ -557,7 +569,8 @@ def train(
             "seconds": time.monotonic() - begun,
         }
         _write(folder, table_model, data, predictions, judgements, tables)
-        text = json.dumps(summary, indent=2) + "\n"
+        summary = _without_nan(summary)
+        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
         (folder / "summary.json").write_text(text, encoding="utf-8")
     say(f"Wrote {out}: predictions.csv, report.html, summary.json, model.safetensors")
     say(f"For new rows: rigidities tabular --apply {out / 'model.safetensors'} new.csv")
@@ -764,7 +777,8 @@ def _require_conformal_rows(data: Training, level: float) -> None:
     needed = rows_needed(level)
     count = data.sizes.get("conformal", 0)
     if count < needed:
-        least_share = needed / len(data.labelled)
+        used = sum(data.sizes.get(part, 0) for part in PARTS[:4])
+        least_share = needed / used
         raise ValueError(
             f"Guaranteed intervals of level {level:g} need {needed} conformal rows or more, and "
             f"--conformal {data.splitting.conformal:g} gives {count}. Use a share of "
@@ -810,6 +824,12 @@ def _learned(
         name = "network, log target" if logarithm else "network"
         return _Learned(uq, learners.unfitted(codes, seed), name, bool(logarithm))
 
+    width = learners.encoded_width(codes)
+    if model == "linear" and width > learners.WIDEST:
+        raise ValueError(
+            f"--model linear accepts up to {learners.WIDEST:,} encoded columns, got {width:,}. Use "
+            "--model tree, or --drop columns."
+        )
     scales = [bool(logarithm)]
     if logarithm is None and may_try_logarithm and _is_positive_and_skewed(y[:, 0]):
         scales = [False, True]
@@ -912,7 +932,8 @@ def _parts(group: Tensor, y: Tensor, is_known: Tensor, splitting: Splitting) -> 
     """The part of each row; rows of one group stay together.
 
     Groups come in a random order, or the newest first. The first groups test, the next are for
-    guaranteed intervals, the next calibrate, all others train.
+    guaranteed intervals, the next calibrate, all others train. A group that would make a part much
+    too large is passed over, unless groups are in the order of time.
 
     Args:
         group: A number of each row, (N,).
@@ -924,15 +945,18 @@ def _parts(group: Tensor, y: Tensor, is_known: Tensor, splitting: Splitting) -> 
         An array (N,) of `PARTS`.
 
     Raises:
-        ValueError: There are too few groups for the parts.
+        ValueError: There are too few rows, or too few groups for the parts.
     """
     import numpy
 
     is_labelled = y.isfinite()
     is_used = is_labelled & is_known
-    if not bool(is_used.any()):
+    row_count = int(is_used.sum())
+    if row_count < LEAST:
         raise ValueError(
-            f"Expected times in the column {splitting.time!r}, got none. Choose another column."
+            f"Expected at least {LEAST} rows with a target and a time in {splitting.time!r}, got "
+            f"{row_count}: {int(is_labelled.sum()) - row_count:,} rows with a target have no time. "
+            "Name another column, or add times."
         )
     number = torch.unique(group[is_used], return_inverse=True)[1]
     group_count = int(number.max()) + 1
@@ -941,51 +965,81 @@ def _parts(group: Tensor, y: Tensor, is_known: Tensor, splitting: Splitting) -> 
     else:
         generator = torch.Generator().manual_seed(splitting.seed)
         number = torch.randperm(group_count, generator=generator)[number]
-    ends = number.bincount().cumsum(0)  # rows up to the end of each group
 
-    row_count = len(number)
+    rows_in_group = number.bincount().tolist()
+    part_of_group = ["train"] * group_count
+    sizes = _part_sizes(row_count, splitting)
+    for part, size in sizes.items():
+        most = math.inf if splitting.time else _FACTOR * size
+        filled = 0
+        for k, rows in enumerate(rows_in_group):
+            if filled >= size:
+                break
+            if part_of_group[k] == "train" and filled + rows <= most:
+                part_of_group[k] = part
+                filled += rows
+        if not filled and "train" in part_of_group:  # all groups are large
+            free = [k for k in range(group_count) if part_of_group[k] == "train"]
+            part_of_group[min(free, key=rows_in_group.__getitem__)] = part
+
+    parts = numpy.full(len(y), "unlabelled", dtype=object)
+    parts[(is_labelled & ~is_known).numpy()] = "undated"
+    parts[is_used.numpy()] = numpy.array(part_of_group, dtype=object)[number.numpy()]
+    if not {"train", *sizes} <= set(part_of_group):
+        raise ValueError(_undivided(group[is_used], splitting))
+    return parts.astype(str)
+
+
+def _part_sizes(row_count: int, splitting: Splitting) -> dict[str, int]:
+    """How many of the labelled rows each part but `train` should have, in the order of filling."""
     part_size = min(MOST, round(SHARE * row_count))
     sizes = {
         "test": part_size,
         "conformal": min(MOST, round(splitting.conformal * row_count)),
         "calibration": part_size,
     }
-    part_of_group = torch.full((group_count,), PARTS.index("train"))
-    first_group = 0
-    rows_taken = 0
-    for part, size in sizes.items():
-        if size == 0 or first_group >= group_count:
-            continue
-        last_group = min(int(torch.searchsorted(ends, rows_taken + size)), group_count - 1)
-        part_of_group[first_group : last_group + 1] = PARTS.index(part)
-        rows_taken = int(ends[last_group])
-        first_group = last_group + 1
-    part_number = torch.full(y.shape, PARTS.index("unlabelled"))
-    part_number[is_labelled & ~is_known] = PARTS.index("undated")
-    part_number[is_used] = part_of_group[number]
-
-    counts = part_number.bincount(minlength=len(PARTS))
-    required = ["train", "calibration", "test"]
-    if splitting.conformal:
-        required.append("conformal")
-    if not all(counts[PARTS.index(part)] for part in required):
-        raise ValueError(_too_few_groups(splitting, group_count))
-    return numpy.take(PARTS, part_number.numpy())
+    return {part: size for part, size in sizes.items() if size}
 
 
-def _too_few_groups(splitting: Splitting, group_count: int) -> str:
-    """The message that the rows cannot be divided."""
+def _uneven_parts(part: Any, splitting: Splitting) -> list[str]:
+    """A note on each part that is much smaller or larger than it should be."""
+    row_count = int(((part != "unlabelled") & (part != "undated")).sum())
     if splitting.group:
-        return (
-            f"--group {splitting.group} has {group_count} groups, too few to train, calibrate and "
-            "test on different ones. Name a column with more groups, or leave --group out."
-        )
-    if splitting.time:
-        return (
-            f"--time-split {splitting.time} has {group_count} different times, too few to train, "
-            "calibrate and test on different ones. Name a column with finer times."
-        )
-    return "Expected more rows with different inputs: too many rows are equal."
+        shared = "one group"
+    else:
+        shared = "one time" if splitting.time else "equal inputs"
+    notes = []
+    for name, size in _part_sizes(row_count, splitting).items():
+        count = int((part == name).sum())
+        if not size / _FACTOR <= count <= size * _FACTOR:
+            notes.append(
+                f"There are {count:,} {name} rows instead of about {size:,}, because rows with "
+                f"{shared} stay together"
+            )
+    return notes
+
+
+def _undivided(group: Tensor, splitting: Splitting) -> str:
+    """The message that the rows cannot be divided; `group` has a number of each labelled row."""
+    counts = torch.unique(group, return_counts=True)[1]
+    share = float(counts.max()) / len(group)
+    if splitting.group:
+        option = f"--group {splitting.group}"
+        largest = "one group"
+        groups = "groups"
+        cure = "Name a column with more groups, or leave --group out."
+    elif splitting.time:
+        option = f"--time-split {splitting.time}"
+        largest = "one time"
+        groups = "different times"
+        cure = "Name a column with finer times."
+    else:
+        return "Expected more rows with different inputs: too many rows are equal."
+    if share > 0.5 and len(counts) > 3:
+        reason = f"{option}: {largest} has {100 * share:.0f} % of the rows, too many"
+    else:
+        reason = f"{option} has {len(counts)} {groups}, too few"
+    return f"{reason} to train, calibrate and test on different ones. {cure}"
 
 
 def _about_logarithm(remark: str, target: str) -> str:
@@ -1113,8 +1167,11 @@ def _importances(model: TableModel, data: Training) -> list[dict[str, Any]]:
     is shuffled less often.
     """
     x, y = data.rows("test")
-    x = x[:_ROWS_SHUFFLED]
-    y = y[:_ROWS_SHUFFLED]
+    generator = torch.Generator().manual_seed(data.splitting.seed)
+    if len(x) > _ROWS_SHUFFLED:  # a random choice, since the file may be sorted
+        chosen = torch.randperm(len(x), generator=generator)[:_ROWS_SHUFFLED]
+        x = x[chosen]
+        y = y[chosen]
     variance = float((y - y.mean()).square().mean())
 
     def mean_square(inputs: Tensor) -> float:
@@ -1124,7 +1181,6 @@ def _importances(model: TableModel, data: Training) -> list[dict[str, Any]]:
         return float((y - predicted).square().mean())
 
     unshuffled = mean_square(x)
-    generator = torch.Generator().manual_seed(data.splitting.seed)
     repeats = max(1, min(10, 200 // len(model.columns)))
     found = []
     first = 0
@@ -1152,9 +1208,13 @@ def _importance_table(importances: Sequence[Mapping[str, Any]], data: Training) 
     for importance in shown:
         lost = f"{importance['r2_lost']:.3f}"
         lines.append([importance["column"], lost, number(importance["rmse_rise"])])
-    rows = min(_ROWS_SHUFFLED, data.sizes["test"])
+    rows = f"{data.sizes['test']:,} test rows"
+    if data.sizes["test"] > _ROWS_SHUFFLED:
+        rows = f"{_ROWS_SHUFFLED:,} of the {rows}, drawn at random,"
+    else:
+        rows = f"the {rows}"
     about = (
-        f"How much worse the predictions of the {rows:,} test rows become when one column is "
+        f"How much worse the predictions of {rows} become when one column is "
         "shuffled. Columns with the same information can replace each other, so that each of them "
         "may seem to matter little."
     )
@@ -1164,8 +1224,14 @@ def _importance_table(importances: Sequence[Mapping[str, Any]], data: Training) 
     return PlainTable("Which columns matter", about, header, lines)
 
 
-def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[PlainTable]:
-    """The learners that were tried, as a table; none where nothing was compared."""
+def _leaderboard(trials: Sequence[learners.Trial], data: Training, model: str) -> list[PlainTable]:
+    """The learners that were tried, as a table; none where nothing was compared.
+
+    Args:
+        trials: The learners, the chosen one first.
+        data: The table.
+        model: As in `train`.
+    """
     if not trials:
         return []
     lines = []
@@ -1180,7 +1246,7 @@ def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[Plain
                 f"{trial.seconds:.1f}",
             ]
         )
-    about = f"Cross-validation on the {data.sizes['train']:,} training rows"
+    about = _how_compared(data.folds, data.sizes["train"])
     if data.splitting.group:
         about += f", with whole groups of {data.splitting.group} left out"
     if data.splitting.time:
@@ -1189,11 +1255,35 @@ def _leaderboard(trials: Sequence[learners.Trial], data: Training) -> list[Plain
         ". The learner with the lowest RMSE × MAE is chosen, so that both large and typical errors "
         "count."
     )
+    tried_kinds = {trial.kind for trial in trials}
+    if not tried_kinds.issuperset(_KINDS[model]):
+        width = learners.encoded_width(_category_counts(data.columns))
+        about += (
+            f" No linear model was tried: the inputs have {width:,} encoded columns, and it "
+            f"accepts up to {learners.WIDEST:,}."
+        )
     if any(trial.kind == "mean" and trial.error < trials[0].error for trial in trials):
         about += " No learner beats the mean alone: the inputs say little about the target."
     unit = data.unit
     header = ["Learner", _labelled("RMSE", unit), _labelled("MAE", unit), "R²", "seconds"]
     return [PlainTable("Learners tried", about, header, lines)]
+
+
+def _how_compared(folds: learners.Folds, row_count: int) -> str:
+    """By which of the training rows learners were compared, in words without a full stop."""
+    left_out_count = sum(len(left_out) for _, left_out in folds)
+    if left_out_count == row_count:
+        return f"Cross-validation on the {row_count:,} training rows"
+    if len(folds) > 1:
+        return (
+            f"Cross-validation on the {row_count:,} training rows, of which {left_out_count:,} "
+            f"were left out in {len(folds)} folds"
+        )
+    training, left_out = folds[0]
+    return (
+        f"Comparison within the {row_count:,} training rows: each learner was trained on "
+        f"{len(training):,} of them and tested on {len(left_out):,} others"
+    )
 
 
 def _labelled(name: str, unit: str) -> str:
@@ -1235,7 +1325,7 @@ def _scoreboard(scores: Scores, level: float, data: Training) -> str:
         lines.append(line)
     chance = 2 * (level * (1 - level) / rows) ** 0.5  # two standard deviations
     table = PlainTable(
-        f"Scores on the {rows:,} test rows, which were used for nothing else",
+        f"Scores on the {rows:,} test rows, which the model was not trained or calibrated on",
         f"The level of the intervals is {level:.4g}, so coverage should be near {level:.4g}; "
         f"chance moves it by ± {chance:.2g}. R² should be near 1, and all other scores low.",
         ["", *scores],
@@ -1269,7 +1359,8 @@ def _hints(
             f"The model learnt the logarithm of {target}. In the predictions, `mean` is the "
             "exponential of the predicted logarithm: a typical value, close to the median (over "
             f"all rows, its median is {_with_unit(number(typical), data.unit)}). `centre` is the "
-            "mean. Pass --no-log to learn the values themselves."
+            "mean, and `std` is half the distance from one bar below the prediction to one bar "
+            "above it. Pass --no-log to learn the values themselves."
         )
     if data.splitting.conformal and (data.splitting.group or data.splitting.time):
         how = "groups" if data.splitting.group else "later rows"
@@ -1307,6 +1398,17 @@ def _write(
     predictions = predictions.assign(split=data.part, target=data.y[:, 0])
     _write_csv(predictions, folder / "predictions.csv", header=True)
     report.save(folder / "report.html", report.page_of(judgements, _title(model, data), tables))
+
+
+def _without_nan(value: Any) -> Any:
+    """Nested dicts and lists with None in place of NaN and infinities, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _write_csv(frame: pandas.DataFrame, file: Path | TextIO, *, header: bool) -> None:
