@@ -24,7 +24,14 @@ from rigidities.calibration.coverage import (
 from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
 from rigidities.report.cautions import FEW, Caution, cautions
-from rigidities.report.judgement import by_fifths, gain_and_error, judgement, resolution, size
+from rigidities.report.judgement import (
+    Judgements,
+    by_fifths,
+    gain_and_error,
+    judgement,
+    resolution,
+    size,
+)
 from rigidities.report.rows import TargetRows, target_rows
 from rigidities.report.scores import METRICS, TargetScores
 from tests.support.nets import Trained
@@ -440,7 +447,7 @@ def test_of_several_targets_the_worst_is_named() -> None:
     )
     assert [one.subject for one in found.findings][:2] == ["Size of target 1", "Fifths of target 1"]
     alike = report.verdict(mean, target, std=std)
-    assert alike.headline == "All 2 targets: These bars can be trusted on rows like these."
+    assert alike.headline == "Both targets: These bars can be trusted on rows like these."
     with pytest.raises(TypeError, match="Expected a Prediction without std=, or means with std="):
         report.verdict(mean, target)
 
@@ -458,6 +465,26 @@ def test_of_several_targets_names_and_grave_cautions_of_the_others_are_told() ->
     text = page(mean, bars, target, names=["energy", "gap", "dipole"]).text
     assert text.index(found.headline) < text.index(named) < text.index("All targets")
     assert page(mean, bars, target).text.index("target 2, the worst of 3") < 400
+
+
+def test_cautions_of_every_target_have_its_name_and_shared_ones_stand_once() -> None:
+    mean, std, target = (part.reshape(-1, 2) for part in right(400, 0))
+    p = Prediction(mean, std.square(), torch.zeros_like(mean), torch.ones_like(mean))
+    scores = [TargetScores(part) for part in target_rows(p, target, names=["a", "b"])]
+    judged = Judgements(targets=scores)
+    both = Caution("Rows are few.")
+    own = {
+        "a": [both, Caution("The centre is better.")],
+        "b": [Caution("A detail."), both, Caution("A grave one.", grave="it is grave")],
+    }
+    verdicts = [
+        replace(verdict, cautions=tuple(own[name]), status="careful")
+        for name, verdict in zip("ab", judged.verdicts, strict=True)
+    ]
+    # What the properties have computed lies in the object's dictionary.
+    vars(judged).update(verdicts=verdicts, worst_target=0)
+    texts = [caution.text for caution in judged.verdict.cautions]
+    assert texts == ["Rows are few.", "a: The centre is better.", "b: A grave one.", "b: A detail."]
 
 
 # --- one truth ---------------------------------------------------------------------------------

@@ -223,7 +223,9 @@ class CalibrationReport:
                 f"The error bars {verdict} {bar}: {self.gain:+.3g} ± {self.gain_error:.2g} nats "
                 "per row on held-out rows. Use them only to flag inputs far from the training data."
             )
-        if (self.gain > 0) != (self.gain_without > 0):
+        changes_sign = (self.gain > 0) != (self.gain_without > 0)
+        largest = max(abs(self.gain), abs(self.gain_without))
+        if changes_sign and largest > 2 * self.gain_error:
             if not sentence:
                 sentence = f"The gain over {bar} is {self.gain:+.3g} nats per row."
             sentence += f" A single row decides this: without it, it is {self.gain_without:+.3g}."

@@ -482,28 +482,45 @@ class Judgements:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The verdict on the worst target, with the grave cautions of the others."""
+        """The verdict on the worst target, with the cautions of all targets."""
         worst = self.verdicts[self.worst_target]
         count = len(self.targets)
         if count == 1:
             return worst
         name = self.targets[self.worst_target].rows.name
         if all(verdict.headline == worst.headline for verdict in self.verdicts):
-            whose = f"All {count} targets"
+            whose = "Both targets" if count == 2 else f"All {count} targets"
         else:
             whose = f"{name}, the worst of {count} targets"
         return replace(
             worst.about(name),
             headline=f"{whose}: {worst.headline}",
-            cautions=(*worst.cautions, *self._grave_cautions_of_others(worst)),
+            cautions=tuple(self._named_cautions()),
         )
 
-    def _grave_cautions_of_others(self, worst: Verdict) -> list[Caution]:
-        """Grave cautions that the worst target does not have, with the names of their targets."""
-        worst_texts = {caution.text for caution in worst.cautions}
+    def _named_cautions(self) -> list[Caution]:
+        """The cautions of all targets, those of the worst first, each with its target's name.
+
+        A caution that all targets share stands once and without a name. Of the other targets the
+        grave cautions come first, and at most `MOST_NAMED` are listed.
+        """
+        texts_of_targets = [{c.text for c in verdict.cautions} for verdict in self.verdicts]
+        shared_texts = set.intersection(*texts_of_targets)
+
+        def named(k: int) -> list[Caution]:
+            """Cautions of target k."""
+            name = self.targets[k].rows.name
+            return [
+                Caution(f"{name}: {caution.text}", caution.grave)
+                for caution in self.verdicts[k].cautions
+                if caution.text not in shared_texts
+            ]
+
+        worst = self.worst_target
+        shared = [c for c in self.verdicts[worst].cautions if c.text in shared_texts]
         others: list[Caution] = []
-        for scores, verdict in zip(self.targets, self.verdicts, strict=True):
-            for caution in verdict.cautions:
-                if caution.grave and caution.text not in worst_texts:
-                    others.append(Caution(f"{scores.rows.name}: {caution.text}", caution.grave))
-        return others[:MOST_NAMED]
+        for k in range(len(self.targets)):
+            if k != worst:
+                others += named(k)
+        others.sort(key=lambda caution: not caution.grave)  # stable: grave ones first
+        return [*shared, *named(worst), *others[:MOST_NAMED]]
