@@ -68,6 +68,7 @@ LONG = dict.fromkeys(
 """Their quick runs take a quarter of a minute each."""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The parameters are not a minimum")  # quick sizes train little
 @pytest.mark.parametrize("name", [pytest.param(n, marks=LONG.get(n, ())) for n in BENCHMARKS])
 def test_quick_run_of_each_benchmark_writes_its_results(

@@ -447,6 +447,7 @@ def test_parts_of_the_rivals_cover_every_split_once() -> None:
             assert all(one["splits"] == 1 or one["splits"] * rows <= experiment.MOST for one in own)
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_the_table(folder: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         experiment,
