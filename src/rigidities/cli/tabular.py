@@ -564,8 +564,13 @@ def train(
             "columns": [asdict(column) for column in data.columns],
             "notes": [*data.notes, *remarks, *hints],
             "remarks": remarks,
-            "options": {"model": model, "conformal": conformal, "group": group}
-            | {"time_split": time_split, "support": support},
+            "options": {
+                "model": model,
+                "conformal": conformal,
+                "group": group,
+                "time_split": time_split,
+                "support": support,
+            },
             "seconds": time.monotonic() - begun,
         }
         _write(folder, table_model, data, predictions, judgements, tables)
