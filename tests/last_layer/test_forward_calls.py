@@ -71,11 +71,11 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_plain_head_is_found_with_one_call_of_eight_rows(source):
+def test_a_plain_head_is_found_with_two_calls_of_eight_rows(source):
     model = net()
     rows = rows_of_calls(model, model.trunk, SOURCES[source]())
     whole = [ROWS * BATCHES] if source == "tensors" else [ROWS] * BATCHES
-    assert rows == [FEW, *whole]
+    assert rows == [FEW, FEW, *whole]
 
 
 PLAIN = {
@@ -87,28 +87,33 @@ PLAIN = {
     "by forward of a tuple": ({}, {"forward": lambda m, b: m(b[0])}),
     "a field": ({"tail": lambda y: {"mean": y, "other": 2 * y}}, {"output": "mean"}),
     "half": ({"dtype": torch.bfloat16}, {}),
-    "by features": ({}, {"features": lambda m, x: x}),
 }
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_any_form_of_a_plain_head_takes_one_call_of_eight_rows(name):
+def test_any_form_of_a_plain_head_takes_two_calls_of_eight_rows(name):
     parts, options = PLAIN[name]
     outputs = 1 if isinstance(parts.get("head"), nn.Linear) else 2
     model = net(**parts)
     data = batches(parts.get("dtype", torch.float32), outputs)
     if name == "reshaped":
         data = [(x, y[:, None]) for x, y in data]
-    assert rows_of_calls(model, model.trunk, data, **options) == [FEW] + [ROWS] * BATCHES
+    assert rows_of_calls(model, model.trunk, data, **options) == [FEW] * 2 + [ROWS] * BATCHES
 
 
-def test_layers_over_time_and_convolutions_take_one_call():
+def test_features_of_the_user_take_one_call_of_eight_rows():
+    model = net()
+    rows = rows_of_calls(model, model.trunk, batches(), features=lambda m, x: x)
+    assert rows == [FEW] + [ROWS] * BATCHES
+
+
+def test_layers_over_time_and_convolutions_take_two_calls():
     steps = net()
     data = [(torch.randn(ROWS, 5, 4), torch.randn(ROWS, 5, 2)) for _ in range(BATCHES)]
-    assert rows_of_calls(steps, steps.trunk, data) == [FEW] + [ROWS] * BATCHES
+    assert rows_of_calls(steps, steps.trunk, data) == [FEW] * 2 + [ROWS] * BATCHES
     images = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Tanh(), nn.Conv2d(6, 2, 1))
     data = [(torch.randn(ROWS, 3, 6, 6), torch.randn(ROWS, 2, 4, 4)) for _ in range(BATCHES)]
-    assert rows_of_calls(images, images[0], data) == [FEW] + [ROWS] * BATCHES
+    assert rows_of_calls(images, images[0], data) == [FEW] * 2 + [ROWS] * BATCHES
 
 
 TAILS = {
@@ -158,9 +163,9 @@ def two_inputs() -> Net:
 def test_two_inputs_are_cut_alike():
     data = [[torch.randn(ROWS, n) for n in (4, 3, 2)] for _ in range(BATCHES)]
     model = two_inputs()
-    assert rows_of_calls(model, model.trunk, data) == [FEW] + [ROWS] * BATCHES
+    assert rows_of_calls(model, model.trunk, data) == [FEW] * 2 + [ROWS] * BATCHES
     named = [{"a": a, "b": b, "scale": 1.0, "y": y} for a, b, y in data]
-    assert rows_of_calls(model, model.trunk, named) == [FEW] + [ROWS] * BATCHES
+    assert rows_of_calls(model, model.trunk, named) == [FEW] * 2 + [ROWS] * BATCHES
 
 
 def graph(atoms: int, structures: int, *, flat: bool):
@@ -183,7 +188,7 @@ def test_a_batch_of_graphs_that_cannot_be_cut_passes_whole():
     assert rows_of_calls(model, model.trunk, data, **options) == [ROWS] * (4 + BATCHES)
     model.run = lambda m, batch: m.head(m.trunk(batch.x).tanh())
     options["target"] = lambda b: b.x[:, :1]
-    assert rows_of_calls(model, model.trunk, data, **options) == [ROWS] * (1 + BATCHES)
+    assert rows_of_calls(model, model.trunk, data, **options) == [ROWS] * (2 + BATCHES)
 
 
 def test_atoms_in_tensors_are_no_samples_and_are_not_cut():
@@ -223,7 +228,7 @@ def test_layers_that_only_later_rows_of_the_first_batch_call_belong_to_the_reado
 
 def test_an_unused_layer_costs_no_second_search():
     model = net(unused=nn.Linear(3, 3))
-    assert rows_of_calls(model, model.trunk, batches()) == [FEW] + [ROWS] * BATCHES
+    assert rows_of_calls(model, model.trunk, batches()) == [FEW] * 2 + [ROWS] * BATCHES
 
 
 def test_a_tail_that_shows_in_later_rows_of_the_first_batch_alone_is_read_right():

@@ -890,8 +890,8 @@ IN_PART: dict[str, Callable[[], Case]] = {
         (*SKIP, "conv.lin_l.weight", "conv.lin_l.bias", "conv.lin_r.weight"),
     ),
     "attention_convolution_beside_a_linear_skip": lambda: replace(
-        on_nodes("part", AttentionConvolution(), SKIP),
-        match="left out of the readout: 'conv.bias'.*'conv.lin' .not linear",
+        on_nodes("part", AttentionConvolution(), (*SKIP, "conv.bias")),
+        match="left out of the readout: 'conv.lin' .not linear",
     ),
     "learned_offset_after_the_head": lambda: on_rows(
         "linear",
@@ -927,9 +927,7 @@ IN_PART: dict[str, Callable[[], Case]] = {
     ),
     "linear_bottleneck_before_a_raw_weight_beside_another": lambda: bottleneck(
         lambda m, x: m.low(m.trunk(x + m.shift)) @ m.weight,
-        ("low.weight", "low.bias"),
-        "part",
-        "left out of the readout: 'weight' .other parameters of its module do not",
+        ("weight",),
         weight=nn.Parameter(torch.randn(4, 1)),
         shift=nn.Parameter(torch.randn(INPUTS)),
     ),
@@ -1001,7 +999,12 @@ def cubic_of_raw_parameters() -> Case:
         b=nn.Parameter(torch.ones(1)),
     )
     return Case(
-        net, (normal(ROWS, INPUTS),), normal(ROWS, 1), None, "refused", match='layer="".*features='
+        net,
+        (normal(ROWS, INPUTS),),
+        normal(ROWS, 1),
+        None,
+        "refused",
+        match=r'layer=\["a", "b"\].*features=',
     )
 
 
@@ -1030,7 +1033,7 @@ UNUSUAL: dict[str, Callable[[], Case]] = {
     "pointwise_convolution_then_mean_over_pixels": lambda: on_images(
         normal(ROWS, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     ),
-    "raw_parameter_head": lambda: raw_parameter_head("refused", match='layer="".*features='),
+    "raw_parameter_head": lambda: raw_parameter_head("refused", match='layer="weight".*features='),
     "raw_parameter_head_with_its_features": lambda: raw_parameter_head(
         "plain", options={"features": lambda m, x: m.trunk(x)}, raw_parameters=("weight",)
     ),
@@ -1513,12 +1516,13 @@ IMPOSTORS: dict[str, Callable[[], Case]] = {
     ),
     "pruned_head": pruned,
     "parametrised_head": parametrised,
-    "head_whose_weight_is_used_beside_it": lambda: impostor(
+    "head_whose_weight_is_used_beside_it_without_a_graph": lambda: impostor(
         Decomposed(2),
-        "local",
+        "refused",
         ("head.base.weight", "head.base.bias"),
         options={"layer": "head.base"},
-        match="not linear",
+        match="do not predict how the output changes.*features=",
+        note="the norm is detached: the derivative is not what a small step of the weight does",
     ),
     "derivatives_of_the_head_inside_forward": lambda: on_rows(
         "linear",

@@ -8,6 +8,7 @@ into a copy of the model, and gives the sums about the new weights.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from .distributed import Job
 from .merging import combined
 from .readout.binding import Binding
 from .readout.cases import CASES
-from .readout.heads import own_parameters
+from .readout.heads import named_head, own_parameters
 from .readout.tap import AnyTap, Tap
 from .statistics.statistics import Statistics
 
@@ -166,7 +167,7 @@ def refitted(
         best = _best_of_all(processes, tap, statistics.gram, posterior)
 
     copied_model = independent(model)
-    heads = [copied_model.get_submodule(name) for name in tap.heads]
+    heads = [named_head(copied_model, name) for name in tap.heads]
     columns = CASES[tap.case](heads).columns
     columns.write(tap.weights + best.change)
     # The sums follow the weights as the model's precision rounded them.
@@ -234,7 +235,7 @@ def _settable_tap(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
             "optimum. Let forward= return the output before the nonlinearity, with targets to "
             "match."
         )
-    heads = [model.get_submodule(name) for name in tap.heads]
+    heads = [named_head(model, name) for name in tap.heads]
     if _shares_parameters(model, heads) or _computes_weights(tap, heads):
         raise ValueError(
             f"Weights of the readout ({', '.join(tap.heads)}) are shared with another layer or "
@@ -246,16 +247,17 @@ def _settable_tap(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
 
 def _shares_parameters(model: nn.Module, heads: list[nn.Module]) -> bool:
     """Whether a parameter of the heads is one of another module too."""
-    head_parameters = set()
-    for head in heads:
-        for parameter in own_parameters(head).values():
-            head_parameters.add(id(parameter))
-    for module in model.modules():
-        if module in heads:
-            continue
-        if any(id(parameter) in head_parameters for parameter in own_parameters(module).values()):
-            return True
-    return False
+    uses = _uses_of_parameters(model.modules())
+    uses_by_heads = _uses_of_parameters(heads)
+    return any(uses[parameter] > count for parameter, count in uses_by_heads.items())
+
+
+def _uses_of_parameters(modules: Iterable[nn.Module]) -> Counter[int]:
+    """How many of some modules own a parameter, by the id of the parameter."""
+    uses: Counter[int] = Counter()
+    for module in modules:
+        uses.update(id(parameter) for parameter in own_parameters(module).values())
+    return uses
 
 
 def _computes_weights(tap: Tap, heads: list[nn.Module]) -> bool:

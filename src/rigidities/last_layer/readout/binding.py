@@ -42,7 +42,7 @@ from ...models.shadow import Watch, placement, shadow, unwrapped
 from ...models.threads import Lock
 from ...models.whole import require_whole
 from ...notices import NO_FIT, NotFittedError, notify
-from .heads import is_linear_map, own_parameters
+from .heads import is_linear_map, named_head, own_parameters
 from .layers import Layer
 from .probes import FirstPass, Probes, first_rows
 from .reading import Reading
@@ -351,9 +351,8 @@ class Binding:
 
     def _tap_of_file(self, header: dict[str, Any]) -> AnyTap:
         """The tap that a file or a state dict describes, if it fits the model and its weights."""
-        modules = dict(unwrapped(self.model).named_modules())
         for name in header["layer"]:
-            if name not in modules or not _can_be_head(modules[name], header["case"]):
+            if not _can_be_head(unwrapped(self.model), name, header["case"]):
                 raise ValueError(
                     f"The file was saved with a readout named {name!r}, which this "
                     f"{type(self.model).__name__} does not have. Load the file with the same "
@@ -416,11 +415,15 @@ def _weight_versions(model: nn.Module) -> list[tuple[int, int]]:
     return [(id(p), 0 if p.is_inference() else p._version) for p in parameters]
 
 
-def _can_be_head(module: nn.Module, case: str) -> bool:
-    """Whether a module can be a head of a case."""
+def _can_be_head(model: nn.Module, name: str, case: str) -> bool:
+    """Whether a model has a module or parameter of a name that can be a head of a case."""
+    try:
+        head = named_head(model, name)
+    except AttributeError:
+        return False
     if case == "parameters":
-        return bool(own_parameters(module))
-    return is_linear_map(module)
+        return bool(own_parameters(head))
+    return is_linear_map(head)
 
 
 def _check_source(source: Source, header: dict[str, Any]) -> None:

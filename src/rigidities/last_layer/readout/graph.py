@@ -43,9 +43,9 @@ from .heads import (
     refuse_calls,
 )
 from .reading import Reading
-from .search import tolerance
 from .tail import coarsest_rounding
 from .tap import AnyTap, Tap
+from .trials import tolerance
 
 __all__ = [
     "CopiedReadout",

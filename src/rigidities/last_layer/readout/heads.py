@@ -283,6 +283,8 @@ class ParameterRecorder(Recorder):
     def __init__(self, head: nn.Module) -> None:
         super().__init__(head)
         self.module_parameters = own_parameters(head)
+        # In a tuple, so that it does not become a submodule.
+        self._owner = (head.owner if isinstance(head, LoneParameter) else head,)
         self.reset()
 
     def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
@@ -302,10 +304,39 @@ class ParameterRecorder(Recorder):
         if probing:
             for name, parameter in parameters.items():
                 parameters[name] = nn.Parameter(parameter.detach())
+        (owner,) = self._owner
         for name, parameter in parameters.items():
-            setattr(self.head, name, with_attributes(parameter, self.module_parameters[name]))
+            setattr(owner, name, with_attributes(parameter, self.module_parameters[name]))
         leaves = tuple(parameters.values())
         self.calls = [Call(self.head, leaves[0], leaves[0], None, leaves=leaves)]
+
+
+class LoneParameter(nn.Module):
+    """One parameter of a module as a head of its own, without the rest of the module.
+
+    Args:
+        owner: The module that owns the parameter.
+        name: The name of the parameter in that module.
+    """
+
+    def __init__(self, owner: nn.Module, name: str) -> None:
+        super().__init__()
+        self._owner = (owner,)  # in a tuple, so that it does not become a submodule
+        self.register_parameter(name, owner._parameters[name])
+
+    @property
+    def owner(self) -> nn.Module:
+        """The module that owns the parameter."""
+        return self._owner[0]
+
+
+def named_head(model: nn.Module, name: str) -> nn.Module:
+    """The head of a name: a module or, where the name is a parameter's, a `LoneParameter`."""
+    owner, _, last = name.rpartition(".")
+    module = model.get_submodule(owner)
+    if last in module._parameters and last not in module._modules:
+        return LoneParameter(module, last)
+    return model.get_submodule(name)
 
 
 def _refuse_kind(output: Tensor) -> None:
@@ -401,28 +432,50 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
     return parameters
 
 
-def parameter_owners(model: nn.Module, name: str, *, opened: bool = False) -> list[str]:
-    """Names of the modules inside a module, itself included, that own parameters.
+def layers_inside(model: nn.Module, name: str, *, opened: bool = False) -> list[str]:
+    """Names of the layers that a module consists of: what is in or out of a readout as a whole.
 
-    A linear map counts as a whole: modules inside it are part of it.
+    A linear map is one layer, with all that is inside it. So is any other module that owns
+    parameters, unless it holds modules that do or is the model itself: then each parameter of its
+    own is a layer. The name of a parameter stands for itself.
 
     Args:
         model: The model.
-        name: The name of the module to look into.
+        name: The name of the module to look into, or of a parameter.
         opened: Whether to look into the module even if it is a linear map, since it only seems to
             be linear.
     """
-    owners: list[str] = []
+    head = named_head(model, name)
+    if isinstance(head, LoneParameter):
+        return [name] if own_parameters(head) else []
+    layers: list[str] = []
     inside_linear_maps: tuple[str, ...] = ()  # how names of modules inside linear maps begin
-    for path, module in model.get_submodule(name).named_modules(prefix=name):
+    for path, module in head.named_modules(prefix=name):
         if path.startswith(inside_linear_maps):
             continue
-        is_linear = is_linear_map(module) and not (opened and path == name)
-        if is_linear or own_parameters(module):
-            owners.append(path)
-        if is_linear:
+        if is_linear_map(module) and not (opened and path == name):
+            layers.append(path)
             inside_linear_maps += (f"{path}.",)
-    return owners
+        elif not path:
+            layers += own_parameters(module)
+        elif any(own_parameters(child) for child in module.modules() if child is not module):
+            layers += [f"{path}.{parameter}" for parameter in own_parameters(module)]
+        elif own_parameters(module):
+            layers.append(path)
+    return layers
+
+
+def layer_of_parameter(model: nn.Module) -> dict[str, str]:
+    """The name of the layer, as in `layers_inside`, that each parameter of a model belongs to."""
+    parameters = [name for name, _ in model.named_parameters()]
+    layers = set(layers_inside(model, ""))
+    layer_by_parameter: dict[str, str] = {}
+    for parameter in parameters:
+        layer = parameter
+        while layer not in layers and layer:
+            layer = layer.rpartition(".")[0]
+        layer_by_parameter[parameter] = layer
+    return layer_by_parameter
 
 
 def has_bias(head: nn.Module) -> bool:
@@ -462,13 +515,14 @@ def put_recorders(
 
     Args:
         model: A shadow, which is changed.
-        names: Names of the heads. Two names of one module get one recorder.
+        names: Names of the heads. Two names of one module get one recorder. Parameters can be
+            named too if the recorders are of the class `ParameterRecorder`.
         kind: The class of the recorders.
 
     Returns:
         The shadow (a recorder, where the model itself is a head), and the recorders.
     """
-    heads = [model.get_submodule(name) for name in names]
+    heads = [named_head(model, name) for name in names]
     recorders = {id(head): kind(head) for head in heads}
     for name in names:
         _bypass_compiled_parents(model, name)

@@ -4,14 +4,17 @@
 linear map, and walks the graph back from the output. The first marks that it meets are the heads.
 Other parameters that it meets may belong to the readout too; `Trials` change them at random, and
 the outputs tell whether they act linearly and apart from the heads (`_completed`). `named_heads`
-does the same for modules that a user names by `layer=`. Both return a `FoundReadout`.
+does the same for what a user names by `layer=`. Both return a `FoundReadout`.
+
+Where no readout is found, or only a part of one is named, `suggested_layers` and `linear_together`
+say what to name instead: all layers in which the output is linear together.
 """
 
 from __future__ import annotations
 
-import math
+import json
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from posixpath import commonpath
 from typing import Any, NamedTuple, cast
@@ -20,45 +23,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...models.directional import normal_like
 from ...models.shadow import Watch, shadow, unwrapped
 from .heads import (
+    LoneParameter,
     Marker,
-    ParameterRecorder,
-    Recorder,
-    as_rows,
-    head_weights,
+    layer_of_parameter,
+    layers_inside,
     linear_maps,
+    named_head,
     own_parameters,
-    parameter_owners,
     put_recorders,
 )
-from .tail import GraphsKept, coarsest_rounding
+from .trials import BENDING, ORDERLY, Run, Trials, before_nonlinearity
 from .unregistered import Unregistered
-
-Run = Callable[[nn.Module], Tensor]
-"""Calls a model on the batch and returns the output tensor."""
-
-LARGEST_UNASKED = 1 << 28
-"""Bytes of a first batch's derivatives, or of their Gram matrix, up to which modules that are not
-linear maps join the readout without being named."""
-
-_BENDING = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *("Relu", "LeakyRelu", "Elu", "Celu", "Gelu", "Silu", "Mish", "Hardswish", "Hardsigmoid"),
-        *("Hardtanh", "Tanh", "Sigmoid", "LogSigmoid", "Softplus", "Softmax", "LogSoftmax"),
-        *("Exp", "Log", "Sin", "Cos", "Sqrt", "Pow", "Abs", "Erf", "Clamp"),
-    )
-)
-"""Names of graph nodes that apply a nonlinear function to their one input."""
-
-_ORDERLY = frozenset(
-    f"{name}Backward{number}"
-    for name in ("View", "UnsafeView", "ReshapeAlias", "Alias", "Squeeze", "Unsqueeze", "Select")
-    for number in range(3)
-) | {"SliceBackward0"}
-"""Names of graph nodes that keep the order of numbers, unless they drop some."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +64,9 @@ class FoundReadout:
         silent: Linear maps that the batch did not call, of which nothing is known.
         marked_pass: The pass that the heads were found with.
         case: The case to begin with. It is `parameters` where heads may be any modules.
-        left_out: Modules that are not heads although the output is linear in them, each with the
-            reason.
+        left_out: Layers that are not heads although they reach the output past the heads, each with
+            the reason.
+        whole: The readout with those of them that can be included, if they are named.
     """
 
     heads: list[str]
@@ -97,6 +75,7 @@ class FoundReadout:
     marked_pass: MarkedPass
     case: str = "plain"
     left_out: dict[str, str] = field(default_factory=dict)
+    whole: list[str] = field(default_factory=list)
 
     @property
     def is_returned(self) -> bool:
@@ -134,60 +113,105 @@ def find_heads(model: nn.Module, run: Run) -> FoundReadout:
     unregistered.refuse(walk.leaves.values())
     later = [parameter_names[leaf] for leaf in walk.leaves if leaf in parameter_names]
     if not walk.nodes_before:
-        advice = nearest_parameters(model, later)
+        advice = advised_layers(model, run) if later else ""
         raise ValueError(_nothing_found(type(model).__name__, names, advice))
+    last = _last(walk.nodes_before, marked.module_of_mark)
     marked_maps = zip(names, marked.markers, strict=True)
     readout = FoundReadout(
-        heads=[names[i] for i in _last(walk.nodes_before, marked.module_of_mark)],
+        heads=[names[i] for i in last],
         later=later,
         silent=[name for name, marker in marked_maps if not marker.marks],
         marked_pass=marked.summary,
     )
-    beside = _parameters_beside(marked, walk, parameter_names, readout.heads)
-    if not beside:
+    straight = _walk_back([marked.output.grad_fn], marked.module_of_mark, bending=BENDING)
+    feeding = [names[i] for i in sorted(straight.nodes_before) if i not in last]
+    if feeding:
+        left_out = dict.fromkeys(feeding, "feeding the readout as well")
+        readout = replace(readout, left_out=left_out, whole=[*feeding, *readout.heads])
+    if not later:
         return readout
+    beside = _parameters_beside(marked, walk, straight, parameter_names, readout.heads)
     with torch.enable_grad():  # for models that differentiate themselves
-        return _completed(model, run, readout, beside, marked.output.numel())
+        if beside:
+            return _completed(model, run, readout, beside, marked.output.numel())
+        # Layers side by side before a nonlinear function at the end are told apart only there.
+        run_before = before_nonlinearity(model, run)
+        if run_before is None:
+            return readout
+        return replace(find_heads(model, run_before), marked_pass=marked.summary)
 
 
 def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
-    """The heads that a user means by the names of some modules.
+    """The heads that a user means by the names of some modules and parameters.
 
-    Linear maps are taken as they are. Other modules are taken with all parameters inside them if
-    the output is linear in all of these together. Otherwise the last modules inside on the way to
-    the output are taken, as in a search.
+    Layers (see `heads.layers_inside`) are taken as they are. Of other modules those layers are
+    taken that come last inside, as in a search: all in which the output is linear together or, if
+    there are none, those that reach the output without passing through another one.
 
     Args:
         model: The user's model.
-        names: Names of modules that own parameters, or hold such modules.
+        names: Names of parameters, and of modules that own parameters or hold such modules.
         run: Calls a model on the first batch.
     """
     inner_model = unwrapped(model)
-    owners: list[str] = []
+    layers_of_names: list[str] = []
     for name in names:
-        owners += parameter_owners(inner_model, name)
-    heads = list(dict.fromkeys(owners))
-    if heads != names and not _is_affine_in_modules(model, heads, run):
-        marked = _run_marked(run, shadow(model), heads)
-        walk = _walk_back([marked.output.grad_fn], marked.module_of_mark)
-        last = _last(walk.nodes_before, marked.module_of_mark)
-        if last:
-            heads = [heads[i] for i in last]
+        layers_of_names += layers_inside(inner_model, name)
+    heads = list(dict.fromkeys(layers_of_names))
+    run_before = None
+    if heads != names:
+        run_before = before_nonlinearity(model, run) or run
+        heads = _last_layers(model, run_before, heads)
     # Recorders stand in for linear maps alone, so nothing else is marked here.
     all_linear = set(heads) <= set(linear_maps(inner_model))
     marked = _run_marked(run, shadow(model), heads if all_linear else [])
     called = any(marker.marks for marker in marked.markers)
-    case = "plain" if called else "parameters"
-    return FoundReadout(heads, later=[], silent=[], marked_pass=marked.summary, case=case)
+    readout = FoundReadout(
+        heads=heads,
+        later=[],
+        silent=[],
+        marked_pass=marked.summary,
+        case="plain" if called else "parameters",
+    )
+    if readout.is_returned:
+        return readout  # nothing stands beside it
+    run_before = run_before or before_nonlinearity(model, run) or run
+    whole = _linear_together_with(model, run_before, heads)
+    left_out = dict.fromkeys(whole[len(heads) :], "which the output is linear in too")
+    return replace(readout, left_out=left_out, whole=whole)
 
 
-def _is_affine_in_modules(model: nn.Module, modules: list[str], run: Run) -> bool:
-    """Whether the output is affine in all parameters of some modules together."""
-    trials = Trials(model, run, heads=[], modules=modules)
-    parameters: list[str] = []
-    for module in modules:
-        parameters += trials.parameters_of(module)
-    return trials.is_affine(parameters)
+def _last_layers(model: nn.Module, run: Run, layers: list[str]) -> list[str]:
+    """Those of some layers that form a readout.
+
+    Args:
+        model: The user's model.
+        run: Calls a model on the first batch, up to a nonlinear function at the end.
+        layers: Names of the layers.
+    """
+    trials = Trials(model, run, layers)
+    if trials.is_affine(layers):
+        return layers
+    nearest = next(_layers_by_nearness(model, run, layers), layers)
+    return trials.linear_together(nearest) or nearest
+
+
+def _linear_together_with(model: nn.Module, run: Run, heads: list[str]) -> list[str]:
+    """The heads, and all other layers in which the output is linear together with them.
+
+    Args:
+        model: The user's model.
+        run: Calls a model on the first batch, up to a nonlinear function at the end.
+        heads: Names of the layers of a readout.
+
+    Returns:
+        The heads alone if the output is not linear in them.
+    """
+    if not Trials(model, run, heads).is_affine(heads):
+        return heads
+    nearest = _nearest_layers(model, run, bending=BENDING)
+    trials = Trials(model, run, list(dict.fromkeys([*heads, *nearest])))
+    return trials.linear_together(nearest, beginning=heads)
 
 
 # --- one marked pass, and the walk through its graph ---------------------------------------------
@@ -253,7 +277,7 @@ def _returned(output: Tensor, markers: list[Marker]) -> int | None:
         if len(marker.marks) == 1:
             module_of_node[marker.marks[0].node] = number
     node = output.grad_fn
-    while node is not None and node not in module_of_node and node.name() in _ORDERLY:
+    while node is not None and node not in module_of_node and node.name() in ORDERLY:
         node = node.next_functions[0][0]
     if node is None or node not in module_of_node:
         return None
@@ -330,7 +354,11 @@ def _last(nodes_before: dict[int, list[Any]], module_of_mark: dict[int, int]) ->
 
 
 def _parameters_beside(
-    marked: _Marked, walk: _Walk, parameter_names: dict[int, str], heads: list[str]
+    marked: _Marked,
+    walk: _Walk,
+    straight: _Walk,
+    parameter_names: dict[int, str],
+    heads: list[str],
 ) -> list[str]:
     """Names of parameters that reach the output past the heads, through no known nonlinearity.
 
@@ -341,10 +369,10 @@ def _parameters_beside(
     Args:
         marked: The pass of the search.
         walk: The walk from its output to the first marks.
+        straight: The same walk, which stopped at nonlinear functions.
         parameter_names: The names of the parameters by id.
         heads: The names of the heads.
     """
-    straight = _walk_back([marked.output.grad_fn], marked.module_of_mark, bending=_BENDING)
     reached = [leaf for leaf in straight.leaves if leaf in parameter_names]
     if not reached or not bool(torch.isfinite(marked.output.detach()).all()):
         return []
@@ -365,203 +393,83 @@ def _module_of(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-# --- trials: does the output depend linearly on heads and parameters? ----------------------------
+# --- the layers nearest to the output ------------------------------------------------------------
 
 
-class Trials:
-    """Outputs of a model for large random changes of some heads and of other parameters.
+def _layers_by_nearness(
+    model: nn.Module, run: Run, layers: list[str], bending: Collection[str] = ()
+) -> Iterator[list[str]]:
+    """Groups of layers: those that a walk back from the output meets first, then those behind.
+
+    A layer that feeds another one of its group is left to no group.
 
     Args:
         model: The user's model.
         run: Calls a model on the first batch.
-        heads: Linear maps, each changed as a whole, so that reparametrised ones can be.
-        modules: Other modules, of which each parameter can be changed by itself.
+        layers: Names of the layers to look for.
+        bending: Names of nonlinear nodes, at which the walk stops.
     """
-
-    def __init__(self, model: nn.Module, run: Run, heads: list[str], modules: list[str]) -> None:
-        self._run = run
-        # Outputs by what was changed, the number of steps and the seed; see `_output`.
-        self._outputs: dict[tuple[frozenset[str], int, int], Tensor] = {}
-        # The relative rounding of the outputs and the tolerance for it, set by `_output`.
-        self._rounding = 0.0
-        self._tolerance = 0.0
-        twin, parameter_recorders = put_recorders(shadow(model), modules, ParameterRecorder)
-        by_module = {id(recorder.head): recorder for recorder in parameter_recorders}
-        self._parameter_recorders: dict[str, ParameterRecorder] = {
-            name: by_module[id(twin.get_submodule(name))]  # one module may have two names
-            for name in modules
-        }
-        self._model, recorders = put_recorders(twin, heads)
-        self._recorders: dict[str, Recorder] = dict(zip(heads, recorders, strict=True))
-
-    def parameters_of(self, module: str) -> list[str]:
-        """Names of the parameters that a module owns itself; a head is changed as a whole."""
-        if module in self._recorders:
-            return [module]
-        names = self._parameter_recorders[module].module_parameters
-        return [f"{module}.{name}" if module else name for name in names]
-
-    def size(self, name: str) -> int:
-        """How many numbers a head or a module holds."""
-        if name in self._recorders:
-            return head_weights(self._recorders[name].head).numel()
-        parameters = self._parameter_recorders[name].module_parameters.values()
-        return sum(parameter.numel() for parameter in parameters)
-
-    def nonlinear_parts(self, module: str, beside: list[str]) -> dict[str, str]:
-        """What is left out of a module in which the output is not linear, by name, and why.
-
-        Args:
-            module: The name of the module.
-            beside: Parameters that reach the output past the heads.
-        """
-        place, reparametrised, tensor = module.partition(".parametrizations.")
-        if reparametrised:
-            return {f"{place}.{tensor}": "not a parameter before remove_parametrizations"}
-        linear = []
-        for name in self.parameters_of(module):
-            if name in beside and self.is_affine([name]):
-                linear.append(name)
-        if linear:
-            return dict.fromkeys(linear, "other parameters of its module do not act linearly")
-        return {module: "not linear"}
-
-    def obstacle(self, names: list[str], outputs: int) -> str:
-        """Why heads and modules are not included by default; empty if they are.
-
-        Args:
-            names: Names of heads and modules; the answer is about the last one.
-            outputs: How many numbers the model gives for the batch.
-        """
-        heads = [self._recorders[name].head for name in names if name in self._recorders]
-        if any("weight" not in own_parameters(head) for head in heads):
-            return "the layer beside it has a weight that is not a parameter"
-        width = sum(self.size(name) for name in names)
-        if 8 * max(outputs * width, width**2) > LARGEST_UNASKED:
-            return f"{self.size(names[-1]):,} parameters, too many to include by default"
-        return ""
-
-    def is_affine(self, names: Sequence[str]) -> bool:
-        """Whether y(w + 2 d) - 2 y(w + d) + y(w) = 0 for changes d of heads or parameters."""
-        for seed in (1, 2):
-            none = self._output(names, 0, seed)
-            single = self._output(names, 1, seed)
-            double = self._output(names, 2, seed)
-            curvature = _largest(double - 2 * single + none)
-            size = max(_largest(double - none), _largest(single - none))
-            rounding = self._rounding_of(none, single, double)
-            if not curvature <= self._tolerance * size + rounding:  # true of NaN too
-                return False
-        return True
-
-    def act_apart(self, names: Sequence[str], other_names: Sequence[str]) -> bool:
-        """Whether the effects of two changes on the output add up, without a product of both."""
-        for seed in (1, 2):
-            none = self._output((), 0, seed)
-            first = self._output(names, 1, seed)
-            second = self._output(other_names, 1, seed)
-            both = self._output((*names, *other_names), 1, seed)
-            product = _largest(both - first - second + none)
-            size = min(_largest(first - none), _largest(second - none))
-            rounding = self._rounding_of(none, first, second, both)
-            if not product <= self._tolerance * size + rounding:  # true of NaN too
-                return False
-        return True
-
-    def mixes(self, module: str) -> bool:
-        """Whether a module weighs several outputs of a head against one another, as a readout does.
-
-        It does not if it only scales or shifts: then an output depends on a single number of the
-        module, or on a single one of the outputs that a head gives for a row.
-        """
-        parameter_recorder = self._parameter_recorders[module]
-        for recorder in self._recorders.values():
-            recorder.reset(probing=True)
-        parameter_recorder.reset(probing=True)
-        with torch.enable_grad(), GraphsKept():
-            values = self._run(self._model).flatten()
-        leaves = parameter_recorder.calls[0].leaves
-        calls = [call for recorder in self._recorders.values() for call in recorder.calls]
-        probes = [call.probe for call in calls if call.probe is not None]
-        several_numbers = False  # of the module act on one output
-        several_outputs = False  # of one row of a head act on one output
-        some_values = values[:: max(1, len(values) // 8)][:8]  # at most eight, evenly spaced
-        for value in some_values:
-            gradients = torch.autograd.grad(
-                value, [*leaves, *probes], retain_graph=True, materialize_grads=True
-            )
-            for gradient in gradients[: len(leaves)]:
-                several_numbers |= int(gradient.count_nonzero()) > 1
-            for call, gradient in zip(calls, gradients[len(leaves) :], strict=True):
-                acting = as_rows(call.head, gradient).count_nonzero(1)
-                several_outputs |= bool((acting > 1).any())
-        return several_numbers and several_outputs
-
-    def _output(self, names: Sequence[str], steps: int, seed: int) -> Tensor:
-        """The output, in float64, some steps along a random change of heads and parameters.
-
-        Args:
-            names: Names of the heads and parameters that are changed.
-            steps: How often the change is added.
-            seed: The seed of the change.
-        """
-        key = (frozenset[str](), 0, 0)  # the output without a change, whatever the names and seed
-        if names and steps:
-            key = (frozenset(names), steps, seed)
-        if key not in self._outputs:
-            self._change_heads(names, steps, seed)
-            self._change_parameters(names, steps, seed)
-            output = self._run(self._model).detach()
-            self._rounding = coarsest_rounding([output])
-            self._tolerance = tolerance(self._rounding)
-            self._outputs[key] = output.double()
-        return self._outputs[key]
-
-    def _change_heads(self, names: Sequence[str], steps: int, seed: int) -> None:
-        for i, (name, recorder) in enumerate(self._recorders.items()):
-            recorder.reset()  # to its own weights, whose size sets that of the change
-            change = None
-            if name in names:
-                change = large_change(head_weights(recorder.head), 1000 * seed + i) * steps
-            recorder.reset(change=change)
-
-    def _change_parameters(self, names: Sequence[str], steps: int, seed: int) -> None:
-        for i, (module, recorder) in enumerate(self._parameter_recorders.items()):
-            changes = []
-            parameters = recorder.module_parameters.values()
-            for name, parameter in zip(self.parameters_of(module), parameters, strict=True):
-                change = large_change(parameter.detach().flatten(), 2000 * seed + i) * steps
-                changes.append(change if name in names else torch.zeros_like(change))
-            recorder.reset(change=torch.cat(changes))
-
-    def _rounding_of(self, *outputs: Tensor) -> float:
-        """What rounding may bring into a sum of outputs."""
-        return 16 * self._rounding * max(_largest(output) for output in outputs)
+    inner_model = unwrapped(model)
+    layer_by_parameter = layer_of_parameter(inner_model)
+    twin = shadow(model)
+    layer_of_leaf: dict[int, str] = {}
+    for name, parameter in twin.named_parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_()
+            layer_of_leaf[id(parameter)] = layer_by_parameter[name]
+    modules = []
+    for name in layers:
+        is_module = not isinstance(named_head(inner_model, name), LoneParameter)
+        if is_module and not is_scripted(model, name):
+            modules.append(name)
+    marked = _run_marked(run, twin, modules)
+    met: set[str] = set()
+    start = [marked.output.grad_fn]
+    while start:
+        walk = _walk_back(start, marked.module_of_mark, bending=bending)
+        group = [layer_of_leaf[leaf] for leaf in walk.leaves if leaf in layer_of_leaf]
+        if walk.nodes_before:
+            group += [modules[i] for i in _last(walk.nodes_before, marked.module_of_mark)]
+        group = [name for name in dict.fromkeys(group) if name in layers and name not in met]
+        met.update(group)
+        if group:
+            yield group
+        start = []
+        for nodes in walk.nodes_before.values():
+            start += nodes
 
 
-def _largest(values: Tensor) -> float:
-    return float(values.abs().max())
+def _nearest_layers(model: nn.Module, run: Run, bending: Collection[str] = ()) -> list[str]:
+    """The layers nearest to the output, up to the first that do more than scale or shift.
+
+    Args:
+        model: The user's model.
+        run: Calls a model on the first batch.
+        bending: Names of nonlinear nodes, at which the walk stops.
+
+    Returns:
+        None of them where some are in TorchScript, which cannot be inspected.
+    """
+    nearest: list[str] = []
+    layers = layers_inside(unwrapped(model), "")
+    for group in _layers_by_nearness(model, run, layers, bending):
+        if any(is_scripted(model, name) for name in group):
+            return []
+        nearest += group
+        if Trials(model, run, group).weighing(group):
+            break
+    return nearest
 
 
-def large_change(weights: Tensor, seed: int) -> Tensor:
-    """A random change of weights, ten times their size: large enough to reveal a nonlinearity."""
-    size = float(weights.square().mean().sqrt())
-    if size < 1e-6:  # zeros up to rounding: a change of that size would be lost in rounding
-        size = 1.0
-    return normal_like(weights.to(torch.float64), seed) * 10 * size
-
-
-def tolerance(rounding: float) -> float:
-    """The largest relative deviation from a linear change of the output that counts as rounding."""
-    return min(0.1, 100 * math.pow(rounding, 0.75))
+# --- other layers that belong to the readout -----------------------------------------------------
 
 
 def _completed(
     model: nn.Module, run: Run, readout: FoundReadout, beside: list[str], outputs: int
 ) -> FoundReadout:
-    """The readout with modules that are not linear maps but in which the output is linear too.
+    """The readout with layers that are not linear maps but in which the output is linear too.
 
-    A module that adds to what the heads give (an embedding, a wide convolution, a graph
+    A layer that adds to what the heads give (an embedding, a wide convolution, a graph
     convolution beside a linear skip) joins them. One that weighs the outputs of a head against one
     another (a raw weight after a linear bottleneck) is the readout instead of that head. One that
     only scales or shifts them, or is too large, is left out and listed in `left_out`.
@@ -573,99 +481,154 @@ def _completed(
         beside: Parameters that reach the output past the heads, through no known nonlinearity.
         outputs: How many numbers the model gives for the batch.
     """
-    owning_modules = list(dict.fromkeys(_module_of(name) for name in beside))
-    modules = [
-        name
-        for name in owning_modules
-        if name not in readout.heads and not is_scripted(model, name)
+    layer_by_parameter = layer_of_parameter(unwrapped(model))
+    layers_beside = list(dict.fromkeys(layer_by_parameter[name] for name in beside))
+    layers = [
+        name for name in layers_beside if name not in readout.heads and not is_scripted(model, name)
     ]
-    trials = Trials(model, run, readout.heads, modules)
+    trials = Trials(model, run, [*readout.heads, *layers])
     # Heads whose parameters are used by more than a call of the layer.
-    used_elsewhere = set(readout.heads) & set(owning_modules)
+    used_elsewhere = set(readout.heads) & set(layers_beside)
     heads = [head for head in readout.heads if trials.is_affine([head])]
     if not heads or not trials.is_affine(heads):
-        if not used_elsewhere:
-            return readout  # the tap says that the output is not linear
-        return replace(readout, later=_not_of(readout.later, used_elsewhere), case="parameters")
+        # The output is a product of heads, say. The tap will say that it is not linear.
+        joining = _additive(trials, layers, readout.heads, outputs)
+        if not joining and not used_elsewhere:
+            return readout
+        layers = [*joining, *used_elsewhere]
+        joined = _with_layers(readout, [*readout.heads, *joining], layers, model)
+        return readout if joined.later and not used_elsewhere else joined
 
-    sorted_modules = _sorted_modules(trials, modules, heads, beside, outputs)
-    joining = sorted_modules.joining
-    after = sorted_modules.after
+    sorted_layers = _sorted_layers(model, run, trials, layers, heads, beside, outputs)
+    joining = sorted_layers.joining
+    after = sorted_layers.after
     for head in set(readout.heads) - set(heads):
-        others = [*joining, *after]
-        if all(trials.act_apart([head], trials.parameters_of(module)) for module in others):
-            return readout  # no module comes after it
+        if all(trials.act_apart([head], [layer]) for layer in (*joining, *after)):
+            return readout  # no layer comes after it
     # What is multiplied by a later weight is not the last layer.
-    for module in after:
-        weights = trials.parameters_of(module)
-        heads = [head for head in heads if trials.act_apart([head], weights)]
-        joining = [
-            name for name in joining if trials.act_apart(trials.parameters_of(name), weights)
-        ]
-    others = [*joining, *after]
-    left_out = sorted_modules.left_out
-    if not others and not used_elsewhere:
-        return replace(readout, left_out=left_out)
-    return replace(
+    for layer in after:
+        heads = [head for head in heads if trials.act_apart([head], [layer])]
+        joining = [name for name in joining if trials.act_apart([name], [layer])]
+    whole = [*heads, *joining, *after]
+    readout = replace(
         readout,
-        heads=[*heads, *others],
-        later=_not_of(readout.later, {*others, *used_elsewhere}),
-        case="parameters",
-        left_out=left_out,
+        left_out={**readout.left_out, **sorted_layers.left_out},
+        whole=[*whole, *sorted_layers.large],
     )
+    if not joining and not after and not used_elsewhere:
+        return readout
+    return _with_layers(readout, whole, {*joining, *after, *used_elsewhere}, model)
 
 
-class _SortedModules(NamedTuple):
-    """Modules beside the heads, by what they have to do with the readout.
+def _with_layers(
+    readout: FoundReadout, heads: list[str], layers: Collection[str], model: nn.Module
+) -> FoundReadout:
+    """A readout with other heads, some of which are not linear maps.
+
+    Args:
+        readout: The readout that was found.
+        heads: Names of its new heads.
+        layers: Those whose parameters are no longer later ones.
+        model: The user's model.
+    """
+    layer_by_parameter = layer_of_parameter(unwrapped(model))
+    later = [name for name in readout.later if layer_by_parameter[name] not in layers]
+    return replace(readout, heads=heads, later=later, case="parameters")
+
+
+def _additive(trials: Trials, layers: list[str], heads: list[str], outputs: int) -> list[str]:
+    """Layers that add to an output which is not linear in its heads; the others are unchanged.
+
+    Args:
+        trials: Trials of heads and layers.
+        layers: Names of layers that are not linear maps.
+        heads: Names of the heads.
+        outputs: How many numbers the model gives for the batch.
+    """
+    joining: list[str] = []
+    for layer in layers:
+        readout_layers = [*heads, *joining]
+        is_additive = trials.is_affine([layer]) and trials.act_apart([layer], readout_layers)
+        if is_additive and not trials.obstacle([*readout_layers, layer], outputs):
+            joining.append(layer)
+    return joining
+
+
+class _SortedLayers(NamedTuple):
+    """Layers beside the heads, by what they have to do with the readout.
 
     Attributes:
         joining: Those that add to what the heads give.
         after: Those that weigh the outputs of heads, as a readout of their own.
         left_out: All others, with the reason.
+        large: Those that are left out only because they are large.
     """
 
     joining: list[str]
     after: list[str]
     left_out: dict[str, str]
+    large: list[str]
 
 
-def _sorted_modules(
-    trials: Trials, modules: list[str], heads: list[str], beside: list[str], outputs: int
-) -> _SortedModules:
-    """Sort modules that are not linear maps by trials; the arguments are those of `_completed`."""
+def _sorted_layers(
+    model: nn.Module,
+    run: Run,
+    trials: Trials,
+    layers: list[str],
+    heads: list[str],
+    beside: list[str],
+    outputs: int,
+) -> _SortedLayers:
+    """Sort layers that are not linear maps by trials; the arguments are those of `_completed`."""
     joining: list[str] = []
     after: list[str] = []
     left_out: dict[str, str] = {}
-    for module in modules:
-        parameters = trials.parameters_of(module)
-        readout_modules = [*heads, *joining]
-        if not trials.is_affine(parameters):
-            left_out |= trials.nonlinear_parts(module, beside)
+    large: list[str] = []
+    for layer in layers:
+        readout_layers = [*heads, *joining]
+        if not trials.is_affine([layer]):
+            left_out |= _nonlinear_parts(model, run, layer, beside)
             continue
-        readout_parameters: list[str] = []
-        for name in readout_modules:
-            readout_parameters += trials.parameters_of(name)
-        if trials.act_apart(parameters, readout_parameters):
-            obstacle = trials.obstacle([*readout_modules, module], outputs)
+        if trials.act_apart([layer], readout_layers):
+            obstacle = trials.obstacle([*readout_layers, layer], outputs)
             if obstacle:
-                left_out[module] = obstacle
+                left_out[layer] = obstacle
+                large.append(layer)
             else:
-                joining.append(module)
+                joining.append(layer)
             continue
-        if not trials.mixes(module):
-            left_out[module] = f"{trials.size(module):,} parameters that scale or shift"
+        if not trials.mixes(layer):
+            left_out[layer] = f"{trials.size(layer):,} parameters that scale or shift"
             continue
-        obstacle = trials.obstacle([module], outputs)
+        obstacle = trials.obstacle([layer], outputs)
         if obstacle:
-            left_out[module] = obstacle
-        elif all(trials.act_apart(parameters, trials.parameters_of(name)) for name in after):
-            after.append(module)
-    return _SortedModules(joining, after, left_out)
+            left_out[layer] = obstacle
+        elif all(trials.act_apart([layer], [name]) for name in after):
+            after.append(layer)
+    return _SortedLayers(joining, after, left_out, large)
 
 
-def _not_of(parameters: list[str], modules: Collection[str]) -> list[str]:
-    """The parameters that none of the modules owns."""
-    return [name for name in parameters if _module_of(name) not in modules]
+def _nonlinear_parts(model: nn.Module, run: Run, layer: str, beside: list[str]) -> dict[str, str]:
+    """What is left out of a layer in which the output is not linear, by name, and why.
+
+    Args:
+        model: The user's model.
+        run: Calls it on the first batch.
+        layer: The name of the layer.
+        beside: Parameters that reach the output past the heads.
+    """
+    place, reparametrised, tensor = layer.partition(".parametrizations.")
+    if reparametrised:
+        return {f"{place}.{tensor}": "not a parameter before remove_parametrizations"}
+    head = named_head(unwrapped(model), layer)
+    linear = []
+    if not isinstance(head, LoneParameter):
+        names = [f"{layer}.{name}" if layer else name for name in own_parameters(head)]
+        trials = Trials(model, run, names)
+        linear = [name for name in names if name in beside and trials.is_affine([name])]
+    if linear:
+        return dict.fromkeys(linear, "other parameters of its module do not act linearly")
+    return {layer: "not linear"}
 
 
 # --- what messages say ---------------------------------------------------------------------------
@@ -683,64 +646,95 @@ def _nothing_found(model: str, maps: list[str], advice: str) -> str:
     return f"{reason} {advice}Pass features=callable(model, *inputs) -> (N, D)."
 
 
-def left_out_notice(readout: FoundReadout) -> str:
-    """The warning about modules that were left out of the readout."""
-    heads = ", ".join(_shown(name) for name in readout.heads)
-    modules = ", ".join(f"{_shown(name)} ({reason})" for name, reason in readout.left_out.items())
+def left_out_notice(model: nn.Module, readout: FoundReadout) -> str:
+    """The warning about layers that were left out of the readout."""
+    heads = ", ".join(map(repr, readout.heads))
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in readout.left_out.items():
+        names_by_reason.setdefault(reason, []).append(repr(name))
+    layers = ", ".join(
+        f"{', '.join(names)} ({reason})" for reason, names in names_by_reason.items()
+    )
+    if set(readout.whole) > set(readout.heads):
+        remedy = f"{_as_option(model, readout.whole)} includes them"
+    else:
+        remedy = f"{_as_option(model, readout.heads)} says that this is meant"
     return (
-        f"Parameters that reach the output past {heads} are left out of the readout: {modules}. "
-        f"The error bars only include {heads}. Name all layers of the readout, layer=[..., ...], "
-        "or pass features=."
+        f"Parameters that reach the output past {heads} are left out of the readout: {layers}. "
+        f"The error bars only include {heads}. {remedy}; or pass features=."
     )
 
 
-def nearest_parameters(model: nn.Module, parameters: list[str], heads: Sequence[str] = ()) -> str:
-    """The line of code that uses derivatives with respect to the parameters nearest to the output.
+def advised_layers(model: nn.Module, run: Run) -> str:
+    """The sentence that says which layers to name where no readout was found.
 
     Args:
         model: The user's model.
-        parameters: Names of the parameters that act on the output, nearest first.
-        heads: Linear maps before them, to name instead where the parameters are a few numbers that
-            scale or shift.
+        run: Calls a model on the first batch.
     """
-    if not parameters:
+    with torch.enable_grad():
+        layers = suggested_layers(model, run)
+    if not layers:
+        if is_scripted(model, ""):
+            return "The nearest layers are in TorchScript, which cannot be inspected. "
         return ""
-    inner_model = unwrapped(model)
-    owning_modules = dict.fromkeys(_module_of(name) for name in parameters)
-    open_modules = [name for name in owning_modules if not is_scripted(model, name)]
-    if not open_modules:
-        return "The nearest layers are in TorchScript, which cannot be inspected. "
-    weighing = [name for name in open_modules if _has_weights(inner_model.get_submodule(name))]
-    names = (weighing or list(heads) or open_modules)[:3]
-    around = commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
-    if not around or is_scripted(model, around):
-        around = names[0]
     sizes = []
-    for name in names:
-        parameters_of_module = own_parameters(inner_model.get_submodule(name)).values()
-        size = sum(parameter.numel() for parameter in parameters_of_module)
-        sizes.append(f"{_shown(name)} ({size:,})")
+    for name in layers:
+        parameters = own_parameters(named_head(unwrapped(model), name)).values()
+        sizes.append(f"{name!r} ({sum(parameter.numel() for parameter in parameters):,})")
     return (
         f"The layers nearest to the output, with their numbers of parameters: {', '.join(sizes)}; "
-        f'layer="{around}" uses the derivatives with respect to them. '
+        f"{_as_option(model, layers)} uses the derivatives with respect to them. "
     )
 
 
-def _has_weights(module: nn.Module) -> bool:
-    """Whether a module has weights, more than numbers that scale, shift or bend."""
-    if isinstance(module, (nn.PReLU, nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)):
-        return False
-    return any(parameter.numel() > 1 for parameter in own_parameters(module).values())
+def suggested_layers(model: nn.Module, run: Run) -> list[str]:
+    """What to name as a readout: the nearest layers in which the output is linear together.
+
+    If the output is linear in none of the layers that weigh anything, the nearest of these.
+
+    Args:
+        model: The user's model.
+        run: Calls a model on the first batch.
+    """
+    run_before = before_nonlinearity(model, run) or run
+    for bending in (BENDING, frozenset[str]()):
+        nearest = _nearest_layers(model, run_before, bending)
+        trials = Trials(model, run_before, nearest)
+        weighing = trials.weighing(nearest)
+        together = trials.linear_together(nearest)
+        if weighing and together:
+            return together
+    if not weighing:
+        return together
+    parent = _common_module(weighing)
+    if parent and set(layers_inside(unwrapped(model), parent)) <= set(nearest):
+        return layers_inside(unwrapped(model), parent)
+    return weighing
 
 
-def _shown(name: str) -> str:
-    return repr(name) if name else "the model itself"
+def _common_module(names: list[str]) -> str:
+    """The name of the innermost module that holds everything named; "" if only the model does."""
+    if not names:
+        return ""
+    return commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
+
+
+def _as_option(model: nn.Module, layers: list[str]) -> str:
+    """The option that names layers, by the module that consists of them where there is one."""
+    value: str | list[str] = layers
+    parent = _common_module(layers)
+    if parent and set(layers_inside(unwrapped(model), parent)) == set(layers):
+        value = parent
+    elif len(layers) == 1:
+        value = layers[0]
+    return f"layer={json.dumps(value)}"
 
 
 def is_scripted(model: nn.Module, name: str) -> bool:
     """Whether a module has parameters inside TorchScript, which cannot be looked into."""
     inner_model = unwrapped(model)
-    for path, module in inner_model.get_submodule(name).named_modules(prefix=name):
+    for path, module in named_head(inner_model, name).named_modules(prefix=name):
         if list(module.parameters(recurse=False)):
             parent = inner_model.get_submodule(path.rpartition(".")[0])
             if isinstance(parent, torch.jit.ScriptModule):

@@ -16,7 +16,7 @@ heads' weights. In all, the model is called this often:
 
 | the output is | calls |
 | --- | --- |
-| what a layer of torch's own returned, perhaps reshaped | 1: the graph of the search shows it |
+| what a layer of torch's own returned, perhaps reshaped | 2: the search, one with other weights |
 | linear in the weights of linear layers | 4: the search, a probed pass, two with other weights |
 | computed from linear layers, but not linear in their weights | 6 at most: two more for the slope |
 | the layer's for its present weights only (behind a clamp that does nothing yet) | 9 at most |
@@ -55,8 +55,8 @@ from .heads import (
     Recorder,
     has_free_weight,
     is_linear_by_class,
+    layers_inside,
     linear_maps,
-    parameter_owners,
     put_recorders,
     refuse_calls,
     return_linear_maps,
@@ -64,20 +64,20 @@ from .heads import (
 from .layers import Layer, find_layers, layers_of_samples, watched
 from .probes import FirstPass, first_rows
 from .reading import Reading, Terms
-from .search import (
-    find_heads,
-    is_scripted,
-    large_change,
-    left_out_notice,
-    named_heads,
-    nearest_parameters,
-    tolerance,
-)
+from .search import advised_layers, find_heads, is_scripted, left_out_notice, named_heads
 from .tail import GraphsKept, RowGains, coarsest_rounding
+from .trials import Run, large_change, tolerance
 
 __all__ = ["AnyTap", "FeatureTap", "Tap", "WatchingTap"]
 
 T = TypeVar("T")
+
+_FALSE_DERIVATIVES = (
+    "The derivatives of the output with respect to the weights of {} do not predict how the output "
+    "changes with them. Does the forward pass write through .data or NumPy, or call a "
+    "torch.autograd.Function whose backward is not its derivative (a straight-through estimator)? "
+    "Use plain operations of torch there, or pass features=callable(model, *inputs) -> (N, D)."
+)
 
 
 class WatchingTap(ABC):
@@ -226,6 +226,8 @@ class Tap(WatchingTap):
         self._runs_without_gradients: bool | None = None
         # Whether this tap is of a copy in float64, which is run `InDouble`.
         self._runs_in_double = False
+        # Whether the features predict how the output follows a change of the heads' weights.
+        self._has_true_features = True
         # Never run: what a pass leaves in it would be copied too.
         self._pattern = shadow(model)
         self._twin = OfThread(self._make_twin)
@@ -303,13 +305,19 @@ class Tap(WatchingTap):
         marked_pass = readout.marked_pass
         tap.first_pass = FirstPass(inputs, marked_pass.output, marked_pass.renewed)
         # The class of torch's own layers says what they compute. Anything else is tried out.
-        if not (readout.is_returned and tap._heads_are_linear_by_class):
-            with torch.enable_grad():
+        with torch.enable_grad():
+            if readout.is_returned and tap._heads_are_linear_by_class:
+                tap._has_true_features = tap._predicts_change(inputs, marked_pass.output)
+            else:
                 tap._settle(inputs)
+        if not tap._has_true_features:
+            raise ValueError(_FALSE_DERIVATIVES.format(tap._head_names))
+        notices = []
         if not tap.linear:
-            tap.notice = tap._nonlinear_notice(readout.later)
-        elif readout.left_out:
-            tap.notice = left_out_notice(readout)
+            notices.append(tap._nonlinear_notice(readout.later, run))
+        if readout.left_out:
+            notices.append(left_out_notice(model, readout))
+        tap.notice = " ".join(notices)
         return tap
 
     # --- what the readout is ---------------------------------------------------------------------
@@ -619,6 +627,7 @@ class Tap(WatchingTap):
         self.silent = other.silent
         self.case = other.case
         self.linear = other.linear
+        self._has_true_features = other._has_true_features
         self._frees_graph = other._frees_graph
         self._twin = OfThread(self._make_twin)
 
@@ -642,13 +651,16 @@ class Tap(WatchingTap):
             # The output equals the heads' for these weights only, as behind a clamp.
             reading = self._probed(inputs, partial(self._first_reading, cases))
             self.linear = self._is_linear(reading, inputs)
-        if self.linear or self.case == "parameters" or self._is_derivative(reading, inputs):
+        if self.linear:
             return
-        # What the head returned is not all that its weights do: the model differentiates by its
-        # inputs through the head, or uses the weights elsewhere.
-        self._take_parameters()
-        reading = self._probed(inputs, partial(self._first_reading, []))
-        self.linear = self._is_linear(reading, inputs)
+        if self.case != "parameters" and not self._is_derivative(reading, inputs):
+            # What the head returned is not all that its weights do: the model differentiates by
+            # its inputs through the head, or uses the weights elsewhere.
+            self._take_parameters()
+            reading = self._probed(inputs, partial(self._first_reading, []))
+            self.linear = self._is_linear(reading, inputs)
+        if self.case == "parameters" and not self.linear:
+            self._has_true_features = self._is_derivative(reading, inputs)
 
     def _take_parameters(self, *, opened: bool = False) -> None:
         """Differentiate with respect to the parameters of the heads, whatever they compute.
@@ -658,10 +670,10 @@ class Tap(WatchingTap):
                 that own parameters become the heads.
         """
         if opened:
-            owners: list[str] = []
+            layers: list[str] = []
             for name in self.heads:
-                owners += parameter_owners(self._pattern, name, opened=True)
-            self.heads = list(dict.fromkeys(owners))
+                layers += layers_inside(self._pattern, name, opened=True)
+            self.heads = list(dict.fromkeys(layers))
         self.case = "parameters"
         self._twin = OfThread(self._make_twin)
 
@@ -723,11 +735,38 @@ class Tap(WatchingTap):
                 return False
         return True
 
+    def _predicts_change(self, inputs: Inputs, output: Tensor) -> bool:
+        """Whether y(w + d) - y(w) = f . d for a large random change d of a plain head's weights.
+
+        The features of a plain head do not depend on its weights, so one pass shows both sides.
+
+        Args:
+            inputs: The inputs of the first batch, or of its first rows.
+            output: The model's output for them.
+        """
+        change = large_change(self.weights, seed=1)
+        changed_output, calls = self._run(inputs, change=change)
+        reading = self._case.read(changed_output, calls)
+        difference = changed_output.detach().to(torch.float64) - output.to(torch.float64)
+        if reading is None or not bool(torch.isfinite(difference).all()):
+            return reading is not None  # NaN says nothing, and is refused by the fit
+        expected = self._case.response(reading.features.detach().to(torch.float64), change)
+        actual = reading.rows(difference)
+        if _agree(actual, expected, tolerance(coarsest_rounding([changed_output]))):
+            return True
+        return self._is_random(inputs, output)
+
+    def _is_random(self, inputs: Inputs, output: Tensor) -> bool:
+        """Whether another pass gives another output, beyond rounding."""
+        again, _ = self._run(inputs)
+        difference = (again.detach() - output).abs().max()
+        return not bool(difference <= 64 * coarsest_rounding([output]) * output.abs().max())
+
     def _is_derivative(self, reading: Reading, inputs: Inputs) -> bool:
         """Whether f is the slope of the output along a random direction d of the heads' weights.
 
         The slope is taken by central differences in float64. A coarser type leaves too few digits,
-        and counts as True.
+        and counts as True; so does an output that differs from pass to pass.
         """
         if reading.output.dtype != torch.float64:
             return True
@@ -737,13 +776,16 @@ class Tap(WatchingTap):
         behind, _ = self._run(inputs, change=-step * direction)
         slope = reading.rows(ahead.detach() - behind.detach()) / (2 * step)
         expected = self._case.response(reading.features.detach().to(torch.float64), direction)
-        return _agree(slope, expected, 1e-4)
+        if _agree(slope, expected, 1e-4):
+            return True
+        return self._is_random(inputs, reading.output.detach())
 
-    def _nonlinear_notice(self, later: list[str]) -> str:
+    def _nonlinear_notice(self, later: list[str], run: Run) -> str:
         """What to tell of an output that is not linear in the heads' weights.
 
         Args:
             later: Parameters that act after the heads.
+            run: Calls a model on the first batch.
 
         Raises:
             ValueError: There are such parameters, so that the heads are not the readout.
@@ -751,9 +793,10 @@ class Tap(WatchingTap):
         if later:
             more = f" and {len(later) - 3} others" if len(later) > 3 else ""
             raise ValueError(
-                f"The parameters {', '.join(map(repr, later[:3]))}{more} act nonlinearly after "
-                f"the last linear layer ({self._head_names}), so that layer is not the readout. "
-                f"{nearest_parameters(self._pattern, later, self.heads)}Or pass "
+                f"The parameters {', '.join(map(repr, later[:3]))}{more} act after the last "
+                f"linear layer ({self._head_names}), in whose weights the output is not linear, so "
+                "that layer is not the readout. "
+                f"{advised_layers(self._pattern, run)}Or pass "
                 "features=callable(model, *inputs) -> (N, D) (for an output h @ w, the h), or "
                 "name that layer with layer= to use it anyway."
             )
@@ -884,23 +927,26 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
 
     Raises:
         TypeError: A name is not a string.
-        ValueError: A name is not that of a module, or the module has no parameters to differentiate
-            by.
+        ValueError: A name is not that of a module or parameter, or there are no parameters to
+            differentiate by.
     """
     for name in names:
         if not isinstance(name, str):
             raise TypeError(
                 "layer= must be the name of a layer (or several names), as in "
-                f"dict(model.named_modules()), got {type(name).__name__}."
+                "dict(model.named_modules()) or dict(model.named_parameters()), got "
+                f"{type(name).__name__}."
             )
-    modules = dict(unwrapped(model).named_modules())
+    inner_model = unwrapped(model)
+    modules = dict(inner_model.named_modules())
+    known = {*modules, *dict(inner_model.named_parameters(remove_duplicate=False))}
     # A compiled module holds the original one under this name.
     names = [f"{name}._orig_mod" if f"{name}._orig_mod" in modules else name for name in names]
     for name in names:
-        if name not in modules:
+        if name not in known:
             raise ValueError(
-                f"layer={name!r} is not a module of this model. Its linear maps: "
-                f"{', '.join(map(repr, linear_maps(unwrapped(model)))) or 'none'}."
+                f"layer={name!r} is not a module or parameter of this model. Its linear maps: "
+                f"{', '.join(map(repr, linear_maps(inner_model))) or 'none'}."
             )
     for name in names:
         if is_scripted(model, name):
@@ -909,9 +955,10 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
                 "Pass features=."
             )
     for name in names:
-        if not parameter_owners(unwrapped(model), name):
+        if not layers_inside(inner_model, name):
+            kind = type(modules.get(name, nn.Parameter())).__name__
             raise ValueError(
-                f"layer={name!r} is a {type(modules[name]).__name__} without floating-point "
+                f"layer={name!r} is a {kind} without floating-point "
                 "parameters to differentiate with respect to (quantised?). Name the layer of the "
                 "model as it was trained, or pass features=."
             )
