@@ -93,8 +93,8 @@ class LastLayerRigidity(ModelWrapper):
 
     Args:
         model: The trained model.
-        layer: The name (or names) of the readout layer. By default, the last linear map before the
-            output is found on the first batch.
+        layer: The name (or names) of the readout: modules or parameters. By default, the last
+            linear map before the output is found on the first batch.
         features: A callable(model, *inputs) -> (N, D) that returns the features, instead of a
             readout layer.
         forward: A callable(model, batch) -> output, for batches that are not (x, y).

@@ -707,9 +707,11 @@ def suggested_layers(model: nn.Module, run: Run) -> list[str]:
             return together
     if not weighing:
         return together
+    # With them goes what else the same module consists of, such as the bias of a convolution.
     parent = _common_module(weighing)
-    if parent and set(layers_inside(unwrapped(model), parent)) <= set(nearest):
-        return layers_inside(unwrapped(model), parent)
+    while parent and set(layers_inside(unwrapped(model), parent)) <= set(nearest):
+        weighing = layers_inside(unwrapped(model), parent)
+        parent = parent.rpartition(".")[0]
     return weighing
 
 
