@@ -66,7 +66,8 @@ class FoundReadout:
         case: The case to begin with. It is `parameters` where heads may be any modules.
         left_out: Layers that are not heads although they reach the output past the heads, each with
             the reason.
-        whole: The readout with those of them that can be included, if they are named.
+        whole: The readout to name, so that it includes all that can be included; empty if there is
+            nothing better to name.
     """
 
     heads: list[str]
@@ -158,60 +159,67 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
     for name in names:
         layers_of_names += layers_inside(inner_model, name)
     heads = list(dict.fromkeys(layers_of_names))
-    run_before = None
+    # A parameter whose layer is named too is in it already.
+    layer_by_parameter = layer_of_parameter(inner_model)
+    heads = [
+        name
+        for name in heads
+        if name not in layer_by_parameter or layer_by_parameter[name] not in {*heads} - {name}
+    ]
+    if heads == names:
+        readout = _readout_of_layers(model, run, heads)
+        if readout.is_returned:
+            return readout  # nothing stands beside it
+
+    run_before = before_nonlinearity(model, run) or run
+    nearest: list[str] = []
+    for layer in _nearest_layers(model, run_before, bending=BENDING):
+        if any(layer_by_parameter.get(name) == layer for name in heads):
+            # Single parameters of the layer are named: the others stand beside them.
+            nearest += [
+                name for name, its_layer in layer_by_parameter.items() if its_layer == layer
+            ]
+        else:
+            nearest.append(layer)
+    trials = Trials(model, run_before, list(dict.fromkeys([*heads, *nearest])))
     if heads != names:
-        run_before = before_nonlinearity(model, run) or run
-        heads = _last_layers(model, run_before, heads)
+        heads = _last_layers(model, run_before, trials, heads)
+        readout = _readout_of_layers(model, run, heads)
+    if not trials.is_affine(heads):
+        return readout  # the tap says that the output is not linear
+    whole = list(heads)
+    left_out: dict[str, str] = {}
+    for layer in trials.linear_together(nearest, beginning=heads)[len(heads) :]:
+        obstacle = trials.obstacle([*whole, layer], readout.marked_pass.output.numel())
+        left_out[layer] = obstacle or "which the output is linear in too"
+        if not obstacle:
+            whole.append(layer)
+    return replace(readout, left_out=left_out, whole=whole if len(whole) > len(heads) else [])
+
+
+def _readout_of_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundReadout:
+    """The readout that consists of some layers, after a pass with marks at linear maps."""
     # Recorders stand in for linear maps alone, so nothing else is marked here.
-    all_linear = set(heads) <= set(linear_maps(inner_model))
+    all_linear = set(heads) <= set(linear_maps(unwrapped(model)))
     marked = _run_marked(run, shadow(model), heads if all_linear else [])
     called = any(marker.marks for marker in marked.markers)
-    readout = FoundReadout(
-        heads=heads,
-        later=[],
-        silent=[],
-        marked_pass=marked.summary,
-        case="plain" if called else "parameters",
-    )
-    if readout.is_returned:
-        return readout  # nothing stands beside it
-    run_before = run_before or before_nonlinearity(model, run) or run
-    whole = _linear_together_with(model, run_before, heads)
-    left_out = dict.fromkeys(whole[len(heads) :], "which the output is linear in too")
-    return replace(readout, left_out=left_out, whole=whole)
+    case = "plain" if called else "parameters"
+    return FoundReadout(heads, later=[], silent=[], marked_pass=marked.summary, case=case)
 
 
-def _last_layers(model: nn.Module, run: Run, layers: list[str]) -> list[str]:
+def _last_layers(model: nn.Module, run: Run, trials: Trials, layers: list[str]) -> list[str]:
     """Those of some layers that form a readout.
 
     Args:
         model: The user's model.
         run: Calls a model on the first batch, up to a nonlinear function at the end.
+        trials: Trials of the layers, with such runs.
         layers: Names of the layers.
     """
-    trials = Trials(model, run, layers)
     if trials.is_affine(layers):
         return layers
     nearest = next(_layers_by_nearness(model, run, layers), layers)
     return trials.linear_together(nearest) or nearest
-
-
-def _linear_together_with(model: nn.Module, run: Run, heads: list[str]) -> list[str]:
-    """The heads, and all other layers in which the output is linear together with them.
-
-    Args:
-        model: The user's model.
-        run: Calls a model on the first batch, up to a nonlinear function at the end.
-        heads: Names of the layers of a readout.
-
-    Returns:
-        The heads alone if the output is not linear in them.
-    """
-    if not Trials(model, run, heads).is_affine(heads):
-        return heads
-    nearest = _nearest_layers(model, run, bending=BENDING)
-    trials = Trials(model, run, list(dict.fromkeys([*heads, *nearest])))
-    return trials.linear_together(nearest, beginning=heads)
 
 
 # --- one marked pass, and the walk through its graph ---------------------------------------------
@@ -509,15 +517,15 @@ def _completed(
     for layer in after:
         heads = [head for head in heads if trials.act_apart([head], [layer])]
         joining = [name for name in joining if trials.act_apart([name], [layer])]
-    whole = [*heads, *joining, *after]
+    all_heads = [*heads, *joining, *after]
     readout = replace(
         readout,
         left_out={**readout.left_out, **sorted_layers.left_out},
-        whole=[*whole, *sorted_layers.large],
+        whole=[*all_heads, *sorted_layers.large],
     )
     if not joining and not after and not used_elsewhere:
         return readout
-    return _with_layers(readout, whole, {*joining, *after, *used_elsewhere}, model)
+    return _with_layers(readout, all_heads, {*joining, *after, *used_elsewhere}, model)
 
 
 def _with_layers(
@@ -655,13 +663,15 @@ def left_out_notice(model: nn.Module, readout: FoundReadout) -> str:
     layers = ", ".join(
         f"{', '.join(names)} ({reason})" for reason, names in names_by_reason.items()
     )
-    if set(readout.whole) > set(readout.heads):
-        remedy = f"{_as_option(model, readout.whole)} includes them"
+    if not readout.whole:
+        remedy = "Pass features= to include them."
+    elif set(readout.whole) == set(readout.heads):
+        remedy = f"{_as_option(model, readout.heads)} says that this is meant; or pass features=."
     else:
-        remedy = f"{_as_option(model, readout.heads)} says that this is meant"
+        remedy = f"{_as_option(model, readout.whole)} includes them; or pass features=."
     return (
         f"Parameters that reach the output past {heads} are left out of the readout: {layers}. "
-        f"The error bars only include {heads}. {remedy}; or pass features=."
+        f"The error bars only include {heads}. {remedy}"
     )
 
 

@@ -80,6 +80,10 @@ _FALSE_DERIVATIVES = (
 )
 
 
+class _NotCalledError(ValueError):
+    """A pass did not call any head."""
+
+
 class WatchingTap(ABC):
     """What `Tap` and `FeatureTap` share: passes during which the model's layers are watched.
 
@@ -578,7 +582,7 @@ class Tap(WatchingTap):
             for recorder in twin.recorders:
                 recorder.calls.clear()
         if not calls:
-            raise ValueError(
+            raise _NotCalledError(
                 f"The forward pass did not call {self._head_names}. Name another layer=."
             )
         return output, calls
@@ -642,7 +646,11 @@ class Tap(WatchingTap):
         seem_linear = all(is_linear_by_class(head) or has_free_weight(head) for head in heads)
         if self.case != "parameters" and not seem_linear:
             self._take_parameters(opened=True)
-        reading = self._probed(inputs, partial(self._reading_if_linear_maps, ["plain", *cases]))
+        try:
+            reading = self._probed(inputs, partial(self._reading_if_linear_maps, ["plain", *cases]))
+        except _NotCalledError:  # without gradients, torch has a path around the layers
+            self._take_parameters()
+            reading = self._probed(inputs, partial(self._first_reading, []))
         if reading is None:  # the heads do not compute what they seem to
             self._take_parameters(opened=True)
             reading = self._probed(inputs, partial(self._first_reading, []))
@@ -937,6 +945,8 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
                 "dict(model.named_modules()) or dict(model.named_parameters()), got "
                 f"{type(name).__name__}."
             )
+    if not names:
+        raise ValueError("layer=[] names no layer. Name one, or leave layer= out.")
     inner_model = unwrapped(model)
     modules = dict(inner_model.named_modules())
     known = {*modules, *dict(inner_model.named_parameters(remove_duplicate=False))}

@@ -163,7 +163,7 @@ class Trials:
         """
         together = list(beginning)
         others = [name for name in layers if name not in together]
-        weighing = self.weighing(others)
+        weighing = self.weighing(others) if others else []
         for name in weighing:
             if self.acts(name) and self.is_affine([*together, name]):
                 together.append(name)
