@@ -86,6 +86,11 @@ def test_other_names_of_the_whole_readout_are_taken_without_a_message(
     assert_whole(row, answer(built(row).model, batches(row), layer))
 
 
+@pytest.mark.parametrize(("row", "layer"), cases("around"))
+def test_the_readout_is_taken_out_of_more_than_it_or_named(row: Row, layer: Layer) -> None:
+    assert_whole(row, followed(built(row).model, batches(row), layer))
+
+
 def test_complex_weights_are_refused_with_features() -> None:
     head = nn.Linear(4, 1, dtype=torch.complex128)
     model = layer_lines.Net(lambda m, x: m.head(x.cdouble()).real, head=head)

@@ -5,9 +5,9 @@ its last nonlinearity, is linear in together, and none upstream of another. Wher
 product, several sets are whole, each linear with the other factor held.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,9 +49,10 @@ class Row:
         kind: What the documentation calls such a model; "" if it does not list this row.
         silent: Whether the plain line must find the readout without a message.
         bent: Whether a warning is right that derivatives of first order are used.
-        parts: Values of `layer=` that are only a part of the readout, or more than it. The library
-            has to say so.
-        also: Further values of `layer=` that are the whole readout.
+        parts: Values of `layer=` that are only a part of the readout: the library names the whole.
+        also: Further values of `layer=` that are the whole readout, to be taken without a message.
+        around: Values of `layer=` that hold more than the readout. The library finds the readout
+            inside, or names it.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Row:
     bent: bool = False
     parts: tuple[Layer, ...] = ()
     also: tuple[Layer, ...] = ()
+    around: tuple[Layer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def own_bias_in_a_child() -> tuple[nn.Module, Inputs]:
 
 
 def towers() -> tuple[nn.Module, Inputs]:
-    a = nn.Sequential(trunk(2), linear())
+    a = nn.Sequential(trunk(2), linear(bias=False))
     b = nn.Sequential(trunk(1), linear(bias=False))
     run = lambda m, x: m.a(x[:, :2]) + m.b(x[:, 2:]) + m.c  # noqa: E731
     return Net(run, a=a, b=b, c=raw(1)), (normal(ROWS, INPUTS),)
@@ -177,20 +179,20 @@ OWN = [
         "bias_of_a_child_of_the_model",
         own_bias_in_a_child,
         (("net.h.weight", "net.b"),),
-        "net",
-        "the same model as the part `net` of another",
+        ["net.h", "net.b"],
         silent=True,
         parts=("net.h", "net.b"),
-        also=(["net.h", "net.b"],),
+        also=("net",),
     ),
     Row(
         "two_towers_and_a_bias",
         towers,
-        ((*weights("a.1"), "b.1.weight", "c"),),
+        (("a.1.weight", "b.1.weight", "c"),),
         ["a.1", "b.1", "c"],
         silent=True,
         parts=(["a.1", ""], ["a.1", "b.1"], "a"),
-        also=(["a.1", "b.1", ""], ["a", "b", "c"]),
+        also=(["a.1", "b.1", ""],),
+        around=(["a", "b", "c"],),
     ),
     Row(
         "raw_weights",
@@ -198,7 +200,8 @@ OWN = [
         (("w2", "b2"),),
         ["w2", "b2"],
         "`tanh(x @ w1 + b1) @ w2 + b2`, parameters of the model",
-        parts=("w2", "b2", ["w1", "w2", "b2"]),
+        parts=("w2", "b2"),
+        around=("", ["w1", "w2", "b2"]),
     ),
     Row("cubic_in_x", cubic, (("a", "b"),), ["a", "b"], parts=("a", "b"), also=("",)),
     Row(
@@ -331,7 +334,7 @@ SUMS = [
         "`sigmoid(w(i).sum(1) + deep(x))`: wide and deep, `w` an embedding",
         bent=True,
         parts=("deep.2", "w", "deep"),
-        also=(["w", "deep"],),
+        around=(["w", "deep"],),
     ),
     Row(
         "softplus_of_wide_and_deep",
@@ -352,10 +355,13 @@ SUMS = [
     Row(
         "wide_and_deep_of_the_same_categories",
         factor_wide_and_deep,
-        (("linear.fc.weight", "linear.bias", *weights("mlp.2")),),
+        (
+            ("linear.fc.weight", "linear.bias", *weights("mlp.2")),
+            ("linear.fc.weight", *weights("mlp.2")),  # whose bias is as good
+        ),
         ["linear", "mlp.2"],
         bent=True,
-        parts=("mlp.2", "linear", ["linear.fc", "mlp.2"]),
+        parts=("mlp.2", "linear"),
     ),
     Row(
         "deep_and_cross",
@@ -385,7 +391,7 @@ def neighbours(h: Tensor) -> Tensor:
 
 
 class Sage(nn.Module):
-    """lin_l(mean of the neighbours) + lin_r(node), as PyG's SAGEConv with linear maps of its own."""
+    """lin_l(mean of the neighbours) + lin_r(node), as PyG's SAGEConv; neither is an nn.Linear."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -520,6 +526,7 @@ GRAPHS = [
         "attention: TransformerConv",
         bent=True,
         parts=("conv.lin_value", "conv.lin_skip"),
+        around=("conv",),
     ),
     Row(
         "attention_convolution",
@@ -532,7 +539,7 @@ GRAPHS = [
         "attention over the layer's own outputs: GATConv",
         bent=True,
         parts=("conv.lin",),
-        also=("conv",),
+        around=("conv",),
     ),
 ]
 
@@ -601,7 +608,6 @@ PRODUCTS = [
         product_of_heads,
         (weights("one"), weights("two"), weights("one", "two")),
         "one",
-        "`one(h) * two(h)`",
         bent=True,
     ),
     Row(
@@ -609,7 +615,6 @@ PRODUCTS = [
         mixture,
         (weights("experts"), weights("gate", "experts")),
         "experts",
-        "`(softmax(gate(h)) * experts(h)).sum(-1)`",
         bent=True,
     ),
     Row(
@@ -672,7 +677,7 @@ TORCH = [
         (weights("a.out_proj"),),
         "a.out_proj",
         "`nn.MultiheadAttention` last",
-        also=("a",),
+        around=("a",),
     ),
     Row(
         "transformer_layer_last",
@@ -683,8 +688,9 @@ TORCH = [
             (*weights("encoder.linear2"), "encoder.norm2.bias"),
         ),
         "encoder.norm2",
-        "`nn.TransformerEncoderLayer` or `nn.LayerNorm` last",
+        "`nn.TransformerEncoderLayer` last, or a `nn.LayerNorm`",
         bent=True,
+        around=("encoder",),
     ),
     Row(
         "layer_norm_last",
@@ -696,9 +702,10 @@ TORCH = [
     Row(
         "batch_norm_last",
         lambda: with_a_norm(nn.BatchNorm1d(3)),
-        (weights("head"), (*weights("head"), "norm.bias"), weights("norm")),
-        "head",
+        ((*weights("head"), "norm.bias"), weights("head"), weights("norm")),
+        ["head", "norm.bias"],
         "`nn.BatchNorm1d` after the last linear layer",
+        around=("head",),
     ),
     Row(
         "lstm_last",
@@ -828,6 +835,7 @@ SPLINES_AND_FORECASTS = [
         "splines: a Kolmogorov-Arnold network",
         bent=True,
         parts=("act_fun.1.coef",),
+        around=("act_fun.1", "act_fun"),
     ),
     Row(
         "n_beats",
@@ -837,6 +845,7 @@ SPLINES_AND_FORECASTS = [
         "N-BEATS, N-HiTS: forecasts of several blocks, summed",
         silent=True,
         parts=("blocks.2", "blocks.2.forecast"),
+        around=("blocks",),
     ),
     Row(
         "n_beats_with_trained_bases",
@@ -857,9 +866,8 @@ SPLINES_AND_FORECASTS = [
     Row(
         "n_beats_with_one_layer_for_past_and_forecast",
         lambda: on_series(*(SharedBlock() for _ in range(3))),
-        (weights(*THETAS), FIXED),
+        (weights(*THETAS), FIXED, (*weights(THETAS[2]), *FIXED[:2])),
         THETAS,
-        "the same with one layer for past and forecast (neuralforecast)",
         bent=True,
         parts=("blocks.2.layers.2",),
     ),
@@ -867,3 +875,22 @@ SPLINES_AND_FORECASTS = [
 
 
 ROWS_OF_TABLE = [*OWN, *SUMS, *GRAPHS, *PRODUCTS, *TORCH, *SPLINES_AND_FORECASTS]
+
+
+# --- the table of the documentation -------------------------------------------------------------
+
+BEGIN, END = "<!-- layers: begin -->", "<!-- layers: end -->"
+
+
+def table() -> str:
+    """The rows that the documentation lists, in Markdown."""
+    lines = ["| the output is | pass |", "| --- | --- |"]
+    for row in ROWS_OF_TABLE:
+        if row.kind:
+            found = "nothing, or " if row.silent else ""
+            lines.append(f"| {row.kind} | {found}`layer={json.dumps(row.line)}` |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
