@@ -29,6 +29,7 @@ class Row:
         data: Makes the batches to train, validate and test with.
         wholes: Sets of parameters that are the whole readout; any of them is right.
         forward: What a user passes as `forward=`; None for nothing.
+        target: What a user passes as `target=` beside it.
         silent: Whether the plain line must find the readout without a message.
         bent: Whether a warning is right that derivatives of first order are used.
         parts: Values of `layer=` that are only a part: the library names the whole.
@@ -39,9 +40,17 @@ class Row:
     data: Callable[[], dict[str, Any]]
     wholes: tuple[tuple[str, ...], ...]
     forward: Forward | None = None
+    target: Callable[[Any], Tensor] = lambda b: b[-1]
     silent: bool = False
     bent: bool = False
     parts: tuple[Layer, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How a user says what the batches are."""
+        if self.forward is None:
+            return {}
+        return {"forward": self.forward, "target": self.target}
 
     def given(self) -> Given:
         """The model in float64, its batches, and how to differentiate it by hand."""
@@ -91,6 +100,7 @@ def convolution(name: str, wholes: tuple[tuple[str, ...], ...], **more: Any) -> 
         lambda: graphs(per_node=True),
         tuple(tuple(f"conv.{parameter}" for parameter in whole) for whole in wholes),
         forward=lambda m, b: m(b.x, b.edge_index),
+        target=lambda b: b.y,
         parts=parts,
         **more,
     )

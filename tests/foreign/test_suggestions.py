@@ -1,7 +1,6 @@
 """What a message suggests as `layer=` for a model of another library is its whole readout."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,13 +14,6 @@ from tests.support.suggestions import Answer, answer, deviation, followed, quadr
 
 TOLERANCE = 1e-6
 """Of q, relative."""
-
-
-def options(row: Row) -> dict[str, Any]:
-    if row.forward is None:
-        return {}
-    target = (lambda b: b.y) if row.id.startswith("torch_geometric") else (lambda b: b[-1])
-    return {"forward": row.forward, "target": target}
 
 
 def assert_whole(row: Row, given: Given, final: Answer) -> None:
@@ -51,18 +43,18 @@ PARTS = [
 @pytest.mark.parametrize("row", rows(ROWS_OF_TABLE))
 def test_the_plain_line_or_what_its_message_suggests_is_the_whole_readout(row: Row) -> None:
     given = quietly(row.given)
-    assert_whole(row, given, followed(given.model, given.train, None, **options(row)))
+    assert_whole(row, given, followed(given.model, given.train, None, **row.options))
 
 
 @pytest.mark.parametrize("row", rows([row for row in ROWS_OF_TABLE if row.silent]))
 def test_the_plain_line_finds_the_whole_readout_without_a_message(row: Row) -> None:
     given = quietly(row.given)
-    assert_whole(row, given, answer(given.model, given.train, None, **options(row)))
+    assert_whole(row, given, answer(given.model, given.train, None, **row.options))
 
 
 @pytest.mark.parametrize(("row", "layer"), PARTS)
 def test_a_part_of_the_readout_is_answered_with_the_whole(row: Row, layer: Layer) -> None:
     given = quietly(row.given)
-    first = answer(given.model, given.train, layer, **options(row))
+    first = answer(given.model, given.train, layer, **row.options)
     assert first.suggestion is not None, first.messages
-    assert_whole(row, given, answer(given.model, given.train, first.suggestion, **options(row)))
+    assert_whole(row, given, answer(given.model, given.train, first.suggestion, **row.options))
