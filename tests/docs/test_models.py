@@ -6,6 +6,7 @@ import pytest
 
 from tests.docs.test_docs import DOCS, blocks
 from tests.foreign import table, zoo
+from tests.support import layer_lines
 
 
 @pytest.mark.thorough
@@ -42,3 +43,10 @@ def test_the_models_are_of_the_libraries_promised() -> None:
         "neuraloperator pytorch-forecasting peft lightning skorch"
     )
     assert set(promised.split()) <= {one.package for one in zoo.SPECIMENS}
+
+
+def test_the_table_of_layers_is_that_of_the_models_tried() -> None:
+    """`python -m tests.support.layer_lines` prints it."""
+    page = (DOCS / "models.md").read_text(encoding="utf-8")
+    between = page.partition(layer_lines.BEGIN)[2].partition(layer_lines.END)[0]
+    assert between.strip() == layer_lines.table()

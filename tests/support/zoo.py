@@ -101,7 +101,7 @@ _DATA = torch.Generator()
 
 
 @contextlib.contextmanager
-def _seeded(draw: int) -> Iterator[None]:
+def seeded(draw: int) -> Iterator[None]:
     """Weights from the global stream with a fixed seed, data from a stream of their own."""
     before = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
@@ -116,7 +116,7 @@ def _seeded(draw: int) -> Iterator[None]:
 
 def build(id: str, draw: int = 0) -> Case:
     """A fresh model and the batch number `draw` for it."""
-    with _seeded(draw):
+    with seeded(draw):
         return replace(FACTORIES[id](), id=id)
 
 
