@@ -230,9 +230,10 @@ def _fingerprint(regressor: Regressor, buffers: list[str] | None) -> str:
         buffers: Names of the buffers that count; None for all, in files that do not name them.
     """
     tensors = list(regressor.parameters.leaves)
-    for name, buffer in regressor.buffers.items():
-        if buffers is None or name in buffers:
-            tensors.append((name, buffer))
+    if regressor.module is not None:
+        for name, buffer in regressor.module.named_buffers():
+            if buffers is None or name in buffers:
+                tensors.append((name, buffer))
     return fingerprint(tensors)
 
 

@@ -84,19 +84,12 @@ class Regressor:
         return None if self.copies is None else self.copies()
 
     @property
-    def buffers(self) -> dict[str, Tensor]:
-        """The buffers that the module had when it was given, by name; none for a function."""
-        if isinstance(self.function, _ModuleFunction):
-            return self.function.buffers
-        return {}
-
-    @property
     def held_buffers(self) -> list[str]:
         """Names of the buffers that a state dict of the module held when it was given."""
-        if self.module is None:
+        if self.module is None or not isinstance(self.function, _ModuleFunction):
             return []
         # The copy may have more by now: a pass can fill a buffer that was None.
-        return [name for name in held_names(self.module) if name in self.buffers]
+        return [name for name in held_names(self.module) if name in self.function.buffers]
 
     @property
     def flat(self) -> Tensor:
