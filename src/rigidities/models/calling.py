@@ -96,7 +96,7 @@ class Source:
         try:
             result = call(*args, **kwargs)
         except ORDINARY_ERRORS as error:
-            if isinstance(error, NotImplementedError) and _lacks_forward(model, error):
+            if _lacks_forward(model, error):
                 raise NotImplementedError(_forward_remedy(model, kwargs)) from error
             if type(error) not in ORDINARY_ERRORS or is_own(error):
                 raise  # out of memory, a class of the user's, an error of this library
@@ -212,8 +212,16 @@ def _tuple_remedy(model: nn.Module, inputs: int) -> str:
     )
 
 
-def _lacks_forward(model: nn.Module, error: NotImplementedError) -> bool:
+def _lacks_forward(model: nn.Module, error: Exception) -> bool:
     """Whether an error is torch's for a module, this one, that does not define `forward`."""
+    if "_forward_unimplemented" in str(error):
+        # The forward that torch puts there takes no keywords. Without any it raises its own error.
+        try:
+            model.forward()
+        except Exception as own_error:
+            error = own_error
+    if not isinstance(error, NotImplementedError):
+        return False
     return f"[{type(model).__name__}] is missing the required" in str(error)
 
 
@@ -300,22 +308,29 @@ def pick(result: Any, output: str | int | None) -> Tensor:
 class SeveralOutputsError(ValueError):
     """A model returns several things, and `output=` does not say which is the prediction.
 
+    Attributes:
+        result: What the model returned.
+    """
+
+    result: Any = None
+
+
+def several_outputs(result: Any, target: Tensor | None = None) -> str:
+    """The message for a model that returns several things.
+
     Args:
         result: What the model returned: a mapping, a tuple or a list.
         target: The target, which the prediction should be shaped like; None if not known.
     """
-
-    def __init__(self, result: Any, target: Tensor | None = None) -> None:
-        self.result = result
-        entries = _entries(result)
-        kind = "mapping" if isinstance(result, Mapping) else type(result).__name__
-        listed = ", ".join(f"{key!r}: {described(value)}" for key, value in entries.items())
-        best = _likely_prediction(entries, target)
-        if best is None:
-            remedy = "Pass forward= to compute the prediction, one tensor, from it."
-        else:
-            remedy = f"Pass output= to select the prediction, for example output={best!r}."
-        super().__init__(f"The model returns a {kind} of {len(entries)} ({listed}). {remedy}")
+    entries = _entries(result)
+    kind = "mapping" if isinstance(result, Mapping) else type(result).__name__
+    listed = ", ".join(f"{key!r}: {described(value)}" for key, value in entries.items())
+    best = _likely_prediction(entries, target)
+    if best is None:
+        remedy = "Pass forward= to compute the prediction, one tensor, from it."
+    else:
+        remedy = f"Pass output= to select the prediction, for example output={best!r}."
+    return f"The model returns a {kind} of {len(entries)} ({listed}). {remedy}"
 
 
 def _entries(result: Any) -> dict[Any, Any]:
@@ -332,9 +347,10 @@ def _likely_prediction(entries: Mapping[Any, Any], target: Tensor | None) -> str
     """
     candidates = {}
     for key, value in entries.items():
-        if isinstance(key, (str, int)) and isinstance(value, Tensor):
-            if value.ndim and value.is_floating_point() and not value.is_nested:
-                candidates[key] = value
+        if not isinstance(key, (str, int)) or not isinstance(value, Tensor):
+            continue
+        if value.ndim and value.is_floating_point() and not value.is_nested:
+            candidates[key] = value
     if target is not None:
         for key, value in candidates.items():
             # Dimensions of size one make no difference: (N,) is (N, 1).
@@ -352,7 +368,9 @@ def _only_entry(result: Any) -> Any:
     if not isinstance(result, (Mapping, tuple, list)):
         return result
     if len(result) != 1:
-        raise SeveralOutputsError(result)
+        error = SeveralOutputsError(several_outputs(result))
+        error.result = result
+        raise error
     return next(iter(_entries(result).values()))
 
 

@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_leaves
 from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...data.storage import Snapshot, prefixed
-from ...models.calling import Inputs, SeveralOutputsError, Source
+from ...models.calling import Inputs, SeveralOutputsError, Source, several_outputs
 from ...models.shadow import Watch, held_names, placement, shadow, unwrapped
 from ...models.threads import Lock
 from ...models.whole import require_whole
@@ -191,7 +191,7 @@ class Binding:
             try:
                 tap = self._tap_by_whole_batch(inputs)
             except SeveralOutputsError as error:
-                raise SeveralOutputsError(error.result, batch.target) from None
+                raise ValueError(several_outputs(error.result, batch.target)) from None
         else:
             tap.search_whole_batch = self._tap_by_whole_batch
         if tap.notice:
