@@ -226,3 +226,11 @@ def test_rows_with_nan_are_named_as_predict_names_them():
     refused(r"features in 10 of 20 rows \(0, 1, 2, 3, 4, \.\.\.\)", uq.fit, x, y, batch_size=20)
     good &= y.isfinite().all(1) & x.isfinite().all(1)
     uq.fit(x[good], y[good])
+
+
+def test_rows_with_nan_are_counted_over_all_data_however_large():
+    model = nn.Sequential(body(), nn.Linear(8, 1))
+    x = X.repeat(1000, 1)
+    x[50_000, 2] = torch.nan
+    text = r"Batch 48: .* in 1 of 1024 rows \(848; counted over all batches: 50000\)"
+    refused(text, rg.LastLayerRigidity(model).fit, x, Y.repeat(1000, 1))
