@@ -97,6 +97,33 @@ def test_held_parameters_and_buffers_count_too(path):
     rg.PredictionRigidity.load(path, net, subset="2")
 
 
+class Masked(nn.Module):
+    """A net that keeps a mask for the size of the batch in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(1, 1, dtype=F64)
+        self.register_buffer("mask", None)
+
+    def forward(self, x):
+        self.mask = torch.ones_like(x)
+        return self.linear(x * self.mask)
+
+
+def test_a_buffer_that_a_pass_fills_may_be_filled_or_not(path):
+    net, again = Masked(), Masked()
+    again.load_state_dict(net.state_dict())
+    x = X1[:, None]
+    pr = rg.PredictionRigidity(net, ridge=0.1).fit(x, net.linear(x).detach())
+    expected = pr.variance(x[:3])
+    assert net.mask is None
+    pr.save(path)
+    for _ in range(2):
+        loaded = rg.PredictionRigidity.load(path, again)
+        torch.testing.assert_close(loaded.variance(x[:3]), expected)
+        again(x[:5])
+
+
 def test_a_loaded_rigidity_reads_an_iterator_once_and_knows_its_outputs(path):
     pr = fitted()
     pr.save(path)

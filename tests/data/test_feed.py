@@ -243,7 +243,7 @@ def test_a_fit_without_targets_says_which_names_it_looks_for(net, batch):
     data = [batch(*net.train)]
     with pytest.warns(UserWarning, match="no target .* 'labels', 'y', 'target', 'label'"):
         uq = rg.LastLayerRigidity(net.model, forward=forward).fit(data)
-    refused(r"there is no target\. .* 'label', or target=lambda b", uq.calibrate, data)
+    refused(r"there is no target\. .* 'future_values', or target=lambda b", uq.calibrate, data)
     rg.LastLayerRigidity(net.model, forward=forward, target=lambda b: None).fit(data)  # no word
 
 

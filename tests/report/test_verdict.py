@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pandas
@@ -10,6 +11,7 @@ import pytest
 import torch
 from benchmarks.verdict import FAULTS, called_right, right, verdict_on
 from scipy import stats
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import rigidities as rg
 from rigidities import metrics, report
@@ -767,3 +769,62 @@ def test_the_warnings_of_the_calibration_stand_on_the_page(net: Trained) -> None
     assert "with care: they were calibrated for other data" in text
     assert "Effective rank" in text
     assert f"{found.ridge:#.4g}" in text
+
+
+# --- true values in labelled data --------------------------------------------------------------
+
+
+def labelled(size: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs (N, 2), means (N, 1) and true values (N, 1) whose bars are 1."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(size, 2, generator=generator)
+    mean = x.sum(1, keepdim=True)
+    return x, mean, mean + torch.randn(size, 1, generator=generator)
+
+
+HOLDERS: dict[str, Any] = {
+    "a tuple": lambda x, y: (x, y),
+    "a data set": lambda x, y: TensorDataset(x, y),
+    "a loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=32),
+    "a list of batches": lambda x, y: list(DataLoader(TensorDataset(x, y), batch_size=32)),
+    "a list of single rows": lambda x, y: list(DataLoader(TensorDataset(x, y), batch_size=1)),
+    "an iterator of batches": lambda x, y: zip(x.split(30), y.split(30), strict=True),
+    "mappings": lambda x, y: [{"x": x[:50], "labels": y[:50]}, {"x": x[50:], "labels": y[50:]}],
+    "rows in a tuple": lambda x, y: tuple(y),
+    "rows in a list": lambda x, y: list(y),
+    "numbers": lambda x, y: y.flatten().tolist(),
+    "a column": lambda x, y: pandas.Series(y.flatten().numpy()),
+}
+
+
+@pytest.mark.parametrize("holder", list(HOLDERS))
+def test_true_values_are_taken_from_labelled_data_in_order(holder: str) -> None:
+    x, mean, y = labelled()
+    std = torch.ones_like(mean)
+    expected = report.verdict(mean, y, std=std)
+    found = report.verdict(mean, HOLDERS[holder](x, y), std=std)
+    assert str(found) == str(expected)
+    prediction = Prediction(mean=mean, epistemic=0 * std, noise=std, rigidity=std)
+    assert str(report.verdict(prediction, HOLDERS[holder](x, y))) == str(expected)
+
+
+def test_data_that_cannot_give_true_values_in_order_are_refused_with_what_to_pass() -> None:
+    x, mean, y = labelled()
+    std = torch.ones_like(mean)
+    data = TensorDataset(x, y)
+
+    def refuse(message: str, target: Any, error: type[Exception] = ValueError) -> None:
+        with pytest.raises(error, match=message):
+            report.verdict(mean, target, std=std)
+
+    shuffled = DataLoader(data, batch_size=32, shuffle=True)
+    refuse(r"shuffles \(RandomSampler\).*shuffle=False", shuffled)
+    sampler = WeightedRandomSampler([1.0] * 200, 200)
+    refuse(r"WeightedRandomSampler", DataLoader(data, batch_size=32, sampler=sampler))
+    refuse("batches without a target.*true values", DataLoader(TensorDataset(x), batch_size=32))
+    short = DataLoader(data, batch_size=64, drop_last=True)
+    refuse(r"the same shape, got \(200, 1\).* and \(192, 1\)", short)
+    objects = [SimpleNamespace(y=rows) for rows in y.split(50)]
+    refuse(r"torch\.cat\(\[batch\.y for batch in loader\]\)", objects, TypeError)
+    followed = report.verdict(mean, torch.cat([batch.y for batch in objects]), std=std)
+    assert str(followed) == str(report.verdict(mean, y, std=std))

@@ -145,7 +145,8 @@ def snapshot(fit: Fit) -> Snapshot:
         "kind": KIND,
         "regressor": {
             "names": fit.regressor.parameters.names,
-            "fingerprint": _fingerprint(fit.regressor),
+            "fingerprint": _fingerprint(fit.regressor, fit.regressor.held_buffers),
+            "buffers": fit.regressor.held_buffers,
             "shape": list(fit.shape),
             "inputs": fit.inputs,
             "columns": fit.columns,
@@ -213,7 +214,7 @@ def _stored_regressor(regressor: Regressor, state: dict[str, Any]) -> Regressor:
     unused = names - stored_names  # f did not use them in the fit
     if unused:
         regressor = replace(regressor, parameters=regressor.parameters.without(unused))
-    if _fingerprint(regressor) != state["fingerprint"]:
+    if _fingerprint(regressor, state.get("buffers")) != state["fingerprint"]:
         raise ValueError(
             "The parameters or buffers differ from those the file was fitted with. Load the file "
             "with the same parameters, or fit again."
@@ -221,11 +222,18 @@ def _stored_regressor(regressor: Regressor, state: dict[str, Any]) -> Regressor:
     return regressor
 
 
-def _fingerprint(regressor: Regressor) -> str:
-    """A hash of all that predictions depend on: selected and fixed parameters, and buffers."""
+def _fingerprint(regressor: Regressor, buffers: list[str] | None) -> str:
+    """A hash of all that predictions depend on: selected and fixed parameters, and buffers.
+
+    Args:
+        regressor: The regressor.
+        buffers: Names of the buffers that count; None for all, in files that do not name them.
+    """
     tensors = list(regressor.parameters.leaves)
     if regressor.module is not None:
-        tensors.extend(regressor.module.named_buffers())
+        for name, buffer in regressor.module.named_buffers():
+            if buffers is None or name in buffers:
+                tensors.append((name, buffer))
     return fingerprint(tensors)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 Columns = list[list[str]] | None
 """Names of the columns of each data frame in a batch; None without frames."""
 
-TARGET_KEYS = ("labels", "y", "target", "label")
+TARGET_KEYS = ("labels", "y", "target", "label", "future_values")
 """Keys under which a mapping may hold the target; the first one present is used."""
 
 

@@ -449,7 +449,7 @@ def _sliceable(data: Any, *, any_order: bool) -> Any:
     data = each_member(data, as_array)
     members = members_of(data)
     if not members or not all(isinstance(m, Tensor) or is_array(m) for m in members):
-        kinds = ", ".join(type(member).__name__ for member in members)
+        kinds = ", ".join(dict.fromkeys(type(member).__name__ for member in members))
         raise TypeError(
             f"A {type(data).__name__} is read as one data set of tensors, but its entries are of "
             f"type {kinds or 'nothing'}. Pass a list for batches."

@@ -47,13 +47,21 @@ def require_finite(
     bad_rows = bad.nonzero().flatten().tolist()
     if not bad_rows:  # only the sum has overflowed
         return
-    listed = ", ".join(map(str, bad_rows[:_LISTED_ROWS]))
-    if len(bad_rows) > _LISTED_ROWS:
-        listed += ", ..."
     raise ValueError(
-        f"No finite prediction for {len(bad_rows)} of {len(bad)} {rows} ({listed}): "
+        f"No finite prediction for {len(bad_rows)} of {len(bad)} {rows} ({listed(bad_rows)}): "
         f"{_cause(again(), bad)}"
     )
+
+
+def listed(rows: list[int]) -> str:
+    """The numbers of the first rows, for messages.
+
+    Examples:
+        >>> listed([3, 5]), listed(list(range(100)))
+        ('3, 5', '0, 1, 2, 3, 4, ...')
+    """
+    numbers = ", ".join(map(str, rows[:_LISTED_ROWS]))
+    return f"{numbers}, ..." if len(rows) > _LISTED_ROWS else numbers
 
 
 def _cause(batches: Iterable[Batch], bad: Tensor) -> str:

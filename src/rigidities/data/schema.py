@@ -112,6 +112,8 @@ _READOUT = Part(
         "forward": bool,
         "output": str | int | None,
         "fingerprint": str,
+        # Names of the weights that the fingerprint is of; all in files that do not name them.
+        "weights?": list | None,
         # Layers that `novelty` watches.
         "watched?": list,
     },
@@ -301,6 +303,8 @@ _REGRESSOR = Kind(
             header={
                 "names": list,
                 "fingerprint": str,
+                # Names of the buffers in the fingerprint; all in files that do not name them.
+                "buffers?": list,
                 "shape": list,
                 "inputs": int,
                 "columns": list | None,

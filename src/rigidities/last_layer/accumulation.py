@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..data.batches import Batch
-from ..data.finiteness import spoilt
+from ..data.finiteness import listed, spoilt
 from ..losses import MSE, Loss
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight
@@ -146,7 +146,7 @@ def accumulate(
         ValueError: NaN or infinity, shapes that do not fit, or negative curvature. The message
             begins with the number of the batch, or of the batches of a block, counted from 0.
     """
-    watch = FinitenessWatch()
+    watch = FinitenessWatch(is_resumed=counted > 0)
     first_batch: Batch | None = None
 
     def add(block: Block) -> None:
@@ -299,13 +299,19 @@ def _rows_of_inputs(batch: Batch, samples: int) -> list[Tensor]:
 
 
 class FinitenessWatch:
-    """Refuses NaN and infinity in features, targets and predictions, and names the batch.
+    """Refuses NaN and infinity in features, targets and predictions, and names batch and rows.
 
     On a CPU every block is checked at once. An accelerator is asked only after some blocks and at
-    the end, because the answer has to wait for all of its computations.
+    the end, because the answer has to wait for all of its computations. Then only the first of the
+    rows is known.
+
+    Args:
+        is_resumed: Whether some batches were counted by an earlier process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_resumed: bool) -> None:
+        # How many samples came in earlier blocks; None if that is not known.
+        self._samples_before = None if is_resumed else 0
         # Answers that have not been read from an accelerator yet: the batches of a block, and three
         # numbers as `_first_wrong_samples` gives them.
         self._unread: list[tuple[BatchRange, Tensor]] = []
@@ -315,7 +321,10 @@ class FinitenessWatch:
         if block.features.device.type == "cpu":
             self.look()
             if not math.isfinite(_total(block)):
-                _refuse_wrong(block.batches, _first_wrong_samples(block).tolist(), block)
+                samples = _first_wrong_samples(block).tolist()
+                _refuse_wrong(block.batches, samples, block, self._samples_before)
+            if self._samples_before is not None:
+                self._samples_before += block.samples
             return
         self._unread.append((block.batches, _first_wrong_samples(block)))
         if len(self._unread) >= _LOOK_EVERY:
@@ -345,13 +354,20 @@ class FinitenessWatch:
             _refuse_wrong(batches, samples)
 
 
-def _refuse_wrong(batches: BatchRange, samples: list[int], block: Block | None = None) -> None:
+def _refuse_wrong(
+    batches: BatchRange,
+    samples: list[int],
+    block: Block | None = None,
+    samples_before: int | None = None,
+) -> None:
     """Raise where there is a sample that is not finite.
 
     Args:
         batches: The batches of the block.
         samples: Three numbers, as `_first_wrong_samples` gives them.
-        block: The block, where it is still in memory: it tells which columns are to blame.
+        block: The block, where it is still in memory: it tells all rows, and which columns are to
+            blame.
+        samples_before: How many samples came before the block; None if that is not known.
     """
     feature, residual, derivative = samples
     if feature < 0 and residual < 0 and derivative < 0:
@@ -361,10 +377,12 @@ def _refuse_wrong(batches: BatchRange, samples: list[int], block: Block | None =
         culprit = "features"
         columns = [] if block is None else _spoilt_columns(block, batches.samples(number))
         if columns:
-            culprit = f"features, from {', '.join(columns)} of the inputs"
+            culprit = f"features, from {', '.join(columns)} of the inputs,"
+        culprit += " in " + _rows_named(batches, feature, block, samples_before)
     elif residual >= 0:
         number = batches.number(residual)
         culprit = "targets or predictions"
+        culprit += " in " + _rows_named(batches, residual, block, samples_before)
     else:
         number = batches.first  # rows of derivatives do not wait with other batches
         culprit = "derivatives with respect to the inputs, or in their targets"
@@ -372,6 +390,31 @@ def _refuse_wrong(batches: BatchRange, samples: list[int], block: Block | None =
         f"Batch {number}: NaN or infinity in the {culprit}. Clean the data, or check that the "
         "model has not diverged."
     )
+
+
+def _rows_named(
+    batches: BatchRange, first_wrong: int, block: Block | None, samples_before: int | None
+) -> str:
+    """The rows of a batch that are not finite, counted from 0, for the message.
+
+    Args:
+        batches: The batches of the block.
+        first_wrong: The first sample of the block that is not finite; the batch is its batch.
+        block: The block; None if only the first wrong sample is known.
+        samples_before: How many samples came before the block; None if that is not known.
+    """
+    samples = batches.samples(batches.number(first_wrong))
+    size = samples.stop - samples.start
+    if block is None:
+        return f"row {first_wrong - samples.start} of {size}, and perhaps in others"
+    wrong_samples = _wrong_samples(block)
+    rows = [row for row in range(size) if samples.start + row in wrong_samples]
+    named = f"{len(rows)} of {size} rows ({listed(rows)}"
+    before_batch = None if samples_before is None else samples_before + samples.start
+    if before_batch:
+        over_all = listed([before_batch + row for row in rows])
+        named += f"; counted over all batches: {over_all}"
+    return f"{named})"
 
 
 def _total(block: Block) -> float:
@@ -399,11 +442,24 @@ def _first_wrong_samples(block: Block) -> Tensor:
     return samples.clamp(max=block.samples - 1)
 
 
-def _first_wrong(rows: Tensor) -> Tensor:
-    """The number of the first row (n, ...) that holds NaN or infinity; -1 without one."""
+def _wrong_samples(block: Block) -> set[int]:
+    """All samples whose features, or whose target or prediction, are not finite."""
+    rows_per_sample = max(1, block.rows // block.samples)
+    wrong = _is_wrong(block.features) | _is_wrong(_judged_outputs(block))
+    samples = wrong.nonzero().flatten() // rows_per_sample
+    return set(samples.clamp(max=block.samples - 1).tolist())
+
+
+def _is_wrong(rows: Tensor) -> Tensor:
+    """Which rows (n, ...) hold NaN or infinity, (n,)."""
     # A row's sum in float64 is finite only if all its numbers are, and reads them once. Numbers
     # beyond 1e300 may overflow it, but so would their squares in the Gram.
-    wrong = ~rows.flatten(1).sum(1, dtype=torch.float64).isfinite()
+    return ~rows.flatten(1).sum(1, dtype=torch.float64).isfinite()
+
+
+def _first_wrong(rows: Tensor) -> Tensor:
+    """The number of the first row (n, ...) that holds NaN or infinity; -1 without one."""
+    wrong = _is_wrong(rows)
     first = wrong.to(torch.uint8).argmax()
     return torch.where(wrong[first], first, -1)
 

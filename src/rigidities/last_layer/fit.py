@@ -33,7 +33,7 @@ from ..data.slots import InputName
 from ..data.storage import Snapshot
 from ..losses import NAMED, Loss
 from ..models.calling import Source
-from ..models.shadow import placement
+from ..models.shadow import held_names, placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import PrecisionLike
@@ -822,7 +822,7 @@ class ReadoutFit:
             "output": as_text(source.output),
         }
         return {
-            "weights": model_fingerprint(self.model),
+            "weights": model_fingerprint(self.model, held_names(self.model)),
             "readout": readout,
             "loss": as_text(weighing),
             **options.header(),

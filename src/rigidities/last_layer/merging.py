@@ -56,6 +56,7 @@ def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict
     gram = statistics.gram
     layout = dict(readout)
     fingerprint = layout.pop("fingerprint")
+    layout.pop("weights", None)  # the fingerprint is of these, and says whether they agree
     watched_layers = layout.pop("watched", [])
     layout["width"] = gram.width
     layout["targets"] = statistics.targets

@@ -137,7 +137,7 @@ class LastLayerRigidity(ModelWrapper):
         output: str | int | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+            raise TypeError(_not_a_module(model))
         if layer is not None and features is not None:
             raise ValueError("Pass layer= or features=, not both.")
         super().__init__(model)
@@ -1367,3 +1367,16 @@ def _described(state: FitState) -> dict[str, str]:
         count = len(statistics.layers.grams)
         entries["novelty"] = "1 layer watched" if count == 1 else f"{count} layers watched"
     return entries
+
+
+def _not_a_module(model: Any) -> str:
+    """The message for a model that is not an `nn.Module`, with the module to pass instead."""
+    message = f"model must be a torch.nn.Module, got {type(model).__name__}."
+    if isinstance(getattr(model, "module_", None), nn.Module):  # skorch
+        return f"{message} Pass the network that it has trained: LastLayerRigidity(net.module_)."
+    if isinstance(model, (list, tuple)) and any(isinstance(part, nn.Module) for part in model):
+        return (
+            f"{message} Pass one module: nn.Sequential(encoder, head) for parts that follow one "
+            "another, or rigidities.MeanOf(models) for the mean of several networks."
+        )
+    return message

@@ -96,6 +96,8 @@ class Source:
         try:
             result = call(*args, **kwargs)
         except ORDINARY_ERRORS as error:
+            if _lacks_forward(model, error):
+                raise NotImplementedError(_forward_remedy(model, kwargs)) from error
             if type(error) not in ORDINARY_ERRORS or is_own(error):
                 raise  # out of memory, a class of the user's, an error of this library
             symptom = f"{type(error).__name__}: {error}".rstrip(".")
@@ -210,6 +212,37 @@ def _tuple_remedy(model: nn.Module, inputs: int) -> str:
     )
 
 
+def _lacks_forward(model: nn.Module, error: Exception) -> bool:
+    """Whether an error is torch's for a module, this one, that does not define `forward`."""
+    if "_forward_unimplemented" in str(error):
+        # The forward that torch puts there takes no keywords. Without any it raises its own error.
+        try:
+            model.forward()
+        except Exception as own_error:
+            error = own_error
+    if not isinstance(error, NotImplementedError):
+        return False
+    return f"[{type(model).__name__}] is missing the required" in str(error)
+
+
+def _forward_remedy(model: nn.Module, kwargs: dict[str, Any]) -> str:
+    """What to do about a model without `forward`.
+
+    Args:
+        model: The model.
+        kwargs: The inputs by keyword that it was called with.
+    """
+    networks = [name for name, child in model.named_children() if list(child.parameters())]
+    network = "net"
+    if networks and networks[0].isidentifier():
+        network = networks[0]
+    place = f"b[{next(iter(kwargs))!r}]" if kwargs else "b[0]"
+    return (
+        f"{type(model).__name__} does not define forward, so it cannot be called. Say how it "
+        f"predicts a batch with forward=, for example forward=lambda m, b: m.{network}({place})."
+    )
+
+
 def described(value: Any) -> str:
     """Type and size of a value, for messages."""
     if value is None:
@@ -218,7 +251,12 @@ def described(value: Any) -> str:
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     name = type(value).__name__
     if isinstance(value, (tuple, list)):
-        return f"{name} of {len(value)} ({', '.join(map(described, value))})"
+        entries: list[str] = []
+        for entry in value:
+            # Tensors are listed one by one, but a list of names says "str" once for all rows.
+            if isinstance(entry, Tensor) or described(entry) not in entries:
+                entries.append(described(entry))
+        return f"{name} of {len(value)} ({', '.join(entries)})"
     if isinstance(value, Mapping):
         return f"{name} with keys {list(value)}"
     return name
@@ -267,26 +305,73 @@ def pick(result: Any, output: str | int | None) -> Tensor:
     return chosen
 
 
+class SeveralOutputsError(ValueError):
+    """A model returns several things, and `output=` does not say which is the prediction.
+
+    Attributes:
+        result: What the model returned.
+    """
+
+    result: Any = None
+
+
+def several_outputs(result: Any, target: Tensor | None = None) -> str:
+    """The message for a model that returns several things.
+
+    Args:
+        result: What the model returned: a mapping, a tuple or a list.
+        target: The target, which the prediction should be shaped like; None if not known.
+    """
+    entries = _entries(result)
+    kind = "mapping" if isinstance(result, Mapping) else type(result).__name__
+    listed = ", ".join(f"{key!r}: {described(value)}" for key, value in entries.items())
+    best = _likely_prediction(entries, target)
+    if best is None:
+        remedy = "Pass forward= to compute the prediction, one tensor, from it."
+    else:
+        remedy = f"Pass output= to select the prediction, for example output={best!r}."
+    return f"The model returns a {kind} of {len(entries)} ({listed}). {remedy}"
+
+
+def _entries(result: Any) -> dict[Any, Any]:
+    """The entries of a mapping by key, or of a tuple or list by index."""
+    return dict(result) if isinstance(result, Mapping) else dict(enumerate(result))
+
+
+def _likely_prediction(entries: Mapping[Any, Any], target: Tensor | None) -> str | int | None:
+    """The key of the entry that is most likely the prediction; None if none can be.
+
+    Args:
+        entries: What a model returned, by key or index.
+        target: The target; None if not known.
+    """
+    candidates = {}
+    for key, value in entries.items():
+        if not isinstance(key, (str, int)) or not isinstance(value, Tensor):
+            continue
+        if value.ndim and value.is_floating_point() and not value.is_nested:
+            candidates[key] = value
+    if target is not None:
+        for key, value in candidates.items():
+            # Dimensions of size one make no difference: (N,) is (N, 1).
+            if value.squeeze().shape == target.squeeze().shape:
+                return key
+    return next(iter(candidates), None)
+
+
 def _only_entry(result: Any) -> Any:
     """The prediction where `output` is not given: `logits`, or the only entry there is."""
     if getattr(result, "logits", None) is not None:
         return result.logits
-    if isinstance(result, Mapping):
-        if "logits" in result:
-            return result["logits"]
-        values = list(result.values())
-        description = f"a mapping with keys {list(result)}"
-    elif isinstance(result, (tuple, list)):
-        values = list(result)
-        description = f"a {type(result).__name__} of {len(result)}"
-    else:
+    if isinstance(result, Mapping) and "logits" in result:
+        return result["logits"]
+    if not isinstance(result, (Mapping, tuple, list)):
         return result
-    if len(values) == 1:
-        return values[0]
-    raise ValueError(
-        f"The model returns {description}. Pass output= to select the prediction (a key of a "
-        "mapping, an index of a tuple), for example output=0."
-    )
+    if len(result) != 1:
+        error = SeveralOutputsError(several_outputs(result))
+        error.result = result
+        raise error
+    return next(iter(_entries(result).values()))
 
 
 def _entry(result: Any, output: str | int) -> Any:

@@ -132,6 +132,24 @@ def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     return torch.device("cpu"), torch.get_default_dtype()
 
 
+def held_names(model: nn.Module, set_by_passes: Collection[str] = ()) -> list[str]:
+    """Names of the parameters and buffers that a state dict of the model holds now.
+
+    Args:
+        model: The model.
+        set_by_passes: Attributes to leave out because a pass of the model sets them; see
+            `Watch.renewed`.
+    """
+    model = unwrapped(model)
+    names = [name for name, _ in model.named_parameters()]
+    for number, (path, module) in enumerate(model.named_modules()):
+        for name, buffer in module._buffers.items():
+            is_saved = buffer is not None and name not in module._non_persistent_buffers_set
+            if is_saved and f"{number}.{name}" not in set_by_passes:
+                names.append(f"{path}.{name}" if path else name)
+    return names
+
+
 def input_names(model: nn.Module) -> list[str]:
     """Names of the inputs of a model's `forward`; empty where it has no signature (traced)."""
     model = unwrapped(model)
@@ -380,15 +398,19 @@ class Watch:
                 entries = value.items() if isinstance(value, dict) else enumerate(value)
                 for key, entry in entries:
                     self._values[f"{path}[{key!r}]"] = entry
+        # Buffers are weights, which `_look` sees already. Some are set by every pass all the same.
+        for number, module in enumerate(self._modules):
+            for name, buffer in module._buffers.items():
+                self._values[f"{number}.{name}"] = buffer
 
     def _watch_tensors(self) -> None:
         """Remember the versions of weights, and of tensors that are plain attributes."""
         attributes = {path: v for path, v in self._values.items() if isinstance(v, Tensor)}
-        tensors = [*self._weights, *attributes.values()]
+        tensors = {id(tensor): tensor for tensor in (*self._weights, *attributes.values())}
         # Inference tensors have no version, and tensors of other classes consist of several.
         self._plain: list[Tensor] = []
         self._others: list[Tensor] = []
-        for tensor in tensors:
+        for tensor in tensors.values():
             if type(tensor) in _PLAIN_TENSORS and not tensor.is_inference():
                 self._plain.append(tensor)
             else:
@@ -407,7 +429,7 @@ class Watch:
         return list(map(id, self._members)) != list(map(id, later._members))
 
     def renewed(self, later: Watch) -> set[str]:
-        """Attributes that were assigned or written to between this watch and a later one.
+        """Attributes and buffers that were assigned or written to before a later watch.
 
         Returns:
             Their names with the number of the module, such as "0.name".

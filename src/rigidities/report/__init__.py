@@ -68,7 +68,7 @@ _UNCALIBRATED = Caution(
 
 def verdict(
     prediction: Prediction | Values,
-    target: Values,
+    target: Any,
     *,
     std: Values | None = None,
     names: Sequence[str] | None = None,
@@ -84,7 +84,9 @@ def verdict(
     Args:
         prediction: What `predict` returned, judged by its own distribution; or means, (N,) or
             (N, K) for K targets.
-        target: True values of the same shape, for rows used in neither fit nor calibration.
+        target: True values of the same shape, for rows used in neither fit nor calibration; or
+            labelled data that contain them in the same order: (x, y), a list of batches, a
+            DataLoader that does not shuffle.
         std: The error bars of means, of the same shape and above zero: standard deviations of
             Gaussians.
         names: Names of the targets.
@@ -98,8 +100,9 @@ def verdict(
         The verdict, with its headline, findings and cautions.
 
     Raises:
-        TypeError: There are means without bars, or a `Prediction` and bars.
-        ValueError: Shapes differ, or values are not finite or not above zero.
+        TypeError: There are means without bars, or a `Prediction` and bars; or batches are of a
+            type that contains no target.
+        ValueError: Shapes differ, values are not finite or not above zero, or a loader shuffles.
 
     Examples:
         >>> import torch
@@ -122,7 +125,7 @@ def verdict(
 
 def html(
     prediction: Prediction | Values,
-    target: Values,
+    target: Any,
     *,
     std: Values | None = None,
     title: str = TITLE,
@@ -140,7 +143,9 @@ def html(
     Args:
         prediction: What `predict` returned, judged by its own distribution; or means, (N,) or
             (N, K) for K targets.
-        target: True values of the same shape, for rows used in neither fit nor calibration.
+        target: True values of the same shape, for rows used in neither fit nor calibration; or
+            labelled data that contain them in the same order: (x, y), a list of batches, a
+            DataLoader that does not shuffle.
         std: The error bars of means, of the same shape and above zero: standard deviations of
             Gaussians.
         title: The heading.
@@ -160,8 +165,9 @@ def html(
         The page.
 
     Raises:
-        TypeError: There are means without bars, or a `Prediction` and bars.
-        ValueError: Shapes differ, or values are not finite or not above zero.
+        TypeError: There are means without bars, or a `Prediction` and bars; or batches are of a
+            type that contains no target.
+        ValueError: Shapes differ, values are not finite or not above zero, or a loader shuffles.
         ModuleNotFoundError: Plotly or Jinja is missing.
     """
     judgements = judge(
@@ -238,7 +244,7 @@ def write(
 
 def judge(
     prediction: Prediction | Values,
-    target: Values,
+    target: Any,
     *,
     std: Values | None = None,
     names: Sequence[str] | None = None,

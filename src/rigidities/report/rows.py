@@ -11,17 +11,24 @@ one pass. `rows_to_show` picks the rows that a scatter plot shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from ..calibration.coverage import ScoredRows, at_bounds, judgeable
 from ..calibration.report import CalibrationReport
-from ..data.batches import Batch
+from ..data.batches import Batch, Reader, raw_batches
 from ..data.feed import Feed
 from ..metrics.alignment import Values, aligned, as_tensor
 from ..prediction.prediction import Prediction
@@ -180,7 +187,7 @@ def _gaussian(mean: Tensor, std: Tensor) -> Prediction:
 
 def target_rows(
     prediction: Prediction | Values,
-    target: Values,
+    target: Any,
     *,
     std: Values | None = None,
     names: Sequence[str] | None = None,
@@ -195,7 +202,7 @@ def target_rows(
 
     Args:
         prediction: What `predict` returned, or means.
-        target: True values of the same shape.
+        target: True values of the same shape, or labelled data that contain them.
         std: Error bars of means, of the same shape. A `Prediction` has its own.
         names: Names of the targets.
         inputs: Further columns by name, or an array (N, D).
@@ -210,6 +217,7 @@ def target_rows(
         ValueError: Shapes differ, values are not finite, bars are not above zero, or names or
             inputs do not fit.
     """
+    target = true_values(target, prediction)
     if isinstance(prediction, Prediction):
         if std is not None:
             raise TypeError(_BARS_WANTED_ONCE)
@@ -221,6 +229,75 @@ def target_rows(
     return _rows_of_arrays(
         prediction, std, target, names, inputs, first_row=first_row, row_numbers=row_numbers
     )
+
+
+def true_values(target: Any, prediction: Prediction | Values) -> Values:
+    """The true values in what the user passes: values, or labelled data in any form.
+
+    Args:
+        target: Values; or a data set, a loader, or batches, whose targets are joined in order.
+        prediction: What they are the true values of.
+
+    Raises:
+        TypeError: A batch is of a type that only a user's function can take apart.
+        ValueError: A loader shuffles its rows, or batches have no target.
+    """
+    mean = prediction.mean if isinstance(prediction, Prediction) else prediction
+    if not _is_labelled(target, shape_of(mean)):
+        values: Values = target
+        return values
+    if isinstance(target, DataLoader) and _shuffles(target):
+        raise ValueError(
+            f"This DataLoader shuffles ({type(target.sampler).__name__}): its targets come in "
+            "another order than those of the prediction. Use shuffle=False in both calls, or pass "
+            "uq and the loader to rg.report.write, which reads every row once."
+        )
+    raw = raw_batches(target)
+    reader = Reader(torch.device("cpu"), torch.float64)
+    targets = []
+    try:
+        for batch in reader.batches(raw.batches, None, raw.sliced):
+            if batch.target is None:
+                raise ValueError(
+                    "Expected true values, got batches without a target. Pass the true values "
+                    "themselves, one for each prediction, or batches (x, y)."
+                )
+            targets.append(batch.target)
+    except TypeError as error:
+        raise TypeError(
+            "Expected true values, or batches that contain them: (x, y) or mappings. Got batches "
+            "of another type. Pass the true values themselves, for example torch.cat([batch.y for "
+            "batch in loader])."
+        ) from error
+    if not targets:
+        raise ValueError("Expected true values, got none. Pass one for each prediction.")
+    return torch.cat(targets)
+
+
+def _is_labelled(target: Any, shape: tuple[int, ...]) -> bool:
+    """Whether something is data with targets in it, rather than values of this shape."""
+    if isinstance(target, (Dataset, DataLoader, Mapping, Iterator)):
+        return True
+    if isinstance(target, tuple):  # (x, y) is a data set, a tuple of all rows is not
+        return 1 < len(target) != shape[0] and all(map(_has_rows, target))
+    if not isinstance(target, list) or not target:
+        return False
+    first = target[0]
+    if isinstance(first, (tuple, list)):  # lists of numbers are values
+        return any(map(_has_rows, first))
+    return not isinstance(first, str) and not hasattr(first, "__float__")
+
+
+def _has_rows(value: Any) -> bool:
+    """Whether a value is a tensor or an array with at least one dimension."""
+    return bool(getattr(value, "shape", None))
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    """Whether a loader gives its rows in another order each time."""
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    random = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return any(isinstance(sampler, random) for sampler in samplers)
 
 
 def _rows_of_prediction(

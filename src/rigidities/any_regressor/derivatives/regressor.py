@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from ...data.samples import doubled, sample_count
 from ...models.calling import pick
-from ...models.shadow import shadow
+from ...models.shadow import held_names, shadow
 from ...models.threads import OfThread
 from ...notices import notify
 from .parameters import Parameters, Subset
@@ -82,6 +82,14 @@ class Regressor:
     def module(self) -> nn.Module | None:
         """This thread's copy of the module, on which hooks may be set; None for a function."""
         return None if self.copies is None else self.copies()
+
+    @property
+    def held_buffers(self) -> list[str]:
+        """Names of the buffers that a state dict of the module held when it was given."""
+        if self.module is None or not isinstance(self.function, _ModuleFunction):
+            return []
+        # The copy may have more by now: a pass can fill a buffer that was None.
+        return [name for name in held_names(self.module) if name in self.function.buffers]
 
     @property
     def flat(self) -> Tensor:

@@ -9,8 +9,10 @@ alarms work together:
   modules that were exchanged, hooks, attributes that were set. It compares identities and counters,
   which is cheap enough for every call. It does not tell whether the change matters, does not see
   writes through `.data` or NumPy, and knows nothing of a model that met its fit in a file;
-* the *fingerprint* sees every bit of the weights and buffers, on any device and in any precision
-  that loses none. It reads all weights, and knows nothing of attributes, activations and code;
+* the *fingerprint* sees every bit of what a state dict of the model held at the fit, on any device
+  and in any precision that loses none. Buffers that a pass of the model sets itself (a mask for the
+  size of the batch) do not count. It reads all weights, and knows nothing of attributes,
+  activations and code;
 * the *probes* see whatever changes the outputs for a few inputs of the fit, within the rounding of
   another device. They take a pass of the model, do not see small changes of the weights, and are
   missing where the inputs could not be kept or must not be.
@@ -37,8 +39,8 @@ from torch.utils._pytree import tree_leaves
 from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...data.storage import Snapshot, prefixed
-from ...models.calling import Inputs, Source
-from ...models.shadow import Watch, placement, shadow, unwrapped
+from ...models.calling import Inputs, SeveralOutputsError, Source, several_outputs
+from ...models.shadow import Watch, held_names, placement, shadow, unwrapped
 from ...models.threads import Lock
 from ...models.whole import require_whole
 from ...notices import NO_FIT, NotFittedError, notify
@@ -94,6 +96,8 @@ class Binding:
         layer: As given.
         probes: As given; those of the fit once it is sealed.
         fingerprint: The fingerprint of the weights that the tap was found with; None before.
+        weights: The names of these weights and buffers; None before, and for a file that does not
+            name them: all counted there.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class Binding:
         self.layer = layer
         self.probes = probes
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
+        self.weights: list[str] | None = None if header is None else header.get("weights")
         self._header = header
         self._watching = watching
         self._tie: _Tie | None = None
@@ -119,6 +124,7 @@ class Binding:
         # same samples, until the fit is sealed.
         self._first_pass: FirstPass | None = None
         self._batch_output: Tensor | None = None
+        self._set_by_passes: frozenset[str] = frozenset()
         self._unsealed = False
         # How often weights had been written to when a fit began; None outside a fit.
         self._versions_at_start: list[tuple[int, int]] | None = None
@@ -142,7 +148,7 @@ class Binding:
 
     def bound_to_copy(self, model: nn.Module) -> Binding:
         """A tie to a copy of the model, with other weights, that knows the same readout."""
-        header = {**self.header(), "fingerprint": model_fingerprint(model)}
+        header = {**self.header(), "fingerprint": model_fingerprint(model, self.weights)}
         probes = None
         if self.probes is not None:
             first_pass = FirstPass.of(model, self.source, self.probes.inputs)
@@ -182,7 +188,10 @@ class Binding:
         inputs: Inputs = (batch.args, batch.kwargs)
         tap = self._tap_by_few_rows(inputs)
         if tap is None:
-            tap = self._tap_by_whole_batch(inputs)
+            try:
+                tap = self._tap_by_whole_batch(inputs)
+            except SeveralOutputsError as error:
+                raise ValueError(several_outputs(error.result, batch.target)) from None
         else:
             tap.search_whole_batch = self._tap_by_whole_batch
         if tap.notice:
@@ -202,7 +211,10 @@ class Binding:
         tap.search_whole_batch = None
         first_pass = tap.first_pass
         tap.first_pass = None
-        if first_pass is not None and first_pass.is_small:
+        if first_pass is None:
+            return
+        self._set_by_passes = first_pass.renewed
+        if first_pass.is_small:
             self._first_pass = first_pass
             self._batch_output = reading.output[: len(first_pass.output)].detach().clone()
 
@@ -220,7 +232,8 @@ class Binding:
         if not self._unsealed:
             return
         self._unsealed = False
-        self.fingerprint = model_fingerprint(self.model)
+        self.weights = held_names(self.model, self._set_by_passes)
+        self.fingerprint = model_fingerprint(self.model, self.weights)
         first_pass = self._first_pass
         batch_output = self._batch_output
         self._first_pass = None
@@ -315,7 +328,7 @@ class Binding:
         renewed = before.renewed(now)
         if self.probes is not None:
             renewed -= self.probes.renewed  # what every pass of the model sets
-        if (written or thorough) and model_fingerprint(self.model) != self.fingerprint:
+        if (written or thorough) and not self._has_weights_of_fit():
             raise ValueError(
                 "The model's weights have changed since the fit (training, loading, or a cast "
                 "that loses digits), so its error bars are no longer valid. Call fit(x, y) and "
@@ -326,6 +339,10 @@ class Binding:
         if written or renewed:
             tap = self._tap_of_header(self._header_of(tap))
         return _Tie(tap, now)
+
+    def _has_weights_of_fit(self) -> bool:
+        """Whether what the state dict held at the fit is still the same."""
+        return model_fingerprint(self.model, self.weights) == self.fingerprint
 
     def _check_outputs(self, renewed: set[str]) -> None:
         """Refuse a model whose outputs for the kept inputs have changed.
@@ -358,7 +375,7 @@ class Binding:
                     f"{type(self.model).__name__} does not have. Load the file with the same "
                     "model."
                 )
-        if model_fingerprint(self.model) != header["fingerprint"]:
+        if not self._has_weights_of_fit():
             raise ValueError(
                 "The model's weights differ from those of the fit in the file. Load the same "
                 "checkpoint into the model first, or fit again."
@@ -394,16 +411,25 @@ class Binding:
             "forward": self.source.forward is not None,
             "output": self.source.output,
             "fingerprint": self.fingerprint,
+            "weights": self.weights,
         }
         if tap.layers:
             header["watched"] = [asdict(layer) for layer in tap.layers]
         return header
 
 
-def model_fingerprint(model: nn.Module) -> str:
-    """A digest of all parameters and buffers: the same on any device, or after a lossless cast."""
+def model_fingerprint(model: nn.Module, names: list[str] | None = None) -> str:
+    """A digest of parameters and buffers: the same on any device, or after a lossless cast.
+
+    Args:
+        model: The model.
+        names: Those that count, of which some may be gone; None for all.
+    """
     model = unwrapped(model)
-    return fingerprint([*model.named_parameters(), *model.named_buffers()])
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    if names is None:
+        names = list(tensors)
+    return fingerprint([(name, tensors[name]) for name in names if name in tensors])
 
 
 def _weight_versions(model: nn.Module) -> list[tuple[int, int]]:
