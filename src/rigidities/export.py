@@ -61,6 +61,9 @@ LARGEST = 1.9e9
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Levels of intervals whose conformal tails are stored in the metadata."""
 
+_RECURRENT_WEIGHTS = r"The tensor attributes [^ ]*\._flat_weights"
+"""A warning of torch in the export of any recurrent layer, about a list in that layer."""
+
 _NEEDS = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -106,7 +109,11 @@ def torch_export(
     if kwargs:
         module = _WithEntries(frozen)
         args = (kwargs,)
-    return torch.export.export(module, args, dynamic_shapes=_dynamic_shapes(args), strict=strict)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _RECURRENT_WEIGHTS)
+        return torch.export.export(
+            module, args, dynamic_shapes=_dynamic_shapes(args), strict=strict
+        )
 
 
 def onnx(
@@ -153,6 +160,7 @@ def onnx(
     tensors = tuple(_tensors(inputs))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+        warnings.filterwarnings("ignore", _RECURRENT_WEIGHTS)
         warnings.filterwarnings("ignore", "# The axis name")  # of two inputs with as many rows
         program = torch.onnx.export(
             _WithTensors(frozen, inputs),
@@ -280,6 +288,7 @@ def _without_unused_tensors(uq: LastLayerRigidity, frozen: Frozen, inputs: Input
     `forward` does not run without them, for example since it unpacks the tuple, all entries
     become None. If it does not run with these either, the batch stays as it is.
     """
+    _outputs(frozen, inputs)  # which describes the call if it fails
     run = frozen.readout.run
     batch = uq.feed.handed(*inputs)
     with torch.no_grad(), _UsedTensors() as used:
@@ -317,6 +326,7 @@ class _WithEntries(nn.Module):
     def __init__(self, frozen: Frozen) -> None:
         super().__init__()
         self.frozen = frozen
+        self.eval()
 
     def forward(self, *inputs: dict[str, Any]) -> Any:
         """The outputs for one dict."""
@@ -337,6 +347,7 @@ class _WithTensors(nn.Module):
         leaves, self._structure = tree_flatten(inputs)
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         self._fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.eval()
 
     def forward(self, *tensors: Tensor) -> Any:
         """The outputs for the tensors, in the order of the inputs."""
@@ -501,6 +512,7 @@ def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, inputs: In
     trials = [inputs]
     rows = [len(tensor) for tensor in tensors if tensor.ndim]
     if len(set(rows)) == 1:  # else rows of one input refer to rows of another
+        _require_free_rows(session)
         trials.append(_with_rows(inputs, 1))
         trials.append(_with_rows(inputs, 2 * rows[0] + 1))
     sizes = _sizes(_outputs(frozen, inputs))
@@ -523,6 +535,23 @@ def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, inputs: In
                     f"{difference:.2g}, and {allowed:.2g} is allowed. Nothing was written. Try "
                     "another opset=, a model in float64, or torch_export."
                 )
+
+
+def _require_free_rows(session: Any) -> None:
+    """Refuse a file whose inputs have a fixed number of rows.
+
+    Raises:
+        ValueError: They have.
+    """
+    for session_input in session.get_inputs():
+        shape = session_input.shape
+        if shape and isinstance(shape[0], int):
+            raise ValueError(
+                f"The file would accept batches of {shape[0]} rows only: in an export, torch fixes "
+                "the number of rows in some operation of the model. Nothing was written. Write "
+                "x.shape[0] instead of len(x), use torch.cat or torch.stack to join outputs, or "
+                "let the model return the plain output of a linear layer."
+            )
 
 
 def _outputs(frozen: Frozen, inputs: Inputs) -> dict[str, Tensor]:
