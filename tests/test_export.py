@@ -4,7 +4,9 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import cache
+from typing import Any, NamedTuple
 
 import onnx
 import onnxruntime
@@ -168,7 +170,7 @@ def test_rounding_of_the_processor_is_allowed_and_more_is_not():
     x, y = trained().train
     uq = rg.LastLayerRigidity(Cancelling()).fit((x, y))
     uq.calibrate((x[:50] + 0.1, y[:50]), criterion="nll")
-    frozen, given = uq.freeze(), (x,)
+    frozen, given = uq.freeze(), ((x,), {})
     exact = export._outputs(frozen, given)
     sizes = export._sizes(exact)
     rounding = export._rounding(frozen, given, sizes)
@@ -287,3 +289,291 @@ def test_what_a_graph_cannot_hold_is_refused(tmp_path, monkeypatch):
 def test_uq_itself_points_to_freeze():
     uq, x = fitted("plain")
     refused(r"uq\.freeze\(\)", torch.export.export, uq, (x,))
+
+
+class Sequences(nn.Module):
+    """A recurrent net with two heads, whose outputs are put together by `tail`."""
+
+    def __init__(self, kind, tail):
+        super().__init__()
+        self.recurrent = kind(4, 6, batch_first=True)
+        self.first, self.second = nn.Linear(6, 1), nn.Linear(6, 1)
+        self.tail = tail
+
+    def forward(self, x):
+        last = self.recurrent(x)[0][:, -1]
+        if self.tail is None:
+            return 40 * self.first(last)
+        return self.tail([self.first(last), 3 * self.second(last)], 1)
+
+
+def beside(tensors, dim):
+    return torch.cat(tensors, axis=dim)
+
+
+@cache
+def recurrent(kind, tail):
+    """A fit to sequences, and new sequences."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Sequences(kind, tail)
+        x = torch.randn(300, 5, 4)
+        y = x.mean((1, 2))[:, None] + 0.1 * torch.randn(300, 1)
+    if tail is not None:
+        y = tail([y, y.square()], 1)
+    uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
+    uq.calibrate((x[200:280], y[200:280]))
+    return uq, x[280:]
+
+
+RECURRENT = pytest.mark.parametrize(
+    ("kind", "tail"),
+    [(nn.LSTM, None), (nn.GRU, torch.stack), (nn.RNN, torch.cat), (nn.LSTM, beside)],
+    ids=["LSTM, scaled", "GRU, stacked", "RNN, concatenated", "LSTM, concatenated by axis"],
+)
+
+
+@RECURRENT
+def test_a_recurrent_net_with_a_tail_is_exported_for_any_number_of_rows(kind, tail):
+    uq, x = recurrent(kind, tail)
+    module = export.torch_export(uq, x[:3]).module()
+    for rows in (x, x[:1]):
+        close(module(rows), uq(rows))
+
+
+@pytest.mark.thorough
+@RECURRENT
+def test_a_recurrent_net_with_a_tail_has_an_onnx_file(kind, tail, tmp_path):
+    uq, x = recurrent(kind, tail)
+    export.onnx(uq, tmp_path / "net.onnx", x[:3])
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
+    for rows in (x, x[:1]):
+        close(session.run(None, {"x": rows.numpy()}), uq(rows))
+
+
+@pytest.mark.thorough
+def test_a_recurrent_net_with_a_tail_may_be_compiled():
+    uq, x = recurrent(nn.LSTM, None)
+    close(torch.compile(uq.freeze(), backend="aot_eager")(x), uq(x))
+
+
+class Rows(NamedTuple):
+    x: Any
+    y: Any = None
+
+
+@dataclass
+class Record:
+    x: Any
+    y: Any = None
+
+
+@dataclass
+class Unregistered:
+    x: Any
+    y: Any = None
+
+
+torch.export.register_dataclass(Record)
+
+
+def unpacking(model, batch):
+    x, _ = batch
+    return model(x)
+
+
+def moving(model, batch):
+    batch = {key: tensor.to("cpu") for key, tensor in batch.items()}
+    return model(batch["x"])
+
+
+@dataclass
+class Kind:
+    """A kind of batches, what takes them apart, and what remains of them in a graph."""
+
+    batch: Any
+    forward: Any
+    target: Any
+    names: tuple[str, ...]
+    needed: Any
+
+
+KINDS = {
+    "dict": Kind(
+        lambda x, y: {"y": y, "x": x},
+        lambda model, batch: model(batch["x"]),
+        lambda batch: batch["y"],
+        ("x",),
+        lambda x: ({"x": x},),
+    ),
+    "dict, scaled": Kind(
+        lambda x, y: {"x": x, "y": y},
+        lambda model, batch: 3 * model(batch["x"]) + 1,
+        lambda batch: batch["y"],
+        ("x",),
+        lambda x: ({"x": x},),
+    ),
+    "dict, all moved": Kind(
+        lambda x, y: {"x": x, "y": y},
+        moving,
+        lambda batch: batch["y"],
+        ("x",),
+        lambda x: ({"x": x},),
+    ),
+    "dict of two inputs": Kind(
+        lambda x, y: {"right": x.flip(1), "y": y, "left": x, "unit": "eV"},
+        lambda model, batch: model(batch["left"] + 2 * batch["right"]),
+        lambda batch: batch["y"],
+        ("right", "left"),
+        lambda x: ({"left": x, "right": x.flip(1), "unit": "eV"},),
+    ),
+    "nested dict": Kind(
+        lambda x, y: {"inputs": {"x": x}, "y": y},
+        lambda model, batch: model(batch["inputs"]["x"]),
+        lambda batch: batch["y"],
+        ("inputs.x",),
+        lambda x: ({"inputs": {"x": x}},),
+    ),
+    "tuple": Kind(
+        lambda x, y: (x, y), lambda model, batch: model(batch[0]), None, ("input0",), lambda x: (x,)
+    ),
+    "tuple with the target between": Kind(
+        lambda x, y: (x, y, x.flip(1)),
+        lambda model, batch: model(batch[0] + 2 * batch[2]),
+        lambda batch: batch[1],
+        ("input0", "input2"),
+        lambda x: (x, None, x.flip(1)),
+    ),
+    "unpacked tuple": Kind(lambda x, y: (x, y), unpacking, None, ("input0",), lambda x: (x, None)),
+    "named tuple": Kind(
+        Rows,
+        lambda model, batch: model(batch.x),
+        lambda batch: batch.y,
+        ("x",),
+        lambda x: (Rows(x),),
+    ),
+    "dataclass": Kind(
+        Record,
+        lambda model, batch: model(batch.x),
+        lambda batch: batch.y,
+        ("x",),
+        lambda x: (Record(x),),
+    ),
+}
+
+
+@cache
+def fitted_to_batches(id):
+    one, kind = trained(), KINDS[id]
+    uq = rg.LastLayerRigidity(one.model, forward=kind.forward, target=kind.target)
+    uq.fit([kind.batch(*one.train)])
+    uq.calibrate([kind.batch(*one.valid)])
+    return uq, one.test
+
+
+@pytest.mark.parametrize("id", KINDS)
+def test_a_batch_is_frozen_and_exported_through_the_users_forward(id):
+    uq, (x, y) = fitted_to_batches(id)
+    kind = KINDS[id]
+    frozen = uq.freeze()
+    module = export.torch_export(uq, kind.batch(x[:3], y[:3])).module()
+    for n in (len(x), 1):
+        batch = kind.batch(x[:n], y[:n])
+        close(frozen(batch), uq(batch))
+        close(module(*kind.needed(x[:n])), uq(batch))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("id", KINDS)
+def test_an_onnx_file_of_a_batch_has_its_names_and_lacks_its_target(id, tmp_path):
+    uq, (x, y) = fitted_to_batches(id)
+    kind = KINDS[id]
+    export.onnx(uq, tmp_path / "net.onnx", kind.batch(x[:1], y[:1]))
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
+    assert tuple(one.name for one in session.get_inputs()) == kind.names
+    arrays = {
+        "x": x,
+        "left": x,
+        "right": x.flip(1),
+        "inputs.x": x,
+        "input0": x,
+        "input2": x.flip(1),
+    }
+    for n in (len(x), 1):
+        given = {name: arrays[name][:n].numpy() for name in kind.names}
+        close(session.run(None, given), uq(kind.batch(x[:n], y[:n])))
+
+
+def test_an_example_without_the_target_is_a_batch_too():
+    uq, (x, _) = fitted_to_batches("dict")
+    module = export.torch_export(uq, {"x": x[:3]}).module()
+    close(module({"x": x}), uq({"x": x}))
+
+
+def test_an_entry_that_changes_nothing_in_the_example_stays_an_input():
+    def masked(model, batch):
+        mask = batch.get("mask")
+        return model(batch["x"] if mask is None else batch["x"] * mask)
+
+    one = trained()
+
+    def batch(x, y):
+        return {"x": x, "mask": torch.ones_like(x), "y": y}
+
+    uq = rg.LastLayerRigidity(one.model, forward=masked, target=lambda batch: batch["y"])
+    uq.fit([batch(*one.train)])
+    uq.calibrate([batch(*one.valid)])
+    x, y = one.test
+    module = export.torch_export(uq, batch(x[:3], y[:3])).module()
+    half = {"x": x, "mask": (x > 0).float()}
+    close(module(half), uq(half))
+
+
+def two_inputs():
+    """A fit to mappings whose entries are the model's keyword inputs, and new entries."""
+    one = trained()
+    model = Net(lambda net, left, right: 2 * net.inner(left + right), inner=one.model)
+    parts = [{"left": x, "y": y, "right": x.flip(1)} for x, y in (one.train, one.valid, one.test)]
+    uq = rg.LastLayerRigidity(model).fit([parts[0]])
+    uq.calibrate([parts[1]])
+    return uq, parts[2]
+
+
+@pytest.mark.thorough
+def test_a_mapping_of_keyword_inputs_is_an_example_too(tmp_path):
+    uq, batch = two_inputs()
+    inputs = {"right": batch["right"], "left": batch["left"]}
+    expected = uq(**inputs)
+    example = {key: tensor[:3] for key, tensor in batch.items()}
+    close(export.torch_export(uq, example).module()(inputs), expected)
+    export.onnx(uq, tmp_path / "net.onnx", example)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
+    assert [one.name for one in session.get_inputs()] == ["left", "right"]
+    close(session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()}), expected)
+
+
+def test_examples_that_no_graph_can_take_are_refused_by_name():
+    one = trained()
+    uq = rg.LastLayerRigidity(one.model, forward=lambda m, b: m(b.x), target=lambda b: b.y)
+    uq.fit([Unregistered(*one.train)])
+    uq.calibrate([Unregistered(*one.valid)])
+    x, y = one.test
+    close(uq.freeze()(Unregistered(x)), uq(Unregistered(x)))
+    match = "contains a Unregistered.*torch.export.register_dataclass"
+    refused(match, export.torch_export, uq, Unregistered(x, y))
+    uq, _ = fitted_to_batches("dict")
+    refused("the fit had a mapping, got a tensor", export.torch_export, uq, x)
+    refused("KeyError: 'x'", export.torch_export, uq, {"z": x}, error=KeyError)
+
+
+@pytest.mark.thorough
+def test_a_model_that_fixes_the_number_of_rows_has_no_file(tmp_path):
+    def run(net, x):
+        return net.inner(x) + torch.zeros(len(x), 1)
+
+    one = trained()
+    uq = rg.LastLayerRigidity(Net(run, inner=one.model)).fit(one.train)
+    uq.calibrate(one.valid)
+    match = r"batches of 3 rows only.*x\.shape\[0\]"
+    refused(match, export.onnx, uq, tmp_path / "net.onnx", one.test[0][:3])
+    assert not list(tmp_path.iterdir())

@@ -87,7 +87,8 @@ class FactorNorm(Buffers):
         self.dtype = form.dtype
         # With one factor per target the column of ones is appended to the features. A common factor
         # folds it into its blocks.
-        self._append_ones = ones and form.factor.ndim == 3
+        self._per_target = form.factor.ndim == 3
+        self._append_ones = ones and self._per_target
         blocks = form.make_blocks(ones=ones and not self._append_ones, constant=constant)
         self._starts = [block.start for block in blocks]
         for i, block in enumerate(blocks):
@@ -106,7 +107,9 @@ class FactorNorm(Buffers):
                 self.register_buffer(f"{name}{i}", tensor, persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(M, D) -> (M, 1), or (M, T)."""
+        """(M, D) -> (M, 1), or (M, T); (M, K, D) -> (M, K)."""
+        if features.ndim == 3 and not self._per_target:
+            return _norms_of_rows(self, features)
         if self._append_ones:
             features = with_ones(features)
         by_halves = self._half is not None and features.dtype == self._half
@@ -161,18 +164,28 @@ class TruncatedNorm(Buffers):
 
     def forward(self, features: Tensor) -> Tensor:
         """(M, D) -> (M, 1), or (M, K, D) -> (M, K)."""
+        if features.ndim == 3:
+            return _norms_of_rows(self, features)
         vectors = self.kept
         features = features.to(vectors)
-        keepdim = features.ndim == 2
-        size = features.square().sum(-1, keepdim=keepdim)
+        size = features.square().sum(-1, keepdim=True)
         if self._ones:
             size = size + 1
             projections = torch.addmm(vectors[-1], features, vectors[:-1])
         else:
             projections = features @ vectors
-        q = size * self.rate - projections.square().sum(-1, keepdim=keepdim)
+        q = size * self.rate - projections.square().sum(-1, keepdim=True)
         # Rounding may make the difference too small. |f|^2 over the largest precision bounds q.
         return torch.maximum(q, size * self.least).sqrt()
+
+
+def _norms_of_rows(norm: FactorNorm | TruncatedNorm, features: Tensor) -> Tensor:
+    """Norms of features per target, (M, K, D) -> (M, K), as of M K plain rows.
+
+    onnxruntime 1.31 crashes in a product of features (M, K, D) in float64 that were transposed.
+    """
+    norms_of_rows: Tensor = norm(features.flatten(0, 1))
+    return norms_of_rows.reshape(features.shape[:-1])
 
 
 class FrozenBars(Buffers):

@@ -17,6 +17,7 @@ uses a `TracedReadout` instead, a plain copy that computes with the model's own 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -320,8 +321,10 @@ class LinearCopy(CopiedReadout):
         """One pass for all of these weights: the model's own, zeros, and the unit vectors."""
 
         def output_for(weights: dict[str, Tensor]) -> Tensor:
-            # A zero that depends on the weights has the hidden dimension of `vmap`.
-            zero = weights[self._weight_names[0]][0, 0] * 0
+            zero = None
+            if self._writes_in_place:
+                # A zero that depends on the weights has the hidden dimension of `vmap`.
+                zero = weights[self._weight_names[0]][0, 0] * 0
             with _UnderVmap(zero) if self._writes_in_place or exporting() else nullcontext():
                 output: Tensor = functional_call(self.run, weights, (args, kwargs))
                 return output
@@ -373,20 +376,24 @@ class _Run(nn.Module):
 
 
 class _UnderVmap(TorchFunctionMode):
-    """A mode in which a model that writes into tensors that it makes can run under `vmap`.
+    """A mode for a model's pass under `vmap`, in an export or where the model writes in place.
 
-    These tensors get the hidden dimension of `vmap` by adding a zero that has it. Inputs of linear
-    layers with more than two dimensions are flattened to rows: in an export torch would otherwise
-    fix their sizes.
+    Inputs of linear layers with more than two dimensions are flattened to rows, and heads' outputs
+    are concatenated by a sum of padded tensors: in an export torch would otherwise fix their sizes.
+
+    A model that writes into tensors that it makes can run under `vmap` only if these have its
+    hidden dimension: they get it by adding a zero that has it. Other models must not get it: torch
+    has no batching rule for recurrent layers, whose first state is such a tensor.
 
     Args:
-        zero: A zero with the hidden dimension.
+        zero: A zero with the hidden dimension; None to leave the tensors as the model makes them.
     """
 
     functions = (torch.zeros, torch.full, torch.empty, torch.zeros_like, torch.empty_like)
     methods = (Tensor.new_zeros, Tensor.new_full, Tensor.new_empty)
+    concatenations = (torch.cat, torch.concat, torch.concatenate)
 
-    def __init__(self, zero: Tensor) -> None:
+    def __init__(self, zero: Tensor | None) -> None:
         super().__init__()
         self.zero = zero
 
@@ -396,10 +403,39 @@ class _UnderVmap(TorchFunctionMode):
             x = args[0]
             rows = func(x.flatten(0, -2), *args[1:], **kwargs)
             return rows.reshape(*x.shape[:-1], rows.shape[-1])
+        if func in self.concatenations and exporting():
+            return _concatenated(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func in (*self.functions, *self.methods) and result.is_floating_point():
+        is_new = func in (*self.functions, *self.methods)
+        if self.zero is not None and is_new and result.is_floating_point():
             return result + self.zero.to(result.dtype)
         return result
+
+
+def _concatenated(
+    tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None, **options: Any
+) -> Tensor:
+    """`torch.cat` in operations whose sizes stay free in an export under `vmap`.
+
+    Args:
+        tensors: The tensors. Without the hidden dimension of `vmap` they go to `torch.cat` itself.
+        dim: The dimension along which they are concatenated.
+        axis: Another name of `dim`.
+        options: Other options of `torch.cat`.
+    """
+    if axis is not None:
+        dim = axis
+    if options or not any(map(torch._C._functorch.is_batchedtensor, tensors)):
+        return torch.cat(list(tensors), dim, **options)
+    dim = dim % tensors[0].ndim
+    dimensions_after = tensors[0].ndim - 1 - dim
+    sizes = [tensor.shape[dim] for tensor in tensors]
+    padded = []
+    for i, tensor in enumerate(tensors):
+        # The last dimension comes first in a padding.
+        padding = [0, 0] * dimensions_after + [sum(sizes[:i]), sum(sizes[i + 1 :])]
+        padded.append(nn.functional.pad(tensor, padding))
+    return torch.stack(padded).sum(0)
 
 
 def copied_readout(
