@@ -288,10 +288,11 @@ def _several_numbers_act(values: Tensor, parameters: Sequence[Tensor]) -> bool:
 
 def large_change(weights: Tensor, seed: int) -> Tensor:
     """A random change of weights, ten times their size: large enough to reveal a nonlinearity."""
-    size = float(weights.square().mean().sqrt())
+    sizes = weights.abs().to(torch.float64)  # real numbers, also of complex weights
+    size = float(sizes.square().mean().sqrt())
     if size < 1e-6:  # zeros up to rounding: a change of that size would be lost in rounding
         size = 1.0
-    return normal_like(weights.to(torch.float64), seed) * 10 * size
+    return normal_like(sizes, seed) * 10 * size
 
 
 def tolerance(rounding: float) -> float:
