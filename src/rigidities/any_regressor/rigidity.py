@@ -353,8 +353,8 @@ class PredictionRigidity:
 
         Raises:
             NotFittedError: There is no fit yet.
-            ValueError: There are no targets, or the form does not support the ridge or the
-                criterion.
+            ValueError: There are no targets, the loss is not one of regression, or the form does
+                not support the ridge or the criterion.
         """
         wanted = CalibrationOptions.of(criterion, noise, distribution, ridge)
         fit, samples = self._fit_and_samples(x, y)
@@ -363,7 +363,9 @@ class PredictionRigidity:
         elif ridge is None and fit.form.name != "dense":
             wanted = replace(wanted, ridge=fit.form.ridge)
         assert fit.differentiation is not None
-        report = calibration_report(fit.differentiation, fit.form, fit.pieces(samples), wanted)
+        report = calibration_report(
+            fit.differentiation, fit.form, fit.pieces(samples), wanted, self._loss
+        )
         form = fit.form.with_ridge(report.ridge)
         self._fit = replace(fit, form=form, calibration=report.calibration, report=report)
         return report

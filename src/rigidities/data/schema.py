@@ -218,6 +218,7 @@ _FIT = Kind(
         "inputs": int,
         "batch": str | None,
         "columns?": list,
+        "label_loss?": str,
     },
     parts={
         "gram": Part(

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..data.batches import Batch
 from ..data.finiteness import spoilt
-from ..losses import MSE, Loss
+from ..losses import MSE, Loss, function_name, is_least_at_target
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
@@ -97,6 +97,15 @@ class Weighing:
             curvature = curvature * weights
         return curvature, user_weights
 
+    def label_loss(self, block: Block) -> str | None:
+        """The name of a loss that rows show not to be one of regression; None otherwise."""
+        if isinstance(self.loss, MSE):
+            return None
+        target = block.reading.target_rows(block.target)
+        if target is None or is_least_at_target(self.loss, target):
+            return None
+        return function_name(self.loss)
+
 
 def _check_curvature(curvature: Tensor) -> None:
     """Refuse a curvature that is not finite, or negative."""
@@ -153,7 +162,8 @@ def accumulate(
         nonlocal statistics
         if statistics is None:
             assert first_batch is not None
-            statistics = Statistics.begin(first_batch, block, plan)
+            label_loss = weighing.label_loss(block)
+            statistics = Statistics.begin(first_batch, block, plan, label_loss)
         try:
             statistics.update(block)
         except ValueError as error:

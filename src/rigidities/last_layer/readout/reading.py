@@ -155,11 +155,19 @@ class Reading:
         if target is None:
             return None
         if target.squeeze().shape != self.output.squeeze().shape:
-            raise ValueError(
+            problem = (
                 f"the target's shape {tuple(target.shape)} does not match the output's shape "
-                f"{tuple(self.output.shape)}. If the model predicts more than the target (for "
-                "example a mean and a variance), select the mean with output=, or for batches b = "
-                "(x, y) with forward=lambda m, b: m(b[0])[..., 0]."
+                f"{tuple(self.output.shape)}."
+            )
+            if not target.is_floating_point():
+                problem += (
+                    " If the targets are the numbers of classes, pass them one-hot, and see "
+                    "docs/classifiers.md."
+                )
+            raise ValueError(
+                f"{problem} If the model predicts more than the target (for example a mean and a "
+                "variance), select the mean with output=, or for batches b = (x, y) with "
+                "forward=lambda m, b: m(b[0])[..., 0]."
             )
         return self.rows(target.reshape(self.output.shape))
 
