@@ -307,6 +307,7 @@ _REGRESSOR = Kind(
                 "columns": list | None,
                 "gradient_norm": float,
                 "dispersion": list,
+                "scale_origin?": str,
             },
         ),
         # A file has one of these two parts: the dense or the dual form.
