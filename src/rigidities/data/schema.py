@@ -203,6 +203,7 @@ _CALIBRATION = {
             "advice": str,
             "novelty?": dict,
             "novelty_usual?": float,
+            "mismatch?": str,
         },
         tensors={
             "constant": Array("float64", "K", finite=False),

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...data.batches import Batch
-from ...data.sketch import near_hashes, row_hashes
+from ...data.sketch import near_hashes, row_hashes, row_tensors
 from ...posterior.gram import with_ones
 
 SampleWeight = Callable[[Any], Tensor]
@@ -215,7 +215,9 @@ class Reading:
 
         None where the inputs do not have one row per output, as with atoms of several structures.
         """
-        values = tree_leaves(batch.inputs)
+        values = row_tensors(batch.inputs, len(self.output), self.output.device)
+        if not values:
+            return None
         if batch.target is not None:
             values.append(batch.target)
         return row_hashes(values, len(self.output))
