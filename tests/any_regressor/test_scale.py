@@ -126,11 +126,14 @@ def test_without_more_rows_than_parameters_residuals_give_no_scale():
     warns_once_of_a_default_scale(pr, NEW[:, None])
 
 
-@pytest.mark.parametrize("case", ["no residuals", "no targets", "matrix-free"])
+@pytest.mark.parametrize("case", ["no residuals", "rounding", "no targets", "matrix-free"])
 def test_a_squared_loss_without_known_residuals_warns_once(case):
     if case == "no residuals":
         w = torch.tensor([1.0, 2.0], dtype=F64)
         pr = rg.PredictionRigidity(line, w).fit(X, line(w, X))
+    elif case == "rounding":
+        w = torch.tensor([1.0, 2.0], dtype=F64)
+        pr = rg.PredictionRigidity(line, w).fit(X, line(w, X) + 1e-13 * normal(30, seed=7))
     elif case == "no targets":
         pr = rg.PredictionRigidity(line, W).fit(X)
     else:
