@@ -77,11 +77,11 @@ def agreement_rows(*, quick: bool) -> list[Row]:
     x = work.x.double()
     y = work.y.double()
     test_x = torch.randn(50, 20, generator=torch.Generator().manual_seed(3)).double()
-    dense = rg.PredictionRigidity(model, ridge=1e-2, form="dense").fit(x, y)
+    dense = rg.PredictionRigidity(model, ridge=1e-2, form="dense").fit(x, y).set_scale(1.0)
     reference = dense.variance(test_x)
     table = []
     for form in ("dual", "matrix-free"):
-        pr = rg.PredictionRigidity(model, ridge=1e-2, form=form).fit(x, y)
+        pr = rg.PredictionRigidity(model, ridge=1e-2, form=form).fit(x, y).set_scale(1.0)
         error = float((pr.variance(test_x) / reference - 1).abs().max())
         stated = max(pr.tolerance, 1e-12)
         table.append(at_most(f"{form} against dense variances", error, stated, "relative (stated)"))
@@ -118,7 +118,7 @@ def main(rows: int, width: int, depth: int, points: int, matrix_free: int, threa
     start = time.perf_counter()
     pr = rg.PredictionRigidity(work.model, ridge=1.0, form=form).fit(work.x, work.y)
     fit_seconds = time.perf_counter() - start
-    variance = pr.variance(test_x)
+    variance = pr.set_scale(1.0).variance(test_x)
     figures = {
         "parameters": sum(p.numel() for p in work.model.parameters()),
         "rows": rows,

@@ -364,6 +364,8 @@ def loss_for(loss: LossLike) -> Loss:
         return NAMED[loss]
     if isinstance(loss, Loss):
         return loss
+    if isinstance(loss, nn.PoissonNLLLoss) and loss.log_input and loss.reduction == "none":
+        return PoissonNLL()  # the same derivatives, and a file can hold it
     if callable(loss):
         return PerSampleLoss(loss)
     raise TypeError(f"loss must be a name or a callable, got {type(loss).__name__}.")
@@ -374,3 +376,87 @@ def loss_name(loss: Loss) -> str:
     if isinstance(loss, PerSampleLoss):
         return "a function"
     return type(loss).__name__
+
+
+def function_name(loss: Loss) -> str:
+    """The name of a loss; for a callable its own name, where it has one."""
+    if not isinstance(loss, PerSampleLoss):
+        return type(loss).__name__
+    name: str = getattr(loss.function, "__name__", type(loss.function).__name__)
+    return "a function without a name" if name == "<lambda>" else name
+
+
+NO_ERROR_BARS = (
+    "There are no error bars for the loss of this fit ({}): it is not smallest where the output "
+    "equals the target, so that target minus output is not an error. Outputs may be a "
+    "classifier's logits (or the margins of pairs), or the loss may transform the targets. For a "
+    "classifier see docs/classifiers.md: its posterior, rigidities and ensembles can be used, and "
+    "other methods calibrate probabilities. If the loss transforms the targets, transform them "
+    'before the fit instead. If the model predicts log rates of counts, fit with loss="poisson".'
+)
+"""What is said where `is_least_at_target` is False, with the name of the loss."""
+
+
+def is_least_at_target(loss: Loss, target: Tensor) -> bool:
+    r"""Whether a loss is smallest where the prediction is the target.
+
+    Only then is target minus prediction the error of a prediction. It is not for a classifier,
+    whose predictions are logits and whose targets are labels.
+
+    Only callables are tried; other losses say by themselves what they are. (`PoissonNLL` of a log
+    rate is smallest at the logarithm of the target. Its intervals follow from the shape of the
+    distribution, which the calibration learns.) The slope of the loss in the prediction is taken a
+    little below and a little above the target, where it must not be positive and not be negative.
+    A little is half of the targets' standard deviation: a smoothed loss may be smallest near the
+    target, and a few rows may be an exception.
+
+    Args:
+        loss: The loss.
+        target: Targets of some rows, (M, K).
+
+    Returns:
+        False where most of the slopes show that the loss is smallest elsewhere. True also where
+        slopes cannot be computed.
+    """
+    if not isinstance(loss, PerSampleLoss):
+        return True
+    known = target.to(torch.float64)
+    wrong = 0
+    judged = 0
+    for k in range(min(target.shape[1], _TARGETS_TRIED)):
+        # One target at a time, because a loss may couple them.
+        step = torch.zeros_like(known)
+        step[:, k] = _small_step(known[:, k])
+        try:
+            below = _slope(loss, known - step, target)[:, k]
+            above = _slope(loss, known + step, target)[:, k]
+        except Exception:  # a user's function may refuse such predictions in any way
+            return True
+        is_known = below.isfinite() & above.isfinite()
+        wrong += int((is_known & ((below > 0) | (above < 0))).sum())
+        judged += int(is_known.sum())
+    return 2 * wrong <= judged
+
+
+_TARGETS_TRIED = 8
+"""How many targets are tried: a loss that is for labels is so for all of them."""
+
+
+def _small_step(target: Tensor) -> Tensor:
+    """Half of the standard deviation of targets (M,), or a small number where all are equal."""
+    finite = target[target.isfinite()]
+    if not len(finite):
+        return target.new_zeros(())
+    half_spread = finite.std(correction=0) / 2
+    smallest = 1e-3 * finite.abs().max().clamp(min=1.0)
+    return torch.maximum(half_spread, smallest)
+
+
+def _slope(loss: PerSampleLoss, prediction: Tensor, target: Tensor) -> Tensor:
+    """First derivative of the loss with respect to the prediction, (M, K)."""
+    if target.is_floating_point():
+        target = target.to(torch.float64)
+    with torch.enable_grad():
+        point = prediction.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(loss.function(point, target).sum(), point)
+    return slope

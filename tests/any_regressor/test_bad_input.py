@@ -216,7 +216,7 @@ def test_an_indefinite_hessian_names_its_lowest_eigenvalue_and_a_ridge_above_it_
     assert lowest < -1
     with pytest.raises(ValueError, match=f"indefinite.*{lowest:.3g}.*ridge > {-lowest:.3g}"):
         fit(f, params, y=y, hessian="exact")
-    pr = fit(f, params, y=y, hessian="exact", ridge=1 - lowest)
+    pr = fit(f, params, y=y, hessian="exact", ridge=1 - lowest).set_scale(1.0)
     expected = oracle.variance(oracle.ridged(h, 1 - lowest), oracle.jacobian(flat, X1))[:, 0]
     torch.testing.assert_close(pr.variance(X1), expected)
     refused("ridge", pr.calibrate, X1, y, ridge=0.1)
@@ -232,7 +232,10 @@ def test_an_indefinite_regulariser_is_refused(form):
 
     model = cases.CASES["net"].f
     pr = rg.PredictionRigidity(model, ridge=0.1, regulariser=regulariser, form=form)
-    refused("indefinite|not positive", lambda: pr.fit(X2, model(X2).detach()).variance(X2))
+    refused(
+        "indefinite|not positive",
+        lambda: pr.fit(X2, model(X2).detach()).set_scale(1.0).variance(X2),
+    )
 
 
 def test_nothing_can_be_asked_before_a_fit():
@@ -343,12 +346,12 @@ def test_parameters_that_are_not_used_are_named_and_change_nothing(kind):
     else:
         f = nn.Linear(2, 1).double()
         more, params, x, y = None, None, X2, f(X2).detach()
-    whole = rg.PredictionRigidity(f, params).fit(x, y).variance(x)
+    whole = rg.PredictionRigidity(f, params).fit(x, y).set_scale(1.0).variance(x)
     if kind == "module":
         f = cases.Net(lambda m, x: m.used(x), used=f, idle=nn.Linear(3, 3)).double()
     pr = rg.PredictionRigidity(f, more)
     with pytest.warns(UserWarning, match="does not use.*idle"):
-        pr.fit(x, y)
+        pr.fit(x, y).set_scale(1.0)
     torch.testing.assert_close(pr.variance(x), whole)
     drawn = pr.sample(4)
     idle = drawn["idle"] if kind == "dict" else drawn["idle.weight"]
@@ -363,9 +366,11 @@ def test_a_parameter_that_only_a_later_batch_uses_is_kept():
     model = cases.Net(call, nets=nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])).double()
     z = torch.arange(24) // 12
     y = model(X2, z).detach()
-    whole = rg.PredictionRigidity(model).fit([(X2, z, y)]).variance((X2, z))
+    whole = rg.PredictionRigidity(model).fit([(X2, z, y)]).set_scale(1.0).variance((X2, z))
     parts = [(X2[:12], z[:12], y[:12]), (X2[12:], z[12:], y[12:])]
-    torch.testing.assert_close(rg.PredictionRigidity(model).fit(parts).variance((X2, z)), whole)
+    torch.testing.assert_close(
+        rg.PredictionRigidity(model).fit(parts).set_scale(1.0).variance((X2, z)), whole
+    )
 
 
 def test_nothing_is_warned_of_in_ordinary_models(recwarn):
@@ -387,7 +392,7 @@ def test_the_model_is_left_as_it_was(form):
     y = copy.deepcopy(model).eval()(X2).detach()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x, target = X2.clone(), y.clone()
-    pr = rg.PredictionRigidity(model, ridge=0.1, form=form).fit(x, target)
+    pr = rg.PredictionRigidity(model, ridge=0.1, form=form).fit(x, target).set_scale(1.0)
     variance = pr.variance(x)
     pr.sample(3)
     assert all(m.training for m in model.modules())
@@ -407,20 +412,26 @@ def test_parameters_that_need_gradients_and_later_changes_do_no_harm():
     pr = rg.PredictionRigidity(line, {"w": w}["w"])
     with torch.no_grad():
         w.zero_()
-    variance = pr.fit(X1, Y).variance(X1)
+    variance = pr.fit(X1, Y).set_scale(1.0).variance(X1)
     assert not variance.requires_grad and w.grad is None
-    assert torch.equal(variance, fit().variance(X1)) and torch.equal(pr.predict(X1).mean, Y)
+    assert torch.equal(variance, fit().set_scale(1.0).variance(X1)) and torch.equal(
+        pr.predict(X1).mean, Y
+    )
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_gradients_that_are_switched_off_do_no_harm(context):
     s = cases.solved("layer norm and in-place ReLU")
     pr = rg.PredictionRigidity(s.case.f, ridge=0.1)
-    variance = pr.fit(X2, s.target).variance(X2)
+    variance = pr.fit(X2, s.target).set_scale(1.0).variance(X2)
     with context():
         assert torch.equal(pr.variance(X2), variance)
-        assert torch.equal(pr.fit(X2, s.target).variance(X2), variance)
-        made_here = rg.PredictionRigidity(s.case.f, ridge=0.1).fit(X2.clone(), s.target.clone())
+        assert torch.equal(pr.fit(X2, s.target).set_scale(1.0).variance(X2), variance)
+        made_here = (
+            rg.PredictionRigidity(s.case.f, ridge=0.1)
+            .fit(X2.clone(), s.target.clone())
+            .set_scale(1.0)
+        )
         assert torch.equal(made_here.variance(X2.clone()), variance)
 
 
@@ -429,5 +440,5 @@ def test_random_numbers_are_left_alone():
     expected = torch.rand(3)
     torch.manual_seed(7)
     model = cases.CASES["net"].f
-    rg.PredictionRigidity(model, ridge=0.1).fit(X2, model(X2).detach()).variance(X2)
+    rg.PredictionRigidity(model, ridge=0.1).fit(X2, model(X2).detach()).set_scale(1.0).variance(X2)
     assert torch.equal(torch.rand(3), expected)

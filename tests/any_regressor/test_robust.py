@@ -39,7 +39,7 @@ def mixed(rows, width, condition, seed=0):
 def test_the_stated_tolerance_holds_for_float32_models(hessian, condition):
     x = (100 * mixed(200, 12, condition)).float()
     w = torch.ones(12)
-    pr = rg.PredictionRigidity(linear, w, hessian=hessian).fit(x, x @ w)
+    pr = rg.PredictionRigidity(linear, w, hessian=hessian).fit(x, x @ w).set_scale(1.0)
     double = x.double()
     exact = (double * torch.linalg.solve(double.T @ double, double.T).T).sum(1)
     error = float((pr.variance(x) / exact - 1).abs().max())
@@ -79,7 +79,7 @@ def test_rows_that_a_model_reorders_keep_their_own_error_bars(swap):
 def test_running_statistics_that_move_after_the_fit_are_not_followed():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)).eval()
     x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
-    pr = rg.PredictionRigidity(model, ridge=0.1).fit(x, model(x).detach())
+    pr = rg.PredictionRigidity(model, ridge=0.1).fit(x, model(x).detach()).set_scale(1.0)
     before = pr.predict(x)
     model[1].running_mean += 1
     after = pr.predict(x)
@@ -91,11 +91,19 @@ def test_a_fit_does_not_hold_on_to_its_data(form):
     x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
     data = Rows(x, x.sum(1))
     gone = weakref.ref(data)
-    pr = rg.PredictionRigidity(linear, torch.ones(3, dtype=F64), ridge=0.1, form=form).fit(data)
+    pr = (
+        rg.PredictionRigidity(linear, torch.ones(3, dtype=F64), ridge=0.1, form=form)
+        .fit(data)
+        .set_scale(1.0)
+    )
     del data
     gc.collect()
     assert gone() is None
-    whole = rg.PredictionRigidity(linear, torch.ones(3, dtype=F64), ridge=0.1).fit(x, x.sum(1))
+    whole = (
+        rg.PredictionRigidity(linear, torch.ones(3, dtype=F64), ridge=0.1)
+        .fit(x, x.sum(1))
+        .set_scale(1.0)
+    )
     torch.testing.assert_close(pr.variance(x), whole.variance(x))
 
 
@@ -139,7 +147,9 @@ def test_the_exact_hessian_keeps_what_it_saves_within_bounds(monkeypatch):
     x = torch.randn(6, 1, 200)
     y = net(x).detach()
     regressor = Regressor.of(net)
-    whole = rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).variance(x)
+    whole = (
+        rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).set_scale(1.0).variance(x)
+    )
     batch = next(Samples.of(x, y, like=regressor.flat).pieces(1))
     rows, columns = exact_hessian._rows_and_columns(regressor, batch)
     per_row = exact_hessian.SAVED // (rows * columns)
@@ -147,7 +157,9 @@ def test_the_exact_hessian_keeps_what_it_saves_within_bounds(monkeypatch):
     monkeypatch.setattr(exact_hessian, "SAVED", 1 << 14)
     rows, columns = exact_hessian._rows_and_columns(regressor, batch)
     assert rows == 1 and columns < 8
-    few = rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).variance(x)
+    few = (
+        rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).set_scale(1.0).variance(x)
+    )
     torch.testing.assert_close(few, whole)
 
 
@@ -212,7 +224,11 @@ def test_a_residual_that_rounding_spoilt_is_noticed():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     x = torch.randn(60, 3, dtype=F64)
-    pr = rg.PredictionRigidity(model, ridge=1e-2, form="matrix-free").fit(x, model(x).detach())
+    pr = (
+        rg.PredictionRigidity(model, ridge=1e-2, form="matrix-free")
+        .fit(x, model(x).detach())
+        .set_scale(1.0)
+    )
     form = pr._fit.form
     unsteady = replace(form, rows=[Unsteady(rows) for rows in form.rows])
     _, asked = Differentiation.of(Regressor.of(model), x)(x[:2])

@@ -173,6 +173,7 @@ def test_the_constant_bar_is_the_root_mean_square_error_of_the_calibration_rows(
     assert report.nll_constant == pytest.approx(constant, rel=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:Target 1. The calibration rows have an RMS error")
 def test_several_targets_share_the_ridge_and_each_has_its_scale():
     p = problem(targets=3, seed=4)
     with torch.no_grad():

@@ -82,7 +82,7 @@ def test_rows_seen_before_are_warned_of_once_and_only_where_they_matter() -> Non
         report = uq.calibrate(many, criterion="nll")
     assert len(warned) == 1
     assert str(report).count("40 of 400") == 1
-    assert "are also in the training data" not in str(report)
+    assert "  ! 40 of 400 calibration rows are also in the training data" in str(report)
     assert "are also in the training data" in report.warnings[0]
 
 

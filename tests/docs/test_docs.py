@@ -11,6 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [
     "any_regressor.md",
     "chemistry.md",
+    "classifiers.md",
     "coverage.md",
     "deploy.md",
     "error_bars.md",

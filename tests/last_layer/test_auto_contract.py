@@ -90,7 +90,8 @@ def test_a_fit_without_kept_rows_is_calibrated_on_validation_rows_alone(one, who
 
 def test_targets_that_are_all_equal_are_calibrated(one):
     x = one.valid[0]
-    uq = calibrated(one, (x, torch.full((len(x), 1), 0.3, dtype=F64)))
+    with pytest.warns(UserWarning, match="One constant prediction would be better"):
+        uq = calibrated(one, (x, torch.full((len(x), 1), 0.3, dtype=F64)))
     assert bool(uq.predict(one.test[0]).std.isfinite().all())
 
 

@@ -95,8 +95,9 @@ def test_rigidities_by_all_parameters_equal_those_on_the_cpu(cuda, form):
     net = trained(3)
     model, (x, y) = net.model.double(), (t.double() for t in net.train)
     asked = net.test[0].double()
-    here = rg.PredictionRigidity(model, ridge=1.0, form=form).fit(x, y)
-    there = rg.PredictionRigidity(model.to(cuda), ridge=1.0, form=form).fit(x.to(cuda), y.to(cuda))
+    here = rg.PredictionRigidity(model, ridge=1.0, form=form).fit(x, y).set_scale(1.0)
+    there = rg.PredictionRigidity(model.to(cuda), ridge=1.0, form=form)
+    there.fit(x.to(cuda), y.to(cuda)).set_scale(1.0)
     variance = there.variance(asked.to(cuda))
     assert variance.device.type == "cuda"
     torch.testing.assert_close(variance.cpu(), here.variance(asked), rtol=1e-4, atol=0)

@@ -868,7 +868,7 @@ def test_a_weight_changed_after_the_fit_is_noticed():
 def rigidity(hessian):
     t = torch.linspace(0, 1, 9, dtype=F64)
     regressor = rg.PredictionRigidity(lambda w, t: w[0] * t, t[4:5], hessian=hessian)
-    return regressor.fit(t, t / 2).variance(t)
+    return regressor.fit(t, t / 2).set_scale(1.0).variance(t)
 
 
 ALONG = torch.ones(3, dtype=F64)

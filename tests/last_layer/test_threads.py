@@ -182,7 +182,7 @@ def test_a_reader_sees_a_calibration_whole():
 
 def test_the_rigidity_of_any_regressor_is_safe_too():
     net = trained()
-    pr = rg.PredictionRigidity(net.model, ridge=1e-2).fit(*net.train)
+    pr = rg.PredictionRigidity(net.model, ridge=1e-2).fit(*net.train).set_scale(1.0)
     inputs = [net.test[0][i : i + 5] for i in range(0, 40, 5)]
     expected = [pr.variance(x) for x in inputs]
 

@@ -84,7 +84,7 @@ def test_second_derivatives_by_the_parameters_equal_differences_of_the_gradient(
     ridge = 2 * float(torch.linalg.eigvalsh(h).abs().max())  # the net is no minimum
     expected = oracle.variance(oracle.ridged(h, ridge), oracle.jacobian(flat, x))
     with torch.no_grad():
-        pr = rg.PredictionRigidity(model, hessian="exact", ridge=ridge).fit(x, Y)
+        pr = rg.PredictionRigidity(model, hessian="exact", ridge=ridge).fit(x, Y).set_scale(1.0)
         torch.testing.assert_close(pr.variance(x), expected, rtol=1e-5, atol=0)
         local = Expansion(ConstrainedProblem.of(model, None, x, Y, x[0]), flat.flat)
         torch.testing.assert_close(local.hessian, h, rtol=0, atol=1e-6 * float(h.abs().max()))
@@ -156,7 +156,7 @@ def test_distances_that_torch_batches_wrongly_have_right_error_bars(form):
     def fitted(distance):
         f = lambda p, x: torch.exp(-distance(x, p["c"])) @ p["w"]  # noqa: E731
         params = {"c": numbers(6, 2), "w": numbers(6, 3, 1)[..., 0][:, :2]}
-        return rg.PredictionRigidity(f, params, ridge=0.1, form=form).fit(X)
+        return rg.PredictionRigidity(f, params, ridge=0.1, form=form).fit(X).set_scale(1.0)
 
     by_hand = fitted(lambda x, c: (x[:, None] - c).norm(dim=-1))
     with pytest.warns(UserWarning, match="cdist"):

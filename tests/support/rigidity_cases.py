@@ -182,5 +182,6 @@ def handed(inputs, target=None):
 
 
 def fitted(solved, **options):
+    """A fit with scale 1, so that its variance is q."""
     pr = rg.PredictionRigidity(solved.case.f, solved.case.params, **options)
-    return pr.fit(*handed(solved.case.train, solved.target))
+    return pr.fit(*handed(solved.case.train, solved.target)).set_scale(1.0)

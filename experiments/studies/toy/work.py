@@ -161,7 +161,7 @@ def calibrated(
         ridge: "search" chooses the ridge by the likelihood too; None keeps that of the fit.
     """
     residual_scale = None if ridge == "search" else pr.residual_scale
-    y = points.y.reshape(pr.predict(points.x).mean.shape)
+    y = points.y.reshape(pr.rigidity(points.x).shape)
     pr.calibrate(points.x, y, ridge=ridge or pr.ridge)
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from ..data.finiteness import require_finite
 from ..data.samples import SampleBatch, Samples
 from ..data.sketch import fingerprint
 from ..data.storage import Snapshot, prefixed, unprefixed
+from ..losses import MSE, GaussianNLL, Loss
 from .curvature.dense_form import DenseForm, Hessian
 from .curvature.dual_form import DualForm
 from .curvature.forms import Form
@@ -53,6 +54,8 @@ class Fit:
             See `Totals`.
         calibration: Ridge, scale, noise and distribution.
         report: Report of the last calibration.
+        scale_origin: Where a scale without a report comes from: "default" (it is 1 for want of
+            anything better), "residuals" of the fit, "loss" (whose unit is the noise), or "given".
         differentiation: How to differentiate the regressor; None after loading, until `ready`
             finds out on the first inputs.
         columns: Names of the columns of each data frame among the inputs, if any.
@@ -67,6 +70,7 @@ class Fit:
     dispersion: float
     calibration: Calibration
     report: CalibrationReport | None = None
+    scale_origin: str = "default"
     differentiation: Differentiation | None = field(default=None, repr=False)
     columns: Columns = None
 
@@ -80,6 +84,51 @@ class Fit:
                 "Calibrate on other data."
             )
         return rank
+
+    @property
+    def residual_scale(self) -> float:
+        """The scale from the training residuals; see `PredictionRigidity.residual_scale`."""
+        if not self.dispersion >= 0:  # NaN too
+            raise ValueError(
+                "There are no training residuals. Call fit(x, y) with targets and a loss whose "
+                "value is known."
+            )
+        degrees_of_freedom = self.rows - self.effective_rank
+        if not degrees_of_freedom > 1e-6 * self.rows:
+            raise ValueError(
+                f"No residual degrees of freedom: {self.rows} rows and {self.effective_rank:.3g} "
+                "fitted directions. Calibrate on other data."
+            )
+        return float((self.dispersion / degrees_of_freedom) ** 0.5)
+
+    def with_scale(self, scale: float, origin: str) -> Fit:
+        """The same fit with another scale, and without an earlier calibration."""
+        unscaled = Calibration.unscaled(self.form.ridge, 1, self.regressor.flat.device)
+        calibration = replace(unscaled, scale=scale * unscaled.scale)
+        return replace(self, calibration=calibration, report=None, scale_origin=origin)
+
+    def scaled_for(self, loss: Loss, *, interpolates: bool) -> Fit:
+        """The same fit with the scale that a new fit has, before any calibration.
+
+        For a squared loss this is the residual standard error of textbooks. It needs more rows than
+        parameters: with fewer, the parameters can follow the noise, and residuals are far too small
+        even where a ridge leaves some degrees of freedom. The variance of a Gaussian is the noise
+        itself, so its scale is 1. In all other cases the scale is not known, and 1 is a default.
+
+        Args:
+            loss: The loss of the fit.
+            interpolates: Whether residuals are nothing but rounding, which says nothing about the
+                noise of new data.
+        """
+        if isinstance(loss, GaussianNLL):
+            return self.with_scale(1.0, "loss")
+        enough_rows = self.rows > len(self.regressor)
+        known = (
+            self.dispersion > 0 and not interpolates and not math.isnan(self.form.effective_rank)
+        )
+        if isinstance(loss, MSE) and enough_rows and known:
+            return self.with_scale(self.residual_scale, "residuals")
+        return self.with_scale(1.0, "default")
 
     def ready(self, samples: Samples) -> Fit:
         """The same fit, able to differentiate: a loaded one tries out how on the first batch."""
@@ -152,6 +201,7 @@ def snapshot(fit: Fit) -> Snapshot:
             "columns": fit.columns,
             "gradient_norm": fit.gradient_norm,
             "dispersion": [fit.rows, fit.dispersion],
+            "scale_origin": fit.scale_origin,
         },
     }
     header.update(form_header)
@@ -193,6 +243,7 @@ def restored_fit(stored: Snapshot, regressor: Regressor) -> Fit:
             dispersion=dispersion,
             calibration=calibration,
             report=report,
+            scale_origin=state.get("scale_origin", "given"),  # files of earlier versions
             columns=state["columns"],
         )
 

@@ -62,6 +62,12 @@ __all__ = ["PredictionRigidity"]
 MEMORY_SHARE = 0.7
 """Share of the free memory that a fit may use by default."""
 
+UNSCALED = (
+    "The error bars have no scale: scale 1 is used. Only the residuals of a squared loss give one, "
+    "if there are more rows than parameters. Call calibrate(x, y), or set_scale(s) with the size "
+    "of the noise if it is known."
+)
+
 HessianName = Literal["gauss-newton", "exact"]
 
 
@@ -74,6 +80,10 @@ class PredictionRigidity:
         pr = PredictionRigidity(model, ridge=1e-3).fit(x_train, y_train)
         pr.calibrate(x_valid, y_valid)
         prediction = pr.predict(x)
+
+    Before a calibration, the scale $\alpha$ of a squared loss is the residual standard error of
+    textbooks, `residual_scale`, if there are more rows than parameters. Otherwise it is 1, and the
+    first error bar warns. A `GaussianNLL` brings its scale, since its variance is the noise.
 
     Parameters and buffers are copied when the object is created: later changes of a module have no
     effect. All parameters vary, even frozen ones (`requires_grad=False`): use `subset` to name
@@ -103,9 +113,13 @@ class PredictionRigidity:
         >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
         >>> line = lambda w, x: w[0] + w[1] * x
         >>> w = torch.tensor([1.0, 2.0], dtype=torch.float64)
-        >>> pr = PredictionRigidity(line, w).fit(x, 1 + 2 * x)
-        >>> round(pr.variance(torch.tensor([1.5], dtype=torch.float64)).item(), 9)  # 1/N
-        0.25
+        >>> y = 1 + 2 * x + torch.tensor([0.1, -0.1, -0.1, 0.1], dtype=torch.float64)
+        >>> pr = PredictionRigidity(line, w).fit(x, y)
+        >>> middle = torch.tensor([1.5], dtype=torch.float64)
+        >>> round(pr.rigidity(middle).item(), 9)  # N
+        4.0
+        >>> round(pr.variance(middle).item(), 9)  # s^2 / N with s^2 = 0.04 / (4 - 2)
+        0.005
     """
 
     @differentiating
@@ -143,6 +157,7 @@ class PredictionRigidity:
         self._tolerance = tolerance
         self._memory = memory
         self._fit: Fit | None = None
+        self._has_warned = False  # that the scale is a default
         if isinstance(f, torch.nn.Module):
             name = type(f).__name__
         else:
@@ -166,6 +181,11 @@ class PredictionRigidity:
             "fit": f"{fit.rows:,} rows, loss {loss_name(self._loss)}",
             "form": f"{self.form}, {self._hessian}",
         }
+        if fit.report is None and fit.scale_origin == "residuals":
+            facts["residuals"] = (
+                f"standard error {fit.calibration.scale.item():.4g}, which is the scale: "
+                f"{fit.rows:,} rows, {fit.effective_rank:.3g} fitted directions"
+            )
         return summary(
             self._title,
             facts,
@@ -228,7 +248,7 @@ class PredictionRigidity:
         gradient_norm = totals.checked_gradient_norm(
             penalty_gradient, problem.ridge, regressor.flat
         )
-        self._fit = Fit(
+        fit = Fit(
             regressor=regressor,
             form=form,
             shape=differentiation.shape,
@@ -240,6 +260,8 @@ class PredictionRigidity:
             differentiation=differentiation,
             columns=first_batch.columns,
         )
+        self._fit = fit.scaled_for(self._loss, interpolates=totals.interpolates)
+        self._has_warned = False
         return self
 
     @differentiating
@@ -256,6 +278,11 @@ class PredictionRigidity:
             NotFittedError: There is no fit yet.
             ValueError: The inputs do not fit f, or a prediction is not finite.
         """
+        self._warn_of_default_scale()
+        return self._prediction(x)
+
+    def _prediction(self, x: Any) -> Prediction:
+        """The prediction at new inputs, without a word about its scale."""
         fit, samples = self._fit_and_samples(x)
         means = []
         quadratics = []
@@ -353,8 +380,8 @@ class PredictionRigidity:
 
         Raises:
             NotFittedError: There is no fit yet.
-            ValueError: There are no targets, or the form does not support the ridge or the
-                criterion.
+            ValueError: There are no targets, the loss is not one of regression, or the form does
+                not support the ridge or the criterion.
         """
         wanted = CalibrationOptions.of(criterion, noise, distribution, ridge)
         fit, samples = self._fit_and_samples(x, y)
@@ -363,7 +390,9 @@ class PredictionRigidity:
         elif ridge is None and fit.form.name != "dense":
             wanted = replace(wanted, ridge=fit.form.ridge)
         assert fit.differentiation is not None
-        report = calibration_report(fit.differentiation, fit.form, fit.pieces(samples), wanted)
+        report = calibration_report(
+            fit.differentiation, fit.form, fit.pieces(samples), wanted, self._loss
+        )
         form = fit.form.with_ridge(report.ridge)
         self._fit = replace(fit, form=form, calibration=report.calibration, report=report)
         return report
@@ -372,9 +401,10 @@ class PredictionRigidity:
         r"""$\alpha^2 g^\top (H + \varsigma^2 I)^{-1} g$, shaped like f's output, float64."""
         return self.predict(x).epistemic
 
+    @differentiating
     def rigidity(self, x: Any) -> Tensor:
         r"""The paper's $R = 1 / (g^\top (H + \varsigma^2 I)^{-1} g)$, without $\alpha$."""
-        return self.predict(x).rigidity
+        return self._prediction(x).rigidity
 
     @differentiating
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
@@ -387,6 +417,7 @@ class PredictionRigidity:
         Returns:
             (N, M), or (N, K, M, K) for several outputs.
         """
+        self._warn_of_default_scale()
         fit, samples = self._fit_and_samples(x1)
         _, left = fit.differentiated(samples)
         if x2 is None:
@@ -402,9 +433,9 @@ class PredictionRigidity:
 
         Correlations between the predictions are included. The propagation is of first order, with
         differences of an eighth of a standard deviation, so fn may search or integrate numerically.
-        A warning is given if fn is not linear within its error bar. Call
-        `set_scale(residual_scale)` after `fit`, as for errors of parameters, because a calibrated
-        scale may include the noise.
+        A warning is given if fn is not linear within its error bar. Use the scale of the residuals,
+        which `fit` gives for a squared loss, as for errors of parameters: a calibrated scale may
+        include the noise.
 
         Args:
             fn: A function of the predictions at x, float64 and shaped like f's output. Without x,
@@ -467,6 +498,7 @@ class PredictionRigidity:
         fit = self._fitted()
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}.")
+        self._warn_of_default_scale()
         deviations = fit.calibration.scale * fit.form.sample(n, generator)
         flat = fit.regressor.flat
         draws = flat.to(torch.float64) + deviations  # (n, P)
@@ -484,42 +516,27 @@ class PredictionRigidity:
         Raises:
             ValueError: There are no training residuals, or no degrees of freedom are left.
         """
-        fit = self._fitted()
-        if not fit.dispersion >= 0:  # NaN too
-            raise ValueError(
-                "There are no training residuals. Call fit(x, y) with targets and a loss whose "
-                "value is known."
-            )
-        degrees_of_freedom = fit.rows - fit.effective_rank
-        if not degrees_of_freedom > 1e-6 * fit.rows:
-            raise ValueError(
-                f"No residual degrees of freedom: {fit.rows} rows and {fit.effective_rank:.3g} "
-                "fitted directions. Calibrate on other data."
-            )
-        return float((fit.dispersion / degrees_of_freedom) ** 0.5)
+        return self._fitted().residual_scale
 
     def set_scale(self, scale: float) -> PredictionRigidity:
-        r"""Set $\alpha$, for example to `residual_scale`, and drop an earlier calibration.
+        r"""Set $\alpha$, for example to a noise that is known, and drop an earlier calibration.
 
         Returns:
             The object itself.
         """
         if not 0 < scale < float("inf"):
             raise ValueError(f"scale must be positive and finite, got {scale}.")
-        fit = self._fitted()
-        unscaled = Calibration.unscaled(fit.form.ridge, 1, fit.regressor.flat.device)
-        calibration = replace(unscaled, scale=float(scale) * unscaled.scale)
-        self._fit = replace(fit, calibration=calibration, report=None)
+        self._fit = self._fitted().with_scale(float(scale), "given")
         return self
 
     @property
     def calibration(self) -> Calibration:
-        """Ridge, scale, noise and distribution; scale 1 and no noise until they are chosen."""
+        """Ridge, scale, noise and distribution; no noise until it is chosen."""
         return self._fitted().calibration
 
     @property
     def scale(self) -> float:
-        r"""$\alpha$; 1 until it is set or calibrated."""
+        r"""$\alpha$: set or calibrated; else `residual_scale` for a squared loss, or 1."""
         if self._fit is None:
             return 1.0
         return float(self._fit.calibration.scale)
@@ -636,6 +653,7 @@ class PredictionRigidity:
         Errors of parameters, means and integrals should not include it.
         """
         calibration = self.calibration
+        self._warn_of_default_scale()
         if self.calibration_report is not None and calibration.noise.name == "none":
             notify(
                 'With noise="none" the scale includes the noise, so errors of parameters, means '
@@ -643,6 +661,13 @@ class PredictionRigidity:
                 "set_scale(residual_scale)."
             )
         return calibration
+
+    def _warn_of_default_scale(self) -> None:
+        """Warn once where the scale is 1 for want of anything better."""
+        fit = self._fitted()
+        if fit.report is None and fit.scale_origin == "default" and not self._has_warned:
+            self._has_warned = True
+            notify(UNSCALED)
 
     def _fit_and_samples(self, x: Any, y: Any = None) -> tuple[Fit, Samples]:
         """The fit, ready to differentiate, and the user's data as samples.

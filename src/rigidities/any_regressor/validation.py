@@ -25,6 +25,7 @@ from ..calibration.report import CalibrationReport
 from ..calibration.residuals import Gathering
 from ..calibration.search import search_report
 from ..data.samples import SampleBatch
+from ..losses import NO_ERROR_BARS, Loss, function_name, is_least_at_target
 from ..notices import notify
 from .curvature.forms import Form
 from .derivatives.differentiation import Differentiation
@@ -40,6 +41,7 @@ def calibration_report(
     form: Form,
     batches: Iterable[SampleBatch],
     wanted: CalibrationOptions,
+    loss: Loss,
 ) -> CalibrationReport:
     """Choose scale and noise, and the ridge unless it is fixed; see `PredictionRigidity.calibrate`.
 
@@ -48,13 +50,14 @@ def calibration_report(
         form: The solved curvature, at the fixed ridge if there is one.
         batches: Data that were not used in the fit, with targets.
         wanted: The options of the calibration.
+        loss: The loss of the fit.
 
     Returns:
         The choice, with remarks on how well it fits the data.
 
     Raises:
-        ValueError: There are no targets, the criterion exists for the last layer only, or
-            `Gathering` refuses the errors.
+        ValueError: There are no targets, the loss is not one of regression, the criterion exists
+            for the last layer only, or `Gathering` refuses the errors.
     """
     if wanted.criterion in {"evidence", "loo"}:
         raise ValueError(f"criterion={wanted.criterion!r} is for LastLayerRigidity.")
@@ -70,6 +73,8 @@ def calibration_report(
         target = batch.target_rows(prediction, differentiation.shape)
         if target is None:
             raise ValueError("Calibration needs targets: calibrate(x, y).")
+        if not is_least_at_target(loss, target):
+            raise ValueError(NO_ERROR_BARS.format(function_name(loss)))
         mean = prediction.to(torch.float64)
         error = target - mean  # (N, K)
         noise_shape = wanted.noise.shape(mean, None)

@@ -101,6 +101,8 @@ class CalibrationReport:
         novelty: If the fit recorded layers, the squared distance for each layer that 95 % of the
             calibration rows stay below.
         novelty_usual: The novelty that 99 % of those rows stay below.
+        mismatch: A sentence that targets and inputs of the calibration rows do not seem to belong
+            together; empty where they do.
     """
 
     calibration: Calibration
@@ -132,6 +134,7 @@ class CalibrationReport:
     advice: str = ""
     novelty: dict[str, float] = field(default_factory=dict)
     novelty_usual: float = 0.0
+    mismatch: str = ""
 
     @property
     def ridge(self) -> float:
@@ -151,7 +154,7 @@ class CalibrationReport:
     @property
     def warnings(self) -> list[str]:
         """What to be careful about, in sentences."""
-        sentences = [*self.repeated, *self.few]
+        sentences = [*self.gravest, *self.few]
         try_noise = ""
         if self.calibration.noise.name == "none":
             try_noise = " Try noise='constant'."
@@ -181,6 +184,12 @@ class CalibrationReport:
         if self.rounding > LARGEST_DOUBT:
             sentences.append(self._rounding_warning)
         return sentences
+
+    @property
+    def gravest(self) -> list[str]:
+        """Sentences on calibration rows that cannot calibrate: mismatched, or seen in training."""
+        mismatch = [self.mismatch] if self.mismatch else []
+        return [*mismatch, *self.repeated]
 
     @property
     def worth(self) -> str:
@@ -311,8 +320,6 @@ class CalibrationReport:
         return report
 
     def __str__(self) -> str:
-        # Rows that are in the training data have a line of their own.
-        warnings = self.warnings[len(self.repeated) :]
         lines = [
             *self._rows_line,
             *self._choice_lines,
@@ -321,9 +328,9 @@ class CalibrationReport:
             *(f"  {line}" for line in self._guard_line),
             *self._novelty_line,
         ]
-        if self.duplicates:
+        if self.duplicates and not self.repeated:  # too few of them for a warning
             lines.append(f"  seen before     {self.duplicates} of {self.samples} rows")
-        lines += [f"  ! {sentence}" for sentence in (*warnings, *self.remarks)]
+        lines += [f"  ! {sentence}" for sentence in (*self.warnings, *self.remarks)]
         return "\n".join(lines)
 
     @property
@@ -607,6 +614,8 @@ def _calibration_lines(
     lines["calibrated"] = f"{rows}, {report.worth}"
     if report.stale:
         lines["calibrated"] += "; stale: call calibrate again"
+    if report.gravest:
+        lines["caution"] = f"! {' '.join(report.gravest)}"
     notes = len(report.warnings) + len(report.remarks)
     if notes:
         lines["notes"] = f"{notes}: print(uq.calibration_report) shows them"

@@ -104,6 +104,65 @@ class Residuals:
         return self.quadratic(eigenvalues, eigenvalues.new_tensor([ridge]))[..., 0]
 
 
+MISMATCHED = 3.0
+"""Times the training rows' errors beyond which errors of the calibration rows are suspicious."""
+_NO_BETTER = 1.1
+"""Times the spread of the targets beyond which errors are no better than those of a constant."""
+_FEWEST = 10
+"""With fewer rows, a few bad predictions could decide."""
+
+
+def mismatch(rows: Residuals, training_mean: Tensor, training_error: Tensor) -> str:
+    """A sentence where the rows' targets do not seem to belong to their inputs; else empty.
+
+    Errors far larger than those of the training rows are not enough: a network may have memorised
+    its training rows. But even such a network predicts better than a constant. Targets in another
+    order have errors of 1.4 times their spread, and targets in another unit, by a factor of two or
+    more, have errors larger than the smaller of the two spreads. Medians of absolute values decide,
+    so that single rows cannot.
+
+    Args:
+        rows: The calibration rows, with the extra column "mean".
+        training_mean: Predictions of some training rows, (m, K).
+        training_error: Their errors, target minus prediction, (m, K); NaN where masked.
+    """
+    sentences = []
+    targets = rows.error.shape[1]
+    for k in range(targets):
+        known = rows.error[:, k].isfinite()
+        training_known = training_error[:, k].isfinite()
+        error = rows.error[known, k]
+        seen_error = training_error[training_known, k].to(error)
+        if len(error) < _FEWEST or len(seen_error) < _FEWEST:
+            continue
+        target = rows.extra["mean"][known, k].to(error) + error
+        seen_target = training_mean[training_known, k].to(error) + seen_error
+        spread = torch.minimum(_typical_distance(target), _typical_distance(seen_target))
+        typical_error = error.abs().median()
+        far_larger = typical_error > MISMATCHED * seen_error.abs().median()
+        if not bool(far_larger & (typical_error > _NO_BETTER * spread)):
+            continue
+        which = f"Target {k}: " if targets > 1 else ""
+        sentences.append(
+            f"{which}The calibration rows have an RMS error of {_rms(error):.3g}, the training "
+            f"rows of {_rms(seen_error):.3g}. One constant prediction would be better. Check that "
+            "the calibration targets are in the same order as their inputs, and in the same unit "
+            "as in the fit. If they are, the model has memorised its training rows, or these rows "
+            "are unlike them."
+        )
+    return " ".join(sentences)
+
+
+def _typical_distance(values: Tensor) -> Tensor:
+    """The median distance of values (n,) from their median."""
+    return (values - values.median()).abs().median()
+
+
+def _rms(values: Tensor) -> float:
+    """The root mean square of values (n,)."""
+    return float(values.square().mean().sqrt())
+
+
 def golden_positions(first: int, count: int, device: torch.device) -> Tensor:
     """Positions of rows in [0, 1), whose comparison with a share picks that share of the rows.
 

@@ -205,6 +205,7 @@ _CALIBRATION = {
             "advice": str,
             "novelty?": dict,
             "novelty_usual?": float,
+            "mismatch?": str,
         },
         tensors={
             "constant": Array("float64", "K", finite=False),
@@ -220,6 +221,7 @@ _FIT = Kind(
         "inputs": int,
         "batch": str | None,
         "columns?": list,
+        "label_loss?": str,
     },
     parts={
         "gram": Part(
@@ -310,6 +312,7 @@ _REGRESSOR = Kind(
                 "columns": list | None,
                 "gradient_norm": float,
                 "dispersion": list,
+                "scale_origin?": str,
             },
         ),
         # A file has one of these two parts: the dense or the dual form.

@@ -13,15 +13,17 @@ values known up to rounding, `tensor_hashes` and `fingerprint` of whole tensors.
 from __future__ import annotations
 
 import copy
+import hashlib
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from ..models.shadow import plain_parts
 
@@ -426,6 +428,63 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
         products = _products(value.detach(), position)
         total = products if total is None else total + products
     return None if total is None else _mixed(total) & NO_LIMIT
+
+
+def row_tensors(inputs: Sequence[Any], rows: int, device: torch.device) -> list[Tensor]:
+    """The tensors in a batch's inputs that tell its rows apart, each with one row per sample.
+
+    Entries of a mapping come in the order of their keys. A list of mappings, one for each sample,
+    is collated first. Texts, one for each sample, become numbers. What belongs to the batch as a
+    whole is left out: single numbers and texts, and None.
+
+    Args:
+        inputs: The inputs of the model, each of tensors, texts and numbers in any nesting of
+            mappings, tuples and lists.
+        rows: The number of samples.
+        device: The device of the model, for the numbers of texts.
+
+    Returns:
+        The tensors. None at all where rows cannot be told apart: there are tensors of another
+        length (atoms of structures) or objects, or nothing but one tensor, which may be the
+        target, is left.
+    """
+    found: list[Tensor] = []
+    left_out = 0
+    remaining = list(reversed(inputs))
+    while remaining:
+        entry = remaining.pop()
+        if isinstance(entry, Tensor) and entry.ndim > 0:
+            plain = entry.layout is torch.strided and not entry.is_nested
+            if not plain or entry.shape[0] != rows:
+                return []
+            found.append(entry)
+        elif entry is None or isinstance(entry, (str, bytes, int, float, complex, Tensor)):
+            left_out += 1
+        elif isinstance(entry, Mapping):
+            remaining.extend(entry[key] for key in sorted(entry, key=str, reverse=True))
+        elif not isinstance(entry, (tuple, list)):
+            return []
+        elif len(entry) == rows and all(isinstance(text, str) for text in entry):
+            found.append(_numbers_of_texts(entry).to(device))
+        elif len(entry) == rows and all(isinstance(sample, Mapping) for sample in entry):
+            try:
+                remaining.append(default_collate(list(entry)))
+            except (TypeError, RuntimeError, KeyError):  # samples of different shapes or keys
+                return []
+        else:
+            remaining.extend(reversed(entry))
+    if left_out and len(found) < 2:
+        return []
+    return found
+
+
+def _numbers_of_texts(texts: Sequence[str]) -> Tensor:
+    """A number for each text, (n,), the same for equal texts in every process."""
+    numbers = []
+    for text in texts:
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        numbers.append(int.from_bytes(digest, "little", signed=True))
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def output_hashes(hashes: Tensor, rows: int, importance: Tensor | None) -> Tensor:

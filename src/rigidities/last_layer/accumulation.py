@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ..data.batches import Batch
 from ..data.finiteness import listed, spoilt
-from ..losses import MSE, Loss
+from ..data.sketch import row_tensors
+from ..losses import MSE, Loss, function_name, is_least_at_target
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
@@ -97,6 +97,15 @@ class Weighing:
             curvature = curvature * weights
         return curvature, user_weights
 
+    def label_loss(self, block: Block) -> str | None:
+        """The name of a loss that rows show not to be one of regression; None otherwise."""
+        if isinstance(self.loss, MSE):
+            return None
+        target = block.reading.target_rows(block.target)
+        if target is None or is_least_at_target(self.loss, target):
+            return None
+        return function_name(self.loss)
+
 
 def _check_curvature(curvature: Tensor) -> None:
     """Refuse a curvature that is not finite, or negative."""
@@ -153,7 +162,8 @@ def accumulate(
         nonlocal statistics
         if statistics is None:
             assert first_batch is not None
-            statistics = Statistics.begin(first_batch, block, plan)
+            label_loss = weighing.label_loss(block)
+            statistics = Statistics.begin(first_batch, block, plan, label_loss)
         try:
             statistics.update(block)
         except ValueError as error:
@@ -243,7 +253,7 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
         weights, importance = weighing(batch, reading, reading.target_rows(target))
         weights = _shared_weights(weights)
 
-    inputs = _rows_of_inputs(batch, samples)
+    inputs = _rows_of_inputs(batch, samples, reading.output.device)
     block = Block(
         samples=samples,
         rows=reading.inputs.shape[0],
@@ -277,8 +287,8 @@ def _shared_weights(weights: Tensor | None) -> Tensor | None:
     return weights
 
 
-def _rows_of_inputs(batch: Batch, samples: int) -> list[Tensor]:
-    """The tensors of the inputs, if all have one row per sample; else an empty list."""
+def _rows_of_inputs(batch: Batch, samples: int, device: torch.device) -> list[Tensor]:
+    """The tensors of the inputs by which rows are recognised; see `row_tensors`."""
     inputs = batch.inputs if batch.kwargs else batch.args
     # Most inputs are plain tensors, which need no search through containers.
     for tensor in inputs:
@@ -290,12 +300,7 @@ def _rows_of_inputs(batch: Batch, samples: int) -> list[Tensor]:
             return []
     else:
         return list(inputs)
-    leaves = tree_leaves(inputs)
-    for leaf in leaves:
-        plain = isinstance(leaf, Tensor) and not leaf.is_nested and leaf.layout is torch.strided
-        if not plain or leaf.shape[:1] != (samples,):
-            return []
-    return leaves
+    return row_tensors(inputs, samples, device)
 
 
 class FinitenessWatch:

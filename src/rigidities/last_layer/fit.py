@@ -31,7 +31,7 @@ from ..data.feed import Feed
 from ..data.sketch import fingerprint
 from ..data.slots import InputName
 from ..data.storage import Snapshot
-from ..losses import NAMED, Loss
+from ..losses import NAMED, NO_ERROR_BARS, Loss
 from ..models.calling import Source
 from ..models.shadow import held_names, placement
 from ..models.threads import Lock
@@ -239,6 +239,15 @@ class FitState:
         }
         return identity(readout, self.statistics, loss)
 
+    def require_error_bars(self) -> None:
+        """Refuse a fit whose loss is not one of regression, so that it has no error bars.
+
+        Raises:
+            ValueError: The loss is not smallest where the output equals the target.
+        """
+        if self.statistics.label_loss is not None:
+            raise ValueError(NO_ERROR_BARS.format(self.statistics.label_loss))
+
     def require_weighing(self, name: str = "this fit") -> Weighing:
         """The loss and weights of the fit.
 
@@ -356,19 +365,28 @@ class ReadoutFit:
             raise NotFittedError(NO_FIT.format(f"fit(x, y){whose}"))
         return self.state
 
-    def ready(self) -> tuple[AnyTap, FitState]:
+    def ready(self, *, error_bars: bool = False) -> tuple[AnyTap, FitState]:
         """The readout and the state for a prediction.
 
         It warns once where the error bars are uncalibrated or stale.
 
+        Args:
+            error_bars: Whether error bars of the target are wanted, which not every loss has. The
+                posterior alone suffices for everything else.
+
         Raises:
-            ValueError: There is no fit, or the model has changed since.
+            ValueError: There is no fit, the model has changed since, or there are no error bars.
         """
         state = self.require_state()
+        is_for_labels = state.statistics.label_loss is not None
+        if error_bars and is_for_labels:
+            state.require_error_bars()
         tap = state.binding.current()
         if state.statistics.gram.device != state.binding.placement[0]:
             state = self.on_device()
             tap = state.binding.current()
+        if is_for_labels:
+            return tap, state  # it cannot be calibrated, and a likelihood has scale 1
         if state.report is None:
             self.notify_once("uncalibrated", UNCALIBRATED)
         elif state.report.stale:
@@ -644,6 +662,7 @@ class ReadoutFit:
         passing: Passing,
     ) -> CalibrationReport:
         """Choose ridge, scale, noise and distribution; see `LastLayerRigidity.calibrate`."""
+        self.require_state().require_error_bars()
         require_groups(groups, conformal, merge_groups)
         # Conformal rows are data of their own, or a share of the validation rows.
         conformal_data = None if isinstance(conformal, float) else conformal

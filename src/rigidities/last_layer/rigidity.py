@@ -185,7 +185,9 @@ class LastLayerRigidity(ModelWrapper):
                 batches.
             y: The targets, one row per row of x.
             loss: The loss with which the model was trained: "mse", "huber", "log-cosh", "poisson",
-                an object of `losses`, or a callable(prediction, target) -> one loss per sample.
+                an object of `losses`, or a callable(prediction, target) -> one loss per sample. A
+                loss that is not smallest where the prediction is the target, as that of a
+                classifier, has a posterior but no error bars.
             sample_weight: A callable(batch) -> weights (N,), where the training loss was weighted.
             gradients: The position or name of the input whose derivatives were also in the training
                 loss ("pos" for forces). Half of their squared error is added to the loss.
@@ -416,7 +418,8 @@ class LastLayerRigidity(ModelWrapper):
             The report on what was chosen and how good the bars are; print it to read it.
 
         Raises:
-            ValueError: The data or options cannot be used. The calibration stays as it was.
+            ValueError: The data or options cannot be used, or the loss of the fit is not one of
+                regression. The calibration stays as it was.
         """
         wanted = CalibrationOptions.of(
             criterion,
@@ -487,12 +490,13 @@ class LastLayerRigidity(ModelWrapper):
             keywords: The keyword inputs of the model.
 
         Raises:
-            ValueError: A prediction is not finite. This is checked only on a CPU, because the check
-                would make the CPU wait for an accelerator; `predict` checks it everywhere.
+            ValueError: The loss of the fit is not one of regression, or a prediction is not finite.
+                The latter is checked only on a CPU, because the check would make the CPU wait for
+                an accelerator; `predict` checks it everywhere.
         """
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)
-        tap, state = self._fit.ready()
+        tap, state = self._fit.ready(error_bars=True)
         bars = state.bars
         reading = tap(*batch.args, **batch.kwargs)
         batch.check(reading.output.shape[0])
@@ -539,8 +543,8 @@ class LastLayerRigidity(ModelWrapper):
             process_group: As in `fit`, for `gather`.
 
         Raises:
-            ValueError: A prediction is not finite. The message names its rows and, where known, the
-                cause.
+            ValueError: The loss of the fit is not one of regression, or a prediction is not finite.
+                The message names the loss, or the rows and, where known, the cause.
         """
         if input_covariance is None and (input_samples or wrt is not None):
             raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
@@ -550,7 +554,7 @@ class LastLayerRigidity(ModelWrapper):
         options = as_text([sample_weight, uncertain_inputs is None, wrt, input_samples])
         group = process_group if gather else False
         with self._fit.job(group, "predict", options) as processes, torch.enable_grad():
-            tap, state = self._fit.ready()
+            tap, state = self._fit.ready(error_bars=True)
             batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
             bars = state.bars  # of the model's precision now, for all that follows
             variances = list(
@@ -840,7 +844,7 @@ class LastLayerRigidity(ModelWrapper):
             members: As in `gradient`.
             progress: As in `fit`.
         """
-        tap, state = self._fit.ready()
+        tap, state = self._fit.ready(error_bars=True)
         bars = state.bars
         differentiator = _differentiator(state, members, None)
         variances = []
@@ -1094,7 +1098,8 @@ class LastLayerRigidity(ModelWrapper):
             ValueError: The output is not linear in the readout's weights, or the noise is a
                 function of batches.
         """
-        tap, state = self._fit.ready()
+        has_error_bars = not set(outputs) <= {"mean", "members"}
+        tap, state = self._fit.ready(error_bars=has_error_bars)
         probes = state.binding.probes
         probe = None if probes is None else probes.placed(self.model)
         drawn_members = None
@@ -1163,6 +1168,8 @@ class LastLayerRigidity(ModelWrapper):
         state = self._fit.state
         if state is None:
             return summary(title, UNFITTED)
+        if state.statistics.label_loss is not None:
+            return summary(title, _described(state))
         return summary(title, _described(state), state.calibration, state.report)
 
     def extra_repr(self) -> str:
@@ -1363,6 +1370,10 @@ def _described(state: FitState) -> dict[str, str]:
         "readout": f"{origin}: {statistics.gram.width} features, {targets}",
         "fit": f"{statistics.gram.count:,} rows, loss {loss}",
     }
+    if statistics.label_loss is not None:
+        entries["error bars"] = (
+            f"none: {statistics.label_loss} is not a loss of regression; see docs/classifiers.md"
+        )
     if statistics.layers is not None:
         count = len(statistics.layers.grams)
         entries["novelty"] = "1 layer watched" if count == 1 else f"{count} layers watched"

@@ -26,12 +26,13 @@ from ..calibration.criteria import AUTO
 from ..calibration.evidence import evidence
 from ..calibration.full_model.automatic import automatic_report
 from ..calibration.report import CalibrationReport
-from ..calibration.residuals import Gathering, Residuals
+from ..calibration.residuals import Gathering, Residuals, mismatch
 from ..calibration.search import search_report
 from ..data.arrays import TARGET_KEYS
 from ..data.batches import Batch
 from ..data.sketch import RowSketch, row_hashes
 from ..data.storage import Snapshot, unprefixed
+from ..notices import notify
 from ..posterior.posterior import Posterior
 from .accumulation import Weighing
 from .distributed import Job
@@ -205,6 +206,7 @@ class Validation:
         if fitted is not None and self.wanted.criterion != "loo":
             remarks = coverage_remarks(report, fitted, self.posterior.eigenvalues)
             report = replace(report, remarks=[*remarks, *report.remarks])
+            report = self._with_mismatch(report, fitted)
         if fitted is not None and not self.wanted.left_out and not fitted.samples:
             report = replace(report, remarks=[*report.remarks, UNJUDGED])
         if scored is None:
@@ -292,6 +294,19 @@ class Validation:
         return replace(
             report, calibration=replace(calibration, conformal=conformal), remarks=all_remarks
         )
+
+    def _with_mismatch(self, report: CalibrationReport, rows: Residuals) -> CalibrationReport:
+        """The report, with a warning where targets do not seem to belong to the rows' inputs."""
+        sample = self.statistics.sample
+        if sample is None:
+            return report
+        sample.settle()
+        if not len(sample.hashes):
+            return report
+        sentence = mismatch(rows, sample.columns["mean"], sample.columns["residual"])
+        if sentence:
+            notify(sentence)
+        return replace(report, mismatch=sentence)
 
     def _with_novelty(self, report: CalibrationReport, rows: Residuals | None) -> CalibrationReport:
         """The report with what is a usual distance in each layer, by rows of the calibration."""

@@ -77,6 +77,11 @@ class Totals:
         self._residuals += terms.dispersion
         self._predictions += float((terms.diagonal.abs() * prediction.square()).sum())
 
+    @property
+    def interpolates(self) -> bool:
+        """Whether the model passes through its data, so that residuals are rounding."""
+        return self._residuals <= NEGLIGIBLE**2 * self._predictions
+
     def checked_gradient_norm(
         self, penalty_gradient: Tensor | None, ridge: float, flat: Tensor
     ) -> float:
@@ -101,8 +106,7 @@ class Totals:
             norm = float((self.gradient + with_decay).norm())
             share = share_with_decay
         # Where the model interpolates its data, all gradients are rounding, and so are the shares.
-        interpolates = self._residuals <= NEGLIGIBLE**2 * self._predictions
-        if share > FAR and not interpolates:
+        if share > FAR and not self.interpolates:
             notify(
                 f"The parameters are not a minimum of the loss: its gradient has norm {norm:.3g}, "
                 f"which is {share:.0%} of what it would be if the gradients of all samples "

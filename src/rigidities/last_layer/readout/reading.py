@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...data.batches import Batch
-from ...data.sketch import near_hashes, row_hashes
+from ...data.sketch import near_hashes, row_hashes, row_tensors
 from ...posterior.gram import with_ones
 
 SampleWeight = Callable[[Any], Tensor]
@@ -155,11 +155,19 @@ class Reading:
         if target is None:
             return None
         if target.squeeze().shape != self.output.squeeze().shape:
-            raise ValueError(
+            problem = (
                 f"the target's shape {tuple(target.shape)} does not match the output's shape "
-                f"{tuple(self.output.shape)}. If the model predicts more than the target (for "
-                "example a mean and a variance), select the mean with output=, or for batches b = "
-                "(x, y) with forward=lambda m, b: m(b[0])[..., 0]."
+                f"{tuple(self.output.shape)}."
+            )
+            if not target.is_floating_point():
+                problem += (
+                    " If the targets are the numbers of classes, pass them one-hot, and see "
+                    "docs/classifiers.md."
+                )
+            raise ValueError(
+                f"{problem} If the model predicts more than the target (for example a mean and a "
+                "variance), select the mean with output=, or for batches b = (x, y) with "
+                "forward=lambda m, b: m(b[0])[..., 0]."
             )
         return self.rows(target.reshape(self.output.shape))
 
@@ -207,7 +215,9 @@ class Reading:
 
         None where the inputs do not have one row per output, as with atoms of several structures.
         """
-        values = tree_leaves(batch.inputs)
+        values = row_tensors(batch.inputs, len(self.output), self.output.device)
+        if not values:
+            return None
         if batch.target is not None:
             values.append(batch.target)
         return row_hashes(values, len(self.output))

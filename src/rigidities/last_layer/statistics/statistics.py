@@ -60,6 +60,9 @@ class Statistics:
         inputs: The number of positional inputs of the model, or of a tuple that `forward=` takes.
         kind: The form of the batches, where known; see `data.batches.kind_of`.
         columns: Names of the columns of each data frame in a batch, where there were any.
+        label_loss: The name of the loss, where it is not smallest at the target, as that of a
+            classifier: target minus output is then not an error, and there are no error bars. None
+            for losses of regression.
     """
 
     by_name: dict[str, Any]
@@ -67,9 +70,12 @@ class Statistics:
     inputs: int
     kind: str | None = None
     columns: Columns = None
+    label_loss: str | None = None
 
     @classmethod
-    def begin(cls, batch: Batch, block: Block, plan: Plan) -> Statistics:
+    def begin(
+        cls, batch: Batch, block: Block, plan: Plan, label_loss: str | None = None
+    ) -> Statistics:
         """The statistics of no rows yet, for data like a first batch and its block."""
         by_name: dict[str, Any] = {}
         for name, statistic_class in REGISTRY.items():
@@ -86,6 +92,7 @@ class Statistics:
             inputs=inputs,
             kind=kind,
             columns=batch.columns,
+            label_loss=label_loss,
         )
 
     @property
@@ -129,6 +136,7 @@ class Statistics:
     def merge(self, other: Statistics) -> Statistics:
         """Add the rows of `other`, which stays as it was, to these statistics, and return these."""
         self.columns = agreed_columns(other.columns, self.columns)
+        self.label_loss = self.label_loss or other.label_loss
         if other.gram.device != self.gram.device:
             other = other.to(self.gram.device)
         for name, statistic in list(self.by_name.items()):
@@ -201,6 +209,8 @@ class Statistics:
         }
         if self.columns is not None:
             header["columns"] = self.columns
+        if self.label_loss is not None:
+            header["label_loss"] = self.label_loss
         return Snapshot(tensors, header)
 
     @classmethod
@@ -219,6 +229,7 @@ class Statistics:
             inputs=header["inputs"],
             kind=header["batch"],
             columns=header.get("columns"),
+            label_loss=header.get("label_loss"),
         )
 
     def require_finite(self) -> None:
