@@ -106,7 +106,7 @@ def on_rows(run: Callable[..., Any], **parts: nn.Module | Tensor) -> tuple[nn.Mo
 
 def raw(*shape: int) -> nn.Parameter:
     """A parameter that no layer holds."""
-    return nn.Parameter(torch.randn(*shape))
+    return nn.Parameter(torch.randn(shape))
 
 
 def perceptron(inputs: int, outputs: int = 1) -> nn.Sequential:
