@@ -321,9 +321,12 @@ FORECASTS = [
         ),
         series,
         # The bases are parameters that are not trained: powers of the time, sines and cosines.
+        # In each of the two products, either factor will do.
         (
             weights(*(f"{block}.forecast_linear_layer" for block in BLOCKS[:2])),
             tuple(f"{block}.forecast_g.basis" for block in BLOCKS[:2]),
+            (*weights(f"{BLOCKS[1]}.forecast_linear_layer"), f"{BLOCKS[0]}.forecast_g.basis"),
+            (*weights(f"{BLOCKS[0]}.forecast_linear_layer"), f"{BLOCKS[1]}.forecast_g.basis"),
         ),
         forward=forecast,
         parts=(f"{BLOCKS[1]}.forecast_linear_layer",),

@@ -106,7 +106,7 @@ def on_rows(run: Callable[..., Any], **parts: nn.Module | Tensor) -> tuple[nn.Mo
 
 def raw(*shape: int) -> nn.Parameter:
     """A parameter that no layer holds."""
-    return nn.Parameter(torch.randn(*shape))
+    return nn.Parameter(torch.randn(shape))
 
 
 def perceptron(inputs: int, outputs: int = 1) -> nn.Sequential:
@@ -172,8 +172,17 @@ OWN = [
         ["h", "b"],
         "`h(t(x)) + b`, `b` a parameter of the model",
         silent=True,
-        parts=("h", "b", ""),
+        parts=("h", "b"),
         also=(["h", ""],),
+        around=("",),
+    ),
+    Row(
+        "bias_without_a_dimension",
+        lambda: on_rows(lambda m, x: m.h(m.t(x)) + m.b, h=linear(bias=False), b=raw()),
+        (("h.weight", "b"),),
+        ["h", "b"],
+        silent=True,
+        parts=("h", "b"),
     ),
     Row(
         "bias_of_a_child_of_the_model",
@@ -190,9 +199,9 @@ OWN = [
         (("a.1.weight", "b.1.weight", "c"),),
         ["a.1", "b.1", "c"],
         silent=True,
-        parts=(["a.1", ""], ["a.1", "b.1"], "a"),
+        parts=(["a.1", "b.1"], ["a.1", "c"], "a"),
         also=(["a.1", "b.1", ""],),
-        around=(["a", "b", "c"],),
+        around=(["a.1", ""], ["a", "b", "c"]),
     ),
     Row(
         "raw_weights",
@@ -201,7 +210,7 @@ OWN = [
         ["w2", "b2"],
         "`tanh(x @ w1 + b1) @ w2 + b2`, parameters of the model",
         parts=("w2", "b2"),
-        around=("", ["w1", "w2", "b2"]),
+        around=("",),
     ),
     Row("cubic_in_x", cubic, (("a", "b"),), ["a", "b"], parts=("a", "b"), also=("",)),
     Row(
