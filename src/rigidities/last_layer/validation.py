@@ -217,7 +217,7 @@ class Validation:
             return None
         # With training rows of the fit beside it, a single row will do.
         least = 1 if self.full and self.statistics.sample is not None else 2
-        return gathering.residuals(least=least)
+        return self._in_units(gathering.residuals(least=least))
 
     def report(self, residuals: Residuals | None, train: Residuals | None) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`.
@@ -418,7 +418,14 @@ class Validation:
             mean=rows.mean,
             inputs=head_inputs(rows),
         )
-        return gathering.residuals(least=1)
+        return self._in_units(gathering.residuals(least=1))
+
+    def _in_units(self, residuals: Residuals) -> Residuals:
+        """Residuals that know the units of their targets."""
+        units = self.statistics.gram_sums.units
+        if units is None:
+            return residuals
+        return replace(residuals, units=units.factors[None])
 
 
 def _gathered(processes: Job, gathering: Gathering | None) -> Gathering | None:

@@ -374,7 +374,8 @@ class Gram:
         whole.count = self.targets * self.count
         whole.zeros = self.zeros.sum()
         if self.cross is not None:
-            whole.cross = self.cross @ factors[:, None]  # (D, 1)
+            # Contiguous, so that sums from a file round as those that were accumulated here.
+            whole.cross = self.cross.contiguous() @ factors[:, None]  # (D, 1)
         if self.square is not None:
             whole.square = (factors * _sums_of_squares(self.square)).sum().reshape(1, 1)
         return whole
