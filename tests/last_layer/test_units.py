@@ -44,7 +44,7 @@ class TwoOutputs(nn.Module):
         self.shift = shift
 
     def forward(self, x: Tensor) -> Tensor:
-        first = self.head(self.first(x).tanh())
+        first = self.head(self.first(0.3 * x).tanh())
         second = self.head(0.2 * self.second(0.3 * x))
         return (torch.cat([first, second + 0.1 * first], 1) + self.shift) * self.units
 
