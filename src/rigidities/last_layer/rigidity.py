@@ -187,6 +187,8 @@ class LastLayerRigidity(ModelWrapper):
             y: The targets, one row per row of x.
             loss: The loss with which the model was trained: "mse", "huber", "log-cosh", "poisson",
                 an object of `losses`, or a callable(prediction, target) -> one loss per sample.
+                Where one weight vector serves several targets, each counts in its own unit with
+                the first three, and as it is with the others.
             sample_weight: A callable(batch) -> weights (N,), where the training loss was weighted.
             gradients: The position or name of the input whose derivatives were also in the training
                 loss ("pos" for forces). Half of their squared error is added to the loss.
