@@ -284,7 +284,7 @@ def test_equal_spreads_give_the_literal_sum_to_the_bit():
 )
 def test_a_loss_with_a_curvature_of_its_own_counts_literally(loss):
     model = TwoOutputs(100.0)
-    x, y = data(model)
+    x, _ = data(model)
     uq = fitted(model, loss=loss)
     variance = torch.as_tensor(getattr(loss, "variance", 1.0), dtype=torch.float64)
     rows = uq.features(x) / variance.sqrt().reshape(-1, 1)
@@ -296,7 +296,7 @@ def test_a_loss_with_a_curvature_of_its_own_counts_literally(loss):
 
 def test_without_targets_the_outputs_give_the_units():
     model = TwoOutputs(100.0)
-    x, y = data(model)
+    x, _ = data(model)
     uq = rg.LastLayerRigidity(model).fit(x)
     rows = uq.features(x)
     units = oracle.own_units(model(x).detach())
