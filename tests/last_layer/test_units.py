@@ -277,6 +277,10 @@ def test_equal_spreads_give_the_literal_sum_to_the_bit():
     assert torch.equal(fits[0].gram.cross, fits[1].gram.cross)
     assert torch.equal(fits[0].gram.square, fits[1].gram.square)
     assert torch.equal(quadratic(fits[0], x), quadratic(fits[1], x))
+    for offset in (0.1, 0.7, 1e3 / 3):  # spreads that differ by rounding are equal
+        other = torch.stack([y[:, 0], y[:, 0].flip(0) + offset], 1)
+        uq = rg.LastLayerRigidity(Sums(), features=whole_numbers).fit(x, other)
+        assert torch.equal(uq.gram.matrix, rows.T @ rows)
 
 
 @pytest.mark.parametrize(
@@ -309,17 +313,29 @@ def test_without_targets_the_outputs_give_the_units():
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e6 + 0.1])
-@pytest.mark.parametrize("size", [60, 7])
+@pytest.mark.parametrize("size", [60, 7, 1])
 def test_a_target_that_does_not_vary_counts_as_it_is(constant, size):
     model = TwoOutputs(100.0)
     x, y = data(model)
     y[:, 1] = constant
-    uq = fitted(model, list(zip(x.split(size), y.split(size), strict=True)))
+    y[::3, 1] = y[::3, 1].nextafter(y[:1, 0])  # rounding is no spread
+    batches = list(zip(x.split(size), y.split(size), strict=True))
+    weight = lambda batch: 1 + batch[0][:, 0].square()  # noqa: E731
+    uq = fitted(model, batches, sample_weight=weight)
     # The other target is the only one with a unit, which is then the unit of all.
-    close(uq.gram.matrix, oracle.gram(oracle.rows(uq.features(x))))
-    y[:5, 1] += 7.0
-    forgetful = fitted(model, (x, y)).forget(x[:5], y[:5])
-    close(forgetful.gram.matrix, oracle.gram(oracle.rows(uq.features(x[5:]))))
+    weights = weight([x]).repeat_interleave(2)
+    close(uq.gram.matrix, oracle.gram(oracle.rows(uq.features(x)), weights))
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e6 + 0.1])
+def test_a_target_that_varied_in_forgotten_rows_alone_counts_as_it_is(constant):
+    model = TwoOutputs(100.0)
+    x, y = data(model)
+    y[:, 1] = constant
+    for draw in range(5):
+        y[:5, 1] = constant + 3 * normal(5, seed=80 + draw)
+        uq = fitted(model, (x, y)).forget(x[:5], y[:5])
+        close(uq.gram.matrix, oracle.gram(oracle.rows(uq.features(x[5:]))))
 
 
 def test_rows_count_in_the_unit_with_their_sample_weights():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .block import Block
 
-_ROUNDING = 1e-12
+_ROUNDING = 1e-13
 """Share of what it was computed from below which a spread or a sum of squares is rounding.
 
 Factors that differ from one by no more than this are one.
@@ -104,7 +104,9 @@ class TargetUnits:
         whole_share = weight / torch.where(self.weight > 0, self.weight, 1.0)
         between = removed.weight * whole_share * (removed.mean - mean).square()
         squares = self.squares - removed.squares - between
-        is_known = remain & (squares > _ROUNDING * self.squares)
+        # The means are rounded relative to their size, and their difference is squared.
+        size = self.squares + (self.squares * self.weight).sqrt() * self.mean.abs()
+        is_known = remain & (squares > _ROUNDING * size)
         return TargetUnits(rows, weight, mean, torch.where(is_known, squares, 0.0))
 
     def to(self, device: torch.device) -> TargetUnits:
