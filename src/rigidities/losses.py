@@ -371,6 +371,16 @@ def loss_for(loss: LossLike) -> Loss:
     raise TypeError(f"loss must be a name or a callable, got {type(loss).__name__}.")
 
 
+def counts_in_own_units(loss: Loss) -> bool:
+    """Whether a target counts in its own unit, where one weight vector serves several targets.
+
+    That holds for squared errors and their robust forms, which networks minimise on standardised
+    targets. A likelihood (`PoissonNLL`, `GaussianNLL`) or a user's loss says by its curvature how
+    much each target counts.
+    """
+    return isinstance(loss, MSE | Huber | LogCosh)
+
+
 def loss_name(loss: Loss) -> str:
     """What a summary calls a loss."""
     if isinstance(loss, PerSampleLoss):

@@ -24,7 +24,7 @@ from tests.support import oracle, zoo
 from tests.support.nets import fitted, trained
 from tests.support.refusals import refused
 from tests.support.tampering import rewrite
-from tests.support.zoo_fits import fitted_to
+from tests.support.zoo_fits import fitted_to, row_weights
 
 F64 = torch.float64
 ACCEPTED = [id for id in zoo.IDS if zoo.OUTCOMES[id] != "refused"]
@@ -258,7 +258,10 @@ def gram_per_target():
 
 
 def one_weight_vector():
-    return fitted_zoo("fewer_targets_than_head_outputs")
+    """Features in the units of their targets, in which the shares of variance are meant."""
+    uq, features = fitted_zoo("fewer_targets_than_head_outputs")
+    weights = row_weights(uq, [zoo.build("fewer_targets_than_head_outputs", d) for d in range(2)])
+    return uq, weights.reshape(*features.shape[:2], 1).sqrt() * features
 
 
 def fitted_zoo(id):

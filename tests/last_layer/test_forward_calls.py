@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 import rigidities as rg
 from rigidities.last_layer.readout.probes import Probes
 from rigidities.last_layer.readout.tap import Tap
+from tests.support import oracle
 from tests.support.nets import Net
 from tests.support.refusals import refused
 
@@ -251,7 +252,8 @@ def test_a_tail_that_shows_in_later_rows_of_the_first_batch_alone_is_read_right(
 
     parts = torch.autograd.functional.jacobian(output, weights)
     rows = torch.cat([part.reshape(2 * ROWS, -1) for part in parts], dim=1)
-    torch.testing.assert_close(uq.gram.matrix, rows.mT @ rows)
+    weighted = oracle.own_units(y).repeat(ROWS)[:, None] * rows  # each target in its own unit
+    torch.testing.assert_close(uq.gram.matrix, rows.mT @ weighted)
 
 
 # --- what one pass over the same rows tells -----------------------------------------------------

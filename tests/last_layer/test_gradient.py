@@ -22,7 +22,7 @@ from tests.support.derivative_oracle import wrt
 from tests.support.nets import without_forward_mode
 from tests.support.refusals import refused
 from tests.support.tensors import alike, close
-from tests.support.zoo_fits import fitted_to
+from tests.support.zoo_fits import fitted_to, row_weights
 
 F64 = torch.float64
 RIDGE = 0.1
@@ -39,11 +39,12 @@ def fitted(id):
 
 @functools.cache
 def training_rows(id):
-    """F, all outputs of all training rows."""
+    """F, all outputs of all training rows, each times the root of its weight."""
     cases = [zoo.build(id, draw) for draw in TRAIN]
-    return torch.cat(
+    rows = torch.cat(
         [oracle.rows(oracle.readout_jacobian(c.model, c.call, c.parameters)) for c in cases]
     )
+    return row_weights(fitted(id), cases).sqrt()[:, None] * rows
 
 
 def scales(uq, case):

@@ -18,7 +18,7 @@ from tests.support.derivative_oracle import wrt
 from tests.support.nets import calibrated, without_forward_mode
 from tests.support.refusals import refused
 from tests.support.tensors import close, each_close, normal
-from tests.support.zoo_fits import fitted_to
+from tests.support.zoo_fits import fitted_to, row_weights
 
 F64 = torch.float64
 BETA, RIDGE = 0.7, 0.1
@@ -54,6 +54,9 @@ def test_each_derivative_adds_its_outer_product_to_the_gram(id):
     slopes = oracle.rows(dense.of_case(case).features)
     weights = torch.cat([torch.ones(len(values)), torch.ones(len(slopes))]).double()
     weights[len(values) :] *= BETA
+    # Where targets have units, their derivatives have them too.
+    units = row_weights(uq, [case])
+    weights *= torch.cat([units, units.repeat_interleave(len(slopes) // len(values))])
     f = oracle.readout_jacobian(case.model, test.call, case.parameters)
     q = oracle.quadratic(torch.cat([values, slopes]), f, RIDGE, weights)
     close(1 / uq.predict([test.data]).rigidity, q)
@@ -187,7 +190,11 @@ def test_residuals_of_mixed_targets_enter_the_sums():
     g = dense.of_case(case)
     r = case.target - case.model(*case.args).detach()
     one, beta = torch.tensor(1.0), torch.tensor(BETA, dtype=F64)
-    rows = [*dense.each(f, one, r), *dense.each(g.features, beta, target - g.slope)]
+    units = oracle.own_units(case.target)
+    rows = [
+        *dense.each(f, one * units, r),
+        *dense.each(g.features, beta * units[:, None], target - g.slope),
+    ]
     expected = dense.statistic(rows)
     # The library may order the columns of w otherwise: what does not depend on the order.
     close(torch.linalg.eigvalsh(uq.gram.matrix), torch.linalg.eigvalsh(expected.matrix))

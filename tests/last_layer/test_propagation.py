@@ -21,7 +21,7 @@ from rigidities.prediction.derived import Derived
 from tests.support import oracle, zoo
 from tests.support.nets import trained, without_forward_mode
 from tests.support.refusals import refused
-from tests.support.zoo_fits import fitted_to
+from tests.support.zoo_fits import fitted_to, row_weights
 
 F64 = torch.float64
 
@@ -167,7 +167,8 @@ def zoo_covariance(case, parts, batches):
         return uq.scale.square() * inner
     between = torch.outer(uq.scale, uq.scale)[k][:, k]
     if joint:
-        return f @ torch.linalg.inv(train.T @ train + uq.ridge * eye) @ f.T * between
+        gram = train.T @ (row_weights(uq, [case])[:, None] * train)
+        return f @ torch.linalg.inv(gram + uq.ridge * eye) @ f.T * between
     residual = (case.target - case.call(oracle.float64_copy(case.model))).detach()
     if reading.order is None:
         residual = residual.reshape(-1)

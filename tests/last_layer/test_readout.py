@@ -18,7 +18,7 @@ from rigidities.last_layer.readout.reading import Reading
 from rigidities.last_layer.readout.tap import Tap
 from tests.support import oracle, zoo
 from tests.support.refusals import refused
-from tests.support.zoo_fits import fitted_to
+from tests.support.zoo_fits import fitted_to, row_weights
 
 RIDGE = 0.1
 TRAIN, VALID, TEST = (0, 1), 2, 3  # draws
@@ -42,9 +42,14 @@ def jacobian(case: zoo.Case) -> Tensor:
 
 
 def expected_quadratic(id: str) -> Tensor:
-    """q = j^T (J^T J + ridge I)^-1 j, with J over all outputs of all training rows."""
-    train = torch.cat([oracle.rows(jacobian(zoo.build(id, draw))) for draw in TRAIN])
-    return oracle.quadratic(train, jacobian(zoo.build(id, TEST)), RIDGE)
+    """q = j^T (J^T U J + ridge I)^-1 j, with J over all outputs of all training rows.
+
+    U holds the units of targets with one weight vector.
+    """
+    cases = [zoo.build(id, draw) for draw in TRAIN]
+    train = torch.cat([oracle.rows(jacobian(case)) for case in cases])
+    weights = row_weights(fitted(cases[0]), cases)
+    return oracle.quadratic(train, jacobian(zoo.build(id, TEST)), RIDGE, weights)
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -307,7 +312,8 @@ def test_readouts_of_several_kinds_are_right_in_float32(id):
     uq = rg.LastLayerRigidity(case.model.float()).fit([single[0]])
     uq.calibrate([single[1]], ridge=RIDGE, criterion="nll")
     q = (1 / uq.predict([(*single[2], test.target.float())]).rigidity).double()
-    torch.testing.assert_close(q, oracle.quadratic(train, jacobian(test), RIDGE), rtol=1e-5, atol=0)
+    expected = oracle.quadratic(train, jacobian(test), RIDGE, row_weights(uq, [case]))
+    torch.testing.assert_close(q, expected, rtol=1e-5, atol=0)
 
 
 def test_a_layer_without_parameters_is_refused():

@@ -13,7 +13,7 @@ from rigidities.last_layer.refit import Refitted
 from tests.support import oracle, zoo
 from tests.support.nets import Net, Trained, trained
 from tests.support.refusals import refused
-from tests.support.zoo_fits import fitted_to
+from tests.support.zoo_fits import fitted_to, row_weights
 
 TRAIN, TEST = (0, 1), 3  # draws
 COMPUTED = [id for id in zoo.IDS if "normed_head" in id]
@@ -36,7 +36,7 @@ def ridge_change(
     return torch.linalg.lstsq(rows, wanted, rcond=1e-13, driver="gelsd").solution
 
 
-def expected(cases: list[zoo.Case], test: zoo.Case, ridge: float) -> Tensor:
+def expected(cases: list[zoo.Case], test: zoo.Case, ridge: float, row_weight: Tensor) -> Tensor:
     """The output for the test batch with the ridge-optimal parameters of the readout."""
     names, clone = cases[0].parameters, oracle.float64_copy(cases[0].model)
     derivative = oracle.readout_jacobian if cases[0].differentiable else oracle.difference_jacobian
@@ -47,7 +47,10 @@ def expected(cases: list[zoo.Case], test: zoo.Case, ridge: float) -> Tensor:
     outputs = [case.call(clone).detach() for case in cases]
     pairs = zip(cases, outputs, strict=True)
     residuals = torch.cat([(c.target.reshape(y.shape) - y).flatten() for c, y in pairs])
-    change = ridge_change(jacobian, residuals, weights, torch.cat(biases), ridge)
+    root = row_weight.sqrt()
+    change = ridge_change(
+        root[:, None] * jacobian, root * residuals, weights, torch.cat(biases), ridge
+    )
     return test.call(clone).detach() + derivative(test.model, test.call, names) @ change
 
 
@@ -76,7 +79,7 @@ def test_the_copy_predicts_by_the_ridge_optimal_weights(id):
     uq = fitted_to(cases[0], [case.data for case in cases])
     before = numbers(uq.model)
     new = uq.refit()
-    wanted = expected(cases, test, new.refitted.ridge)
+    wanted = expected(cases, test, new.refitted.ridge, row_weights(uq, cases))
     torch.testing.assert_close(
         test.call(copy.deepcopy(new.model).eval()).detach(), wanted, rtol=1e-7, atol=1e-9
     )

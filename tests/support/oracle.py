@@ -174,6 +174,17 @@ def quadratic(train: Tensor, f: Tensor, ridge: float, weights: Tensor | None = N
     return ((f.double() @ vh.T) / singular).square().sum(-1)
 
 
+def own_units(target: Tensor) -> Tensor:
+    """(s / s_k)^2 for targets (N, K) of spreads s_k, whose geometric mean is s.
+
+    Rows of target k with these weights are those of standardised targets, in the unit s. A target
+    that does not vary has the weight one.
+    """
+    spread = target.double().std(0, correction=0)
+    mean = spread[spread > 0].log().mean().exp()
+    return torch.where(spread > 0, (mean / spread).square(), 1.0)
+
+
 def exact_quadratic(train: Tensor, f: Tensor, ridge: float) -> Tensor:
     """q of `quadratic` in rational numbers, by Gauss-Jordan elimination: for few columns only."""
     a, right = (_fractions(numbers) for numbers in (train, f))

@@ -52,6 +52,8 @@ class Residuals:
             "number", the row's place in the data.
         hashed: How many samples were compared with one another by their hashes.
         distinct: How many of these differ from one another.
+        units: The factor in the weights in the Gram that brings each target to its own unit, (1, 1)
+            or (1, K); 1 where targets count as they are.
     """
 
     error: Tensor
@@ -66,6 +68,15 @@ class Residuals:
     extra: dict[str, Tensor] = field(default_factory=dict)
     hashed: int = 0
     distinct: int = 0
+    units: Tensor = field(default_factory=lambda: torch.ones(1, 1, dtype=torch.float64))
+
+    @property
+    def typical_weight_in_gram(self) -> Tensor:
+        """The typical weight c times the units, (1, 1) or (1, K).
+
+        In the least-squares problem behind q, noise of one adds its inverse to a row's variance.
+        """
+        return self.typical_weight * self.units.to(self.typical_weight)
 
     @property
     def repeated(self) -> list[str]:

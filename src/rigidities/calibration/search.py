@@ -200,7 +200,7 @@ class Objective:
         error, spread, noise_factor = self._target_columns(q, target, judging)
         tied = self.options.noise.tied
         if tied is not None:  # to the squared scale, at weight one
-            floor = tied / _column(self.residuals.typical_weight, target)[0]
+            floor = tied / _column(self.residuals.typical_weight_in_gram, target)[0]
             if tied:
                 spread = spread + floor * noise_factor
             scale2, value = self._profile(error, spread)

@@ -222,6 +222,8 @@ _FIT = Kind(
         "batch": str | None,
         "columns?": list,
         "label_loss?": str,
+        # Whether each target counts in its own unit.
+        "units?": bool,
     },
     parts={
         "gram": Part(
@@ -234,6 +236,15 @@ _FIT = Kind(
                 "cross?": Array("float64", "D _"),
                 "square?": Array("float64", "..."),
                 "spots?": Array("float64", "5"),
+            },
+        ),
+        # Of targets with one weight vector: moments of the targets, then of the outputs.
+        "gram.units": Part(
+            tensors={
+                "rows": Array("int64", "2 K"),
+                "weight": Array("float64", "2 K"),
+                "mean": Array("float64", "2 K"),
+                "squares": Array("float64", "2 K"),
             },
         ),
         "sketch": Part(

@@ -31,7 +31,7 @@ from ..data.feed import Feed
 from ..data.sketch import fingerprint
 from ..data.slots import InputName
 from ..data.storage import Snapshot
-from ..losses import NAMED, NO_ERROR_BARS, Loss
+from ..losses import NAMED, NO_ERROR_BARS, Loss, counts_in_own_units
 from ..models.calling import Source
 from ..models.shadow import held_names, placement
 from ..models.threads import Lock
@@ -116,10 +116,14 @@ class FitOptions:
         if not isinstance(self.novelty, bool):
             raise ValueError(f"novelty must be True or False, got {self.novelty!r}.")
 
-    def plan(self) -> Plan:
-        """The plan of new statistics; options that make no sense are refused."""
-        kind = gram_kind(self.method, self.precision)
-        return Plan(self.sample, precision=self.precision, gram=kind)
+    def plan(self, loss: Loss) -> Plan:
+        """The plan of new statistics for a loss; options that make no sense are refused."""
+        return Plan(
+            sample=self.sample,
+            precision=self.precision,
+            gram=gram_kind(self.method, self.precision),
+            literal=not counts_in_own_units(loss),
+        )
 
     def header(self) -> dict[str, Any]:
         """The options by name, for comparison with other processes and with a checkpoint."""
@@ -318,6 +322,7 @@ class FitState:
         device = blank_binding.placement[0]
         snapshot = snapshot.to(device)
         header = snapshot.header
+        _require_units(snapshot)
         statistics = Statistics.from_snapshot(snapshot, device)
         report = None
         if header.get("report") is not None:
@@ -462,7 +467,7 @@ class ReadoutFit:
         passing: Passing,
     ) -> None:
         """Accumulate the statistics of the training data; see `LastLayerRigidity.fit`."""
-        plan = options.plan()
+        plan = options.plan(weighing.loss)
 
         def request() -> dict[str, Any]:
             return self._request(weighing, options)
@@ -955,6 +960,29 @@ def _gradient_scale_of_all(processes: Job, sums: Tensor) -> Tensor:
         return Snapshot({"scale": gradient_scale(sums_of_all)}, {})
 
     return processes.together(lambda: Snapshot({"sums": sums}, {}), fold).tensors["scale"]
+
+
+def _require_units(snapshot: Snapshot) -> None:
+    """Refuse sums of several targets with one weight vector that lack the targets' units.
+
+    Older versions did not keep them, and a target in large units outweighed the others.
+    """
+    header = snapshot.header
+    if header["readout"]["layout"] != "joint" or header["targets"] == 1:
+        return
+    if "units" not in header:
+        raise ValueError(
+            "its header lacks 'units' (bool). One weight vector serves several targets here, and "
+            "their units were not kept. Call fit(x, y) again."
+        )
+    sums = "gram.matrix" if "gram.matrix" in snapshot.tensors else "gram.root"
+    has_units = "gram.units.rows" in snapshot.tensors
+    has_sums_of_targets = snapshot.tensors[sums].ndim == 3
+    if not has_units == has_sums_of_targets == header["units"]:
+        raise ValueError(
+            f"'units' of its header is {header['units']}, which its tensors 'gram.units' and "
+            f"{sums!r} contradict. Call fit(x, y) again."
+        )
 
 
 def _weighing_header(weighing: Weighing | None) -> dict[str, Any] | None:

@@ -144,8 +144,8 @@ def refitted(
     best = _best_of_all(processes, tap, statistics.gram, posterior)
 
     # Training rows are judged as if each had been left out, by their mean leverage.
-    judging_gram = statistics.gram
-    degrees = best.degrees
+    judging_sums = statistics.gram_sums
+    leverage = best.degrees / statistics.gram.informative
     new_rows: Statistics | None = None
     if valid is not None:
         plan = statistics.plan(statistics.gram.precision)
@@ -154,12 +154,12 @@ def refitted(
         new_rows = processes.statistics(
             rows_here, lambda per_process: settled(combined(per_process))
         )
-        judging_gram = new_rows.gram
+        judging_sums = new_rows.gram_sums
         # Validation rows did not determine the readout: they have no leverage.
-        degrees = torch.zeros_like(best.degrees)
-    changed_gram = judging_gram.after(best.change)  # refuses rows without residuals
-    before = _rmse(judging_gram, degrees)
-    after = _rmse(changed_gram, degrees)
+        leverage = torch.zeros_like(best.degrees)
+    changed_sums = judging_sums.after(best.change)  # refuses rows without residuals
+    before = _rmse(judging_sums.sums, leverage)
+    after = _rmse(changed_sums.sums, leverage)
 
     if new_rows is not None and add:
         statistics = statistics.clone().merge(new_rows)
@@ -211,16 +211,16 @@ def _best(tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
     return _BestReadout(ridge, change, degrees)
 
 
-def _rmse(gram: Gram, degrees: Tensor) -> Tensor:
+def _rmse(gram: Gram, leverage: Tensor) -> Tensor:
     """Root mean square (K,) of residuals, divided by 1 - h for the mean leverage h.
 
     Args:
         gram: The sums of the rows.
-        degrees: How many weights these rows determined, (K,); h is that over the number of rows.
+        leverage: h: how many weights these rows determined, over their number, () or (K,).
     """
     assert gram.square is not None
     square = gram.square.diagonal() if gram.square.ndim == 2 else gram.square
-    return (square / gram.informative).sqrt() / (1 - degrees / gram.informative)
+    return (square / gram.informative).sqrt() / (1 - leverage)
 
 
 def _settable_tap(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:

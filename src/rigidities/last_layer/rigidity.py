@@ -37,7 +37,7 @@ from ..data.feed import Feed
 from ..data.finiteness import require_finite
 from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
-from ..losses import LossLike, loss_for, loss_name
+from ..losses import LossLike, counts_in_own_units, loss_for, loss_name
 from ..models.calling import FeatureFunction, ForwardFunction, Source
 from ..models.modes import outside_graphs, outside_inference_mode, refuse_transforms
 from ..models.shadow import placement
@@ -73,6 +73,7 @@ from .readout.graph import copied_readout
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 from .refit import Refitted
+from .statistics.gram_sums import fits
 from .statistics.statistic import SAMPLE
 from .wrapper import ModelWrapper
 
@@ -187,7 +188,9 @@ class LastLayerRigidity(ModelWrapper):
             loss: The loss with which the model was trained: "mse", "huber", "log-cosh", "poisson",
                 an object of `losses`, or a callable(prediction, target) -> one loss per sample. A
                 loss that is not smallest where the prediction is the target, as that of a
-                classifier, has a posterior but no error bars.
+                classifier, has a posterior but no error bars. Where one weight vector serves
+                several targets, each counts in its own unit with the first three, and as it is
+                with the others.
             sample_weight: A callable(batch) -> weights (N,), where the training loss was weighted.
             gradients: The position or name of the input whose derivatives were also in the training
                 loss ("pos" for forces). Half of their squared error is added to the loss.
@@ -1357,6 +1360,20 @@ def _differentiator(
     )
 
 
+def _counted(state: FitState) -> str:
+    """How targets with one weight vector count, in a few words."""
+    statistics = state.statistics
+    if statistics.gram_sums.units is not None:
+        return "each in its own unit"
+    if state.weighing is None:  # the reason was a function, which a file cannot hold
+        return "each as it is"
+    if not counts_in_own_units(state.weighing.loss):
+        return "each as it is, by its loss"
+    if fits(statistics.gram.width, statistics.targets):
+        return "each as it is: batches differ in their number of targets"
+    return "each as it is: a Gram for each would exceed 2 GiB"
+
+
 def _described(state: FitState) -> dict[str, str]:
     """The readout and the fit in a few words each, for `summary`."""
     statistics = state.statistics
@@ -1365,6 +1382,8 @@ def _described(state: FitState) -> dict[str, str]:
     if layers:
         origin = ", ".join(repr(layer) for layer in layers)
     targets = "1 target" if statistics.targets == 1 else f"{statistics.targets} targets"
+    if state.binding.header()["layout"] == "joint" and statistics.targets > 1:
+        targets = f"{targets} with one weight vector, {_counted(state)}"
     loss = "a function" if state.weighing is None else loss_name(state.weighing.loss)
     entries = {
         "readout": f"{origin}: {statistics.gram.width} features, {targets}",

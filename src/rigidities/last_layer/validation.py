@@ -219,7 +219,7 @@ class Validation:
             return None
         # With training rows of the fit beside it, a single row will do.
         least = 1 if self.full and self.statistics.sample is not None else 2
-        return gathering.residuals(least=least)
+        return self._in_units(gathering.residuals(least=least))
 
     def report(self, residuals: Residuals | None, train: Residuals | None) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`.
@@ -380,6 +380,7 @@ class Validation:
         mean = reading.rows(reading.output.detach())
         error = target.to(torch.float64) - mean
         weight, importance = self.weighing(batch, reading, target)
+        weight = self._weight_in_gram(weight, error)
         power = self.posterior.projections(features).square()
         if self.wanted.noise_function is None:
             noise_shape = self.wanted.noise.shape(mean, features)
@@ -402,6 +403,19 @@ class Validation:
             columns["labels"] = reading.rows(labels)
         gathering.add(error, power, weight, noise_shape, importance, **columns)
 
+    def _weight_in_gram(self, weight: Tensor | None, error: Tensor) -> Tensor | None:
+        """The weights of rows in the Gram, (n, 1 or K), which the units of targets belong to.
+
+        Args:
+            weight: The rows' weights in the loss, (n, 1 or K); None for ones.
+            error: The rows' errors, (n, K).
+        """
+        units = self.statistics.gram_sums.units
+        if units is None:
+            return weight
+        factors = units.factors.to(error).expand_as(error)
+        return factors if weight is None else weight * factors
+
     def sampled(self) -> Residuals | None:
         """The training rows that the fit kept; None where there are none that could be used."""
         sample = self.statistics.sample
@@ -413,13 +427,20 @@ class Validation:
         gathering.add(
             rows.residual,
             power,
-            rows.weight,
+            self._weight_in_gram(rows.weight, rows.residual),
             None,
             rows.importance,
             mean=rows.mean,
             inputs=head_inputs(rows),
         )
-        return gathering.residuals(least=1)
+        return self._in_units(gathering.residuals(least=1))
+
+    def _in_units(self, residuals: Residuals) -> Residuals:
+        """Residuals that know the units of their targets."""
+        units = self.statistics.gram_sums.units
+        if units is None:
+            return residuals
+        return replace(residuals, units=units.factors[None])
 
 
 def _gathered(processes: Job, gathering: Gathering | None) -> Gathering | None:

@@ -353,6 +353,33 @@ class Gram:
         expanded._upper = expanded._upper.repeat(targets, 1, 1)
         return expanded
 
+    def combined(self, factors: Tensor) -> Gram:
+        r"""One Gram of the rows of all targets, with the weights of target k times a factor.
+
+        Its matrix is $\sum_k u_k G_k$. One weight vector stands behind all its rows, so that their
+        residuals are one column.
+
+        Args:
+            factors: The factors $u_k$, (T,).
+
+        Raises:
+            ValueError: There is one matrix for all targets already.
+        """
+        if self.targets is None:
+            raise ValueError("This Gram already has one matrix for all targets.")
+        factors = factors.to(self.zeros.device, torch.float64)
+        whole = type(self)(self.width, device=self.device, precision=self.precision)
+        for factor, sums in zip(factors.tolist(), self._upper.unbind(), strict=True):
+            whole._add_scaled(sums, factor)
+        whole.count = self.targets * self.count
+        whole.zeros = self.zeros.sum()
+        if self.cross is not None:
+            # Contiguous, so that sums from a file round as those that were accumulated here.
+            whole.cross = self.cross.contiguous() @ factors[:, None]  # (D, 1)
+        if self.square is not None:
+            whole.square = (factors * _sums_of_squares(self.square)).sum().reshape(1, 1)
+        return whole
+
     @property
     def informative(self) -> Tensor:
         """Number of rows of non-zero weight, () or (T,)."""
@@ -468,6 +495,10 @@ class Gram:
     def _add_sums(self, other: Gram) -> None:
         """Add another's matrix."""
         self._upper += other._upper
+
+    def _add_scaled(self, sums: Tensor, factor: float) -> None:
+        """Add the sums of one target, (D, D), times a factor."""
+        self._upper.add_(sums, alpha=factor)
 
     def _take_out(self, other: Gram) -> bool:
         """Subtract another's matrix, and return whether a sum of squares turned negative."""

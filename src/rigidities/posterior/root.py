@@ -100,6 +100,10 @@ class RootGram(Gram):
         """Factorise both roots together."""
         self._upper = triangle(torch.cat([self._upper, other._upper], dim=-2))
 
+    def _add_scaled(self, sums: Tensor, factor: float) -> None:
+        """Factorise R and the root of one target, times the root of the factor, together."""
+        self._add_rows(self._upper, factor**0.5 * sums)
+
     def _take_out(self, other: Gram) -> bool:
         """Take another's rows out of R, and return whether more was taken out than was there.
 

@@ -94,7 +94,7 @@ def automatic_report(
         options,
         validation,
         _errors(validation, rows),
-        calibration=_with_joint_scale(calibration, rows, data.typical_weight),
+        calibration=_with_joint_scale(calibration, rows, data.typical_weight_in_gram),
         curvature=curvature_at(ridge),
         gain=ladder.gain,
         value=means.get(rung, nll),
@@ -172,9 +172,19 @@ class RidgeRows:
     @property
     def typical_weight(self) -> Tensor:
         """The typical weight of the validation rows, or of the training rows without any, (K,)."""
+        return self._judged.typical_weight.expand(1, len(self.rows))[0]
+
+    @property
+    def typical_weight_in_gram(self) -> Tensor:
+        """The same times the units of the targets, (K,)."""
+        return self._judged.typical_weight_in_gram.expand(1, len(self.rows))[0]
+
+    @property
+    def _judged(self) -> Residuals:
+        """The validation rows, or the training rows without any."""
         residuals = self.training if self.validation is None else self.validation
         assert residuals is not None, "else there are no rows"
-        return residuals.typical_weight.expand(1, len(self.rows))[0]
+        return residuals
 
     @property
     def share_features(self) -> bool:
@@ -443,17 +453,22 @@ def _distribution(fits: list[TargetFit]) -> Distribution:
 
 
 def _with_joint_scale(
-    calibration: Calibration, rows: list[TargetRows], typical_weight: Tensor
+    calibration: Calibration, rows: list[TargetRows], weight_in_gram: Tensor
 ) -> Calibration:
     r"""The calibration with the scale of what predictions share.
 
     $\alpha_B^2 = \overline{r^2 / (1/c + q)}$ is that of Bayesian linear regression. A single
     prediction is at least as uncertain.
+
+    Args:
+        calibration: The calibration without that scale.
+        rows: The rows of each target.
+        weight_in_gram: The typical weight c of each target's rows in the Gram, (K,).
     """
     if isinstance(calibration.noise, GivenNoise):
         return calibration
     scales = []
-    for table, weight in zip(rows, typical_weight, strict=True):
+    for table, weight in zip(rows, weight_in_gram, strict=True):
         held_out = table.held_out
         variance = held_out.noise_factor / weight + held_out.q
         scales.append(clipped_mean(held_out.residual.square() / variance).sqrt())

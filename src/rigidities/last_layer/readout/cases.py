@@ -373,7 +373,7 @@ class Parameters(Jacobian):
             blocks = {}
             for head, call in enumerate(calls):
                 gradients = [pulled(values, leaf, cotangents, graph=graph) for leaf in call.leaves]
-                flat = [gradient.flatten(1) for gradient in gradients]
+                flat = [gradient.reshape(len(cotangents), -1) for gradient in gradients]
                 blocks[head] = torch.cat(flat, dim=1)
             features.append(self.columns.assemble(blocks))
         return Reading(output, torch.cat(features).reshape(*inner, -1), inner, -1)

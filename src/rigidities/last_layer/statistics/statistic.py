@@ -36,6 +36,7 @@ class Plan:
         sample_limit: Rows whose hash is this or higher are not kept.
         precision: The precision of the Gram's products.
         gram: The class that accumulates the Gram.
+        literal: Whether targets with one weight vector count as they are, not each in its own unit.
 
     Raises:
         ValueError: `sample` is not a number of rows.
@@ -45,6 +46,7 @@ class Plan:
     sample_limit: int = NO_LIMIT
     precision: PrecisionLike = "auto"
     gram: type[Gram] = Gram
+    literal: bool = False
 
     def __post_init__(self) -> None:
         if type(self.sample) is not int or self.sample < 0:

@@ -17,6 +17,7 @@ from ...data import schema
 from ...data.arrays import TARGET_KEYS, Columns, agreed_columns
 from ...data.batches import Batch, kind_of
 from ...data.schema import Array, declare
+from ...data.sketch import NO_LIMIT
 from ...data.storage import Snapshot, prefixed, unprefixed
 from ...notices import notify
 from ...posterior.gram import Gram, PrecisionLike
@@ -96,8 +97,14 @@ class Statistics:
         )
 
     @property
+    def gram_sums(self) -> GramSums:
+        """The sums of products of features and residuals, as they were accumulated."""
+        sums: GramSums = self.by_name["gram"]
+        return sums
+
+    @property
     def gram(self) -> Gram:
-        """The sums of products of features and residuals."""
+        """The Gram of the fit: its sums, with each target in its own unit where that holds."""
         sums: GramSums = self.by_name["gram"]
         return sums.gram
 
@@ -122,11 +129,14 @@ class Statistics:
 
     def plan(self, precision: PrecisionLike) -> Plan:
         """The plan for statistics of other rows, to be merged with these or taken out of them."""
-        gram_class = type(self.gram)
         sample = self.sample
-        if sample is None:
-            return Plan(sample=0, precision=precision, gram=gram_class)
-        return Plan(sample.size, sample.limit, precision, gram_class)
+        return Plan(
+            sample=0 if sample is None else sample.size,
+            sample_limit=NO_LIMIT if sample is None else sample.limit,
+            precision=precision,
+            gram=type(self.gram_sums.sums),
+            literal=self.gram_sums.units is None,
+        )
 
     def update(self, block: Block) -> None:
         """Take a block of rows in."""
@@ -137,8 +147,9 @@ class Statistics:
         """Add the rows of `other`, which stays as it was, to these statistics, and return these."""
         self.columns = agreed_columns(other.columns, self.columns)
         self.label_loss = self.label_loss or other.label_loss
-        if other.gram.device != self.gram.device:
-            other = other.to(self.gram.device)
+        device = self.gram_sums.sums.device
+        if other.gram_sums.sums.device != device:
+            other = other.to(device)
         for name, statistic in list(self.by_name.items()):
             if name in other.by_name:
                 statistic.merge(other.by_name[name])
@@ -177,7 +188,7 @@ class Statistics:
 
     def clone(self) -> Statistics:
         """An independent copy."""
-        return self.to(self.gram.device)
+        return self.to(self.gram_sums.sums.device)
 
     def to(self, device: torch.device) -> Statistics:
         """An independent copy on a device."""
@@ -206,6 +217,7 @@ class Statistics:
             "targets": self.targets,
             "inputs": self.inputs,
             "batch": self.kind,
+            "units": self.gram_sums.units is not None,
         }
         if self.columns is not None:
             header["columns"] = self.columns
@@ -234,7 +246,7 @@ class Statistics:
 
     def require_finite(self) -> None:
         """Refuse sums that have overflowed."""
-        if not bool(self.gram.diagonal.isfinite().all()):
+        if not bool(self.gram_sums.sums.diagonal.isfinite().all()):
             raise ValueError(
                 "Features are so large that their squares overflow. Fit with precision='double', "
                 "or scale the input of the readout."
@@ -242,7 +254,7 @@ class Statistics:
 
     def warn_of_missing_targets(self) -> None:
         """Warn where batches could have held a target, and none was in the usual places."""
-        if self.gram.cross is None and self.kind in ("mapping", "object"):
+        if self.gram_sums.sums.cross is None and self.kind in ("mapping", "object"):
             notify(
                 "The fit found no target in its batches and did not use any. It looks for "
                 f"{', '.join(map(repr, TARGET_KEYS))}. Pass target=lambda b: ... to select the "
