@@ -547,7 +547,6 @@ GRAPHS = [
         ["conv.lin", "conv.bias"],
         "attention over the layer's own outputs: GATConv",
         bent=True,
-        parts=("conv.lin",),
         around=("conv",),
     ),
 ]
@@ -606,9 +605,14 @@ PRODUCTS = [
     Row(
         "deep_operator_network",
         deep_operator,
-        ((*weights("branch.2"), "b"), (*weights("trunk.2"), "b")),
+        (
+            (*weights("branch.2"), "b"),
+            (*weights("trunk.2"), "b"),
+            (*weights("branch.2", "trunk.2"), "b"),
+        ),
         ["branch.2", "b"],
         "`(branch(u) * trunk(x)).sum(-1) + b`: DeepONet",
+        bent=True,
         parts=("branch.2", "trunk.2"),
         also=(["trunk.2", "b"],),
     ),

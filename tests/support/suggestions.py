@@ -55,6 +55,11 @@ def _names(layer: str | list[str]) -> set[str]:
     return {layer} if isinstance(layer, str) else set(layer)
 
 
+def half_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
+    """A loss that is a function counts targets with one weight vector as they are, not in units."""
+    return (prediction - target).square() / 2
+
+
 def answer(model: nn.Module, train: Any, layer: Layer, **options: Any) -> Answer:
     """What `fit` says to a user who passes this `layer=`."""
     uq = rg.LastLayerRigidity(model, layer=layer, **options)
@@ -62,7 +67,7 @@ def answer(model: nn.Module, train: Any, layer: Layer, **options: Any) -> Answer
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            uq.fit(train)
+            uq.fit(train, loss=half_squared_error)
         except ValueError as error:
             refusal = [str(error)]
     # Other libraries warn too, but not in the name of this file.
