@@ -12,19 +12,20 @@ Function = Callable[[nn.Module, Any], Tensor]
 
 
 class Reference:
-    """Variances of a specimen, scale^2 f^T (F^T F + ridge)^-1 f, at any ridge and scale.
+    """Variances of a specimen, scale^2 f^T (F^T W F + ridge)^-1 f, at any ridge and scale.
 
     Args:
         given: the model and its data.
+        weights: the diagonal of W, one for each output of the training batches; None for ones.
         slope: differentiate the output by an input first.
     """
 
-    def __init__(self, given: Given, *, slope: bool = False) -> None:
+    def __init__(self, given: Given, weights: Tensor | None = None, *, slope: bool = False) -> None:
         given.model.eval()
         function = given.slope if slope else given.output
         assert function is not None
         rows = torch.cat([_derivatives(given, given.output, batch)[0] for batch in given.train])
-        self.gram = rows.mT @ rows
+        self.gram = rows.mT @ (rows if weights is None else weights[:, None] * rows)
         self.new = [_derivatives(given, function, batch) for batch in given.test]
         self.targets = -1 if slope else given.targets
 

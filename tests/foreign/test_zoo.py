@@ -12,6 +12,7 @@ from tests.foreign import zoo
 from tests.foreign.brute_force import Reference
 from tests.foreign.specimen import Given, Specimen
 from tests.foreign.table import Row
+from tests.support import oracle
 
 TOLERANCE = 1e-5
 """Of variances, relative."""
@@ -34,10 +35,20 @@ def used(one: Specimen, given: Given) -> tuple[rg.LastLayerRigidity, list[str]]:
     return uq, [str(w.message) for w in seen if w.filename == __file__]
 
 
+def units(uq: rg.LastLayerRigidity, given: Given) -> torch.Tensor | None:
+    """Weights of all training outputs where targets with one weight vector have their own units."""
+    if uq.readout.layout != "joint":
+        return None
+    batches = uq.feed(given.train, "fit")
+    targets = torch.cat([batch.target.reshape(-1, len(uq.scale)).cpu() for batch in batches])
+    return oracle.own_units(targets).repeat(len(targets))
+
+
 def off(uq: rg.LastLayerRigidity, given: Given, wrt: str) -> Iterator[float]:
     """Relative deviations from brute force, at the ridge chosen and at one where the Gram rules."""
-    outputs = quietly(Reference, given)
-    slopes = quietly(Reference, given, slope=True) if wrt else None
+    weights = units(uq, given)
+    outputs = quietly(Reference, given, weights)
+    slopes = quietly(Reference, given, weights, slope=True) if wrt else None
     for ridge in (None, 1e-3 * float(outputs.gram.diagonal().mean())):
         quietly(uq.calibrate, given.valid, ridge=ridge)
         found = [(quietly(uq.predict, given.test).epistemic, outputs.variance(uq.ridge, uq.scale))]
