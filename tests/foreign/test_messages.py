@@ -9,7 +9,7 @@ import rigidities as rg
 from tests.foreign import molecules, tables
 from tests.foreign.test_zoo import quietly
 
-LINE = re.compile(r"(forward|target)=(lambda (?:m, )?b: .+?)(?=,? and |, for |,? with )")
+LINE = re.compile(r"(forward|target)=(lambda (?:m, )?b: .+?)(?=,? and |, for |,? with | or, )")
 
 
 def refused(given, **options) -> str:

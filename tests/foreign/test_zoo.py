@@ -16,6 +16,10 @@ from tests.support import oracle
 
 TOLERANCE = 1e-5
 """Of variances, relative."""
+HALF_TOLERANCE = 1e-4
+"""The same for models that compute in half precision, whose features round as the processor does."""
+FEW_ROWS = "The bars were calibrated on only"
+"""How a warning begins that is right for the few rows of these tests."""
 
 
 def quietly(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -32,7 +36,8 @@ def used(one: Specimen, given: Given) -> tuple[rg.LastLayerRigidity, list[str]]:
         uq = one.wrapped(given).fit(given.train)
         uq.calibrate(given.valid, criterion="nll")
         uq.predict(given.test)
-    return uq, [str(w.message) for w in seen if w.filename == __file__]
+    messages = [str(w.message) for w in seen if w.filename == __file__]
+    return uq, [message for message in messages if not message.startswith(FEW_ROWS)]
 
 
 def units(uq: rg.LastLayerRigidity, given: Given) -> torch.Tensor | None:
@@ -77,7 +82,7 @@ def test_the_variance_is_that_of_brute_force(one: Specimen, table: list[Row], tm
     uq, warned = used(one, given)
     assert warned == []
     deviation = max(off(uq, given, one.wrt))
-    assert deviation <= TOLERANCE
+    assert deviation <= (HALF_TOLERANCE if one.package == "accelerate" else TOLERANCE)
     predicted = quietly(uq.predict, given.test)
     means = joined(given.output, given)
     torch.testing.assert_close(predicted.mean, means, rtol=1e-5, atol=1e-6)
