@@ -52,7 +52,7 @@ def test_error_bars_of_the_ensemble(name):
 def test_a_prediction_that_is_no_sum_of_leaf_values_is_refused(options):
     x, y = table()
     model = XGBRegressor(n_estimators=10, **options).fit(x, np.exp(y))
-    with pytest.raises(ValueError, match="not sums of its leaf values|Use the squared error"):
+    with pytest.raises(ValueError, match=r"not sums of its leaf values|Use the squared error"):
         Forest(model, x)
 
 
@@ -62,7 +62,7 @@ def test_what_is_no_sum_of_leaf_values_of_one_target_is_refused_by_name():
     with pytest.raises(ValueError, match=r"predicts \(400, 2\).*Train one model per target"):
         Forest(XGBRegressor(n_estimators=3).fit(x, two), x)
     together = XGBRegressor(n_estimators=3, multi_strategy="multi_output_tree").fit(x, two)
-    with pytest.raises(ValueError, match="Train one model (a|per) target"):
+    with pytest.raises(ValueError, match=r"Train one model (a|per) target"):
         Forest(together, x)
     with pytest.raises(ValueError, match="gblinear' has no trees"):
         Forest(XGBRegressor(n_estimators=3, booster="gblinear").fit(np.nan_to_num(x), y), x)

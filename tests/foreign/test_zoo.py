@@ -17,7 +17,7 @@ from tests.support import oracle
 TOLERANCE = 1e-5
 """Of variances, relative."""
 HALF_TOLERANCE = 1e-4
-"""The same for models that compute in half precision, whose features round as the processor does."""
+"""The same for models that compute in half precision: their features round on their own."""
 FEW_ROWS = "The bars were calibrated on only"
 """How a warning begins that is right for the few rows of these tests."""
 
