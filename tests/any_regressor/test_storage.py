@@ -114,7 +114,7 @@ def test_a_buffer_that_a_pass_fills_may_be_filled_or_not(path):
     net, again = Masked(), Masked()
     again.load_state_dict(net.state_dict())
     x = X1[:, None]
-    pr = rg.PredictionRigidity(net, ridge=0.1).fit(x, net.linear(x).detach())
+    pr = rg.PredictionRigidity(net, ridge=0.1).fit(x, net.linear(x).detach()).set_scale(1.0)
     expected = pr.variance(x[:3])
     assert net.mask is None
     pr.save(path)

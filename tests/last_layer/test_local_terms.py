@@ -112,7 +112,7 @@ def test_an_unfamiliar_site_carries_the_variance():
     [
         ("targets_mixed_by_a_fixed_matrix", "not a sum over rows of .*rigidities.local"),
         ("each_target_scaled_by_its_own_std", "not a sum over rows of .*rigidities.local"),
-        ("graph_convolution", "not a sum over rows of 'conv', 'conv.lin'.*rigidities.local"),
+        ("graph_convolution", "not a sum over rows of 'conv.bias', 'conv.lin'.*rigidities.local"),
         ("raw_parameter_head_with_its_features", "features= the terms .* not known"),
     ],
 )

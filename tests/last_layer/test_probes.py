@@ -255,6 +255,7 @@ def test_one_sample_leaves_room_for_the_rounding_of_another_device():
         assert probes._deviation(probes.output, coarse, probes.digits) == 0
 
 
+@pytest.mark.filterwarnings("ignore:The calibration rows have an RMS error:UserWarning")
 def test_a_random_pass_that_shows_late_is_no_changed_model():
     model = Net(lambda m, x: m.head(x) + m.rare.pop(0), head=nn.Linear(4, 1))
     model.rare = [0.0]

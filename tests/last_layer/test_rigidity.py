@@ -83,6 +83,7 @@ def test_targets_cost_no_square_of_their_number():
     assert uq.gram.square.shape == (400,)
 
 
+@pytest.mark.filterwarnings("ignore:The calibration rows have an RMS error:UserWarning")
 def test_noise_floor_is_added_and_divided_by_the_sample_weight(net, fit):
     x, y = net.valid
     report = fit.calibrate(
@@ -493,6 +494,7 @@ def test_no_gain_over_a_constant_bar_is_said_plainly():
     assert any("worse than one constant bar" in warning for warning in report.warnings)
 
 
+@pytest.mark.filterwarnings("ignore:The calibration rows have an RMS error:UserWarning")
 def test_an_optimum_at_the_edge_is_reported(net, fit):
     x = net.valid[0]
     with torch.no_grad():

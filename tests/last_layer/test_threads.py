@@ -195,6 +195,7 @@ def test_the_rigidity_of_any_regressor_is_safe_too():
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:Parameters that reach the output past:UserWarning")
 def test_a_reader_sees_another_fit_whole():
     run = lambda m, x: m.one(x) + m.two(x.square())  # noqa: E731
     model, states = Net(run, one=nn.Linear(4, 1), two=nn.Linear(4, 1)), []

@@ -667,7 +667,6 @@ class ReadoutFit:
         passing: Passing,
     ) -> CalibrationReport:
         """Choose ridge, scale, noise and distribution; see `LastLayerRigidity.calibrate`."""
-        self.require_state().require_error_bars()
         require_groups(groups, conformal, merge_groups)
         # Conformal rows are data of their own, or a share of the validation rows.
         conformal_data = None if isinstance(conformal, float) else conformal
@@ -676,6 +675,7 @@ class ReadoutFit:
         options = as_text([wanted, share, groups, merge_groups, gradients, gradient_target])
         group = passing.process_group
         with self._exclusive(), self.job(group, "calibrate", options) as processes:
+            self.require_state().require_error_bars()
             weighing = self._calibration_weighing(gradients, gradient_target)
             judged_data, train = calibration_data(wanted.criterion, valid, train)
             # Derivatives are calibrated where their targets are known.
