@@ -83,8 +83,8 @@ def torch_export(
 
     Args:
         uq: Fitted, and calibrated if its bars are to mean something.
-        example: An input of the model, a tuple of its inputs, or a batch as in the fit, with or
-            without the target.
+        example: An input of the model, or a tuple of its inputs. After a fit on mappings, or with
+            `forward=`, a batch as in the fit, with or without the target.
         outputs: As in `freeze`.
         strict: As in `torch.export.export`; for plain readouts only.
         options: Other options of `freeze`.

@@ -42,8 +42,8 @@ def test_a_batch_that_waits_takes_few_python_calls() -> None:
 
 
 @pytest.mark.parametrize("kind", [LIST, SHUFFLED])
-def test_the_model_is_called_once_more_with_eight_rows(kind: str) -> None:
-    assert forward_calls(kind) == ForwardCalls(calls=1, rows=8)
+def test_the_model_is_called_twice_more_with_eight_rows(kind: str) -> None:
+    assert forward_calls(kind) == ForwardCalls(calls=2, rows=16)
 
 
 def test_operations_of_a_pass_are_counted() -> None:

@@ -95,3 +95,37 @@ def test_a_random_model_is_not_taken_for_one_with_false_derivatives():
             warnings.simplefilter("ignore")
             uq = rg.LastLayerRigidity(model).fit(torch.randn(40, 3), torch.randn(40, 1))
         assert uq.gram.count == 40
+
+
+def test_a_head_whose_weight_the_forward_pass_uses_again_counts_with_both_uses():
+    torch.manual_seed(0)
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        return m.head(nn.functional.linear(x, m.head.weight.mT).tanh())
+
+    model = Net(run, head=nn.Linear(8, 1)).double()
+    x = torch.randn(40, 1).double()
+    uq = rg.LastLayerRigidity(model)
+    with pytest.warns(UserWarning, match="not linear in the weights of 'head'"):
+        uq.fit(x, model(x).detach())
+
+    def output(weight: Tensor, bias: Tensor) -> Tensor:
+        hidden = nn.functional.linear(x, weight.mT).tanh()
+        return (hidden @ weight.mT + bias)[:, 0]
+
+    parameters = (model.head.weight, model.head.bias)
+    by_weight, by_bias = torch.autograd.functional.jacobian(output, parameters)
+    rows = torch.cat([by_weight.flatten(1), by_bias], 1)
+    torch.testing.assert_close(uq.gram.matrix, rows.mT @ rows)
+
+
+def test_a_model_that_checks_its_own_output_is_fitted():
+    def bounded(y: Tensor) -> Tensor:
+        if bool(y.abs().max() > largest):
+            raise RuntimeError("output too large")
+        return y
+
+    model = model_with(bounded)
+    x = torch.randn(40, 3)
+    largest = float(model.head(model.trunk(x).tanh()).detach().abs().max())
+    assert rg.LastLayerRigidity(model).fit(x, torch.randn(40, 1)).gram.count == 40

@@ -107,7 +107,7 @@ class Fit:
         calibration = replace(unscaled, scale=scale * unscaled.scale)
         return replace(self, calibration=calibration, report=None, scale_origin=origin)
 
-    def scaled_for(self, loss: Loss, *, interpolates: bool) -> Fit:
+    def scaled_for(self, loss: Loss, *, residuals_tell: bool) -> Fit:
         """The same fit with the scale that a new fit has, before any calibration.
 
         For a squared loss this is the residual standard error of textbooks. It needs more rows than
@@ -117,16 +117,14 @@ class Fit:
 
         Args:
             loss: The loss of the fit.
-            interpolates: Whether residuals are nothing but rounding, which says nothing about the
-                noise of new data.
+            residuals_tell: Whether the residuals tell of the noise of new data: they are more than
+                rounding, and of one size for all outputs.
         """
         if isinstance(loss, GaussianNLL):
             return self.with_scale(1.0, "loss")
         enough_rows = self.rows > len(self.regressor)
-        known = (
-            self.dispersion > 0 and not interpolates and not math.isnan(self.form.effective_rank)
-        )
-        if isinstance(loss, MSE) and enough_rows and known:
+        has_rank = not math.isnan(self.form.effective_rank)
+        if isinstance(loss, MSE) and enough_rows and has_rank and residuals_tell:
             return self.with_scale(self.residual_scale, "residuals")
         return self.with_scale(1.0, "default")
 

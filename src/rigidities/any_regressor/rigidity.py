@@ -63,9 +63,10 @@ MEMORY_SHARE = 0.7
 """Share of the free memory that a fit may use by default."""
 
 UNSCALED = (
-    "The error bars have no scale: scale 1 is used. Only the residuals of a squared loss give one, "
-    "if there are more rows than parameters. Call calibrate(x, y), or set_scale(s) with the size "
-    "of the noise if it is known."
+    "The error bars have no scale: scale 1 is used. Residuals give one only for a squared loss, if "
+    "there are more rows than parameters, and if the residuals are more than rounding and of one "
+    "size for all outputs. Call calibrate(x, y), or set_scale(s) with the size of the noise if it "
+    "is known."
 )
 
 HessianName = Literal["gauss-newton", "exact"]
@@ -82,8 +83,9 @@ class PredictionRigidity:
         prediction = pr.predict(x)
 
     Before a calibration, the scale $\alpha$ of a squared loss is the residual standard error of
-    textbooks, `residual_scale`, if there are more rows than parameters. Otherwise it is 1, and the
-    first error bar warns. A `GaussianNLL` brings its scale, since its variance is the noise.
+    textbooks, `residual_scale`, if there are more rows than parameters and the residuals of all
+    outputs are of one size. Otherwise it is 1, and the first error bar warns. A `GaussianNLL`
+    brings its scale, since its variance is the noise.
 
     Parameters and buffers are copied when the object is created: later changes of a module have no
     effect. All parameters vary, even frozen ones (`requires_grad=False`): use `subset` to name
@@ -260,7 +262,10 @@ class PredictionRigidity:
             differentiation=differentiation,
             columns=first_batch.columns,
         )
-        self._fit = fit.scaled_for(self._loss, interpolates=totals.interpolates)
+        residuals_tell = (
+            totals.dispersion > 0 and not totals.residuals_are_rounding and totals.outputs_are_alike
+        )
+        self._fit = fit.scaled_for(self._loss, residuals_tell=residuals_tell)
         self._has_warned = False
         return self
 

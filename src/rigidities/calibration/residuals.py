@@ -129,8 +129,8 @@ def mismatch(rows: Residuals, training_mean: Tensor, training_error: Tensor) -> 
     Errors far larger than those of the training rows are not enough: a network may have memorised
     its training rows. But even such a network predicts better than a constant. Targets in another
     order have errors of 1.4 times their spread, and targets in another unit, by a factor of two or
-    more, have errors larger than the smaller of the two spreads. Medians of absolute values decide
-    as well as the RMS errors, so that single rows cannot.
+    more, have errors larger than the smaller of the two spreads. Medians of absolute errors must
+    differ as much as RMS errors, so that single rows cannot decide.
 
     Args:
         rows: The calibration rows, with the extra column "mean".
@@ -148,13 +148,11 @@ def mismatch(rows: Residuals, training_mean: Tensor, training_error: Tensor) -> 
             continue
         target = rows.extra["mean"][known, k].to(error) + error
         seen_target = training_mean[training_known, k].to(error) + seen_error
-        spread = torch.minimum(_typical_distance(target), _typical_distance(seen_target))
-        typical_error = error.abs().median()
-        is_far_larger = typical_error > MISMATCHED * seen_error.abs().median()
-        is_no_better = typical_error > _NO_BETTER * spread
-        # The sentence gives these two numbers, which must bear it out.
-        has_larger_rms = _rms(error) > MISMATCHED * _rms(seen_error)
-        if not (bool(is_far_larger & is_no_better) and has_larger_rms):
+        spread = min(float(target.std()), float(seen_target.std()))
+        is_typical = error.abs().median() > MISMATCHED * seen_error.abs().median()
+        is_far_larger = _rms(error) > MISMATCHED * _rms(seen_error)
+        is_no_better = _rms(error) > _NO_BETTER * spread
+        if not (bool(is_typical) and is_far_larger and is_no_better):
             continue
         which = f"Target {k}: " if targets > 1 else ""
         sentences.append(
@@ -165,11 +163,6 @@ def mismatch(rows: Residuals, training_mean: Tensor, training_error: Tensor) -> 
             "are unlike them."
         )
     return " ".join(sentences)
-
-
-def _typical_distance(values: Tensor) -> Tensor:
-    """The median distance of values (n,) from their median."""
-    return (values - values.median()).abs().median()
 
 
 def _rms(values: Tensor) -> float:

@@ -1371,7 +1371,7 @@ def _counted(state: FitState) -> str:
         return "each as it is, by its loss"
     if fits(statistics.gram.width, statistics.targets):
         return "each as it is: batches differ in their number of targets"
-    return "each as it is: a Gram for each would exceed 2 GiB"
+    return "each as it is: a Gram for each would exceed 64 MiB"
 
 
 def _described(state: FitState) -> dict[str, str]:

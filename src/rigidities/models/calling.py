@@ -308,11 +308,16 @@ def pick(result: Any, output: str | int | None) -> Tensor:
 class SeveralOutputsError(ValueError):
     """A model returns several things, and `output=` does not say which is the prediction.
 
+    Args:
+        result: What the model returned, a mapping, a tuple or a list.
+
     Attributes:
-        result: What the model returned.
+        result: As given.
     """
 
-    result: Any = None
+    def __init__(self, result: Any) -> None:
+        super().__init__(several_outputs(result))
+        self.result = result
 
 
 def several_outputs(result: Any, target: Tensor | None = None) -> str:
@@ -368,9 +373,7 @@ def _only_entry(result: Any) -> Any:
     if not isinstance(result, (Mapping, tuple, list)):
         return result
     if len(result) != 1:
-        error = SeveralOutputsError(several_outputs(result))
-        error.result = result
-        raise error
+        raise SeveralOutputsError(result)
     return next(iter(_entries(result).values()))
 
 

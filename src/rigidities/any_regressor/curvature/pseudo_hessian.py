@@ -64,6 +64,9 @@ class Totals:
         self._magnitude = torch.zeros_like(self.gradient)  # sums of |gradient of a sample|
         self._residuals = 0.0  # the dispersion of batches with a slope, so never NaN
         self._predictions = 0.0  # squared predictions in the same units
+        self._squares: Tensor | None = None  # sums of squared slopes, a number per output
+        # Relative: of a sum of some terms, and of parameters that were solved for in float64.
+        self._rounding = max(64 * torch.finfo(flat.dtype).eps, 1e-12)
 
     def add(self, terms: LossTerms, tangents: Tangents, prediction: Tensor) -> None:
         """Add the samples of a batch, with their unweighted tangents and predictions (N, K)."""
@@ -76,11 +79,20 @@ class Totals:
         self._magnitude += tangents.magnitudes(terms.slope)
         self._residuals += terms.dispersion
         self._predictions += float((terms.diagonal.abs() * prediction.square()).sum())
+        squares = terms.slope.square().sum(0)  # (K,)
+        self._squares = squares if self._squares is None else self._squares + squares
 
     @property
-    def interpolates(self) -> bool:
-        """Whether the model passes through its data, so that residuals are rounding."""
-        return self._residuals <= NEGLIGIBLE**2 * self._predictions
+    def residuals_are_rounding(self) -> bool:
+        """Whether residuals are nothing but the rounding of the model's predictions."""
+        return self._residuals <= self._rounding**2 * self._predictions
+
+    @property
+    def outputs_are_alike(self) -> bool:
+        """Whether the residuals of all outputs are of one size, up to a factor of three."""
+        if self._squares is None:
+            return True
+        return float(self._squares.max()) <= 9 * float(self._squares.min())
 
     def checked_gradient_norm(
         self, penalty_gradient: Tensor | None, ridge: float, flat: Tensor
@@ -106,7 +118,8 @@ class Totals:
             norm = float((self.gradient + with_decay).norm())
             share = share_with_decay
         # Where the model interpolates its data, all gradients are rounding, and so are the shares.
-        if share > FAR and not self.interpolates:
+        interpolates = self._residuals <= NEGLIGIBLE**2 * self._predictions
+        if share > FAR and not interpolates:
             notify(
                 f"The parameters are not a minimum of the loss: its gradient has norm {norm:.3g}, "
                 f"which is {share:.0%} of what it would be if the gradients of all samples "

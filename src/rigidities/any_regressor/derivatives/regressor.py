@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from ...data.samples import doubled, sample_count
 from ...models.calling import pick
-from ...models.shadow import held_names, shadow
+from ...models.shadow import shadow
 from ...models.threads import OfThread
 from ...notices import notify
 from .parameters import Parameters, Subset
@@ -85,11 +85,13 @@ class Regressor:
 
     @property
     def held_buffers(self) -> list[str]:
-        """Names of the buffers that a state dict of the module held when it was given."""
+        """Names of the buffers that the module had when it was given.
+
+        The copy may have more by now: a pass can fill a buffer that was None.
+        """
         if self.module is None or not isinstance(self.function, _ModuleFunction):
             return []
-        # The copy may have more by now: a pass can fill a buffer that was None.
-        return [name for name in held_names(self.module) if name in self.function.buffers]
+        return list(self.function.buffers)
 
     @property
     def flat(self) -> Tensor:

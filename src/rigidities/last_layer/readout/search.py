@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from posixpath import commonpath
 from typing import Any, NamedTuple, cast
@@ -36,6 +37,9 @@ from .heads import (
 )
 from .trials import BENDING, ORDERLY, Run, Trials, before_nonlinearity
 from .unregistered import Unregistered
+
+_FEEDING = "feeding the readout as well"
+"""Why a linear map that reaches the output past the heads is not one of them."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def find_heads(model: nn.Module, run: Run) -> FoundReadout:
     straight = _walk_back([marked.output.grad_fn], marked.module_of_mark, bending=BENDING)
     feeding = [names[i] for i in sorted(straight.nodes_before) if i not in last]
     if feeding:
-        left_out = dict.fromkeys(feeding, "feeding the readout as well")
+        left_out = dict.fromkeys(feeding, _FEEDING)
         readout = replace(readout, left_out=left_out, whole=[*feeding, *readout.heads])
     if not later:
         return readout
@@ -137,9 +141,10 @@ def find_heads(model: nn.Module, run: Run) -> FoundReadout:
             return _completed(model, run, readout, beside, marked.output.numel())
         # Layers side by side before a nonlinear function at the end are told apart only there.
         run_before = before_nonlinearity(model, run)
-        if run_before is None:
-            return readout
-        return replace(find_heads(model, run_before), marked_pass=marked.summary)
+        if run_before is not None:
+            with suppress(ValueError):  # of which the readout found above says more
+                return replace(find_heads(model, run_before), marked_pass=marked.summary)
+        return readout
 
 
 def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
@@ -606,7 +611,8 @@ def _sorted_layers(
                 joining.append(layer)
             continue
         if not trials.mixes(layer):
-            left_out[layer] = f"{trials.size(layer):,} parameters that scale or shift"
+            noun = "parameter" if trials.size(layer) == 1 else "parameters"
+            left_out[layer] = f"{trials.size(layer):,} {noun} that scale or shift"
             continue
         obstacle = trials.obstacle([layer], outputs)
         if obstacle:
@@ -668,7 +674,8 @@ def left_out_notice(model: nn.Module, readout: FoundReadout) -> str:
     elif set(readout.whole) == set(readout.heads):
         remedy = f"{_as_option(model, readout.heads)} says that this is meant; or pass features=."
     else:
-        remedy = f"{_as_option(model, readout.whole)} includes them; or pass features=."
+        order = " to first order" if _FEEDING in names_by_reason else ""
+        remedy = f"{_as_option(model, readout.whole)} includes them{order}; or pass features=."
     return (
         f"Parameters that reach the output past {heads} are left out of the readout: {layers}. "
         f"The error bars only include {heads}. {remedy}"

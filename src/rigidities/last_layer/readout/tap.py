@@ -23,6 +23,7 @@ heads' weights. In all, the model is called this often:
 | not a function of the layers' outputs alone, so their parameters are taken | 9 at most |
 | read with `features=` | 1 |
 
+The call with other weights is of the few rows too, or of the whole batch where it cannot be cut.
 A model that differentiates inside its forward pass may be called once more in the search and in its
 first probed pass. `layer=` with modules that are not linear maps, and parameters that reach the
 output past the heads, take trials of their own. A model that is not in float64 is checked in a
@@ -43,7 +44,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ...models.calling import FeatureFunction, ForwardFunction, Inputs, Source, copied
+from ...models.calling import (
+    ORDINARY_ERRORS,
+    FeatureFunction,
+    ForwardFunction,
+    Inputs,
+    Source,
+    copied,
+)
 from ...models.double import InDouble, double_copy, is_double
 from ...models.modes import ordinary, outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
@@ -310,9 +318,11 @@ class Tap(WatchingTap):
         tap.first_pass = FirstPass(inputs, marked_pass.output, marked_pass.renewed)
         # The class of torch's own layers says what they compute. Anything else is tried out.
         with torch.enable_grad():
-            if readout.is_returned and tap._heads_are_linear_by_class:
-                tap._has_true_features = tap._predicts_change(inputs, marked_pass.output)
-            else:
+            if not (readout.is_returned and tap._heads_are_linear_by_class):
+                tap._settle(inputs)
+            elif not tap._predicts_change(inputs, marked_pass.output):
+                # The forward pass may use the head's weights elsewhere too.
+                tap._take_parameters()
                 tap._settle(inputs)
         if not tap._has_true_features:
             raise ValueError(_FALSE_DERIVATIVES.format(tap._head_names))
@@ -744,16 +754,20 @@ class Tap(WatchingTap):
         return True
 
     def _predicts_change(self, inputs: Inputs, output: Tensor) -> bool:
-        """Whether y(w + d) - y(w) = f . d for a large random change d of a plain head's weights.
+        """Whether y(w + d) - y(w) = f . d for a random change d of a plain head's weights.
 
-        The features of a plain head do not depend on its weights, so one pass shows both sides.
+        The features of a plain head do not depend on its weights, so one pass shows both sides. A
+        pass that the model refuses, because it checks its own output, shows nothing.
 
         Args:
             inputs: The inputs of the first batch, or of its first rows.
             output: The model's output for them.
         """
-        change = large_change(self.weights, seed=1)
-        changed_output, calls = self._run(inputs, change=change)
+        change = 0.1 * large_change(self.weights, seed=1)  # of the size of the weights
+        try:
+            changed_output, calls = self._run(inputs, change=change)
+        except ORDINARY_ERRORS:
+            return True
         reading = self._case.read(changed_output, calls)
         difference = changed_output.detach().to(torch.float64) - output.to(torch.float64)
         if reading is None or not bool(torch.isfinite(difference).all()):

@@ -45,6 +45,7 @@ BENDING = frozenset(
         *("Relu", "LeakyRelu", "Elu", "Celu", "Gelu", "Silu", "Mish", "Hardswish", "Hardsigmoid"),
         *("Hardtanh", "Tanh", "Sigmoid", "LogSigmoid", "Softplus", "Softmax", "LogSoftmax"),
         *("Exp", "Log", "Sin", "Cos", "Sqrt", "Pow", "Abs", "Erf", "Clamp"),
+        *("LinalgVectorNorm", "Amax", "Amin", "Max", "Min", "Std", "Var", "Prod", "Logsumexp"),
     )
 )
 """Names of graph nodes that apply a nonlinear function to their one input."""
@@ -165,14 +166,17 @@ class Trials:
         """
         together = list(beginning)
         others = [name for name in layers if name not in together]
-        weighing = self.weighing(others) if others else []
+        others = [name for name in others if self.acts(name)]
+        if not others or self.is_affine([*together, *others]):
+            return [*together, *others]
+        weighing = self.weighing(others)
         for name in weighing:
-            if self.acts(name) and self.is_affine([*together, name]):
+            if self.is_affine([*together, name]):
                 together.append(name)
         if weighing and not together:
             return []
         for name in others:
-            if name not in weighing and self.acts(name) and self.is_affine([*together, name]):
+            if name not in weighing and self.is_affine([*together, name]):
                 together.append(name)
         return together
 

@@ -28,8 +28,8 @@ from .target_units import TargetUnits
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MOST_BYTES = 2 << 30
-"""The most bytes of the sums of all targets that one weight vector serves, 2 GiB."""
+MOST_BYTES = 64 << 20
+"""The most bytes of the sums of all targets that one weight vector serves, 64 MiB."""
 
 
 class GramSums(Statistic):

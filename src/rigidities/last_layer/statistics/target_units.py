@@ -4,9 +4,10 @@ With $G_k$ the Gram of target k's rows and $s_k$ the spread of its training targ
 
 $$ G = \sum_k u_k G_k, \qquad u_k = (s / s_k)^2, $$
 
-where s is the geometric mean of the spreads. This is the Gram of a network that was trained on
-standardised targets, in the unit s. The products with residuals have the same factors. All spreads
-are known only after the last row, so a Gram is kept for each target until then.
+where s is the geometric mean of the spreads. No spread counts as less than `LEAST_SPREAD` of their
+median. This is the Gram of a network that was trained on standardised targets, in the unit s. The
+products with residuals have the same factors. All spreads are known only after the last row, so a
+Gram is kept for each target until then.
 
 Spreads come from the weight, the mean and the sum of squares about the mean of each target, which
 merge and separate without sums of squares of large offsets (Chan, Golub, LeVeque 1983).
@@ -27,6 +28,10 @@ _ROUNDING = 1e-13
 
 Factors that differ from one by no more than this are one.
 """
+
+
+LEAST_SPREAD = 1e-3
+"""The smallest spread that counts, relative to the median of the targets' spreads."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,9 @@ class TargetUnits:
         varies = variance > (_ROUNDING * mean).square()
         if not bool(varies.any()):
             return torch.ones_like(variance)
-        logarithm = variance.log()
+        # A target that hardly varies must not outweigh all others.
+        least = LEAST_SPREAD**2 * variance[varies].median()
+        logarithm = torch.maximum(variance, least).log()
         factors = (logarithm[varies].mean() - logarithm).exp()
         is_one = ~varies | ((factors - 1).abs() <= _ROUNDING)
         return torch.where(is_one, 1.0, factors)
