@@ -37,7 +37,7 @@ BATCHES = {ADDED: (8, 40), WAITING: (100, 400)}
 """A few batches and many, by their rows: many small ones still complete next to no block."""
 OPERATIONS = {ADDED: 45, WAITING: 20}
 PYTHON_CALLS = 40
-FORWARD_CALLS, FORWARD_ROWS = 1, 8
+FORWARD_CALLS, FORWARD_ROWS = 2, 16
 
 
 class OperationCounter(TorchDispatchMode):

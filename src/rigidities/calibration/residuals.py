@@ -119,7 +119,7 @@ MISMATCHED = 3.0
 """Times the training rows' errors beyond which errors of the calibration rows are suspicious."""
 _NO_BETTER = 1.1
 """Times the spread of the targets beyond which errors are no better than those of a constant."""
-_FEWEST = 10
+_FEWEST = 20
 """With fewer rows, a few bad predictions could decide."""
 
 

@@ -206,6 +206,7 @@ def test_a_better_one_is_not_taken_where_its_ridge_leaves_nothing_determined(
     assert error_bars.best(None, net.valid, (SAFE, PAPER, FLOOR)) == SAFE
 
 
+@pytest.mark.filterwarnings("ignore:The calibration rows have an RMS error:UserWarning")
 def test_a_ridge_above_all_eigenvalues_determines_nothing(net: Trained) -> None:
     uq = error_bars.fitted(net.model, net.train)
     assert error_bars.determined(uq, net.valid, PAPER)
