@@ -111,6 +111,7 @@ def test_a_constant_bar_is_not_chosen_for_its_bins(monkeypatch: pytest.MonkeyPat
     assert work.best_bins(uq, rows, 400) == floor
 
 
+@pytest.mark.filterwarnings("ignore:The calibration rows have an RMS error:UserWarning")
 def test_the_choice_by_bins_has_the_smallest_held_out_ratio() -> None:
     uq, valid = fitted(300)
     found = work.best_bins(uq, valid, 20)
