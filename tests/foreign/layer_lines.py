@@ -132,7 +132,6 @@ GRAPHS = [
         "GATConv",
         (("lin.weight", "bias"), ("lin.weight", "att_src", "att_dst", "bias")),
         bent=True,
-        parts=("lin",),
     ),
 ]
 

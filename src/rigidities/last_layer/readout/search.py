@@ -159,33 +159,14 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
         names: Names of parameters, and of modules that own parameters or hold such modules.
         run: Calls a model on the first batch.
     """
-    inner_model = unwrapped(model)
-    layers_of_names: list[str] = []
-    for name in names:
-        layers_of_names += layers_inside(inner_model, name)
-    heads = list(dict.fromkeys(layers_of_names))
-    # A parameter whose layer is named too is in it already.
-    layer_by_parameter = layer_of_parameter(inner_model)
-    heads = [
-        name
-        for name in heads
-        if name not in layer_by_parameter or layer_by_parameter[name] not in {*heads} - {name}
-    ]
+    heads = _named_layers(model, names)
     if heads == names:
         readout = _readout_of_layers(model, run, heads)
         if readout.is_returned:
             return readout  # nothing stands beside it
 
     run_before = before_nonlinearity(model, run) or run
-    nearest: list[str] = []
-    for layer in _nearest_layers(model, run_before, bending=BENDING):
-        if any(layer_by_parameter.get(name) == layer for name in heads):
-            # Single parameters of the layer are named: the others stand beside them.
-            nearest += [
-                name for name, its_layer in layer_by_parameter.items() if its_layer == layer
-            ]
-        else:
-            nearest.append(layer)
+    nearest = _layers_beside(model, run_before, heads)
     trials = Trials(model, run_before, list(dict.fromkeys([*heads, *nearest])))
     if heads != names:
         heads = _last_layers(model, run_before, trials, heads)
@@ -200,6 +181,41 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
         if not obstacle:
             whole.append(layer)
     return replace(readout, left_out=left_out, whole=whole if len(whole) > len(heads) else [])
+
+
+def _named_layers(model: nn.Module, names: list[str]) -> list[str]:
+    """The layers that modules consist of, and parameters that are in none of these layers."""
+    layers: list[str] = []
+    for name in names:
+        layers += layers_inside(unwrapped(model), name)
+    layer_by_parameter = layer_of_parameter(unwrapped(model))
+    named_layers: list[str] = []
+    for name in dict.fromkeys(layers):
+        layer = layer_by_parameter.get(name, name)
+        if layer == name or layer not in layers:
+            named_layers.append(name)
+    return named_layers
+
+
+def _layers_beside(model: nn.Module, run: Run, heads: list[str]) -> list[str]:
+    """The layers nearest to the output, up to nonlinear functions.
+
+    Of a layer of which single parameters are heads, the parameters are listed one by one.
+
+    Args:
+        model: The user's model.
+        run: Calls a model on the first batch, up to a nonlinear function at the end.
+        heads: Names of layers and parameters.
+    """
+    layer_by_parameter = layer_of_parameter(unwrapped(model))
+    divided = {layer_by_parameter.get(name) for name in heads} - {*heads}
+    nearest: list[str] = []
+    for layer in _nearest_layers(model, run, bending=BENDING):
+        if layer in divided:
+            nearest += [name for name, whole in layer_by_parameter.items() if whole == layer]
+        else:
+            nearest.append(layer)
+    return nearest
 
 
 def _readout_of_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundReadout:
