@@ -93,7 +93,7 @@ class Nodes(nn.Module):
 def convolution(name: str, wholes: tuple[tuple[str, ...], ...], **more: Any) -> Row:
     """A row of `Nodes`; names of parameters are those inside the convolution."""
     options = more.pop("options", {})
-    parts = tuple(f"conv.{part}" for part in more.pop("parts"))
+    parts = tuple(f"conv.{part}" for part in more.pop("parts", ()))
     return Row(
         f"torch_geometric-{name}",
         lambda: Nodes(name, **options),
