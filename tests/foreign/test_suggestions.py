@@ -58,3 +58,14 @@ def test_a_part_of_the_readout_is_answered_with_the_whole(row: Row, layer: Layer
     first = answer(given.model, given.train, layer, **row.options)
     assert first.suggestion is not None, first.messages
     assert_whole(row, given, answer(given.model, given.train, first.suggestion, **row.options))
+
+
+@pytest.mark.parametrize("row", rows([row for row in ROWS_OF_TABLE if row.id == "darts-TFTModel"]))
+def test_a_model_that_sets_a_mask_in_each_pass_may_be_called_after_the_fit(row: Row) -> None:
+    given = quietly(row.given)
+    fitted = answer(given.model, given.train, None, **row.options)
+    assert fitted.uq is not None
+    before = quietly(fitted.uq.predict, given.test).std
+    quietly(given.output, given.model, given.test[0])
+    assert torch.equal(quietly(fitted.uq.predict, given.test).std, before)
+    quietly(fitted.uq.partial_fit, given.train[:1])

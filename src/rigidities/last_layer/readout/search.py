@@ -6,8 +6,8 @@ Other parameters that it meets may belong to the readout too; `Trials` change th
 the outputs tell whether they act linearly and apart from the heads (`_completed`). `named_heads`
 does the same for what a user names by `layer=`. Both return a `FoundReadout`.
 
-Where no readout is found, or only a part of one is named, `suggested_layers` and `linear_together`
-say what to name instead: all layers in which the output is linear together.
+Where no readout is found, `suggested_layers` says what to name; where only a part of one is named,
+`named_heads` finds the rest. Both ask `Trials` for all layers in which the output is linear together.
 """
 
 from __future__ import annotations
