@@ -7,7 +7,7 @@ the outputs tell whether they act linearly and apart from the heads (`_completed
 does the same for what a user names by `layer=`. Both return a `FoundReadout`.
 
 Where no readout is found, `suggested_layers` says what to name; where only a part of one is named,
-`named_heads` finds the rest. Both ask `Trials` for all layers in which the output is linear together.
+`named_heads` finds the rest. Both ask `Trials` in which layers the output is linear together.
 """
 
 from __future__ import annotations
