@@ -169,7 +169,7 @@ class Cancelling(nn.Module):
 def test_rounding_of_the_processor_is_allowed_and_more_is_not():
     x, y = trained().train
     uq = rg.LastLayerRigidity(Cancelling()).fit((x, y))
-    uq.calibrate((x[:50] + 0.1, y[:50]), criterion="nll")
+    uq.calibrate((x[:50] + 0.1, y[:50]), method="paper")
     frozen, given = uq.freeze(), ((x,), {})
     exact = export._outputs(frozen, given)
     sizes = export._sizes(exact)
@@ -201,7 +201,9 @@ def test_differences_are_relative_to_the_size_of_an_output_not_to_values_near_ze
 def test_degrees_of_freedom_bounds_and_conformal_tails_travel(tmp_path):
     one = trained()
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    uq.calibrate(one.valid, distribution="student-t", support=(-9.0, None), conformal=one.test)
+    uq.calibrate(
+        one.valid, method=rg.Full(distribution="student-t", support=(-9.0, None))
+    ).conformalize(one.test)
     export.onnx(uq, tmp_path / "net.onnx", one.test[0][:3], outputs=("quantiles", "std"))
     facts = json.loads(onnx.load(tmp_path / "net.onnx").metadata_props[0].value)
     assert facts["distribution"]["settings"]["df"] == uq.distribution.df and facts["support"] == [
@@ -223,7 +225,7 @@ def test_intervals_of_the_default_are_in_the_file(targets, seed, support, tmp_pa
     if support is not None:
         train, valid = ((x, y.clamp(*support)) for x, y in (train, valid))
     uq = rg.LastLayerRigidity(one.model).fit(train)
-    uq.calibrate(valid, support=support)
+    uq.calibrate(valid, method=rg.Full(support=support))
     path, x = tmp_path / "net.onnx", one.test[0]
     export.onnx(uq, path, x[:3], outputs=("quantiles",), quantiles=(0.05, 0.5, 0.95))
     facts = json.loads(onnx.load(path).metadata_props[0].value)
@@ -237,7 +239,7 @@ def test_intervals_of_the_default_are_in_the_file(targets, seed, support, tmp_pa
 def test_an_ill_conditioned_form_is_float64_in_the_file(tmp_path):
     one = trained()
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    uq.calibrate(one.valid, criterion="nll", ridge=1e-3)
+    uq.calibrate(one.valid, method=rg.Paper(ridge=1e-3))
     assert uq.freeze().norm.matrix0.dtype == torch.float32
     export.onnx(uq, tmp_path / "net.onnx", one.test[0][:3])
     kinds = {t.data_type for t in onnx.load(tmp_path / "net.onnx").graph.initializer}
@@ -259,7 +261,7 @@ def test_two_inputs_keep_their_names(tmp_path):
 
     x, y = trained().train
     uq = rg.LastLayerRigidity(Two()).fit((x, x.flip(1), y))
-    uq.calibrate((x[:50] + 0.1, x[:50].flip(1), y[:50]), criterion="nll")
+    uq.calibrate((x[:50] + 0.1, x[:50].flip(1), y[:50]), method="paper")
     export.onnx(uq, tmp_path / "two.onnx", (x[:1], x[:1].flip(1)))
     session = onnxruntime.InferenceSession(tmp_path / "two.onnx")
     assert [one.name for one in session.get_inputs()] == ["left", "right"]

@@ -69,7 +69,7 @@ def test_the_variance_of_a_gaussian_loss_may_come_from_the_batch(net3):
 @pytest.mark.parametrize("batch_size", [3, 6, 300])
 def test_a_variance_per_target_is_never_taken_for_one_per_row(net3, batch_size):
     loss = GaussianNLL(torch.tensor([1.0, 2.0, 4.0]))
-    gram = rg.LastLayerRigidity(net3.model).fit(net3.train, loss=loss, batch_size=batch_size).gram
+    gram = rg.LastLayerRigidity(net3.model, batch_size=batch_size).fit(net3.train, loss=loss).gram
     plain = rg.LastLayerRigidity(net3.model).fit(net3.train).gram.matrix
     torch.testing.assert_close(gram.matrix[2], plain / 4, rtol=1e-5, atol=1e-5)
 

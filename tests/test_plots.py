@@ -519,7 +519,7 @@ def fitted(request: pytest.FixtureRequest) -> tuple[Any, torch.Tensor, torch.Ten
     else:
         weights = torch.ones(2, dtype=torch.float64)
         uq = rg.PredictionRigidity(lambda w, x: x @ w[:, None], weights).fit(x[:100], y[:100])
-    uq.calibrate(x[100:200], y[100:200], criterion="nll", noise="constant")
+    uq.calibrate(x[100:200], y[100:200], method=rg.Paper(noise="constant"))
     return uq, x[200:], y[200:]
 
 

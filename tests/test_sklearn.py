@@ -264,7 +264,7 @@ def test_the_net_of_scikit_learn_is_that_of_torch(net, data, new):
         for layer, w, b in zip(layers[::2], net.coefs_, net.intercepts_, strict=True):
             layer.weight.copy_(torch.as_tensor(w.T)), layer.bias.copy_(torch.as_tensor(b))
     uq = rg.LastLayerRigidity(model).fit((X[:60], y[:60, None]))
-    uq.calibrate((X[60:], y[60:, None]), criterion="nll")
+    uq.calibrate((X[60:], y[60:, None]), method="paper")
     reg = RigidityRegressor(net, prefit=True, criterion="nll")
     reg.fit(data[0][60:], data[1][60:], train=(data[0][:60], data[1][:60]))
     mean, std = reg.predict(new, return_std=True)

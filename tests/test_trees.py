@@ -70,7 +70,7 @@ def test_variances_are_those_of_dense_leaf_indicators(fitted):
     model, (x, y), new = fitted["histogram"], table(), table(seed=2)[0]
     forest = Forest(model, x)
     uq = rg.LastLayerRigidity(forest.module).fit((forest.rows(x), torch.from_numpy(y)[:, None]))
-    uq.calibrate((forest.rows(new), torch.from_numpy(table(seed=2)[1])[:, None]), criterion="nll")
+    uq.calibrate((forest.rows(new), torch.from_numpy(table(seed=2)[1])[:, None]), method="paper")
     leaves = [
         np.unique(tree.predict(np.concatenate([x, new]), *known(model)), return_inverse=True)[1]
         for (tree,) in model._predictors

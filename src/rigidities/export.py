@@ -257,7 +257,7 @@ def _handed(uq: LastLayerRigidity, example: Any) -> Inputs:
     if isinstance(example, Mapping):
         if batch_format.whole or batch_format.kind != "mapping":
             return (dict(example),), {}
-        (batch,) = uq.feed.unlabelled()([example], "export", progress=False)
+        (batch,) = uq.feed.unlabelled()([example], "export")
         return (), batch.kwargs
     is_named_tuple = hasattr(example, "_fields")
     if isinstance(example, (tuple, list)) and not (batch_format.whole and is_named_tuple):

@@ -174,7 +174,7 @@ class RigidityModule(pl.LightningModule):
 
     def predict_step(self, batch: Any, *numbers: int) -> Prediction:
         """The prediction for one batch; targets in it are ignored."""
-        return self.uq.predict([batch], progress=False)
+        return self.uq.predict([batch])
 
 
 class _LoaderBatches:

@@ -133,7 +133,7 @@ class RigidityPipeline(hf.TextClassificationPipeline):
 
     def _forward(self, model_inputs: Any, level: Any = 0.9) -> Any:  # type: ignore[override]
         """Score, error bar and interval of tokenised texts, as tensors."""
-        prediction = self.uq.predict([dict(model_inputs)], progress=False)
+        prediction = self.uq.predict([dict(model_inputs)])
         low, high = prediction.interval(level)
         return {"score": prediction.mean, "std": prediction.std, "low": low, "high": high}
 

@@ -140,7 +140,7 @@ def test_a_single_precision_model_gives_double_precision_results(one, atoms):
     data = [(p.float(), z, y[None].float()) for p, z, y in zip(*TRAIN, strict=True)]
     single = rg.LastLayerRigidity(model).fit(data)
     single.calibrate(
-        [(p.float(), z, y[None].float()) for p, z, y in zip(*VALID, strict=True)], criterion="nll"
+        [(p.float(), z, y[None].float()) for p, z, y in zip(*VALID, strict=True)], method="paper"
     )
     atoms.calc = RigidityCalculator(single)
     assert atoms.get_forces().dtype == np.float64
@@ -185,7 +185,7 @@ def test_a_baseline_moves_the_energy_alone(one, atoms, baseline):
 def test_a_fit_on_keywords_takes_the_default_inputs_too(one, atoms):
     keys = ("positions", "numbers", "y")
     named = rg.LastLayerRigidity(one.model).fit(dict(zip(keys, TRAIN, strict=True)))
-    named.calibrate(dict(zip(keys, VALID, strict=True)), noise="bayes", criterion="nll")
+    named.calibrate(dict(zip(keys, VALID, strict=True)), method=rg.Paper(noise="bayes"))
     results = []
     for calculator in (
         RigidityCalculator(one),
@@ -590,7 +590,7 @@ def test_an_output_that_is_not_one_number_is_refused(one, atoms):
 def test_a_calibrated_noise_is_divided_by_the_loss_weight_of_the_structure(atoms):
     weight = lambda batch: torch.full((len(batch[-1]),), 0.25, dtype=torch.float64)  # noqa: E731
     uq = rg.LastLayerRigidity(Net().double()).fit(TRAIN, sample_weight=weight)
-    uq.calibrate(VALID, noise="constant", criterion="nll")
+    uq.calibrate(VALID, method=rg.Paper(noise="constant"))
     weights = (None, 1.0), (lambda atoms: 1 / len(atoms), 1.0), (lambda atoms: 0.05, 5.0)
     for given, factor in weights:  # 0.25 is what the rows of the fit have, and what None stands for
         calculator = RigidityCalculator(uq, sample_weight=given)

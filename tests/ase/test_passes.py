@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import rigidities as rg
 from rigidities.ase import graphs
 from rigidities.models import directional
 from tests.support.pairs import CUTOFF, VOIGT, Pairs, crystals
@@ -48,7 +49,7 @@ def fitted(kind):
         model = kind().double()
     host = graphs(model, energies, cutoff=CUTOFF).fit(crystals(20, 0))
     ridge = 1e-3 * float(host.uq.gram.matrix.diagonal().sum())
-    host.calibrate(crystals(12, 1), criterion="nll", ridge=ridge)
+    host.calibrate(crystals(12, 1), method=rg.Paper(ridge=ridge))
     return host
 
 

@@ -34,7 +34,7 @@ def model():
 
 def calibrated(host, **options):
     host.fit(TRAIN, **options)
-    host.calibrate(VALID, criterion="nll", ridge=1e-3 * float(host.uq.gram.matrix.diagonal().sum()))
+    host.calibrate(VALID, method=rg.Paper(ridge=1e-3 * float(host.uq.gram.matrix.diagonal().sum())))
     return host
 
 

@@ -169,7 +169,7 @@ def test_a_gradient_without_bars_has_the_shape_of_several_outputs_too():
     x, y = torch.randn(30, 3).double(), torch.randn(30, 2).double()
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
     uq = rg.LastLayerRigidity(model.double()).fit((x[:20], y[:20]))
-    uq.calibrate((x[20:], y[20:]), criterion="nll")
+    uq.calibrate((x[20:], y[20:]), method="paper")
     expected = uq.gradient(x[:4])
     _, found = uq.predict_with_gradient(x[:4], gradient_bars=False)
     assert found.summed is expected.summed is False

@@ -87,7 +87,7 @@ def test_a_skewed_positive_target_is_learnt_as_its_logarithm(logged):
     model = TableModel.load(logged.model)
     frame = pd.read_csv(logged.data, dtype=str).astype(object)
     x, _ = matrix(model.columns, frame, ".")
-    log_p = model.uq.predict(x, progress=False)
+    log_p = model.uq.predict(x)
     low, high = log_p.interval(0.9)
     own = logged.predictions
     assert own["mean"].tolist() == pytest.approx(log_p.mean.exp()[:, 0].tolist(), rel=1e-8)
@@ -411,7 +411,7 @@ def test_guaranteed_intervals_are_those_of_the_conformal_rows(tmp_path):
     model = TableModel.load(ran.model)
     frame = pd.read_csv(ran.data, dtype=str).astype(object)
     x, _ = matrix(model.columns, frame, ".")
-    low, high = model.uq.predict(x, progress=False).interval(0.9, conformal=True)
+    low, high = model.uq.predict(x).interval(0.9, conformal=True)
     own = ran.predictions
     assert own["low"].tolist() == pytest.approx(low.exp()[:, 0].tolist(), rel=1e-7)
     assert own["high"].tolist() == pytest.approx(high.exp()[:, 0].tolist(), rel=1e-7)

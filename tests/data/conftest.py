@@ -16,5 +16,5 @@ def net() -> Trained:
 @pytest.fixture(scope="module")
 def uq(net: Trained) -> Any:
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    uq.calibrate(net.valid, criterion="nll", ridge=0.1)
+    uq.calibrate(net.valid, method=rg.Paper(ridge=0.1))
     return uq

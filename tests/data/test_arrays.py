@@ -60,7 +60,7 @@ def test_x_and_y_apart_are_one_data_set(net, uq, form, column):
         return FORMS[form](x), y if column == "as it is" else pd.Series(y[:, 0].numpy())
 
     own = rg.LastLayerRigidity(net.model).fit(*given(net.train))
-    report = own.calibrate(*given(net.valid), **NLL)
+    report = own.calibrate(*given(net.valid), **NLL).calibration_report
     torch.testing.assert_close(own.gram.matrix, uq.gram.matrix)
     assert report.nll == pytest.approx(uq.calibration_report.nll, rel=1e-6)
     assert own.refit(*given(net.valid), add=False).refitted.judged == len(net.valid[0])
@@ -241,9 +241,11 @@ def other(x: torch.Tensor) -> pd.DataFrame:
 REORDERED = {
     "keyword": lambda uq, f, y: uq(input=f),
     "batches": lambda uq, f, y: uq.predict([f]),
-    "labelled batches": lambda uq, f, y: uq.calibrate([(f, y)], **NLL),
+    "labelled batches": lambda uq, f, y: uq.calibrate([(f, y)], **NLL).calibration_report,
     "lists": lambda uq, f, y: uq.predict([[f, y]]),
-    "conformal": lambda uq, f, y: uq.calibrate(f.iloc[:, [1, 0, 2, 3]], y, conformal=(f, y), **NLL),
+    "conformal": lambda uq, f, y: (
+        uq.calibrate(f.iloc[:, [1, 0, 2, 3]], y, **NLL).conformalize(f, y).calibration_report
+    ),
     "merge": lambda uq, f, y: uq.merge(rg.LastLayerRigidity(uq.model).fit(f, y)),
     "partial fit": lambda uq, f, y: uq.partial_fit([(f, y)]),
 }

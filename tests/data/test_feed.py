@@ -26,7 +26,7 @@ def net() -> Trained:
 
 def fitted(net: Trained, forward: Any = lambda m, b: m(b[0]), **options: Any) -> Any:
     uq = rg.LastLayerRigidity(net.model, forward=forward, **options).fit(net.train)
-    uq.calibrate(net.valid, ridge=RIDGE, criterion="nll")
+    uq.calibrate(net.valid, method=rg.Paper(ridge=RIDGE))
     return uq
 
 
@@ -63,7 +63,7 @@ def test_a_bare_tensor_reaches_forward_as_the_tuple_of_the_fit(net, call):
     x = net.test[0][:20]
     given = CALLS[call](fitted(net), x)
     plain = rg.LastLayerRigidity(net.model).fit(net.train)
-    plain.calibrate(net.valid, ridge=RIDGE, criterion="nll")
+    plain.calibrate(net.valid, method=rg.Paper(ridge=RIDGE))
     assert len(given) == 20
     if call not in ("ensemble", "ensemble's propagation", "sampled inputs"):  # drawn anew
         torch.testing.assert_close(given, CALLS[call](plain, x))
@@ -104,7 +104,7 @@ def test_partial_fit_takes_tuples_without_labels_too(net):
 
 def test_a_label_is_taken_off_where_the_fit_had_bare_tensors(net):
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b)).fit(net.train[0])
-    uq.calibrate(net.valid, ridge=RIDGE, criterion="nll")
+    uq.calibrate(net.valid, method=rg.Paper(ridge=RIDGE))
     torch.testing.assert_close(uq.predict(net.test).std, uq(net.test[0])[1])
     torch.testing.assert_close(uq((net.test[0],))[1], uq(net.test[0])[1])
 
@@ -113,13 +113,13 @@ def test_several_inputs_come_as_one_tuple_and_keywords_as_one_mapping(net):
     x, y = net.train
     halves = lambda x: (x[:, :2], x[:, 2:])  # noqa: E731
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(torch.cat([b[0], b[1]], 1)))
-    uq.fit((*halves(x), y)).calibrate((*halves(net.valid[0]), net.valid[1]), criterion="nll")
+    uq.fit((*halves(x), y)).calibrate((*halves(net.valid[0]), net.valid[1]), method="paper")
     new = halves(net.test[0])
     torch.testing.assert_close(uq(*new), uq((*new, net.test[1])))
     torch.testing.assert_close(uq.predict(new).mean, net.model(net.test[0]).detach())
     refused("Batch 0: there is no target", uq.calibrate, new)  # two inputs are no (x, y)
     named = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b["x"])).fit({"x": x, "y": y})
-    named.calibrate({"x": net.valid[0], "y": net.valid[1]}, criterion="nll")
+    named.calibrate({"x": net.valid[0], "y": net.valid[1]}, method="paper")
     torch.testing.assert_close(named(x=net.test[0]), named({"x": net.test[0]}))
     refused("unexpected keyword argument", named, net.test[0], mask=None, error=TypeError)
 
@@ -160,7 +160,7 @@ def test_a_tensor_is_not_taken_for_a_tuple_of_something_else(net, inside):
     (x, y), (valid, truth), new = net.train, net.valid, net.test[0]
     nest, pick = NESTED[inside], {"target": lambda b: b[1]}
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b[0][0]), **pick)
-    uq.fit([(nest(x), y)]).calibrate([(nest(valid), truth)], criterion="nll")
+    uq.fit([(nest(x), y)]).calibrate([(nest(valid), truth)], method="paper")
     ensemble, message = uq.ensemble(4), rf"the fit had a tuple\({inside}\), got a t.* Pass \[\("
     for call in (uq, uq.predict, uq.gradient, ensemble, partial(ensemble.propagate, lambda y: y)):
         refused(message, call, new)
@@ -192,7 +192,7 @@ def test_the_hint_for_a_mean_and_a_variance_works_as_printed(net):
         rg.LastLayerRigidity(two).fit(net.train)
     (code,) = re.findall(r"forward=(lambda.*)\.$", str(caught.value))
     uq = rg.LastLayerRigidity(two, forward=eval(code)).fit(net.train)
-    uq.calibrate(net.valid, criterion="nll")
+    uq.calibrate(net.valid, method="paper")
     for mean in (uq.predict(net.test[0]).mean, uq(net.test[0])[0]):
         assert torch.equal(mean, two(net.test[0])[:, 0].detach())
 
@@ -204,7 +204,7 @@ SUMMED = {
     "predict": lambda uq, x: uq.predict(x),
     "fit": lambda uq, x: uq.fit(x),
     "partial_fit": lambda uq, x: uq.partial_fit(x),
-    "calibrate": lambda uq, x: uq.calibrate((x, x[:, :1]), criterion="nll"),
+    "calibrate": lambda uq, x: uq.calibrate((x, x[:, :1]), method="paper").calibration_report,
 }
 
 
@@ -213,7 +213,7 @@ def test_another_number_of_outputs_than_rows_is_refused(net, call):
     pooled = Net(lambda m, x: m.body(x).reshape(-1, 2, 1).sum(1), body=net.model)
     x, y = net.train
     uq = rg.LastLayerRigidity(pooled).fit([(x, y[::2])])
-    uq.calibrate([(net.valid[0], net.valid[1][::2])], criterion="nll")
+    uq.calibrate([(net.valid[0], net.valid[1][::2])], method="paper")
     assert len(uq.predict([x]).mean) == len(x) // 2
     refused(r"gives 10 outputs for 20 rows of data, .*\[batch\]", SUMMED[call], uq, x[:20])
 
@@ -221,7 +221,7 @@ def test_another_number_of_outputs_than_rows_is_refused(net, call):
 def test_a_single_row_may_lose_its_dimension(net3):
     squeezed = Net(lambda m, x: m.body(x).squeeze(), body=net3.model)
     uq = rg.LastLayerRigidity(squeezed).fit(net3.train)
-    uq.calibrate(net3.valid, criterion="nll")
+    uq.calibrate(net3.valid, method="paper")
     assert uq.predict(net3.test[0][:1]).mean.shape == (3,)
 
 

@@ -110,9 +110,9 @@ def test_a_fit_and_a_calibration_from_files_equal_those_of_the_whole_table(folde
         features = torch.cat([net[:-1](x[rest]), torch.ones(205, 1, dtype=torch.float64)], 1)
     torch.testing.assert_close(uq.gram.matrix, features.mT @ features, rtol=1e-13, atol=1e-13)
     valid = rg.ParquetBatches(folder / "more", COLUMNS, "y", **shape)
-    report = uq.calibrate(valid, criterion="nll")
+    report = uq.calibrate(valid, method="paper").calibration_report
     again = rg.LastLayerRigidity(net).fit((x[rest], y[rest]))
-    same = again.calibrate((x[held], y[held]), criterion="nll")
+    same = again.calibrate((x[held], y[held]), method="paper").calibration_report
     torch.testing.assert_close(report.scale, same.scale, rtol=1e-6, atol=0)
     mean = uq.predict(rg.ParquetBatches(folder / "more", COLUMNS, **shape)).mean
     torch.testing.assert_close(mean, again.predict(x[held]).mean)

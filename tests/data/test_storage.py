@@ -48,7 +48,7 @@ def original():
         model = nn.Sequential(nn.Linear(2, 55), nn.Tanh(), nn.Linear(55, 1))
         x, y = torch.randn(300, 2), torch.randn(300, 1)
     uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
-    uq.calibrate((x[200:], y[200:]), noise="constant", criterion="nll")
+    uq.calibrate((x[200:], y[200:]), method=rg.Paper(noise="constant"))
     return uq, x
 
 

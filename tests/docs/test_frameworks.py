@@ -71,7 +71,7 @@ def kernels(network):
 
 def prediction(model, train, valid, asked):
     uq = rg.LastLayerRigidity(model).fit(*train)
-    uq.calibrate(*valid, criterion="evidence", noise="bayes")
+    uq.calibrate(*valid, method=rg.Paper(criterion="evidence", noise="bayes"))
     return uq.predict(asked)
 
 

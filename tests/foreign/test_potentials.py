@@ -8,6 +8,7 @@ import pytest
 import torch
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 
+import rigidities as rg
 from rigidities.ase import graphs, mace, schnetpack
 from tests.foreign.molecules import mace_model
 from tests.support.pairs import CUTOFF, VOIGT, Pairs, crystals, strained_bars
@@ -26,7 +27,7 @@ def atoms():
 
 def calibrated(host, **options):
     host.fit(TRAIN, **options)
-    host.calibrate(VALID, criterion="nll", ridge=1e-3 * float(host.uq.gram.matrix.diagonal().sum()))
+    host.calibrate(VALID, method=rg.Paper(ridge=1e-3 * float(host.uq.gram.matrix.diagonal().sum())))
     return host
 
 

@@ -40,7 +40,7 @@ def test_error_bars_of_the_ensemble(name):
         (forest.rows(a), torch.from_numpy(b)[:, None]) for a, b in ((x, y), (new, held))
     )
     uq = rg.LastLayerRigidity(forest.module).fit(train)
-    uq.calibrate(valid, criterion="nll")
+    uq.calibrate(valid, method="paper")
     p = uq.predict(valid[0])
     np.testing.assert_allclose(p.mean[:, 0], model.predict(new), rtol=1e-5, atol=1e-5)
     assert bool((p.std > 0).all())

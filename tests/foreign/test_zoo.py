@@ -34,7 +34,7 @@ def used(one: Specimen, given: Given) -> tuple[rg.LastLayerRigidity, list[str]]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         uq = one.wrapped(given).fit(given.train)
-        uq.calibrate(given.valid, criterion="nll")
+        uq.calibrate(given.valid, method="paper")
         uq.predict(given.test)
     messages = [str(w.message) for w in seen if w.filename == __file__]
     return uq, [message for message in messages if not message.startswith(FEW_ROWS)]

@@ -189,7 +189,7 @@ def atomic_bars(per_atom, folder, alike=False):
             head.bias.add_(constant)
     uq = rg.LastLayerRigidity(model, layer=["one", "other"]).fit(train)
     uq.calibrate(
-        valid, noise="constant", distribution="student-t"
+        valid, method=rg.Full(noise="constant", distribution="student-t")
     )  # a head would look at the predictions
     uq.save(folder / "uq.safetensors")
     again = rg.LastLayerRigidity.load(folder / "uq.safetensors", model)
@@ -271,7 +271,8 @@ def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq
 
 
 def test_bars_are_the_same_batch_by_batch_and_called(one, uq):
-    whole, parts = uq.predict(one.test[0]), uq.predict(one.test[0], batch_size=7)
+    uq.batch_size = 7
+    whole, parts = uq.predict(one.test[0]), uq.predict(one.test[0])
     alike(parts, whole, 1e-12)
     close(parts.quantile(0.05), whole.quantile(0.05), 1e-12)
     mean, std = uq(one.test[0])
@@ -293,7 +294,7 @@ def test_a_model_in_single_precision_has_nearly_the_same_bars(one, uq):
 def test_several_targets_have_the_bars_of_each_alone():
     data = sets(targets=2)
     both, ridge = rg.LastLayerRigidity(data.model).fit(data.train), 0.3
-    both.calibrate(data.valid, ridge=ridge)
+    both.calibrate(data.valid, method=rg.Full(ridge=ridge))
     whole = both.predict(data.test[0])
     for k in range(2):
         model = nn.Sequential(data.model[0], data.model[1], nn.Linear(10, 1).double())
@@ -302,7 +303,7 @@ def test_several_targets_have_the_bars_of_each_alone():
             model[2].bias.copy_(data.model[2].bias[k : k + 1])
         parts = [(x, y[:, k : k + 1]) for x, y in data[1:]]
         alone = rg.LastLayerRigidity(model).fit(parts[0])
-        alone.calibrate(parts[1], ridge=ridge)
+        alone.calibrate(parts[1], method=rg.Full(ridge=ridge))
         p = alone.predict(data.test[0])
         close(whole.std[:, k], p.std[:, 0], 1e-4)
         close(whole.quantile(0.9)[:, k], p.quantile(0.9)[:, 0], 1e-4)
@@ -365,8 +366,8 @@ def test_rescaled_features_have_the_same_bars(one, uq):
 
 
 def test_given_training_rows_are_those_that_the_fit_kept(one, uq):
-    again = rg.LastLayerRigidity(one.model).fit(one.train, sample=0)
-    report = again.calibrate(one.valid, train=one.train)
+    again = rg.LastLayerRigidity(one.model).fit(one.train, keep_rows=0)
+    report = again.calibrate(one.valid, train=one.train).calibration_report
     alike(again.predict(one.test[0]), uq.predict(one.test[0]), 1e-6)
     assert report.seen == len(one.train[0])
 

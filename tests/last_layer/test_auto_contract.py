@@ -26,7 +26,7 @@ def whole(one):
 
 
 def calibrated(one, valid, sample=8192, **options) -> rg.LastLayerRigidity:
-    uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=sample)
+    uq = rg.LastLayerRigidity(one.model).fit(one.train, keep_rows=sample)
     uq.calibrate(valid, **options)
     return uq
 
@@ -57,7 +57,7 @@ def test_few_validation_rows_give_bars_like_those_of_many(one, whole, count):
 @pytest.mark.parametrize("given", [False, True], ids=["kept", "given"])
 def test_training_rows_alone_give_bars_and_a_remark(one, whole, given):
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    report = uq.calibrate(train=one.train) if given else uq.calibrate()
+    report = uq.calibrate(train=one.train).calibration_report if given else uq.calibrate()
     assert 0.5 < float(ratio(uq, whole, one).median()) < 2
     assert "There were no validation rows" in str(report)
     assert "Calibrated on 240 training rows (leave-one-out)" in str(report)
@@ -75,7 +75,7 @@ def test_bars_without_validation_rows_are_saved_and_loaded(one, tmp_path):
 
 
 def test_nothing_to_calibrate_with_is_refused(one):
-    uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=0)
+    uq = rg.LastLayerRigidity(one.model).fit(one.train, keep_rows=0)
     refused(r"nothing to calibrate on.*Call calibrate\(x, y\)", uq.calibrate)
     refused("at least two rows, got 1", uq.calibrate, rows(one.valid, 1))
     refused("at least two rows, got 0", uq.calibrate, rows(one.valid, 0))
@@ -151,7 +151,7 @@ def test_far_from_the_training_rows_bars_are_finite_and_wide():
     bare = calibrated(data, data.valid, guard=False)
     assert bare.calibration.guard is None
     with pytest.raises(ValueError, match=r"guard must be True, False or 'q' .*, got 'rho'"):
-        uq.calibrate(data.valid, guard="rho")
+        uq.calibrate(data.valid, method=rg.Full(guard="rho"))
     far = 10 * data.test[0]
     assert float((uq.predict(far).unit / bare.predict(far).unit).median()) > 1.1
 
@@ -217,7 +217,10 @@ def test_weights_of_rows_set_their_noise(one):
     said = rg.LastLayerRigidity(one.model).fit(one.train, sample_weight=weights_of, **kept)
     unsaid = rg.LastLayerRigidity(one.model).fit(one.train, **kept)
     values = [
-        uq.calibrate(sharp, noise="constant", distribution="gaussian").nll for uq in (said, unsaid)
+        uq.calibrate(
+            sharp, method=rg.Full(noise="constant", distribution="gaussian")
+        ).calibration_report.nll
+        for uq in (said, unsaid)
     ]
     assert values[0] < values[1] - 0.02
 
@@ -279,7 +282,9 @@ def test_sums_over_atoms_have_bars_that_know_their_number():
 def test_very_many_rows_are_thinned_and_the_report_says_so():
     data = sets(rows=(400, 100_000, 50), width=4)
     uq = rg.LastLayerRigidity(data.model).fit(data.train)
-    report = uq.calibrate(data.valid, noise="constant", distribution="gaussian")
+    report = uq.calibrate(
+        data.valid, method=rg.Full(noise="constant", distribution="gaussian")
+    ).calibration_report
     assert report.rows == 100_000
     assert 10_000 < report.used <= 1 << 15
     assert f"Calibrated on 100000 validation rows ({report.used} of them used)" in str(report)

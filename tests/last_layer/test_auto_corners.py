@@ -33,7 +33,7 @@ def test_masked_targets_share_one_standardisation_of_their_features():
     model = fitted(2).model
     uq = rg.LastLayerRigidity(model).fit(rows(400, 0, 2), sample_weight=seen)
     valid = rows(300, 1, 2)
-    report = uq.calibrate(valid)
+    report = uq.calibrate(valid).calibration_report
     known = seen(valid) > 0
     each = -uq.predict(valid[0]).log_prob(valid[1])
     own = torch.stack([each[known[:, k], k].mean() for k in range(2)]).mean()
@@ -43,7 +43,7 @@ def test_masked_targets_share_one_standardisation_of_their_features():
 def test_a_far_offset_of_the_targets_is_no_grid():
     near, far = (fitted(offset=b) for b in (0.0, 1e5))
     distributions = [
-        uq.calibrate(rows(300, 1, offset=b)).calibration.distribution
+        uq.calibrate(rows(300, 1, offset=b)).calibration_report.calibration.distribution
         for uq, b in ((near, 0.0), (far, 1e5))
     ]
     assert all(isinstance(distribution, Tilted) for distribution in distributions)
@@ -52,7 +52,7 @@ def test_a_far_offset_of_the_targets_is_no_grid():
 
 def test_a_known_noise_serves_the_likelihood_too():
     uq = fitted()
-    uq.calibrate(rows(300, 1), noise=lambda b: (0.2 + 0.3 * b[0][:, 0].abs()) ** 2, criterion="nll")
+    uq.calibrate(rows(300, 1), method=rg.Paper(noise=lambda b: (0.2 + 0.3 * b[0][:, 0].abs()) ** 2))
     x = rows(5, 2)[0]
     p = uq.predict((x,))
     shape = (0.2 + 0.3 * x[:, :1].abs()) ** 2
@@ -61,7 +61,7 @@ def test_a_known_noise_serves_the_likelihood_too():
 
 def test_a_distribution_with_settings_of_its_own_is_refused():
     with pytest.raises(ValueError, match="fits the settings of the distribution"):
-        fitted().calibrate(rows(50, 1), distribution=StudentT(4.0))
+        fitted().calibrate(rows(50, 1), method=rg.Full(distribution=StudentT(4.0)))
 
 
 def test_without_training_rows_the_likelihood_alone_sets_the_scale():
@@ -122,12 +122,14 @@ def test_empty_sets_get_the_noise_and_leave_the_guard_alone():
     # without the empty sets the guard is the same
     some = [(x[f], y[f]) for x, y in (train, valid) for f in [(x[..., 3] > 0).any(1)]]
     alone = rg.LastLayerRigidity(model).fit(some[0])
-    alone.calibrate(some[1], ridge=uq.ridge)
+    alone.calibrate(some[1], method=rg.Full(ridge=uq.ridge))
     torch.testing.assert_close(
         uq.calibration.guard.reference, alone.calibration.guard.reference, rtol=1e-6, atol=0
     )
     by_q = [
-        one.calibrate(rows, ridge=uq.ridge, guard="q").calibration.guard.scale2
+        one.calibrate(
+            rows, method=rg.Full(ridge=uq.ridge, guard="q")
+        ).calibration_report.calibration.guard.scale2
         for one, rows in ((uq, valid), (alone, some[1]))
     ]
     assert float(by_q[0] / by_q[1]) == pytest.approx(1, rel=0.2)
@@ -157,12 +159,14 @@ def test_a_final_relu_does_not_explode_the_bars():
 def test_one_outlier_of_any_size_is_bounded_and_named(distribution):
     uq, (x, y) = fitted(), rows(200, 1)
     test = rows(400, 2)
-    uq.calibrate((x, y), distribution=distribution)
+    uq.calibrate((x, y), method=rg.Full(distribution=distribution))
     before = uq.predict(test[0]).std.square().mean().sqrt()
     for size in (1e3, 1e6, 1e30):
         wild = y.clone()
         wild[17] += size
-        report = uq.calibrate((x, wild), distribution=distribution)
+        report = uq.calibrate(
+            (x, wild), method=rg.Full(distribution=distribution)
+        ).calibration_report
         after = uq.predict(test[0]).std.square().mean().sqrt()
         assert 0.9 < float(after / before) < {"tilted": 1.3, "gaussian": 2.5}[distribution]
         assert any("17 (residual" in said for said in report.remarks)
@@ -177,7 +181,10 @@ def test_copies_of_one_row_are_refused_and_of_a_few_named():
     assert uq.calibration is kept
     few = torch.arange(100) % 7
     with pytest.warns(UserWarning, match="Only 7 of 100 calibration rows are distinct"):
-        report = uq.calibrate((x[few], y[few]))
+        report = uq.calibrate((x[few], y[few])).calibration_report
     assert any("Only 7 of 100" in said for said in report.remarks)
     half = torch.arange(100) % 50
-    assert any("Only 50 of 100" in said for said in uq.calibrate((x[half], y[half])).remarks)
+    assert any(
+        "Only 50 of 100" in said
+        for said in uq.calibrate((x[half], y[half])).calibration_report.remarks
+    )

@@ -99,7 +99,7 @@ def test_clipped_targets_with_their_support_are_held_as_often_as_they_can_be():
     y = (0.5 + torch.sin(2 * x[:, :1]) + 0.4 * x[:, 1:2] + noise).clamp(min=0)
     train, valid, test = zip(*(part.split([1000, 500, 3000]) for part in (x, y)), strict=True)
     uq = rg.LastLayerRigidity(random_feature_net(*train, width=16)).fit(train)
-    uq.calibrate(valid, support=(0, None))
+    uq.calibrate(valid, method=rg.Full(support=(0, None)))
     p, target = uq.predict(test[0]), test[1]
     at = target == 0
     assert 0.2 < float(at.double().mean()) < 0.5
@@ -130,7 +130,9 @@ def test_mostly_zero_targets_are_held_by_99_percent_intervals():
         y = torch.where(leaves, (0.5 * x[:, 1] + 0.5 * draws).exp(), 0.0)[:, None]
         train, valid, test = zip(*(part.split([2000, 1000, 3000]) for part in (x, y)), strict=True)
         uq = rg.LastLayerRigidity(random_feature_net(*train, width=40)).fit(train)
-        raised += [said for said in uq.calibrate(valid).remarks if "were raised" in said]
+        raised += [
+            said for said in uq.calibrate(valid).calibration_report.remarks if "were raised" in said
+        ]
         held.append(float(inside(uq, *test, 0.99).mean()))
     assert 0.983 < sum(held) / 2 < 0.997
     assert raised

@@ -120,7 +120,9 @@ def test_the_units_of_a_known_noise_do_not_matter(one, factor):
 
 def test_training_rows_help_where_they_are_given_with_the_noise(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    report = uq.calibrate(one.valid, train=one.train, noise=known_noise)
+    report = uq.calibrate(
+        one.valid, train=one.train, method=rg.Full(noise=known_noise)
+    ).calibration_report
     assert report.seen == 240
     assert "not known" not in str(report)
 
@@ -166,7 +168,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(one, id):
 
 
 def test_bars_by_groups_need_training_rows(one):
-    uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=0)
+    uq = rg.LastLayerRigidity(one.model).fit(one.train, keep_rows=0)
     refused("the fit kept no training rows", uq.calibrate, one.valid, conformal=0.5, groups="bar")
 
 
@@ -321,11 +323,13 @@ def noise_alone(seed=1):
 def test_the_default_refuses_a_ridge_that_swamps_every_direction():
     for seed in range(6):
         uq, valid = noise_alone(seed)
-        report = uq.calibrate(*valid)
+        report = uq.calibrate(*valid).calibration_report
         assert report.effective_rank > 0.99
         if report.effective_rank < 1.01:
             assert "where the data determine one direction" in str(report)
-    swamped = uq.calibrate(*valid, ridge=1e8)  # as the user wants it
+    swamped = uq.calibrate(
+        *valid, method=rg.Full(ridge=1e8)
+    ).calibration_report  # as the user wants it
     assert swamped.ridge == 1e8
     assert "swamps every direction that the data determine" in str(swamped)
 
@@ -333,11 +337,11 @@ def test_the_default_refuses_a_ridge_that_swamps_every_direction():
 def test_a_handful_of_calibration_rows_gets_a_warning():
     uq, (x, y) = noise_alone()
     with pytest.warns(UserWarning, match="calibrated on only 5 held-out rows: .* than on"):
-        report = uq.calibrate(x[:5], y[:5])
+        report = uq.calibrate(x[:5], y[:5]).calibration_report
     assert "calibrated on only 5 held-out rows" in str(report)
     with pytest.warns(UserWarning, match="the size of the bars is uncertain by 32 %"):
-        uq.calibrate(x[:5], y[:5], criterion="nll")
-    assert not uq.calibrate(x, y).few
+        uq.calibrate(x[:5], y[:5], method="paper")
+    assert not uq.calibrate(x, y).calibration_report.few
 
 
 @pytest.mark.parametrize(
@@ -345,10 +349,12 @@ def test_a_handful_of_calibration_rows_gets_a_warning():
 )
 def test_early_stopping_is_asked_once_and_can_be_answered(options):
     uq, valid = noise_alone()
-    asked = str(uq.calibrate(*valid, **options))
+    asked = str(uq.calibrate(*valid, **options).calibration_report)
     assert asked.count("early stopping") == 1
     assert "early_stopped=False" in asked
-    assert "early stopping" not in str(uq.calibrate(*valid, early_stopped=False, **options))
-    told = str(uq.calibrate(*valid, early_stopped=True, **options))
+    assert "early stopping" not in str(
+        uq.calibrate(*valid, early_stopped=False, **options).calibration_report
+    )
+    told = str(uq.calibrate(*valid, early_stopped=True, **options).calibration_report)
     assert told.count("These validation rows chose the checkpoint (early stopping)") == 1
     assert "?" not in told.partition("early stopping")[2]

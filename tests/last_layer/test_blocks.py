@@ -71,7 +71,7 @@ def loaders(x, y, size):
 @pytest.mark.parametrize("size", [1, 17, 300, 513, 4000])
 def test_batches_of_any_size_give_the_dense_sums(size, bias):
     (x, y), model = data(), net(bias)
-    uq = rg.LastLayerRigidity(model).fit((x, y), batch_size=size)
+    uq = rg.LastLayerRigidity(model, batch_size=size).fit((x, y))
     f, r = whole(model, x), (y.to(F64) - model(x).detach())
     torch.testing.assert_close(uq.gram.matrix, f.mT @ f, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(uq.gram.cross, f.mT @ r, rtol=1e-5, atol=1e-5)
@@ -95,7 +95,7 @@ def test_a_model_may_write_all_its_features_into_one_memory(size):
     x, y = data()
     torch.manual_seed(2)
     model = Buffered()
-    uq = rg.LastLayerRigidity(model, layer="last").fit((x, y), batch_size=size)
+    uq = rg.LastLayerRigidity(model, layer="last", batch_size=size).fit((x, y))
     h = torch.tanh(model.first(x)).detach().to(F64)
     torch.testing.assert_close(uq.gram.matrix[:-1, :-1], h.mT @ h, rtol=1e-6, atol=1e-6)
 
@@ -132,7 +132,7 @@ def test_weights_and_losses_are_those_of_their_batch():
     def weigh(batch):
         return torch.stack([position[row.sum().item()] for row in batch[0]])
 
-    uq = rg.LastLayerRigidity(model).fit((x, y), sample_weight=weigh, batch_size=30)
+    uq = rg.LastLayerRigidity(model, batch_size=30).fit((x, y), sample_weight=weigh)
     f = whole(model, x)
     expected = f.mT @ (weights.to(F64)[:, None] * f)
     torch.testing.assert_close(uq.gram.matrix, expected, rtol=1e-6, atol=1e-6)
@@ -142,8 +142,8 @@ def test_weights_and_losses_are_those_of_their_batch():
 def test_a_sample_of_known_size_is_that_of_rows_that_come_one_by_one(size):
     """Knowing how many rows will come saves work and changes nothing."""
     x, y = data()
-    cut = rg.LastLayerRigidity(net()).fit((x, y), sample=50, batch_size=size)
-    fed = rg.LastLayerRigidity(net()).fit([(x, y)], sample=50)
+    cut = rg.LastLayerRigidity(net(), batch_size=size).fit((x, y), keep_rows=50)
+    fed = rg.LastLayerRigidity(net()).fit([(x, y)], keep_rows=50)
     first, second = (uq._fit.state.statistics.sample for uq in (cut, fed))
     assert torch.equal(first.hashes, second.hashes) and first.limit == second.limit
     assert len(first.hashes) == 50
@@ -192,7 +192,7 @@ def test_a_large_batch_is_used_as_it_is_after_those_that_wait(block_sizes, monke
 def test_a_block_ends_where_its_bytes_do(block_sizes, monkeypatch):
     # a row has 5 inputs, 7 features, an output and a target, of four bytes each
     monkeypatch.setattr(blocks, "_CPU_BYTES", 14 * 4 * 650)
-    rg.LastLayerRigidity(net()).fit(data(1300), batch_size=100)
+    rg.LastLayerRigidity(net(), batch_size=100).fit(data(1300))
     assert [ends[-1] for ends in block_sizes] == [600, 600, 100]
 
 
@@ -209,7 +209,7 @@ def test_wide_inputs_are_hashed_as_they_come_and_not_kept(monkeypatch):
     monkeypatch.setattr(Statistics, "update", looked)
     x, y = torch.randn(60, 40, 40), torch.randn(60, 1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(1600, 7), nn.Tanh(), nn.Linear(7, 1))
-    waited = rg.LastLayerRigidity(model).fit((x, y), batch_size=20)
+    waited = rg.LastLayerRigidity(model, batch_size=20).fit((x, y))
     assert kept == [(0, True)]
     at_once = rg.LastLayerRigidity(model).fit((x, y))
     first, second = (uq._fit.state.statistics.sketch.hashes for uq in (waited, at_once))
@@ -277,7 +277,7 @@ def test_a_sample_of_masked_rows_holds_all_that_have_a_target():
     def weigh(batch):
         return torch.stack([known[row.sum().item()] for row in batch[0]])
 
-    uq = rg.LastLayerRigidity(net()).fit((x, y), sample_weight=weigh, sample=300)
+    uq = rg.LastLayerRigidity(net()).fit((x, y), sample_weight=weigh, keep_rows=300)
     assert len(uq._fit.state.statistics.sample.hashes) == 100
 
 
@@ -295,7 +295,8 @@ def test_rows_without_inputs_of_their_own_leave_nothing_to_judge_by():
 
     uq = rg.LastLayerRigidity(Shifted()).fit([(x[:100], c, y[:100])])
     whole = (x, c.expand(1500, 3).clone(), y)
-    uq.partial_fit(tuple(t[100:] for t in whole), batch_size=700)
+    uq.batch_size = 700
+    uq.partial_fit(tuple(t[100:] for t in whole))
     kept = uq._fit.state.statistics
     assert not kept.sketch.judges and len(kept.sample.hashes) == 1500
     some = tuple(t[100:400] for t in whole)
@@ -346,7 +347,7 @@ def test_a_refit_is_refused_where_mixed_precision_is_too_coarse():
 
 def test_a_block_ends_after_so_many_batches(block_sizes):
     """So that the checkpoint of a slow model need not wait for a megabyte of rows."""
-    rg.LastLayerRigidity(net()).fit(data(900), batch_size=9)
+    rg.LastLayerRigidity(net(), batch_size=9).fit(data(900))
     assert [len(ends) for ends in block_sizes] == [64, 36]
 
 
@@ -354,7 +355,7 @@ def test_views_that_begin_at_an_odd_number_are_hashed():
     wide = torch.randn(1025, 6)
     x, y = wide[:, 1:], wide[:, :1]
     uq = rg.LastLayerRigidity(net()).fit(x, y)
-    assert uq.calibrate(x[:1024] + 1, y[:1024], criterion="nll").samples == 1024
+    assert uq.calibrate(x[:1024] + 1, y[:1024], method="paper").calibration_report.samples == 1024
     one_by_one = rg.LastLayerRigidity(net()).fit([(x[i : i + 1], y[i : i + 1]) for i in range(20)])
     assert torch.equal(
         one_by_one._fit.state.statistics.sketch.hashes,
@@ -368,7 +369,8 @@ def test_weights_may_come_with_a_graph():
     (x, y), model = data(), net()
     scale = nn.Linear(5, 1)
     uq = rg.LastLayerRigidity(model)
-    uq.fit((x, y), sample_weight=lambda b: scale(b[0])[:, 0].exp(), batch_size=90)
+    uq.batch_size = 90
+    uq.fit((x, y), sample_weight=lambda b: scale(b[0])[:, 0].exp())
     f, w = whole(model, x), scale(x).exp().detach().to(F64)
     torch.testing.assert_close(uq.gram.matrix, f.mT @ (w * f), rtol=1e-5, atol=1e-5)
     assert not uq.gram.matrix.requires_grad

@@ -23,8 +23,8 @@ def calibrated(targets: int = 1, **options: object) -> tuple[rg.LastLayerRigidit
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 50), nn.Tanh(), nn.Linear(50, targets))
-    uq = rg.LastLayerRigidity(model).fit((x[:300], y[:300]), progress=False)
-    uq.calibrate((x[300:], y[300:]), progress=False, **options)
+    uq = rg.LastLayerRigidity(model, progress=False).fit((x[:300], y[:300]))
+    uq.calibrate((x[300:], y[300:]), **options)
     return uq, x[:4].clone()
 
 
@@ -62,7 +62,7 @@ def test_a_call_a_frozen_module_and_predict_give_the_same_bars(options, targets)
     uq, x = calibrated(targets, **options)
     _, std = uq(x)
     close(uq.freeze()(x)[1], std, 1e-6)
-    close(uq.predict(x, progress=False).std, std, 1e-6)
+    close(uq.predict(x).std, std, 1e-6)
 
 
 FIRST_CALLS = """

@@ -252,7 +252,7 @@ def test_the_bar_counts_batches_that_are_passed_over(left, monkeypatch):
             yield item
 
     monkeypatch.setattr("rigidities.data.feed.tqdm", bar)
-    rg.LastLayerRigidity(MODEL).fit(list(cut(100)), checkpoint=left, progress=True)
+    rg.LastLayerRigidity(MODEL, progress=True).fit(list(cut(100)), checkpoint=left)
     assert len(shown) == 15
 
 
@@ -537,7 +537,7 @@ def test_a_model_that_uses_its_memory_again_resumes_to_the_last_bit(path, ways):
         return space.copy_(x.tanh()) if len(x) == 100 else x.tanh()
 
     asked = partial(rg.LastLayerRigidity(MODEL, features=features).fit, (X, Y), batch_size=100)
-    whole = rg.LastLayerRigidity(MODEL, features=features).fit((X, Y), batch_size=100, **ways)
+    whole = rg.LastLayerRigidity(MODEL, features=features, batch_size=100).fit((X, Y), **ways)
     left[0] = 9
     with pytest.raises(Stop):
         asked(checkpoint=path, checkpoint_seconds=0, **ways)

@@ -142,7 +142,7 @@ def test_a_loss_that_is_not_smallest_at_the_target_has_no_error_bars(case):
 def test_a_loss_that_is_smallest_at_the_target_has_error_bars(case):
     loss, target = REGRESSION[case]
     uq = fitted(loss, target)
-    report = uq.calibrate(X[160:], target[160:], criterion="nll")
+    report = uq.calibrate(X[160:], target[160:], method="paper").calibration_report
     assert uq.calibration_report is report
     assert bool(uq.predict(X).std.isfinite().all())
 
@@ -152,7 +152,7 @@ def test_batches_do_not_change_the_verdict_on_a_loss(size):
     loss, target, name = NOT_REGRESSION["binary cross entropy"]
     refuses_error_bars(fitted(loss, target, batch_size=size), name)
     loss, target = REGRESSION["quantile"]
-    fitted(loss, target, batch_size=size).calibrate(X[160:], target[160:], criterion="nll")
+    fitted(loss, target, batch_size=size).calibrate(X[160:], target[160:], method="paper")
 
 
 def test_the_posterior_of_a_classifier_is_its_laplace_approximation(classifier):
@@ -193,7 +193,7 @@ def test_more_rows_merges_and_files_keep_the_refusal(classifier, tmp_path):
 
 def test_another_fit_with_a_loss_of_regression_lifts_the_refusal(classifier):
     classifier.fit(X[:160], VALUES[:160])
-    classifier.calibrate(X[160:], VALUES[160:], criterion="nll")
+    classifier.calibrate(X[160:], VALUES[160:], method="paper")
     assert classifier(X)[1].shape == (240, 1)
 
 

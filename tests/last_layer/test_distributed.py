@@ -56,7 +56,7 @@ def everything(rank, size, folder, options):
     train, valid, more = ([part.to(kind) for part in data(400, 1, seed)] for seed in (1, 2, 3))
     own, model = partial(shared, rank=rank, size=size), net().to(kind)
     uq = rg.LastLayerRigidity(model).fit(batches(own(train)), **options)
-    one = rg.LastLayerRigidity(model).fit(tuple(train), **options, process_group=False)
+    one = rg.LastLayerRigidity(model, process_group=False).fit(tuple(train), **options)
     assert uq.gram.count == one.gram.count == 400
     assert near(uq.gram.matrix, one.gram.matrix)
     assert near(uq.gram.cross, one.gram.cross)
@@ -65,12 +65,15 @@ def everything(rank, size, folder, options):
         assert torch.equal(mine.hashes, theirs.hashes), name
         assert mine.limit == theirs.limit, name
     uq.partial_fit(batches(own(more)))
-    assert near(uq.gram.matrix, one.partial_fit(tuple(more), process_group=False).gram.matrix)
+    one.process_group = False
+    assert near(uq.gram.matrix, one.partial_fit(tuple(more)).gram.matrix)
     uq.forget(batches(own(more)))
-    assert near(uq.gram.matrix, one.forget(tuple(more), process_group=False).gram.matrix)
+    one.process_group = False
+    assert near(uq.gram.matrix, one.forget(tuple(more)).gram.matrix)
     uq.save(folder / f"fit{rank}", rows=True)
-    report = uq.calibrate(batches(own(valid)))
-    alone = one.calibrate(tuple(valid), process_group=False)
+    report = uq.calibrate(batches(own(valid))).calibration_report
+    one.process_group = False
+    alone = one.calibrate(tuple(valid)).calibration_report
     assert report.rows == alone.rows == 400
     assert report.nll == pytest.approx(alone.nll, rel=1e-6)
     uq.save(folder / f"calibrated{rank}", rows=True)
@@ -103,14 +106,16 @@ def several(rank, size):
     model = net(3).double()
     uq = rg.LastLayerRigidity(model).fit(batches(own(train)), loss="huber", sample_weight=weight)
     one = rg.LastLayerRigidity(model)
-    one.fit(tuple(train), loss="huber", sample_weight=weight, process_group=False)
+    one.process_group = False
+    one.fit(tuple(train), loss="huber", sample_weight=weight)
     assert uq.gram.targets == one.gram.targets == 3
     assert close(uq.gram.matrix, one.gram.matrix)
     groups = lambda batch: (batch[0][:, 1] > 0).long()  # noqa: E731
     options = {"criterion": "nll", "noise": lambda batch: 1 + batch[0][:, 0] ** 2}
     options |= {"conformal": 0.5, "groups": groups}
     uq.calibrate(batches(own(valid)), **options)
-    one.calibrate(tuple(valid), **options, process_group=False)
+    one.process_group = False
+    one.calibrate(tuple(valid), **options)
     assert close(uq.scale, one.scale, 1e-9)
     mine, theirs = (
         each.predict([tuple(valid)]).interval(0.8, conformal=True) for each in (uq, one)
@@ -118,8 +123,9 @@ def several(rank, size):
     assert close(mine[0], theirs[0], 1e-9)
     plain = rg.LastLayerRigidity(model).fit(batches(own(train)))
     refitted = plain.refit(batches(own(valid)))
-    alone = rg.LastLayerRigidity(model).fit(tuple(train), process_group=False)
-    alone = alone.refit(tuple(valid), process_group=False)
+    alone = rg.LastLayerRigidity(model, process_group=False).fit(tuple(train))
+    alone.process_group = False
+    alone = alone.refit(tuple(valid))
     assert close(refitted.model[-1].weight, alone.model[-1].weight, 1e-9)
     assert refitted.refitted.judged == alone.refitted.judged == 400
     return uq.scale
@@ -138,10 +144,11 @@ def derivatives(rank, size):
     own = partial(shared, rank=rank, size=size)
     fit = {"gradients": 0, "gradient_target": slope}
     uq = rg.LastLayerRigidity(model).fit(batches(own(train)), **fit)
-    one = rg.LastLayerRigidity(model).fit(tuple(train), **fit, process_group=False)
+    one = rg.LastLayerRigidity(model, process_group=False).fit(tuple(train), **fit)
     valid = [part.double() for part in data(80, 1, 2)]
-    uq.calibrate(batches(own(valid)), criterion="nll")
-    one.calibrate(tuple(valid), criterion="nll", process_group=False)
+    uq.calibrate(batches(own(valid)), method="paper")
+    one.process_group = False
+    one.calibrate(tuple(valid), method="paper")
     assert close(uq.gradient_scale, one.gradient_scale, 1e-9)
     return uq.gradient_scale
 
@@ -172,24 +179,35 @@ def refusals(rank, size):
     asked(lambda: uq.fit(train))
     asked(lambda: uq.fit((nan, own[1])))
     asked(lambda: uq.fit(own) if rank else uq.partial_fit(own))
-    asked(lambda: rg.LastLayerRigidity(net()).calibrate(own) if rank else uq.calibrate(own))
-    asked(lambda: uq.calibrate(data(400, 1, 2)))
+    asked(
+        lambda: (
+            rg.LastLayerRigidity(net()).calibrate(own).calibration_report
+            if rank
+            else uq.calibrate(own).calibration_report
+        )
+    )
+    asked(lambda: uq.calibrate(data(400, 1, 2)).calibration_report)
     asked(lambda: uq.fit([]))
     asked(lambda: uq.forget(tuple(shared(data(400, 1, 7), rank, size))))
-    mine = rg.LastLayerRigidity(net()).fit(own, process_group=False)
-    asked(lambda: mine.calibrate(own))
-    mine = rg.LastLayerRigidity(net()).fit((train[0], train[1] + rank), process_group=False)
+    mine = rg.LastLayerRigidity(net(), process_group=False).fit(own)
+    asked(lambda: mine.calibrate(own).calibration_report)
+    mine = rg.LastLayerRigidity(net(), process_group=False).fit((train[0], train[1] + rank))
     asked(lambda: mine.partial_fit(own))
     valid = tuple(shared(data(400, 1, 2), rank, size))
-    asked(lambda: uq.calibrate(valid, conformal=[None, 0.5][rank]))
-    asked(lambda: uq.calibrate(valid, support=[None, (-99, 99)][rank]))
+    asked(lambda: uq.calibrate(valid).conformalize([None, 0.5][rank]).calibration_report)
+    asked(
+        lambda: (
+            uq.calibrate(valid, method=rg.Full(support=[None, (-99, 99)][rank])).calibration_report
+        )
+    )
     asked(lambda: uq.forget(own, check=bool(rank)))
     asked(lambda: uq.refit(valid, add=bool(rank)))
     asked(lambda: uq.predict(valid[0], input_covariance=[None, 0.1][rank], gather=True))
     asked(lambda: (uq if rank else rg.LastLayerRigidity(net())).predict(valid[0], gather=True))
     asked(lambda: uq.fit(own, checkpoint=["here", "no such folder/file"][rank]))
     mine = rg.LastLayerRigidity(net()).fit(own)
-    mine.calibrate(valid, criterion="nll", process_group=False)
+    mine.process_group = False
+    mine.calibrate(valid, method="paper")
     asked(lambda: mine.predict(valid[0], gather=True))
     uq.calibrate(valid)
     return said
@@ -263,12 +281,16 @@ def parts_of_a_job(rank, size):
     uq = rg.LastLayerRigidity(net())
     if rank in (1, 3):
         half = tuple(part[rank // 2 :: 2] for part in train)
-        uq.fit(half, process_group=few)
-        return uq.fit(half, process_group=few).gram.count
+        uq.process_group = few
+        uq.fit(half)
+        uq.process_group = few
+        return uq.fit(half).gram.count
     if rank == 0:
         with pytest.raises(ValueError, match="not in the group"):
-            uq.fit(train, process_group=few)
-    return uq.fit(train, process_group=False).gram.count
+            uq.process_group = few
+            uq.fit(train)
+    uq.process_group = False
+    return uq.fit(train).gram.count
 
 
 def test_a_group_of_ranks_or_one_by_itself_fits_without_the_others():
@@ -457,7 +479,7 @@ def counted(rank, size):
 
     distributed._packed = watched
     rows = tuple(part[rank::size] for part in data(800, 1, 1))
-    uq = rg.LastLayerRigidity(net()).fit(rows, sample=100)
+    uq = rg.LastLayerRigidity(net()).fit(rows, keep_rows=100)
     return sent, len(uq._fit.state.statistics.sample.hashes)
 
 
@@ -541,7 +563,7 @@ def padded(rank, size):
     sampler = torch.utils.data.DistributedSampler(rows, shuffle=False)
     loader = torch.utils.data.DataLoader(rows, 64, sampler=sampler)
     uq = rg.LastLayerRigidity(net()).fit(loader)
-    uq.calibrate(tuple(shared(data(400, 1, 2), rank, size)), criterion="nll")
+    uq.calibrate(tuple(shared(data(400, 1, 2), rank, size)), method="paper")
     given = sum(len(x) for x, _ in loader)
     return uq.gram.count, given, len(uq.predict(loader)), len(uq.predict(loader, gather=True))
 

@@ -751,7 +751,7 @@ def test_a_key_that_is_neither_input_nor_target_stays_apart_after_loading(tmp_pa
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     batch = {"input": x, "y": y, "slope": torch.zeros_like(x)}
     uq = rg.LastLayerRigidity(model)
-    uq.fit([batch], gradients="input", gradient_target="slope")
+    uq.fit([batch], gradient_loss=rg.GradientLoss("input", target="slope"))
     ens = ensemble(uq, 4)
     ens.save(tmp_path / "ens.safetensors")
     expected = ens.propagate(torch.mean, [batch]).values

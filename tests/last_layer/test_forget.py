@@ -55,7 +55,8 @@ def test_rows_that_are_not_in_the_fit_are_refused_with_their_count(net, some, me
 
 def test_rows_are_forgotten_once(net):
     uq, (x, y) = fitted(net), net.train
-    uq.forget((x[::3], y[::3]), batch_size=9)
+    uq.batch_size = 9
+    uq.forget((x[::3], y[::3]))
     check_refused(uq, "100 of 100 rows were never in the fit", (x[::3], y[::3]))
     left = torch.arange(300) % 3 > 0
     check_equals(uq, x[left], y[left])
@@ -69,7 +70,10 @@ def test_all_rows_can_be_forgotten_in_other_batches(net, tmp_path):
     uq.save(tmp_path / "uq.safetensors")
     uq = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model)
     uq.partial_fit(net.train)
-    assert uq.calibrate(net.valid, criterion="evidence").value < 1e6
+    assert (
+        uq.calibrate(net.valid, method=rg.Paper(criterion="evidence")).calibration_report.value
+        < 1e6
+    )
 
 
 def test_beyond_the_sketch_a_share_of_rows_is_judged(net, monkeypatch):
@@ -78,7 +82,8 @@ def test_beyond_the_sketch_a_share_of_rows_is_judged(net, monkeypatch):
     rows = r"of \d+ rows that could be checked \(3\d\.\d% of all\) were never in the fit"
     check_refused(uq, rows, (x + 1, y))
     check_refused(uq, rows, (x[:200], y[:200] + 1), batch_size=13)
-    uq.forget((x[100:], y[100:]), batch_size=13)
+    uq.batch_size = 13
+    uq.forget((x[100:], y[100:]))
     check_equals(uq, x[:100], y[:100])
     check_refused(uq, rows, (x[150:200], y[150:200]))
     uq.forget((x[:100], y[:100]))
@@ -110,7 +115,8 @@ def test_targets_with_weights_of_their_own_are_forgotten(net3):
 
     uq = rg.LastLayerRigidity(net3.model).fit((x[:100], y[:100]), sample_weight=mask)
     one = rg.LastLayerRigidity(net3.model).fit((x, y), sample_weight=mask)
-    one.forget((x[100:], y[100:]), batch_size=20)
+    one.batch_size = 20
+    one.forget((x[100:], y[100:]))
     torch.testing.assert_close(one.gram.matrix, uq.gram.matrix, rtol=1e-6, atol=1e-4)
     assert torch.equal(one.gram.zeros, uq.gram.zeros)
 

@@ -84,7 +84,7 @@ def test_a_frozen_module_gives_the_numbers_of_every_calibration(targets, wrapped
 def test_intervals_of_the_default_are_those_of_predict(targets, support, seed):
     one = trained(targets, seed)
     uq = rg.LastLayerRigidity(one.model).fit(clamped(one.train, support))
-    uq.calibrate(clamped(one.valid, support), support=support)
+    uq.calibrate(clamped(one.valid, support), method=rg.Full(support=support))
     assert uq.distribution.name == "tilted"
     std, found = uq.freeze(("std", "quantiles"))(one.test[0])
     exact = torch.stack(uq.predict(one.test[0]).interval(0.9))
@@ -159,7 +159,7 @@ def test_each_target_may_have_a_gram_of_its_own():
     y = one.train[1].clone()
     y[::3, 0] = 30.0  # beyond the bend of the loss
     uq = rg.LastLayerRigidity(one.model).fit((one.train[0], y), loss="huber")
-    uq.calibrate(one.valid, criterion="nll")
+    uq.calibrate(one.valid, method="paper")
     assert uq.gram.targets == 2
     for found, expected in zip(uq.freeze()(one.test[0]), uq(one.test[0]), strict=True):
         close(found, expected)
@@ -169,7 +169,7 @@ def test_each_target_may_have_a_gram_of_its_own():
 def test_a_known_noise_is_left_to_the_caller():
     one = trained()
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    uq.calibrate(one.valid, criterion="nll", noise=lambda b: torch.ones(len(b[0])))
+    uq.calibrate(one.valid, method=rg.Paper(noise=lambda b: torch.ones(len(b[0]))))
     refused("a function of batches, so std cannot.*epistemic", uq.freeze)
     (epistemic,) = uq.freeze(("epistemic",))(one.test[0])
     close(epistemic, uq.predict((one.test[0], one.test[1])).epistemic)
@@ -311,7 +311,7 @@ def test_a_small_ridge_is_truncated_in_float64():
 def test_a_batch_of_the_fits_kind_goes_through_the_users_forward():
     one = trained()
     uq = rg.LastLayerRigidity(one.model, forward=lambda m, b: 3 * m(b[0])).fit(one.train)
-    uq.calibrate(one.valid, criterion="nll")
+    uq.calibrate(one.valid, method="paper")
     for found, expected in zip(uq.freeze()(one.test[0]), uq(one.test[0]), strict=True):
         close(found, expected)
 
@@ -335,7 +335,7 @@ def test_training_rows_say_what_is_familiar():
     uq, _ = calibrated(2, {"criterion": "nll"})
     epistemic = uq.predict(trained(2).train[0]).epistemic
     close(torch.tensor(uq.familiar()), epistemic.quantile(0.99, 0), 1e-4)
-    bare = rg.LastLayerRigidity(uq.model).fit(trained(2).train, sample=0)
+    bare = rg.LastLayerRigidity(uq.model).fit(trained(2).train, keep_rows=0)
     assert bare.familiar() is None
 
 
@@ -347,7 +347,7 @@ def test_a_wide_readout_is_multiplied_in_blocks(bias, targets):
         torch.manual_seed(0)
         wide = nn.Sequential(nn.Linear(4, 200), nn.Tanh(), nn.Linear(200, targets, bias=bias))
     uq = rg.LastLayerRigidity(wide).fit(one.train)
-    uq.calibrate(one.valid, criterion="nll", noise="constant", ridge=10.0)
+    uq.calibrate(one.valid, method=rg.Paper(ridge=10.0, noise="constant"))
     frozen = uq.freeze()
     assert len([name for name, _ in frozen.norm.named_buffers() if "matrix" in name]) == 4
     for found, expected in zip(frozen(one.test[0]), uq(one.test[0]), strict=True):
@@ -376,7 +376,7 @@ def test_quantiles_of_one_sample_keep_the_dimension_of_levels():
     x = torch.randn(80, 5, 3)
     y = x.sum(-1, keepdim=True) + 0.1 * torch.randn(80, 5, 2)
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-    uq = rg.LastLayerRigidity(model).fit((x[:40], y[:40]), progress=False)
-    uq.calibrate((x[40:], y[40:]), criterion="nll", progress=False)
+    uq = rg.LastLayerRigidity(model, progress=False).fit((x[:40], y[:40]))
+    uq.calibrate((x[40:], y[40:]), method="paper")
     frozen = uq.freeze(("mean", "quantiles"), quantiles=(0.9,))
     assert frozen(x[:1])[1].shape == (1, 1, 5, 2)

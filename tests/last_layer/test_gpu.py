@@ -20,7 +20,7 @@ def cuda():
 
 def fitted(net, device, **options):
     uq = rg.LastLayerRigidity(net.model.to(device)).fit(net.train, **options)
-    uq.calibrate(net.valid, noise="constant", criterion="nll")
+    uq.calibrate(net.valid, method=rg.Paper(noise="constant"))
     return uq
 
 
@@ -56,8 +56,8 @@ def test_a_file_travels_between_devices(cuda, tmp_path):
 @pytest.mark.parametrize("batch_size", [None, 7])
 def test_the_sample_of_rows_is_that_of_the_cpu_and_follows_the_model(cuda, batch_size):
     here, there = (
-        rg.LastLayerRigidity(trained(3).model.to(device)).fit(
-            trained(3).train, sample=60, batch_size=batch_size
+        rg.LastLayerRigidity(trained(3).model.to(device), batch_size=batch_size).fit(
+            trained(3).train, keep_rows=60
         )
         for device in ("cpu", cuda)
     )
@@ -75,7 +75,7 @@ def test_duplicates_are_recognised_across_devices(cuda):
     uq = fitted(net, "cpu")
     uq.to(cuda)
     with pytest.warns(UserWarning, match="20 of 20 calibration rows"):
-        uq.calibrate(tuple(t[:20] for t in net.train), criterion="nll")
+        uq.calibrate(tuple(t[:20] for t in net.train), method="paper")
 
 
 def test_wide_grams_take_the_large_blocks(cuda):
@@ -118,7 +118,7 @@ def both(cuda):
     for net, device in zip(nets, ("cpu", cuda), strict=True):
         data = [tuple(t.double() for t in part) for part in (net.train, net.valid)]
         uq = rg.LastLayerRigidity(net.model.double().to(device)).fit(data[0], loss="mse")
-        uq.calibrate(data[1], ridge=0.1, criterion="nll")
+        uq.calibrate(data[1], method=rg.Paper(ridge=0.1))
         fits.append(uq)
     return *fits, x, x.to(cuda)
 
@@ -190,7 +190,7 @@ def test_novelty_on_the_accelerator_is_that_of_the_cpu(cuda):
     for device in ("cpu", cuda):
         uq = rg.LastLayerRigidity(copy.deepcopy(model).to(device))
         uq.fit(x[:2000].to(device), y[:2000].to(device), novelty=True)
-        uq.calibrate(x[2000:].to(device), y[2000:].to(device), criterion="nll")
+        uq.calibrate(x[2000:].to(device), y[2000:].to(device), method="paper")
         found[str(device)] = uq.novelty(2 * x.to(device))
     assert found["cuda"].by_layer.is_cuda
     assert found["cuda"].layers == found["cpu"].layers == ("the input", "2", "4")

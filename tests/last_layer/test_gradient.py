@@ -33,7 +33,7 @@ TRAIN, VALID, TEST = (0, 1), 2, 3  # draws of the zoo
 def fitted(id):
     """Fitted to two batches of the zoo and calibrated on a third at a given ridge."""
     uq = fitted_to(zoo.build(id), [zoo.build(id, draw).data for draw in TRAIN])
-    uq.calibrate([zoo.build(id, VALID).data], ridge=RIDGE, criterion="nll")
+    uq.calibrate([zoo.build(id, VALID).data], method=rg.Paper(ridge=RIDGE))
     return uq
 
 
@@ -137,7 +137,7 @@ def mapped(function, width=8):
         run = lambda m, x: m.head(function(m.first(x)))  # noqa: E731
         model = zoo.Net(run, first=nn.Linear(3, 8), head=nn.Linear(width, 1)).double()
     uq = rg.LastLayerRigidity(model).fit((inputs(40, 3, 1), inputs(40, 1, 2)))
-    uq.calibrate((inputs(40, 3, 3), inputs(40, 1, 4)), ridge=RIDGE, criterion="nll")
+    uq.calibrate((inputs(40, 3, 3), inputs(40, 1, 4)), method=rg.Paper(ridge=RIDGE))
     return uq, inputs(5, 3, 5)
 
 
@@ -251,7 +251,7 @@ def small(numbers=3, width=6, targets=1, *, dtype=F64, rows=7, calibrated=True) 
     sets = [(inputs(40, numbers, seed), inputs(40, targets, seed + 10)) for seed in (1, 2)]
     uq = rg.LastLayerRigidity(model).fit(sets[0])
     if calibrated:
-        uq.calibrate(sets[1], ridge=RIDGE, criterion="nll")
+        uq.calibrate(sets[1], method=rg.Paper(ridge=RIDGE))
     return Small(uq, inputs(rows, numbers, 4), inputs(rows, targets, 5))
 
 
@@ -319,7 +319,7 @@ def test_several_outputs_of_several_structures_are_differentiated_by_every_atom(
     for i, g in enumerate(graphs):
         g.energy = inputs(12, 2, i)
     uq = rg.LastLayerRigidity(net, **zoo.build(id).options).fit(graphs[:2])
-    uq.calibrate([graphs[2]], ridge=RIDGE, criterion="nll")
+    uq.calibrate([graphs[2]], method=rg.Paper(ridge=RIDGE))
     monkeypatch.setattr(feature_derivatives, "FORWARD_COST", cost)
     g = graphs[3]
     found = uq.gradient([g], "x")
@@ -378,10 +378,12 @@ def test_batches_get_their_own_rows_of_a_direction():
     uq, x, _ = small()
     v = inputs(7, 3, 8)
     whole = uq.gradient(x, along=v)
-    for parts in (uq.gradient(x, along=v, batch_size=3), uq.gradient([x[:2], x[2:]], along=v)):
+    uq.batch_size = 3
+    for parts in (uq.gradient(x, along=v), uq.gradient([x[:2], x[2:]], along=v)):
         alike(parts, whole)
     hessian = uq.hessian_product(x, v)
-    parts = uq.hessian_product(x, v, batch_size=2)
+    uq.batch_size = 2
+    parts = uq.hessian_product(x, v)
     alike(parts, hessian)
 
 
@@ -394,7 +396,7 @@ def test_hessian_products_are_symmetric():
 def test_a_piecewise_linear_net_has_no_second_derivative():
     model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)).double()
     uq = rg.LastLayerRigidity(model).fit((inputs(40, 3, 1), inputs(40, 1, 2)))
-    uq.calibrate((inputs(40, 3, 3), inputs(40, 1, 4)), criterion="nll")
+    uq.calibrate((inputs(40, 3, 3), inputs(40, 1, 4)), method="paper")
     found = uq.hessian_product(inputs(5, 3, 5), torch.ones(3, dtype=F64))
     assert found.mean.shape == (5, 3)
     assert not found.mean.any()
@@ -440,7 +442,7 @@ def crowded():
         run = lambda m, x: m.head(m.trunk(x)) @ m.mix  # noqa: E731
         net = zoo.Net(run, trunk=trunk, head=head, mix=mix).double()
     uq = rg.LastLayerRigidity(net).fit((inputs(60, 2100, 0), inputs(60, 16, 1)))
-    uq.calibrate((inputs(20, 2100, 2), inputs(20, 16, 3)), ridge=RIDGE, criterion="nll")
+    uq.calibrate((inputs(20, 2100, 2), inputs(20, 16, 3)), method=rg.Paper(ridge=RIDGE))
     return uq, inputs(2, 2100, 4)
 
 
@@ -515,7 +517,8 @@ def test_batches_and_their_containers_do_not_matter():
         found = uq.gradient(data)
         alike(found, whole)
     for size in (1, 2, 7, 100):
-        found = uq.gradient(x, batch_size=size)
+        uq.batch_size = size
+        found = uq.gradient(x)
         alike(found, whole)
 
 
@@ -625,7 +628,7 @@ def paired():
         model = Pair().double()
     sets = [(inputs(30, 3, s), inputs(30, 2, s + 1), inputs(30, 1, s + 2)) for s in (0, 5)]
     uq = rg.LastLayerRigidity(model).fit(sets[0])
-    uq.calibrate(sets[1], ridge=RIDGE, criterion="nll")
+    uq.calibrate(sets[1], method=rg.Paper(ridge=RIDGE))
     return uq, sets, Both(inputs(4, 3, 20), inputs(4, 2, 21), inputs(4, 1, 22))
 
 
@@ -676,7 +679,7 @@ def test_an_input_is_named_within_any_kind_of_batch(kind, which):
         forward=lambda m, b: m(part(b, "pos"), part(b, "field")),
         target=lambda b: part(b, "y"),
     )
-    uq.fit([batch(*sets[0])]).calibrate([batch(*sets[1])], ridge=RIDGE, criterion="nll")
+    uq.fit([batch(*sets[0])]).calibrate([batch(*sets[1])], method=rg.Paper(ridge=RIDGE))
     name = Both._fields.index(which) if kind == "list" else which
     given = batch(*new)
     found = uq.gradient([given], name)
@@ -690,7 +693,7 @@ def test_keyword_batches_are_differentiated_by_a_key():
     old, sets, new = paired()
     train, valid = (Both(*parts)._asdict() for parts in sets)
     uq = rg.LastLayerRigidity(old.model).fit([train])
-    uq.calibrate([valid], ridge=RIDGE, criterion="nll")
+    uq.calibrate([valid], method=rg.Paper(ridge=RIDGE))
     slope, variance = expected_of_pair("field")
     for data in ([{"pos": new.pos, "field": new.field}], new._asdict()):
         found = uq.gradient(data, "field")
@@ -714,7 +717,7 @@ def test_samples_that_influence_one_another_are_right_or_refused(coupling, rows)
     old, x, y = small(rows=rows)
     net = zoo.Net(dense.COUPLINGS[coupling], body=oracle.float64_copy(old.model))
     uq = rg.LastLayerRigidity(net).fit((x, y))
-    uq.calibrate((inputs(rows, 3, 1), y), ridge=RIDGE, criterion="nll")
+    uq.calibrate((inputs(rows, 3, 1), y), method=rg.Paper(ridge=RIDGE))
     try:
         found = uq.gradient(x)
     except ValueError:
@@ -851,7 +854,7 @@ def test_a_model_that_frees_its_graph_in_forward_has_the_bars_of_one_that_does_n
     for run in (energy, freeing):
         net = zoo.Net(run, **parts).double()
         uq = rg.LastLayerRigidity(net, layer="blocks" if kind == "parameters" else "head")
-        uq.fit((x, y)).calibrate((-x, y), ridge=RIDGE, criterion="nll")
+        uq.fit((x, y)).calibrate((-x, y), method=rg.Paper(ridge=RIDGE))
         found.append((uq.predict(x).std, uq.gradient(x)))
     (std, expected), (again, got) = found
     close(again, std)

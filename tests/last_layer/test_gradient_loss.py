@@ -49,7 +49,7 @@ READOUTS = (
 def test_each_derivative_adds_its_outer_product_to_the_gram(id):
     case, test = (dense.trimmed(zoo.build(id, draw), 4) for draw in (0, 3))
     uq = fitted_to(case, [case.data], gradients=wrt(id), gradient_weight=BETA)
-    uq.calibrate([zoo.build(id, 2).data], ridge=RIDGE, criterion="nll")
+    uq.calibrate([zoo.build(id, 2).data], method=rg.Paper(ridge=RIDGE))
     values = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
     slopes = oracle.rows(dense.of_case(case).features)
     weights = torch.cat([torch.ones(len(values)), torch.ones(len(slopes))]).double()
@@ -100,7 +100,9 @@ def test_an_operation_without_forward_mode_is_counted_once(monkeypatch):
     tanh = without_forward_mode(torch.tanh, lambda x: 1 - x.tanh().square())
     own = zoo.Net(lambda m, x: m.head(tanh.apply(m.trunk(x))), trunk=model[0], head=model[2])
     monkeypatch.setattr(feature_derivatives, "FORWARD_COST", 0.0)
-    uq = rg.LastLayerRigidity(own).fit((given.x, given.y), gradients=0, gradient_weight=BETA)
+    uq = rg.LastLayerRigidity(own).fit(
+        (given.x, given.y), gradient_loss=rg.GradientLoss(0, weight=BETA)
+    )
     close(uq.gram.matrix, statistic(given)[0].matrix)
     assert uq.gram.count == 15 * 4
 
@@ -185,7 +187,7 @@ def test_residuals_of_mixed_targets_enter_the_sums():
     case = zoo.build(id)
     target = normal(12, 3, 3, seed=0)  # (N, targets, inputs)
     uq = rg.LastLayerRigidity(case.model)
-    uq.fit([case.data], gradients=0, gradient_weight=BETA, gradient_target=lambda b: target)
+    uq.fit([case.data], gradient_loss=rg.GradientLoss(0, weight=BETA, target=lambda b: target))
     f = oracle.readout_jacobian(case.model, case.call, case.parameters)
     g = dense.of_case(case)
     r = case.target - case.model(*case.args).detach()
@@ -209,7 +211,7 @@ def test_residuals_and_scales_find_their_target_where_the_outputs_are_in_another
     slopes = [normal(len(c.target), 2, 3, 3, 5, seed=0) for c in (case, valid)]
     slopes[1][:, 1] *= 4.0  # the second target's are worse
     uq = rg.LastLayerRigidity(case.model)
-    uq.fit([case.data], gradients=0, gradient_weight=BETA, gradient_target=lambda b: slopes[0])
+    uq.fit([case.data], gradient_loss=rg.GradientLoss(0, weight=BETA, target=lambda b: slopes[0]))
     f = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
     g, r = dense.of_case(case), case.target - case.model(*case.args).detach()
     rows = torch.cat([f, oracle.rows(g.features)])
@@ -238,7 +240,9 @@ def test_residuals_and_scales_find_their_target_where_the_outputs_are_in_another
 
 def without_targets(given, targets=1, **options):
     uq = rg.LastLayerRigidity(net(targets))
-    return uq.fit((given.x, given.y), gradients=0, **{"gradient_weight": BETA, **options})
+    return uq.fit(
+        (given.x, given.y), **{"gradient_weight": BETA, **options}, gradient_loss=rg.GradientLoss(0)
+    )
 
 
 @pytest.mark.parametrize("targets", [1, 3])
@@ -272,7 +276,7 @@ def test_a_light_weight_of_derivatives_hardly_changes_the_error_bar_of_a_differe
     light = without_targets(given, 2, gradient_weight=1e-9)
     stds = []
     for uq in (plain, light):
-        uq.calibrate((valid.x, valid.y), ridge=RIDGE, criterion="nll")
+        uq.calibrate((valid.x, valid.y), method=rg.Paper(ridge=RIDGE))
         stds.append(uq.propagate(difference, valid.x[:3]).std)
     close(stds[1], stds[0], 1e-6)
     parts = plain.predict(valid.x[:3]).epistemic.sum(1).sqrt()
@@ -304,10 +308,10 @@ def test_the_evidence_counts_the_derivatives_with_targets(ridge):
 def test_the_evidence_without_targets_of_the_derivatives_is_refused_with_the_cause():
     given, valid = data(30), data(30, seed=7)
     with pytest.raises(ValueError, match=r"derivatives without targets.*gradient_target="):
-        without_targets(given).calibrate((valid.x, valid.y), criterion="evidence")
-    alone = rg.LastLayerRigidity(net()).fit([given.x], gradients=0)
+        without_targets(given).calibrate((valid.x, valid.y), method=rg.Paper(criterion="evidence"))
+    alone = rg.LastLayerRigidity(net()).fit([given.x], gradient_loss=rg.GradientLoss(0))
     refused(r"Call fit with \(x, y\)", alone.calibrate, (valid.x, valid.y), criterion="evidence")
-    fit(given).calibrate([valid.batch], criterion="evidence")
+    fit(given).calibrate([valid.batch], method=rg.Paper(criterion="evidence"))
 
 
 def test_the_sum_of_residuals_vanishes_at_the_minimum_of_the_loss():
@@ -322,7 +326,7 @@ def test_the_sum_of_residuals_vanishes_at_the_minimum_of_the_loss():
         model[2].weight[0] = best[:-1]
         model[2].bias[0] = best[-1]
     uq = rg.LastLayerRigidity(model)
-    uq.fit([given.batch], gradients="input", gradient_weight=BETA, gradient_target="slope")
+    uq.fit([given.batch], gradient_loss=rg.GradientLoss("input", weight=BETA, target="slope"))
     assert float(uq.gram.cross.abs().max()) < 1e-10
     close(uq.gram.square.squeeze(), (goal - rows @ best).square().sum())
 
@@ -346,14 +350,16 @@ def test_a_model_trained_on_values_and_derivatives_has_the_posterior_of_least_sq
     q = torch.einsum("nid,de,nie->ni", g, inverse, g)
     close(slope.variance, uq.gradient_scale.square() * q)
     without = rg.LastLayerRigidity(uq.model).fit((given.x, given.y))
-    without.calibrate((given.x + 1, given.y), ridge=RIDGE, criterion="nll")
+    without.calibrate((given.x + 1, given.y), method=rg.Paper(ridge=RIDGE))
     assert bool((without.predict(new.x).rigidity < p.rigidity).all())
 
 
 def test_a_repeated_derivative_weighs_as_often_as_it_is_given():
     given = data()
-    doubled = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradients=0, gradient_weight=2.0)
-    once = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradients=0)
+    doubled = rg.LastLayerRigidity(net()).fit(
+        (given.x, given.y), gradient_loss=rg.GradientLoss(0, weight=2.0)
+    )
+    once = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradient_loss=rg.GradientLoss(0))
     values = rg.LastLayerRigidity(net()).fit((given.x, given.y))
     slopes = once.gram.matrix - values.gram.matrix
     close(doubled.gram.matrix, values.gram.matrix + 2 * slopes)
@@ -377,7 +383,7 @@ def test_each_atom_may_have_a_weight_of_its_own():
     case = zoo.build(id)
     per_atom = lambda b: 1.0 / torch.bincount(b.molecule)[b.molecule]  # noqa: E731
     uq = rg.LastLayerRigidity(case.model, **case.options)
-    uq.fit([case.data], gradients="x", gradient_weight=per_atom)
+    uq.fit([case.data], gradient_loss=rg.GradientLoss("x", weight=per_atom))
     f = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
     g = dense.of_case(case).features
     weights = torch.cat([torch.ones(12), per_atom(case.data).repeat_interleave(3)]).double()
@@ -422,7 +428,8 @@ def test_batching_and_order_do_not_matter():
     dataset = TensorDataset(given.x, given.y)
     for train, size in (((given.x, given.y), 4), (DataLoader(dataset, batch_size=2), None)):
         uq = rg.LastLayerRigidity(net(2))
-        uq.fit(train, gradients=0, gradient_weight=BETA, batch_size=size)
+        uq.batch_size = size
+        uq.fit(train, gradient_loss=rg.GradientLoss(0, weight=BETA))
         close(uq.gram.matrix, whole[0], 1e-12)
         assert uq.gram.count == 15 * 4
 
@@ -452,7 +459,7 @@ def test_structures_may_come_one_by_one():
 
     def fitted_to(batches):
         uq = rg.LastLayerRigidity(case.model, layer=list(zoo.SPECIES), **case.options)
-        return uq.fit(batches, gradients="x", gradient_target=lambda b: b.slope)
+        return uq.fit(batches, gradient_loss=rg.GradientLoss("x", target=lambda b: b.slope))
 
     first = sorted(range(12), key=lambda n: -len(set(g.species[g.molecule == n].tolist())))
     alone = []
@@ -472,9 +479,14 @@ def test_the_callers_grad_mode_does_not_matter(mode):
     expected = state(fit(given))
     with mode():
         uq = fit(given)
-        scale = uq.calibrate([data(seed=7).batch], criterion="nll").gradient_scale
+        scale = uq.calibrate([data(seed=7).batch], method="paper").calibration_report.gradient_scale
     each_close(state(uq), expected)
-    close(scale, fit(given).calibrate([data(seed=7).batch], criterion="nll").gradient_scale)
+    close(
+        scale,
+        fit(given)
+        .calibrate([data(seed=7).batch], method="paper")
+        .calibration_report.gradient_scale,
+    )
 
 
 def test_the_model_is_left_as_it_was():
@@ -485,8 +497,10 @@ def test_the_model_is_left_as_it_was():
     model[0].requires_grad_(False)
     before = {n: (id(p), p._version, p.requires_grad) for n, p in model.named_parameters()}
     given = data()
-    uq = rg.LastLayerRigidity(model).fit([given.batch], gradients="input", gradient_target="slope")
-    uq.calibrate([data(seed=7).batch], criterion="nll")
+    uq = rg.LastLayerRigidity(model).fit(
+        [given.batch], gradient_loss=rg.GradientLoss("input", target="slope")
+    )
+    uq.calibrate([data(seed=7).batch], method="paper")
     uq.forget([given.part(slice(0, 3)).batch])
     after = {n: (id(p), p._version, p.requires_grad) for n, p in model.named_parameters()}
     assert after == before
@@ -502,10 +516,10 @@ def test_targets_of_derivatives_come_from_a_key_an_attribute_or_a_function():
     given = data()
     expected = state(fit(given))
     attribute = rg.LastLayerRigidity(net(), forward=lambda m, b: m(b.x), target=lambda b: b.y)
-    attribute.fit([given], gradients="x", gradient_weight=BETA, gradient_target="slope")
+    attribute.fit([given], gradient_loss=rg.GradientLoss("x", weight=BETA, target="slope"))
     function = rg.LastLayerRigidity(net())
     options = {"gradient_weight": BETA, "gradient_target": lambda b: given.slope}
-    function.fit([(given.x, given.y)], gradients=0, **options)
+    function.fit([(given.x, given.y)], **options, gradient_loss=rg.GradientLoss(0))
     for uq in (attribute, function):
         each_close(state(uq), expected)
 
@@ -513,7 +527,7 @@ def test_targets_of_derivatives_come_from_a_key_an_attribute_or_a_function():
 def test_the_key_of_the_derivatives_is_no_input_of_the_model():
     given = data()
     uq = fit(given)
-    uq.calibrate([data(seed=7).batch], criterion="nll")
+    uq.calibrate([data(seed=7).batch], method="paper")
     close(uq.predict([given.batch]).mean, uq.model(given.x).detach())
     close(uq.gradient([given.batch], "input").std, uq.gradient(given.x).std)
 
@@ -537,7 +551,9 @@ def test_the_scale_of_derivatives_comes_from_their_residuals_at_the_chosen_ridge
     given, valid = data(40, targets), data(40, targets, seed=7)
     uq = fit(given, targets)
     parts = [valid.part(slice(0, 9)), valid.part(slice(9, 40))]
-    report = uq.calibrate([part.batch for part in parts], ridge=ridge, criterion="nll")
+    report = uq.calibrate(
+        [part.batch for part in parts], method=rg.Paper(ridge=ridge)
+    ).calibration_report
     expected = expected_scale(uq, uq.gram.matrix, valid, targets)
     close(report.gradient_scale, expected)
     assert torch.equal(uq.gradient_scale, report.gradient_scale)
@@ -545,8 +561,8 @@ def test_the_scale_of_derivatives_comes_from_their_residuals_at_the_chosen_ridge
     assert f"of derivatives  {float(expected[0]):.4g}" in str(report)
     found = uq.gradient(valid.x[:4]).variance
     unit = rg.LastLayerRigidity(net(targets))
-    unit.fit((given.x, given.y), gradients=0, gradient_weight=BETA)
-    unit.calibrate((valid.x, valid.y), ridge=uq.ridge, criterion="nll")
+    unit.fit((given.x, given.y), gradient_loss=rg.GradientLoss(0, weight=BETA))
+    unit.calibrate((valid.x, valid.y), method=rg.Paper(ridge=uq.ridge))
     ratio = (expected / unit.scale).square()
     close(found, unit.gradient(valid.x[:4]).variance * (ratio[:, None] if targets > 1 else ratio))
 
@@ -563,14 +579,14 @@ def test_the_scale_of_derivatives_may_be_calibrated_without_a_fit_to_them_and_dr
     )  # one input alone
     close(uq.gradient_scale, expected_scale(uq, uq.gram.matrix, valid))
     assert not torch.equal(uq.gradient_scale, uq.scale)
-    uq.calibrate((valid.x, valid.y), criterion="nll")
+    uq.calibrate((valid.x, valid.y), method="paper")
     assert torch.equal(uq.gradient_scale, uq.scale)
 
 
 def test_without_targets_derivatives_have_the_scale_of_the_values():
     given, valid = data(40), data(40, seed=7)
-    uq = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradients=0)
-    report = uq.calibrate((valid.x, valid.y), criterion="nll")
+    uq = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradient_loss=rg.GradientLoss(0))
+    report = uq.calibrate((valid.x, valid.y), method="paper").calibration_report
     assert report.gradient_scale is None
     assert torch.equal(uq.gradient_scale, uq.scale)
     assert "derivatives" not in str(report)
@@ -597,7 +613,9 @@ def test_forces_of_structures_get_a_scale():
     id = "sum_over_atoms_with_species_shifts"
     case, valid = zoo.build(id), zoo.build(id, 2)
     target = normal(*valid.data.x.shape, seed=0)
-    uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data], gradients="x")
+    uq = rg.LastLayerRigidity(case.model, **case.options).fit(
+        [case.data], gradient_loss=rg.GradientLoss("x")
+    )
     uq.calibrate(
         [valid.data], ridge=RIDGE, gradients="x", gradient_target=lambda b: target, criterion="nll"
     )
@@ -632,7 +650,7 @@ def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
     each_close(state(again), state(uq), 1e-12)
     for one in (uq, again):
         one.forget([more.batch])
-        one.calibrate([data(30, seed=7).batch], criterion="nll")
+        one.calibrate([data(30, seed=7).batch], method="paper")
     close(again.gradient_scale, uq.gradient_scale, 1e-9)
 
 
@@ -643,8 +661,8 @@ def test_functions_must_be_given_again_after_loading(tmp_path):
         "gradient_target": lambda b: b["slope"],
     }
     uq = rg.LastLayerRigidity(net(), forward=lambda m, b: m(b["input"]), target=lambda b: b["y"])
-    uq.fit([given.batch], gradients="input", **functions)
-    uq.calibrate([data(30, seed=7).batch], criterion="nll")
+    uq.fit([given.batch], **functions, gradient_loss=rg.GradientLoss("input"))
+    uq.calibrate([data(30, seed=7).batch], method="paper")
     uq.save(tmp_path / "uq.safetensors")
     options = {"forward": lambda m, b: m(b["input"]), "target": lambda b: b["y"]}
     again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", uq.model, **options)
@@ -659,7 +677,9 @@ def test_functions_must_be_given_again_after_loading(tmp_path):
 def test_a_weight_in_a_tensor_is_a_number(tmp_path):
     given = data()
     uq = rg.LastLayerRigidity(net())
-    uq.fit((given.x, given.y), gradients=0, gradient_weight=torch.tensor(BETA, dtype=F64))
+    uq.fit(
+        (given.x, given.y), gradient_loss=rg.GradientLoss(0, weight=torch.tensor(BETA, dtype=F64))
+    )
     close(uq.gram.matrix, statistic(given)[0].matrix)
     uq.save(tmp_path / "uq.safetensors")
     again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", uq.model)

@@ -21,7 +21,7 @@ def fitted(id):
     uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data])
     noisy = zoo.build(id, draw=1)
     with torch.no_grad():
-        uq.calibrate([noisy.data], ridge=0.1 * float(uq.gram.diagonal.mean()), criterion="nll")
+        uq.calibrate([noisy.data], method=rg.Paper(ridge=0.1 * float(uq.gram.diagonal.mean())))
     return uq, case
 
 
@@ -61,7 +61,8 @@ def test_means_of_atoms_add_up_to_the_energy_and_heads_tell_the_species():
 def test_owners_count_on_over_batches():
     uq, case = fitted("mean_over_time_steps")
     x = case.args[0]
-    whole, split = uq.local(x), uq.local(x, batch_size=5)
+    uq.batch_size = 5
+    whole, split = uq.local(x), uq.local(x)
     torch.testing.assert_close(split.share, whole.share)
     assert split.owners.tolist() == whole.owners.tolist()
 
@@ -86,7 +87,7 @@ def test_sums_of_one_term_may_be_followed_by_sums_of_several():
     model = zoo.Net(lambda m, x: m.body(x).sum(1), body=nn.Linear(3, 2).double())
     x, y = torch.randn(20, 1, 3, dtype=torch.float64), torch.randn(20, 2, dtype=torch.float64)
     uq = rg.LastLayerRigidity(model).fit((x, y))
-    uq.calibrate((x + 0.1, y), criterion="nll")
+    uq.calibrate((x + 0.1, y), method="paper")
     assert uq.readout.case == "plain"
     x = torch.randn(4, 5, 3, dtype=torch.float64)
     terms = uq.local(x)
@@ -101,7 +102,7 @@ def test_an_unfamiliar_site_carries_the_variance():
     sites = torch.rand(300, 4, 2, dtype=torch.float64) - 0.5
     energy = net(sites).sum(1).detach() + 0.1 * torch.randn(300, 1, dtype=torch.float64)
     uq = rg.LastLayerRigidity(chain).fit((sites[:200], energy[:200]))
-    uq.calibrate((sites[200:], energy[200:]), criterion="evidence", noise="bayes")
+    uq.calibrate((sites[200:], energy[200:]), method=rg.Paper(criterion="evidence", noise="bayes"))
     odd = sites[:1].clone()
     odd[0, 2] = 3.0
     assert int(uq.local(odd).share.argmax()) == 2

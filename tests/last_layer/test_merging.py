@@ -53,7 +53,7 @@ def two(single):
 
 def fit(net, rows, **options):
     x, y = net.train
-    return rg.LastLayerRigidity(net.model).fit((x[rows], y[rows]), batch_size=7, **options)
+    return rg.LastLayerRigidity(net.model, batch_size=7).fit((x[rows], y[rows]), **options)
 
 
 def halves(net, **options):

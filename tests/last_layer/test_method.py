@@ -22,7 +22,7 @@ def bars(uq, x):
 def pair(net, **options):
     """The fit by a root and the one by a Gram, both calibrated."""
     fits = [
-        rg.LastLayerRigidity(net.model).fit(net.train, method=method, batch_size=64, **options)
+        rg.LastLayerRigidity(net.model, batch_size=64).fit(net.train, method=method, **options)
         for method in ("qr", "gram")
     ]
     return [calibrated(uq, net.valid) for uq in fits]
@@ -53,10 +53,12 @@ def test_added_and_forgotten_rows_keep_the_method(net64):
     (x, y), uq = net64.train, rg.LastLayerRigidity(net64.model)
     uq.fit((x[:200], y[:200]), method="qr")
     before = uq.gram.clone()
-    uq.partial_fit((x[200:], y[200:]), batch_size=13)
+    uq.batch_size = 13
+    uq.partial_fit((x[200:], y[200:]))
     whole = rg.LastLayerRigidity(net64.model).fit((x, y))
     close(uq.gram.matrix, whole.gram.matrix)
-    uq.forget((x[200:], y[200:]), batch_size=9)
+    uq.batch_size = 9
+    uq.forget((x[200:], y[200:]))
     close(uq.gram.matrix, before.matrix)
     assert isinstance(uq.gram, RootGram) and uq.gram.count == 200
     refused("never in the fit", uq.forget, (x[200:], y[200:]))
@@ -101,7 +103,7 @@ def steep(condition):
 def test_error_bars_keep_eight_digits_where_the_condition_number_is_a_million(ridge):
     model, x, f = steep(1e6), normal(80, 8), normal(10, 8, seed=1)
     uq = rg.LastLayerRigidity(model, layer="head").fit((x, normal(80, 2)), method="qr")
-    uq.calibrate((normal(40, 8, seed=2), normal(40, 2, seed=3)), criterion="nll", ridge=ridge)
+    uq.calibrate((normal(40, 8, seed=2), normal(40, 2, seed=3)), method=rg.Paper(ridge=ridge))
     with torch.no_grad():
         train, test = model.features(x), model.features(f)
     exact = oracle.exact_quadratic(train, test, ridge)
@@ -115,9 +117,9 @@ def test_a_ridge_that_float64_loses_is_refused_and_the_other_method_named():
     uq = rg.LastLayerRigidity(model, layer="head").fit((x, normal(80, 2)))
     valid = normal(40, 8, seed=2), normal(40, 2, seed=3)
     refused(r"method='qr'", uq.calibrate, valid, criterion="nll", ridge=0.0)
-    uq.calibrate(valid, criterion="nll")  # the search stays above what float64 can tell
+    uq.calibrate(valid, method="paper")  # the search stays above what float64 can tell
     assert uq.rounding < 1e-3
-    uq.fit((x, normal(80, 2)), method="qr").calibrate(valid, criterion="nll", ridge=0.0)
+    uq.fit((x, normal(80, 2)), method="qr").calibrate(valid, method=rg.Paper(ridge=0.0))
     assert uq.rounding < 1e-6
 
 

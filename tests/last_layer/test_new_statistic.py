@@ -71,7 +71,7 @@ def dense(y):
 @pytest.mark.parametrize("size", [7, 300, 900])
 def test_it_sees_every_row_once_whatever_the_batches(size):
     model, x, y = made()
-    uq = rg.LastLayerRigidity(model).fit((x, y), batch_size=size)
+    uq = rg.LastLayerRigidity(model, batch_size=size).fit((x, y))
     torch.testing.assert_close(sums(uq), dense(y))
 
 

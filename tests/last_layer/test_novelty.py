@@ -37,7 +37,7 @@ def made(seed=0, inputs=3):
 def fitted(seed=0, **options):
     model, x, y = made(seed)
     uq = rg.LastLayerRigidity(model).fit(x[:ROWS], y[:ROWS], novelty=True, **options)
-    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    uq.calibrate(x[ROWS:], y[ROWS:], method="paper")
     return uq, model, x, y
 
 
@@ -101,7 +101,7 @@ def test_large_offsets_of_the_inputs_leave_the_digits():
     )
     found = []
     for uq, shift in ((near, 0.0), (far, 1e4)):
-        uq.calibrate(x + shift, y, criterion="nll")
+        uq.calibrate(x + shift, y, method="paper")
         found.append(uq.novelty(3 * x[:50] + shift).by_layer)
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
 
@@ -123,7 +123,7 @@ def test_constant_columns_are_novel_when_they_change_and_only_then(spread):
     x[:, 1], x[:, 2] = 7.0, 0.0
     y = torch.randn(500, 1)
     uq = rg.LastLayerRigidity(model).fit(x[:400], y[:400], novelty=True)
-    uq.calibrate(x[400:], y[400:], criterion="nll")
+    uq.calibrate(x[400:], y[400:], method="paper")
     changed = x[:3].clone()
     changed[1, 1], changed[2, 2] = 21.0, 5.0 * spread
     at_input = uq.novelty(changed).by_layer[:, 0]
@@ -141,7 +141,7 @@ def test_a_layer_that_only_gets_zeros_is_silent():
 
     x, y = torch.randn(300, 2), torch.randn(300, 1)
     uq = rg.LastLayerRigidity(Off(), layer="out").fit(x[:200], y[:200], novelty=True)
-    uq.calibrate(x[200:], y[200:], criterion="nll")
+    uq.calibrate(x[200:], y[200:], method="paper")
     found = uq.novelty(x)
     assert "dead" in found.layers
     assert bool(found.by_layer.isfinite().all())
@@ -218,7 +218,7 @@ def shared(rank, size):
     model, x, y = made()
     uq = rg.LastLayerRigidity(model)
     uq.fit(rg.shard((x[:ROWS], y[:ROWS]), rank, size), novelty=True)
-    uq.calibrate(rg.shard((x[ROWS:], y[ROWS:]), rank, size), criterion="nll")
+    uq.calibrate(rg.shard((x[ROWS:], y[ROWS:]), rank, size), method="paper")
     p = uq.predict(rg.shard(x, rank, size), gather=True)
     return uq.novelty(x).by_layer, p.novelty
 
@@ -257,7 +257,7 @@ def test_parts_projected_by_other_seeds_are_no_one_fit(monkeypatch):
 def test_refitted_readouts_keep_what_the_layers_have_seen():
     uq, _, x, y = fitted()
     new = uq.refit()
-    new.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    new.calibrate(x[ROWS:], y[ROWS:], method="paper")
     torch.testing.assert_close(new.novelty(x).by_layer, uq.novelty(x).by_layer)
 
 
@@ -267,7 +267,7 @@ def test_refitted_readouts_keep_what_the_layers_have_seen():
 def watched(model, x, y=None, **options):
     target = torch.randn(len(x), 1) if y is None else y
     uq = rg.LastLayerRigidity(model, **options).fit(x, target, novelty=True)
-    uq.calibrate(x, target, criterion="nll")
+    uq.calibrate(x, target, method="paper")
     return uq
 
 
@@ -377,7 +377,7 @@ def test_atoms_are_watched_one_by_one_and_the_most_novel_one_counts():
     torch.manual_seed(0)
     uq = rg.LastLayerRigidity(Atoms(), forward=lambda m, b: m(*b[0]))
     uq.fit([structures(seed, 20) for seed in range(8)], novelty=True)
-    uq.calibrate([structures(seed, 20) for seed in range(8, 12)], criterion="nll")
+    uq.calibrate([structures(seed, 20) for seed in range(8, 12)], method="paper")
     batch = structures(20, 20, far=7)
     found = uq.novelty([batch])
     assert found.layers == ("the input", "out")  # edges are not watched
@@ -405,7 +405,7 @@ class Named(nn.Module):
 def test_inputs_are_known_by_their_names_in_whatever_order_they_come():
     a, b, y = torch.randn(200, 3), 50 + torch.randn(200, 4), torch.randn(200, 1)
     uq = rg.LastLayerRigidity(Named()).fit({"a": a, "b": b, "y": y}, novelty=True)
-    uq.calibrate({"a": a, "b": b, "y": y}, criterion="nll")
+    uq.calibrate({"a": a, "b": b, "y": y}, method="paper")
     found = uq.novelty({"a": a, "b": b})
     assert found.layers == ("input a", "input b", "out")
     turned = uq.novelty({"b": b, "a": a})
@@ -452,7 +452,7 @@ def test_rows_that_are_no_samples_are_not_watched_though_they_are_as_many():
     ids = torch.randint(0, 9, (64, 64))
     uq = rg.LastLayerRigidity(Positions().eval())
     uq.fit([(ids, torch.randn(64, 1))], novelty=True)
-    uq.calibrate([(ids[:40], torch.randn(40, 1))], criterion="nll")
+    uq.calibrate([(ids[:40], torch.randn(40, 1))], method="paper")
     assert uq.novelty(ids[:7]).layers == ("tokens", "block.self_attn", "out")
 
 
@@ -484,7 +484,7 @@ def test_edges_that_were_as_many_as_atoms_in_the_first_batch_are_named():
     with pytest.raises(ValueError, match=r"Batch 1: novelty watches what enters 'edge'.*edges"):
         uq.fit([rings(0, 0), rings(1, 5)], novelty=True)
     uq.fit([rings(1, 5), rings(0, 0)], novelty=True)
-    uq.calibrate([rings(2, 3)], criterion="nll")
+    uq.calibrate([rings(2, 3)], method="paper")
     assert uq.novelty([rings(3, 0)]).layers == ("the input", "out")
 
 
@@ -492,7 +492,7 @@ def test_several_nets_as_one_are_watched_each():
     models = [made(seed)[0] for seed in (1, 2)]
     _, x, y = made()
     uq = rg.LastLayerRigidity(rg.MeanOf(models)).fit(x[:ROWS], y[:ROWS], novelty=True)
-    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    uq.calibrate(x[ROWS:], y[ROWS:], method="paper")
     assert len(uq.novelty(x[:3]).layers) == 5
 
 
@@ -525,7 +525,7 @@ def test_a_function_that_gives_the_features_leaves_the_layers_watched():
     model, x, y = made()
     uq = rg.LastLayerRigidity(model, features=lambda m, x: m[:4](x))
     uq.fit(x[:ROWS], y[:ROWS], novelty=True)
-    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    uq.calibrate(x[ROWS:], y[ROWS:], method="paper")
     plain = fitted()[0]
     torch.testing.assert_close(uq.novelty(x).by_layer, plain.novelty(x).by_layer)
 
@@ -535,7 +535,7 @@ def test_batches_that_forward_takes_show_the_models_own_inputs():
     batches = [{"x": x[i : i + 300], "y": y[i : i + 300]} for i in range(0, ROWS + VALID, 300)]
     uq = rg.LastLayerRigidity(model, forward=lambda m, b: m(b["x"]))
     uq.fit(batches[:3], novelty=True)
-    uq.calibrate(batches[3:], criterion="nll")
+    uq.calibrate(batches[3:], method="paper")
     plain = fitted()[0]
     torch.testing.assert_close(uq.novelty(batches).by_layer, plain.novelty(x).by_layer)
 
@@ -575,7 +575,8 @@ def test_wide_inputs_that_are_new_are_seen_through_the_projection():
 
 def test_predictions_carry_it_in_the_shape_of_the_output():
     uq, _, x, _ = fitted()
-    p = uq.predict(x, batch_size=100)
+    uq.batch_size = 100
+    p = uq.predict(x)
     largest = uq.novelty(x).largest
     assert p.novelty.shape == p.mean.shape
     for column in range(2):
@@ -594,7 +595,7 @@ def test_predictions_carry_it_in_the_shape_of_the_output():
 def test_predictions_without_it_have_none():
     model, x, y = made()
     uq = rg.LastLayerRigidity(model).fit(x[:ROWS], y[:ROWS])
-    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    uq.calibrate(x[ROWS:], y[ROWS:], method="paper")
     p = uq.predict(x)
     assert p.novelty is None
     assert p[:3].novelty is None
@@ -643,7 +644,7 @@ def test_fits_that_did_not_watch_and_fits_without_calibration_say_what_to_do():
     with pytest.raises(NotFittedError):
         uq.novelty(x)
     uq.fit(x[:ROWS], y[:ROWS])
-    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    uq.calibrate(x[ROWS:], y[ROWS:], method="paper")
     with pytest.raises(ValueError, match=r"fit\(x, y, novelty=True\)"):
         uq.novelty(x)
     uq.fit(x[:ROWS], y[:ROWS], novelty=True)
@@ -709,7 +710,7 @@ def test_inputs_that_are_missing_where_none_were_are_novel():
     x, y = torch.randn(300, 3), torch.randn(300, 1)
     uq = rg.LastLayerRigidity(Imputing()).fit(x[:200], y[:200], novelty=True)
     x[250, 1] = torch.nan
-    uq.calibrate(x[200:], y[200:], criterion="nll")
+    uq.calibrate(x[200:], y[200:], method="paper")
     found = uq.novelty(x[249:252])
     assert found.largest.isinf().tolist() == [False, True, False]
     assert found.layer[1] == "the input"
@@ -767,7 +768,7 @@ def test_a_calibration_of_which_many_rows_lack_a_number_says_so():
     x, y = torch.randn(400, 3), torch.randn(400, 1)
     uq = rg.LastLayerRigidity(Imputing()).fit(x[:200], y[:200], novelty=True)
     x[200:230, 1] = torch.nan
-    report = uq.calibrate(x[200:], y[200:], criterion="nll")
+    report = uq.calibrate(x[200:], y[200:], method="paper").calibration_report
     assert "30 of 200 calibration rows have a missing value" in str(report)
     assert all(map(math.isfinite, report.novelty.values()))
     found = uq.novelty(x[225:235]).largest
@@ -795,7 +796,7 @@ def test_rows_whose_samples_are_not_known_are_refused_by_name():
     torch.manual_seed(0)
     uq = rg.LastLayerRigidity(Atoms(), forward=lambda m, b: m(*b[0]))
     uq.fit([structures(seed, 20) for seed in range(4)], novelty=True)
-    uq.calibrate([structures(9, 20)], criterion="nll")
+    uq.calibrate([structures(9, 20)], method="paper")
     tap = uq.readout
     alarm = uq._fit.state.alarm(tap)
     batch = next(iter(uq.feed([structures(5, 20)], "test")))
@@ -829,7 +830,7 @@ def test_models_of_any_precision_are_watched(dtype):
     model, x, y = made()
     inputs = (x / x.std(0)).to(dtype)
     uq = rg.LastLayerRigidity(model.to(dtype)).fit(inputs[:ROWS], y[:ROWS].to(dtype), novelty=True)
-    uq.calibrate(inputs[ROWS:], y[ROWS:].to(dtype), criterion="nll")
+    uq.calibrate(inputs[ROWS:], y[ROWS:].to(dtype), method="paper")
     found = uq.novelty(torch.cat([inputs[:50], 5 * inputs[:50]])).largest
     assert found.dtype == torch.float32
     assert float(found[50:].median()) > 5 * float(found[:50].median())

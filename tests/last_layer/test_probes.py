@@ -263,7 +263,7 @@ def test_a_random_pass_that_shows_late_is_no_changed_model():
     uq = rg.LastLayerRigidity(model).fit(data(50, 1, 0))
     Late.random = True
     with pytest.warns(UserWarning, match="Two passes of the model"):
-        uq.calibrate(data(50, 1, 1), criterion="nll")
+        uq.calibrate(data(50, 1, 1), method="paper")
     Late.random = False
 
 

@@ -130,7 +130,7 @@ def zoo_jacobian(case):
 def zoo_parts(id):
     case, valid = zoo.build(id), zoo.build(id, draw=1)
     uq = fitted_to(case, [case.data])
-    uq.calibrate([valid.data], ridge=0.01 * float(uq.gram.diagonal.mean()), criterion="nll")
+    uq.calibrate([valid.data], method=rg.Paper(ridge=0.01 * float(uq.gram.diagonal.mean())))
     source = {"whole": "forward" in case.options, "target": case.options.get("target")}
     return case, Parts(uq, source)
 
@@ -222,7 +222,7 @@ def test_masked_targets_have_grams_and_error_bars_of_their_own():
     y[::3, 1] = torch.nan
     loss = lambda p, t: torch.where(t.isnan(), 0.0, (p - t.nan_to_num()).square() / 2)  # noqa: E731
     uq = rg.LastLayerRigidity(model).fit((x.double(), y), loss=loss)
-    uq.calibrate(tuple(t.double() for t in net.valid), criterion="nll")
+    uq.calibrate(tuple(t.double() for t in net.valid), method="paper")
     assert uq.gram.targets == 2
     parts, at = Parts(uq), net.test[0].double()
     derived = parts.propagate(
@@ -250,10 +250,12 @@ def test_covariance_has_the_outputs_shape_on_both_sides(parts, x, three):
     assert parts.covariance(x[:7], x[:5]).shape == (7, 5)
     parts, x = three
     dense = dense_covariance(parts, trained(targets=3).train, x)
-    found = parts.covariance(x, batch_size=37)
+    parts.batch_size = 37
+    found = parts.covariance(x)
     assert found.shape == (200, 3, 200, 3)
     torch.testing.assert_close(found.reshape(600, 600), dense, rtol=1e-8, atol=1e-12)
-    cross = parts.covariance(x[:50], x[30:90], batch_size=17)
+    parts.batch_size = 17
+    cross = parts.covariance(x[:50], x[30:90])
     torch.testing.assert_close(cross, found[:50, :, 30:90], rtol=1e-10, atol=1e-14)
     variance = found.reshape(600, 600).diagonal().reshape(200, 3)
     torch.testing.assert_close(variance, parts.uq.predict(x).epistemic, rtol=1e-8, atol=0)
@@ -338,7 +340,8 @@ def test_the_second_order_mean_of_a_quadratic_is_exact(three, quantities):
     b = torch.randn(quantities, 30, dtype=F64, generator=generator)
     fn = lambda y: torch.einsum("i,qij,j->q", y.reshape(-1), a, y.reshape(-1)) + b @ y.reshape(-1)  # noqa: E731
     covariance = dense_covariance(parts, trained(targets=3).train, x[:10])
-    derived = parts.propagate(fn, x[:10], second_order=True, batch_size=4)
+    parts.batch_size = 4
+    derived = parts.propagate(fn, x[:10], second_order=True)
     mean = fn(parts.uq.model(x[:10])).detach()
     expected = mean + torch.einsum("qij,ij->q", a, covariance)
     torch.testing.assert_close(derived.mean, expected, rtol=1e-8, atol=1e-10)
@@ -353,7 +356,8 @@ def test_the_second_order_mean_of_a_quadratic_is_exact(three, quantities):
 def test_batches_and_order_do_not_matter(three):
     parts, x = three
     once, shuffle = parts.propagate(curved, x), torch.randperm(200, generator=torch.Generator())
-    many = parts.propagate(curved, x, batch_size=7)
+    parts.batch_size = 7
+    many = parts.propagate(curved, x)
     torch.testing.assert_close(many.covariance, once.covariance, rtol=1e-10, atol=1e-16)
     torch.testing.assert_close(many.mean, once.mean)
     back = shuffle.argsort()
@@ -482,12 +486,14 @@ def test_gradient_modes_do_not_matter(parts, x):
 @pytest.mark.parametrize("fn", [curved, torch.exp])
 @pytest.mark.parametrize("kept", [0, 39_999])
 def test_features_that_were_not_kept_are_read_again(parts, x, monkeypatch, fn, kept):
-    expected = parts.propagate(fn, x, batch_size=16)
+    parts.batch_size = 16
+    expected = parts.propagate(fn, x)
     calls = []
     tap = parts.tap
     parts.tap = lambda *a, **k: calls.append(1) or tap(*a, **k)
     monkeypatch.setattr(joint_outputs, "MEMORY_BYTES", kept)
-    got = parts.propagate(fn, x, batch_size=16)
+    parts.batch_size = 16
+    got = parts.propagate(fn, x)
     torch.testing.assert_close(got.rows, expected.rows, rtol=1e-12, atol=1e-16)
     assert len(calls) == (26 if kept == 0 else 13 + 1)  # 12 batches of 3.2 kB fit
 
@@ -582,10 +588,12 @@ def test_the_facade_hands_everything_on(three):
     parts, x = three
     expected = parts.propagate(curved, x, second_order=True)
     for data in (x, (batch for batch in x.split(16)), DataLoader(TensorDataset(x), batch_size=50)):
-        got = parts.uq.propagate(curved, data, second_order=True, batch_size=31, progress=False)
+        parts.uq.batch_size = 31
+        got = parts.uq.propagate(curved, data, second_order=True)
         torch.testing.assert_close(got.covariance, expected.covariance, rtol=1e-9, atol=1e-15)
         torch.testing.assert_close(got.mean, expected.mean)
-    found = parts.uq.covariance(x[:9], x[5:12], batch_size=4)
+    parts.uq.batch_size = 4
+    found = parts.uq.covariance(x[:9], x[5:12])
     torch.testing.assert_close(found, parts.covariance(x[:9], x[5:12]))
     torch.testing.assert_close(parts.uq.covariance(x[:9]), parts.covariance(x[:9]))
 

@@ -31,7 +31,7 @@ EXACT = [id for id in ACCEPTED if id not in zoo.PRECISION]
 def fitted(case: zoo.Case) -> rg.LastLayerRigidity:
     """Fitted to two batches and calibrated on a third at a given ridge."""
     uq = fitted_to(case, [zoo.build(case.id, draw).data for draw in TRAIN])
-    uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE, criterion="nll")
+    uq.calibrate([zoo.build(case.id, VALID).data], method=rg.Paper(ridge=RIDGE))
     return uq
 
 
@@ -310,7 +310,7 @@ def test_readouts_of_several_kinds_are_right_in_float32(id):
     parts = (case.data, zoo.build(id, VALID).data, test.args)
     single = [tuple(t.float() if t.is_floating_point() else t for t in part) for part in parts]
     uq = rg.LastLayerRigidity(case.model.float()).fit([single[0]])
-    uq.calibrate([single[1]], ridge=RIDGE, criterion="nll")
+    uq.calibrate([single[1]], method=rg.Paper(ridge=RIDGE))
     q = (1 / uq.predict([(*single[2], test.target.float())]).rigidity).double()
     expected = oracle.quadratic(train, jacobian(test), RIDGE, row_weights(uq, [case]))
     torch.testing.assert_close(q, expected, rtol=1e-5, atol=0)
@@ -331,7 +331,7 @@ def test_a_compiled_head_is_the_layer_inside(layer):
     case.model.head = torch.compile(case.model.head, backend="eager")
     uq = rg.LastLayerRigidity(case.model, layer=layer)
     uq.fit([zoo.build(case.id, draw).data for draw in TRAIN])
-    uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE, criterion="nll")
+    uq.calibrate([zoo.build(case.id, VALID).data], method=rg.Paper(ridge=RIDGE))
     torch.testing.assert_close(uq(*test.args)[1], expected)
 
 
@@ -528,7 +528,7 @@ def test_a_named_head_may_be_absent_from_the_first_batch():
     id = "one_named_head_for_each_species"
     case, second = without_third_species(id), zoo.build(id, 1)
     uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data, second.data])
-    uq.calibrate([zoo.build(id, VALID).data], ridge=RIDGE, criterion="nll")
+    uq.calibrate([zoo.build(id, VALID).data], method=rg.Paper(ridge=RIDGE))
     train = torch.cat([oracle.rows(jacobian(case)), oracle.rows(jacobian(second))])
     expected = oracle.quadratic(train, jacobian(zoo.build(id, TEST)), RIDGE)
     q = 1 / uq.predict([zoo.build(id, TEST).data]).rigidity
@@ -577,7 +577,7 @@ def test_a_tail_that_does_nothing_to_the_first_batch_is_not_forgotten(tail):
     train, valid, test = [batch(0, first=True), batch(1)], batch(VALID), batch(TEST)
     with contextlib.suppress(ValueError):  # refusing is as good as being right
         uq = rg.LastLayerRigidity(case.model).fit(train)
-        uq.calibrate([valid], ridge=RIDGE, criterion="nll")
+        uq.calibrate([valid], method=rg.Paper(ridge=RIDGE))
         q = 1 / uq.predict([test]).rigidity
         rows = torch.cat([oracle.rows(dense(b)) for b in train])
         expected = oracle.quadratic(rows, dense(test), RIDGE)
@@ -592,7 +592,7 @@ def test_an_output_that_couples_the_rows_of_a_batch_is_right_or_refused():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             uq = rg.LastLayerRigidity(case.model).fit([case.data])
-            uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE, criterion="nll")
+            uq.calibrate([zoo.build(case.id, VALID).data], method=rg.Paper(ridge=RIDGE))
     except (ValueError, TypeError):
         return
     q = 1 / uq.predict([case.data]).rigidity
@@ -605,8 +605,8 @@ def test_a_flat_target_for_a_column_output_is_not_broadcast():
     case, valid, model = zoo.build(id), zoo.build(id, VALID), zoo.build(id).model
     column = rg.LastLayerRigidity(case.model).fit(case.data)
     flat = rg.LastLayerRigidity(model).fit((*case.args, case.target.squeeze(-1)))
-    column.calibrate(valid.data, ridge=RIDGE, criterion="nll")
-    flat.calibrate((*valid.args, valid.target.squeeze(-1)), ridge=RIDGE, criterion="nll")
+    column.calibrate(valid.data, method=rg.Paper(ridge=RIDGE))
+    flat.calibrate((*valid.args, valid.target.squeeze(-1)), method=rg.Paper(ridge=RIDGE))
     torch.testing.assert_close(flat.scale, column.scale)
 
 
@@ -623,7 +623,7 @@ def test_a_head_input_that_is_overwritten_later_is_not_read_afterwards():
     case.model.run = run
     with contextlib.suppress(ValueError):  # refusing is as good as being right
         uq = rg.LastLayerRigidity(case.model).fit([case.data])
-        uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE, criterion="nll")
+        uq.calibrate([zoo.build(case.id, VALID).data], method=rg.Paper(ridge=RIDGE))
         q = 1 / uq.predict([test.data]).rigidity
         torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
 
@@ -647,7 +647,7 @@ def test_error_bars_do_not_depend_on_the_callers_grad_mode(id, mode):
     batches = [zoo.build(id, draw).data for draw in TRAIN]
     with mode():
         again = fitted_to(case, batches)
-        again.calibrate([valid.data], ridge=RIDGE, criterion="nll")
+        again.calibrate([valid.data], method=rg.Paper(ridge=RIDGE))
         torch.testing.assert_close(again(*test.args)[1], expected)
 
 
@@ -682,7 +682,7 @@ def test_each_output_weighs_as_the_curvature_of_its_loss(id, loss):
         warnings.filterwarnings("ignore", message=".*curvature")
         uq = rg.LastLayerRigidity(case.model, **case.options)
         uq.fit([case.data], loss=loss, sample_weight=lambda batch: sample)
-    uq.calibrate([zoo.build(id, VALID).data], ridge=RIDGE, criterion="nll")
+    uq.calibrate([zoo.build(id, VALID).data], method=rg.Paper(ridge=RIDGE))
     train, weights = oracle.rows(jacobian(case)), (weights * sample[:, None]).reshape(-1)
     expected = oracle.quadratic(train, jacobian(test), RIDGE, weights)
     q = 1 / uq.predict([test.data]).rigidity

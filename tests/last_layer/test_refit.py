@@ -126,7 +126,7 @@ def test_float32_sums_follow_the_weights_as_they_are_rounded(net):
 def test_the_ridge_is_the_evidences_and_a_second_refit_changes_nothing(net):
     uq = fitted(net)
     new = uq.refit()
-    report = uq.calibrate(net.valid, criterion="evidence")
+    report = uq.calibrate(net.valid, method=rg.Paper(criterion="evidence")).calibration_report
     assert new.refitted.ridge == pytest.approx(report.ridge, rel=1e-9)
     again = new.refit()
     assert again.refitted.ridge == pytest.approx(report.ridge, rel=1e-3)

@@ -56,7 +56,8 @@ def test_variance_is_the_papers_formula(net, uq):
 def test_predict_and_call_agree(net3):
     uq = fitted(net3)
     x = net3.test[0]
-    p = uq.predict(x, batch_size=37)
+    uq.batch_size = 37
+    p = uq.predict(x)
     mean, std = uq(x)
     assert p.mean.shape == p.std.shape == p.rigidity.shape == (200, 3)
     torch.testing.assert_close(p.mean, mean)
@@ -87,8 +88,8 @@ def test_targets_cost_no_square_of_their_number():
 def test_noise_floor_is_added_and_divided_by_the_sample_weight(net, fit):
     x, y = net.valid
     report = fit.calibrate(
-        (x, y + torch.randn_like(y)), noise="constant", criterion="nll"
-    )  # much noise, all alike
+        (x, y + torch.randn_like(y)), method=rg.Paper(noise="constant")
+    ).calibration_report  # much noise, all alike
     p = fit.predict(x)
     assert float(report.noise_level) > 0
     torch.testing.assert_close(p.noise, report.noise_level.float().expand(200, 1))
@@ -134,7 +135,7 @@ def test_changed_data_make_the_calibration_stale(net, uq):
     assert uq.calibration_report.stale
     with pytest.warns(UserWarning, match="after the calibration"):
         uq(net.test[0])
-    uq.calibrate(net.valid, criterion="nll")
+    uq.calibrate(net.valid, method="paper")
     uq(net.test[0])
 
 
@@ -158,14 +159,15 @@ def test_huber_tails_are_counted_and_reported(net):
     outside = (net.model(net.train[0]) - net.train[1]).abs() > 0.1
     assert int(uq.gram.zeros) == int(outside.sum()) > 0
     assert any(
-        "zero curvature" in warning for warning in uq.calibrate(net.valid, criterion="nll").warnings
+        "zero curvature" in warning
+        for warning in uq.calibrate(net.valid, method="paper").calibration_report.warnings
     )
 
 
 def test_losses_that_differ_between_targets_get_a_gram_each(net3):
     uq = rg.LastLayerRigidity(net3.model).fit(net3.train, loss=rg.losses.Huber(0.2))
     assert uq.gram.matrix.shape == (3, 25, 25)
-    uq.calibrate(net3.valid, criterion="nll")
+    uq.calibrate(net3.valid, method="paper")
     assert uq.predict(net3.test[0]).std.shape == (200, 3)
 
 
@@ -182,7 +184,7 @@ def test_masked_targets_are_left_out_target_by_target(net3):
     torch.testing.assert_close(uq.gram.matrix[1], half.gram.matrix)
     valid = net3.valid[1].clone()
     valid[::2, 1] = torch.nan
-    report = uq.calibrate((net3.valid[0], valid), criterion="nll")
+    report = uq.calibrate((net3.valid[0], valid), method="paper").calibration_report
     assert bool(torch.isfinite(report.scale).all()) and report.gain == report.gain
 
 
@@ -198,7 +200,9 @@ def test_targets_masked_by_their_weight_are_left_out_whatever_they_hold(net3, no
 
     def report_of(value):
         uq = rg.LastLayerRigidity(net3.model).fit(holes(net3.train, value), sample_weight=known)
-        return uq.calibrate(holes(net3.valid, value), noise=noise, criterion="nll")
+        return uq.calibrate(
+            holes(net3.valid, value), method=rg.Paper(noise=noise)
+        ).calibration_report
 
     report, other = report_of(1e3), report_of(2e5)
     assert report.nll == pytest.approx(other.nll) and report.nll < 10
@@ -225,7 +229,10 @@ def test_evidence_ignores_rows_of_zero_weight(net):
     padded = (torch.cat([x, x + 1]), torch.cat([y, y]))
     weight = lambda b: (torch.arange(600) < 300).double()  # noqa: E731
     zeros = rg.LastLayerRigidity(net.model).fit([padded], sample_weight=weight)
-    assert plain.calibrate(net.valid, criterion="evidence").at_edge is None
+    assert (
+        plain.calibrate(net.valid, method=rg.Paper(criterion="evidence")).calibration_report.at_edge
+        is None
+    )
     ridges = torch.tensor([0.1, 1.0, 10.0], dtype=F64)
     weights = torch.cat([net.model[-1].weight, net.model[-1].bias[:, None]], 1).T.detach()
     torch.testing.assert_close(
@@ -264,7 +271,7 @@ def test_half_precision_models_keep_small_error_bars(net, dtype):
         model[-1].weight.mul_(1e-4)
         model[-1].bias.mul_(1e-4)
     uq = rg.LastLayerRigidity(model).fit((x, y))
-    uq.calibrate((net.valid[0].to(dtype), (1e-4 * net.valid[1]).to(dtype)), criterion="nll")
+    uq.calibrate((net.valid[0].to(dtype), (1e-4 * net.valid[1]).to(dtype)), method="paper")
     mean, std = uq(net.test[0].to(dtype))
     assert mean.dtype == std.dtype == dtype
     assert bool((std > 0).all())
@@ -274,7 +281,7 @@ def test_another_number_of_targets_than_in_the_fit_is_refused():
     model = Net(lambda m, x, copies=1: m.head(x).repeat(1, copies), head=nn.Linear(3, 1))
     x, y = torch.randn(40, 3), torch.randn(40, 1)
     uq = rg.LastLayerRigidity(model, features=lambda m, x, copies=1: x).fit((x[:20], y[:20]))
-    uq.calibrate((x[20:], y[20:]), criterion="nll")
+    uq.calibrate((x[20:], y[20:]), method="paper")
     refused("gives 2 targets here, but gave 1 in the fit", uq, x, copies=2)
 
 
@@ -282,7 +289,7 @@ def test_outputs_of_different_length_are_predicted_batch_by_batch():
     model = nn.Linear(3, 1)
     x = torch.randn(40, 3)
     uq = rg.LastLayerRigidity(model).fit((x[:20], torch.randn(20, 1)))
-    uq.calibrate((x[20:], torch.randn(20, 1)), criterion="nll")
+    uq.calibrate((x[20:], torch.randn(20, 1)), method="paper")
     refused("Predict batch by batch", uq.predict, [torch.randn(2, 5, 3), torch.randn(2, 4, 3)])
     assert uq(torch.randn(2, 5, 3))[1].shape == (2, 5, 1)
 
@@ -291,7 +298,7 @@ def test_unscaled_invariance_y_to_a_y_plus_b(net):
     plain = fitted(net).predict(net.test[0])
     model = Net(lambda m, x: 7 * m.inner(x) - 3, inner=net.model)
     scaled = rg.LastLayerRigidity(model).fit((net.train[0], 7 * net.train[1] - 3))
-    scaled.calibrate((net.valid[0], 7 * net.valid[1] - 3), criterion="nll")
+    scaled.calibrate((net.valid[0], 7 * net.valid[1] - 3), method="paper")
     torch.testing.assert_close(scaled.predict(net.test[0]).std, 7 * plain.std, rtol=2e-3, atol=0)
 
 
@@ -362,7 +369,7 @@ def test_a_loader_that_drops_or_repeats_rows_is_taken_at_its_word(net):
     rg.LastLayerRigidity(net.model).fit(DataLoader(data, batch_size=100, drop_last=True))
     valid = DataLoader(TensorDataset(*net.valid), batch_size=64, drop_last=True)
     with pytest.warns(UserWarning, match="given to calibrate has drop_last=True"):
-        uq.calibrate(valid, criterion="nll")
+        uq.calibrate(valid, method="paper")
 
 
 def test_predictions_keep_the_order_of_a_shuffled_loader(net):
@@ -380,7 +387,7 @@ def test_predict_ignores_targets_and_knows_two_inputs_from_one():
     model = Net(lambda m, a, b: m.head(torch.sin(a) + b), head=nn.Linear(3, 1))
     a, b = torch.randn(40, 3), torch.randn(40, 3)
     uq = rg.LastLayerRigidity(model).fit((a, b, torch.randn(40, 1)))
-    uq.calibrate((a + 1, b, torch.randn(40, 1)), criterion="nll")
+    uq.calibrate((a + 1, b, torch.randn(40, 1)), method="paper")
     assert torch.equal(uq.predict((a, b)).mean, uq.predict((a, b, torch.zeros(40))).mean)
 
 
@@ -449,7 +456,7 @@ def test_changed_weights_are_noticed_before_anything_is_learnt(net, uq, change, 
 
 
 def test_the_report_says_what_was_chosen(net, fit):
-    report = fit.calibrate(net.valid, criterion="nll")
+    report = fit.calibrate(net.valid, method="paper").calibration_report
     assert report.ridge == fit.ridge and torch.equal(report.scale, fit.scale)
     assert report.rows == 200 and report.width == 25 and 0 < report.effective_rank < 25
     assert report.condition == pytest.approx(fit.posterior.condition)
@@ -466,9 +473,9 @@ def test_the_report_says_what_was_chosen(net, fit):
 def test_validation_rows_from_the_training_data_are_found(net, fit):
     mixed = tuple(torch.cat([a, b[:30]]) for a, b in zip(net.valid, net.train, strict=True))
     with pytest.warns(UserWarning, match="30 of 230 calibration rows are also in the training"):
-        report = fit.calibrate(mixed, criterion="nll")
+        report = fit.calibrate(mixed, method="paper").calibration_report
     assert report.duplicates == 30
-    assert fit.calibrate(net.valid, criterion="nll").duplicates == 0
+    assert fit.calibrate(net.valid, method="paper").calibration_report.duplicates == 0
 
 
 def test_rows_of_batches_that_are_objects_cannot_be_judged(net):
@@ -478,7 +485,7 @@ def test_rows_of_batches_that_are_objects_cannot_be_judged(net):
 
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b.x), target=lambda b: b.y)
     uq.fit(graphs(net.train))
-    report = uq.calibrate(graphs(net.valid), criterion="nll")
+    report = uq.calibrate(graphs(net.valid), method="paper").calibration_report
     assert report.samples == report.duplicates == 0
     assert any("not possible to check" in remark for remark in report.remarks)
     assert "not possible to check" in str(report)
@@ -489,7 +496,7 @@ def test_no_gain_over_a_constant_bar_is_said_plainly():
     model = nn.Linear(3, 1)
     nn.init.zeros_(model.weight)
     uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
-    report = uq.calibrate((x[200:], y[200:]), ridge=1e-3, criterion="nll")
+    report = uq.calibrate((x[200:], y[200:]), method=rg.Paper(ridge=1e-3)).calibration_report
     assert report.gain < 0
     assert any("worse than one constant bar" in warning for warning in report.warnings)
 
@@ -501,17 +508,17 @@ def test_an_optimum_at_the_edge_is_reported(net, fit):
         h = net.model[:-1](x)
         norm = (1 + h.square().sum(1, keepdim=True)).sqrt()
         signs = torch.where(torch.arange(200) % 2 == 0, 1.0, -1.0)[:, None]
-        report = fit.calibrate((x, net.model(x) + norm * signs), criterion="nll")
+        report = fit.calibrate((x, net.model(x) + norm * signs), method="paper").calibration_report
     assert report.at_edge == "upper"
     assert any("upper end of its range" in warning for warning in report.warnings)
 
 
 def test_leave_one_out_needs_only_the_training_data(net, fit):
-    report = fit.calibrate(train=net.train, criterion="loo")
+    report = fit.calibrate(train=net.train, method=rg.Paper(criterion="loo")).calibration_report
     assert report.criterion == "loo" and report.rows == 300 and report.duplicates == 0
     for wrong in ({"x": net.valid}, {"x": net.valid, "train": net.train}, {}):
         with pytest.raises(ValueError, match=r"uses the training data and no validation data"):
-            fit.calibrate(criterion="loo", **wrong)
+            fit.calibrate(**wrong, method=rg.Paper(criterion="loo"))
     refused(
         r"train= is for criterion='loo' and 'auto'",
         fit.calibrate,
@@ -534,13 +541,15 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
 
 
 def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
-    whole = fit.calibrate(net.valid, batch_size=16, criterion="nll")
+    fit.batch_size = 16
+    whole = fit.calibrate(net.valid, method="paper").calibration_report
     monkeypatch.setattr("rigidities.calibration.residuals.LARGEST", 34 * 110)
-    thinned = fit.calibrate(net.valid, batch_size=16, criterion="nll")
+    fit.batch_size = 16
+    thinned = fit.calibrate(net.valid, method="paper").calibration_report
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge
     kept = golden_positions(0, 200, torch.device("cpu")) < 0.5
-    half = fit.calibrate(tuple(t[kept] for t in net.valid), criterion="nll")
+    half = fit.calibrate(tuple(t[kept] for t in net.valid), method="paper").calibration_report
     assert thinned.ridge == pytest.approx(half.ridge) and thinned.used == half.rows
 
 
@@ -564,7 +573,11 @@ def check_refused(uq, call, match=None, error=ValueError):
 def test_no_data_is_refused(uq, empty):
     check_refused(uq, lambda: uq.fit(empty), "no data")
     check_refused(uq, lambda: uq.partial_fit(empty), "no data")
-    check_refused(uq, lambda: uq.calibrate(empty, criterion="nll"), "at least two rows, got 0")
+    check_refused(
+        uq,
+        lambda: uq.calibrate(empty, method="paper").calibration_report,
+        "at least two rows, got 0",
+    )
     check_refused(uq, lambda: uq.predict(empty), "nothing to predict")
 
 
@@ -592,7 +605,7 @@ def test_calling_before_the_fit_is_refused(net):
     for call in (
         lambda: uq(net.test[0]),
         lambda: uq.predict(net.test[0]),
-        lambda: uq.calibrate(net.valid, criterion="nll"),
+        lambda: uq.calibrate(net.valid, method="paper").calibration_report,
         lambda: uq.gram,
         lambda: uq.forget(net.train),
         lambda: uq.save("never.safetensors"),
@@ -610,7 +623,7 @@ def with_constant_features(level, **options):
 def test_constant_features_give_a_constant_error_bar():
     x, y = torch.randn(60, 3), torch.randn(60, 1)
     uq = rg.LastLayerRigidity(with_constant_features(1.0)).fit((x[:30], y[:30]))
-    report = uq.calibrate((x[30:], y[30:]), criterion="nll")
+    report = uq.calibrate((x[30:], y[30:]), method="paper").calibration_report
     std = uq.predict(x).std
     torch.testing.assert_close(std, std[:1].expand_as(std))
     assert abs(report.gain) < 1e-6
@@ -629,7 +642,7 @@ def test_zero_features_are_refused():
 def test_duplicate_training_rows_need_no_special_care(net):
     twice = tuple(torch.cat([t[:10]] * 20) for t in net.train)
     uq = rg.LastLayerRigidity(net.model).fit(twice)
-    report = uq.calibrate(net.valid, criterion="nll")
+    report = uq.calibrate(net.valid, method="paper").calibration_report
     assert bool(torch.isfinite(uq.predict(net.test[0]).std).all()) and report.condition < 1e13
 
 
@@ -637,7 +650,7 @@ def test_fewer_rows_than_features_is_fine_with_a_ridge_and_refused_without(net):
     few = tuple(t[:8] for t in net.train)
     uq = rg.LastLayerRigidity(net.model).fit(few)
     refused("singular in float64 at ridge=0", uq.calibrate, net.valid, ridge=0.0)
-    uq.calibrate(net.valid, criterion="nll")
+    uq.calibrate(net.valid, method="paper")
     assert bool((uq.predict(net.test[0]).std > 0).all())
 
 
@@ -649,7 +662,11 @@ def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
     uq = fitted(net)
     check_refused(uq, lambda: uq.fit(interrupted()), error=KeyboardInterrupt)
     check_refused(uq, lambda: uq.partial_fit(interrupted()), error=KeyboardInterrupt)
-    check_refused(uq, lambda: uq.calibrate(interrupted(), criterion="nll"), error=KeyboardInterrupt)
+    check_refused(
+        uq,
+        lambda: uq.calibrate(interrupted(), method="paper").calibration_report,
+        error=KeyboardInterrupt,
+    )
     uq(net.test[0])
 
 
@@ -663,22 +680,29 @@ def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
             r"\(50, 1\) does not match the output's shape \(200, 1\)",
         ),
         (
-            lambda uq, x, y: uq.calibrate((x[:1], y[:1]), criterion="nll"),
+            lambda uq, x, y: uq.calibrate((x[:1], y[:1]), method="paper").calibration_report,
             "at least two rows, got 1",
         ),
         (
-            lambda uq, x, y: uq.calibrate((x, uq.model(x).detach()), criterion="nll"),
+            lambda uq, x, y: (
+                uq.calibrate((x, uq.model(x).detach()), method="paper").calibration_report
+            ),
             "All residuals are zero",
         ),
-        (lambda uq, x, y: uq.calibrate(x, criterion="nll"), "there is no target"),
-        (lambda uq, x, y: uq.calibrate(criterion="nll"), "needs validation data"),
-        (lambda uq, x, y: uq.calibrate((x, y), criterion="likelihood"), CRITERION),
+        (lambda uq, x, y: uq.calibrate(x, method="paper").calibration_report, "there is no target"),
+        (lambda uq, x, y: uq.calibrate(method="paper").calibration_report, "needs validation data"),
         (
-            lambda uq, x, y: uq.calibrate((x, y), noise="loud", criterion="nll"),
+            lambda uq, x, y: (
+                uq.calibrate((x, y), method=rg.Paper(criterion="likelihood")).calibration_report
+            ),
+            CRITERION,
+        ),
+        (
+            lambda uq, x, y: uq.calibrate((x, y), method=rg.Paper(noise="loud")).calibration_report,
             "Unknown noise 'loud'. Known: none, constant",
         ),
         (
-            lambda uq, x, y: uq.calibrate((x, y), ridge=-1.0, criterion="nll"),
+            lambda uq, x, y: uq.calibrate((x, y), method=rg.Paper(ridge=-1.0)).calibration_report,
             "ridge must be finite and not negative",
         ),
     ],
@@ -728,7 +752,7 @@ def test_wrong_arguments_are_refused(net, make, error, match):
 def test_progress_is_silent_unless_asked(net, capfd):
     rg.LastLayerRigidity(net.model).fit(net.train)
     assert capfd.readouterr().err == ""
-    rg.LastLayerRigidity(net.model).fit(net.train, progress=True)
+    rg.LastLayerRigidity(net.model, progress=True).fit(net.train)
     assert "fit" in capfd.readouterr().err
 
 
@@ -766,7 +790,10 @@ def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion, f
     )
     torch.testing.assert_close(p.noise, report.noise_level.float().expand_as(p.noise))
     if criterion == "nll":  # a floor of its own can only do better on the same rows
-        assert fit.calibrate(net.valid, noise="constant", criterion="nll").nll <= report.nll + 1e-3
+        assert (
+            fit.calibrate(net.valid, method=rg.Paper(noise="constant")).calibration_report.nll
+            <= report.nll + 1e-3
+        )
 
 
 def test_structures_are_calibrated_with_a_word_that_copies_cannot_be_judged():
@@ -774,8 +801,8 @@ def test_structures_are_calibrated_with_a_word_that_copies_cannot_be_judged():
     generator = torch.Generator().manual_seed(0)
     alike = [1 + 1e-4 * torch.rand(5, 2, generator=generator) for _ in range(40)]
     data = [(atoms, torch.randn(1, generator=generator)) for atoms in alike]
-    uq = rg.LastLayerRigidity(model).fit(data[:20], progress=False)
-    report = uq.calibrate([*data[20:], *data[:3]], progress=False, criterion="nll")
+    uq = rg.LastLayerRigidity(model, progress=False).fit(data[:20])
+    report = uq.calibrate([*data[20:], *data[:3]], method="paper").calibration_report
     assert report.duplicates == 0
     assert any("not possible to check" in remark for remark in report.remarks)
 
@@ -785,8 +812,8 @@ def test_a_target_function_is_not_asked_where_targets_are_of_no_interest():
     x, y = torch.randn(40, 3), torch.randn(40, 1)
     options = {"forward": lambda m, item: m(item.x), "target": lambda item: item.energy}
     uq = rg.LastLayerRigidity(model, **options)
-    uq.fit([SimpleNamespace(x=x[:20], energy=y[:20])], progress=False)
-    uq.calibrate([SimpleNamespace(x=x[20:], energy=y[20:])], progress=False, criterion="nll")
+    uq.fit([SimpleNamespace(x=x[:20], energy=y[:20])])
+    uq.calibrate([SimpleNamespace(x=x[20:], energy=y[20:])], method="paper")
     bare = [SimpleNamespace(x=x[:5])]
     torch.testing.assert_close(uq.predict(bare).mean, model(x[:5]).detach())
     assert uq.features(bare).shape == (5, 4)
@@ -798,7 +825,7 @@ def test_another_model_has_no_fit_until_it_is_fitted(net, uq):
     other = trained(seed=5).model
     uq.model = other
     refused("no fit yet", uq, net.test[0])
-    uq.fit(net.train).calibrate(net.valid, criterion="nll")
+    uq.fit(net.train).calibrate(net.valid, method="paper")
     torch.testing.assert_close(uq(net.test[0])[0], other(net.test[0]))
 
 

@@ -54,8 +54,8 @@ def fitted(
     net = trained(targets)
     train, valid = ([part.to(dtype) for part in rows] for rows in (net.train, net.valid))
     model = (Net(scaled, inner=net.model) if wrapped else net.model).to(dtype)
-    uq = rg.LastLayerRigidity(model).fit(tuple(train), progress=False)
-    uq.calibrate(tuple(valid), progress=False, **FORMS[form])
+    uq = rg.LastLayerRigidity(model, progress=False).fit(tuple(train))
+    uq.calibrate(tuple(valid), **FORMS[form])
     return uq, net.test[0].to(dtype)
 
 

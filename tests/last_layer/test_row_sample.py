@@ -82,7 +82,8 @@ def test_forgotten_rows_leave_the_sample(net):
     x, y = net.train
     uq = fitted(net, (torch.cat([x, x[:50]]), torch.cat([y, y[:50]])), sample=60)
     before = sample_of(uq)
-    uq.forget((x[:150], y[:150]), batch_size=11)
+    uq.batch_size = 11
+    uq.forget((x[:150], y[:150]))
     left = sample_of(fitted(net, (torch.cat([x[150:], x[:50]]), torch.cat([y[150:], y[:50]]))))
     below, some = sample_of(uq), left.hashes < before.limit
     assert below.limit == before.limit and 0 < int(some.sum()) < 60
@@ -136,7 +137,7 @@ def test_several_outputs_of_an_input_are_rows_of_their_own():
     torch.manual_seed(0)
     model = Net(lambda m, x: m.head(torch.tanh(x)), head=nn.Linear(3, 2))
     x, y = torch.randn(40, 5, 3), torch.randn(40, 5, 2)
-    sample = sample_of(rg.LastLayerRigidity(model).fit((x, y), sample=90, batch_size=9))
+    sample = sample_of(rg.LastLayerRigidity(model, batch_size=9).fit((x, y), keep_rows=90))
     rows = sample.rows
     assert len(rows.mean) == 90 and rows.features.shape == (90, 4)
     with torch.no_grad():
@@ -174,7 +175,7 @@ def test_the_sample_of_structures_is_known_by_the_bits_of_features_and_target():
     assert len(first.rows.mean) == case.data.molecules
     twice = sample_of(uq.partial_fit([case.data]))
     assert torch.equal(twice.hashes, first.hashes) and bool((twice.counts == 2).all())
-    few = sample_of(uq.fit([case.data], sample=5))
+    few = sample_of(uq.fit([case.data], keep_rows=5))
     assert torch.equal(few.hashes, first.hashes[:5])
 
 
@@ -198,7 +199,7 @@ def test_a_data_set_that_changes_its_number_of_targets_keeps_no_sample():
 def test_derivatives_of_the_loss_bring_no_rows():
     model = Net(lambda m, x: m.head(torch.tanh(x)).sum(1), head=nn.Linear(3, 1))
     x = torch.randn(30, 2, 3)
-    uq = rg.LastLayerRigidity(model).fit((x, torch.randn(30, 1)), gradients=0)
+    uq = rg.LastLayerRigidity(model).fit((x, torch.randn(30, 1)), gradient_loss=rg.GradientLoss(0))
     assert uq.gram.count > 30 and len(sample_of(uq).rows.mean) == 30
 
 

@@ -24,7 +24,7 @@ from tests.support.zoo_fits import fitted_to
 
 def fitted(net, **options):
     uq = rg.LastLayerRigidity(net.model).fit(net.train, **options)
-    uq.calibrate(net.valid, noise="constant", criterion="nll")
+    uq.calibrate(net.valid, method=rg.Paper(noise="constant"))
     return uq
 
 
@@ -81,7 +81,7 @@ def test_a_fit_of_any_readout_is_loaded_by_its_names(id, path):
     again = load(path, case.model, **case.options).partial_fit([more.data])
     whole = fitted_to(case, [case.data, more.data])
     for one in (whole, again):
-        one.calibrate([zoo.build(id, 2).data], ridge=0.1, criterion="nll")
+        one.calibrate([zoo.build(id, 2).data], method=rg.Paper(ridge=0.1))
     torch.testing.assert_close(again.predict([more.data]).std, whole.predict([more.data]).std)
 
 
@@ -90,7 +90,7 @@ def test_a_loaded_fit_can_be_extended_and_recalibrated(net, saved):
     again = load(path, net.model).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
     with pytest.warns(UserWarning, match="are also in the training data"):
-        again.calibrate(net.test, criterion="nll")
+        again.calibrate(net.test, method="paper")
 
 
 @pytest.mark.parametrize("loss", ["huber", "poisson"])

@@ -47,7 +47,7 @@ def case(name):
     parts = {"shifts": torch.randn(3, 1), "mixture": torch.randn(2, 2)}
     model = Net(run, trunk=trunk(), head=nn.Linear(8, targets), **parts)
     uq = rg.LastLayerRigidity(model, **options).fit(data(60, targets, 0))
-    uq.calibrate(data(50, targets, 1), criterion="nll")
+    uq.calibrate(data(50, targets, 1), method="paper")
     state = uq.state_dict()
 
     def fresh():
@@ -166,7 +166,7 @@ def test_a_reader_sees_a_calibration_whole():
     uq, x = rg.LastLayerRigidity(net.model).fit(net.train), net.test[0][:5]
     known = []
     for ridge in (1e-3, 10.0):
-        uq.calibrate(net.valid, ridge=ridge, criterion="nll")
+        uq.calibrate(net.valid, method=rg.Paper(ridge=ridge))
         known.append(uq(x)[1])
 
     def work(number):
@@ -175,7 +175,7 @@ def test_a_reader_sees_a_calibration_whole():
                 std = uq(x)[1]
                 assert any(torch.equal(std, one) for one in known)
             elif i < 5:
-                uq.calibrate(net.valid, ridge=(1e-3, 10.0)[i % 2], criterion="nll")
+                uq.calibrate(net.valid, method=rg.Paper(ridge=(1e-3, 10.0)[i % 2]))
 
     storm(work)
 
@@ -201,7 +201,7 @@ def test_a_reader_sees_another_fit_whole():
     model, states = Net(run, one=nn.Linear(4, 1), two=nn.Linear(4, 1)), []
     for layer in ("one", "two"):
         uq = rg.LastLayerRigidity(model, layer=layer).fit(data(60, 1, 0))
-        uq.calibrate(data(50, 1, 1), criterion="nll")
+        uq.calibrate(data(50, 1, 1), method="paper")
         states.append(uq.get_extra_state())
     x, known = data(5, 1, 2)[0], []
     for state in states:

@@ -86,11 +86,13 @@ def dense(targets, x, other=None):
 def test_the_covariance_is_the_dense_one_for_repeated_rows_too(targets, batch_size):
     net, uq, x = nets(targets)
     size = len(x) * targets
-    found = uq.covariance(x, batch_size=batch_size).reshape(size, size)
+    uq.batch_size = batch_size
+    found = uq.covariance(x).reshape(size, size)
     close(found, dense(targets, x))
     close(found.diagonal().reshape(-1, targets), uq.predict(x).epistemic)
     y = net.test[0][5:30]
-    cross = uq.covariance(x, y, batch_size=batch_size).reshape(size, -1)
+    uq.batch_size = batch_size
+    cross = uq.covariance(x, y).reshape(size, -1)
     close(cross, dense(targets, x, y))
 
 
@@ -100,7 +102,8 @@ def test_the_covariance_is_the_dense_one_for_repeated_rows_too(targets, batch_si
 def test_a_linear_function_is_exact_with_both_scales(targets, batch_size, quantities):
     _, uq, x = nets(targets)
     a = torch.randn(quantities, len(x) * targets, dtype=F64, generator=seeded())
-    derived = uq.propagate(lambda y: a @ y.reshape(-1), x, batch_size=batch_size)
+    uq.batch_size = batch_size
+    derived = uq.propagate(lambda y: a @ y.reshape(-1), x)
     expected = a @ dense(targets, x) @ a.T
     close(derived.covariance, expected)
     close(derived.variance, expected.diagonal())
@@ -110,7 +113,8 @@ def test_a_linear_function_is_exact_with_both_scales(targets, batch_size, quanti
 def test_a_curved_function_is_exact_to_its_order_with_both_scales(targets):
     net, uq, x = nets(targets)
     fn = lambda y: torch.stack([y.square().sum(), y.flatten().cumprod(0)[2], y.exp().mean()])  # noqa: E731
-    derived = uq.propagate(fn, x, second_order=True, batch_size=5)
+    uq.batch_size = 5
+    derived = uq.propagate(fn, x, second_order=True)
     point, covariance = net.model(x).detach(), dense(targets, x)
     slope = torch.autograd.functional.jacobian(fn, point).reshape(3, -1)
     close(derived.covariance, slope @ covariance @ slope.T)
@@ -143,7 +147,9 @@ LAYOUTS = [
 def zoo_fit(id):
     case = zoo.build(id)
     uq = fitted_to(case, [case.data])
-    uq.calibrate([zoo.build(id, draw=1).data], ridge=0.01 * float(uq.gram.diagonal.mean()))
+    uq.calibrate(
+        [zoo.build(id, draw=1).data], method=rg.Full(ridge=0.01 * float(uq.gram.diagonal.mean()))
+    )
     return share(uq, 0.7)
 
 

@@ -36,7 +36,7 @@ def covariances(rows, numbers, seed=0):
 def fitted(model, shape, targets, noise="none", **options):
     sets = [(normal(40, *shape, seed=s), normal(40, targets, seed=s + 1)) for s in (1, 3)]
     uq = rg.LastLayerRigidity(model, **options).fit(sets[0])
-    uq.calibrate(sets[1], ridge=0.1, noise=noise, criterion="nll")
+    uq.calibrate(sets[1], method=rg.Paper(ridge=0.1, noise=noise))
     return uq
 
 
@@ -167,8 +167,9 @@ def test_batches_get_their_own_rows():
     for data, options in variants:
         close(uq.predict(data, input_covariance=s, **options).from_inputs, whole)
     rows = normal(ROWS, 3, seed=1).exp()
+    uq.batch_size = 4
     close(
-        uq.predict(x, input_covariance=rows, batch_size=4).from_inputs,
+        uq.predict(x, input_covariance=rows).from_inputs,
         dense.from_inputs(slopes("flat", 2), torch.diag_embed(rows)),
     )
 
@@ -184,7 +185,7 @@ def test_atoms_bring_their_variance_to_their_own_structure(kind):
     id = "sum_over_atoms_with_species_shifts"
     cases = [zoo.build(id, draw) for draw in (0, 1, 2)]
     uq = rg.LastLayerRigidity(cases[0].model, **cases[0].options).fit([cases[0].data])
-    uq.calibrate([cases[1].data], criterion="nll")
+    uq.calibrate([cases[1].data], method="paper")
     g = cases[2].data
     atoms = len(g.x)
     s = normal(atoms, 3, seed=0).exp() if kind == "variances" else covariances(atoms, 3)
@@ -231,8 +232,8 @@ def atoms(dtype=F64):
     uq = rg.LastLayerRigidity(model).fit([(*given, normal(20, 2, seed=5).to(dtype))])
     return (
         uq.calibrate(
-            [(given[0] + 0.1, *given[1:], normal(20, 2, seed=6).to(dtype))], criterion="nll"
-        )
+            [(given[0] + 0.1, *given[1:], normal(20, 2, seed=6).to(dtype))], method="paper"
+        ).calibration_report
         and uq
     )
 
@@ -275,7 +276,7 @@ def test_a_structure_that_no_atom_moves_gets_nothing():
     assert float(dense.derivatives(atoms().model, far, ["head.weight"], x).slope[3].norm()) == 0
     uq = rg.LastLayerRigidity(zoo.Net(lambda m, x: far(m.body, x), body=atoms().model))
     uq.fit([(x, normal(9, 2, seed=0))])
-    uq.calibrate([(x + 0.1, normal(9, 2, seed=1))], criterion="nll")
+    uq.calibrate([(x + 0.1, normal(9, 2, seed=1))], method="paper")
     p = uq.predict([x], input_covariance=0.3)
     assert not p.from_inputs[3].any()
     slope = dense.derivatives(atoms().model, far, ["head.weight"], x).slope
@@ -293,7 +294,7 @@ SOME = (
 def test_any_readout_takes_uncertain_inputs(id):
     case, test = zoo.build(id), dense.trimmed(zoo.build(id, 3), 3)
     uq = fitted_to(case, [case.data])
-    uq.calibrate([zoo.build(id, 2).data], criterion="nll")
+    uq.calibrate([zoo.build(id, 2).data], method="paper")
     d = test.args[0][0].numel()
     s = covariances(3, d)
     slope = dense.of_case(test).slope
@@ -402,7 +403,7 @@ def test_rows_that_influence_one_another_are_right(coupling, x):
     model, rows = zoo.Net(dense.COUPLINGS[coupling], body=oracle.float64_copy(mlp().model)), len(x)
     other = normal(rows, 3, seed=3)
     uq = rg.LastLayerRigidity(model).fit((other, normal(rows, 1, seed=0)))
-    uq.calibrate((normal(rows, 3, seed=1), normal(rows, 1, seed=2)), ridge=0.1, criterion="nll")
+    uq.calibrate((normal(rows, 3, seed=1), normal(rows, 1, seed=2)), method=rg.Paper(ridge=0.1))
     names, call = ["body.2.weight", "body.2.bias"], lambda m, x: m(x)
     slope = dense.derivatives(model, call, names, x).slope[:, 0]  # (N, N, d)
     p = uq.predict(x, input_covariance=0.3)
@@ -482,7 +483,7 @@ def test_a_model_without_a_graph_takes_draws_alone():
     id = "forward_without_gradients_with_its_features"
     case = zoo.build(id)
     uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data])
-    uq.calibrate([zoo.build(id, 1).data], criterion="nll")
+    uq.calibrate([zoo.build(id, 1).data], method="paper")
     refused("no_grad", uq.predict, [case.data], input_covariance=0.1)
     p = uq.predict([case.data], input_covariance=0.1, input_samples=50)
     assert float(p.from_inputs.min()) > 0

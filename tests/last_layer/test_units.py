@@ -114,7 +114,7 @@ def test_q_is_that_of_standardised_targets(scale, method):
     model = TwoOutputs(scale)
     x, y = data(model)
     uq = fitted(model, method=method)
-    uq.calibrate(*data(model, seed=30), ridge=0.1 * scale, criterion="nll")
+    uq.calibrate(*data(model, seed=30), method=rg.Paper(ridge=0.1 * scale))
     spread = y.std(0, correction=0)
     close(quadratic(uq, FAR), standardised_quadratic(model, x, spread, FAR, uq.ridge))
     close(quadratic(uq, x), standardised_quadratic(model, x, spread, x, uq.ridge))
@@ -129,7 +129,7 @@ def test_features_of_a_function_count_in_their_targets_units_too():
 
     uq = rg.LastLayerRigidity(model, features=by_hand).fit(x, y)
     ridge = 1e-3 * float(uq.gram.diagonal.mean())
-    uq.calibrate(*data(model, seed=30), ridge=ridge, criterion="nll")
+    uq.calibrate(*data(model, seed=30), method=rg.Paper(ridge=ridge))
     expected = standardised_quadratic(model, x, y.std(0, correction=0), FAR, ridge)
     close(quadratic(uq, FAR), expected)
 
@@ -163,7 +163,7 @@ def test_rows_left_out_and_the_refitted_readout_know_the_units():
         uq = fitted(model)
         x, _ = data(model, 4, seed=40)
         new = uq.refit()
-        uq.calibrate(criterion="loo", train=data(model))
+        uq.calibrate(train=data(model), method=rg.Paper(criterion="loo"))
         means = (new.model(x) / model.units, new.refitted.after / model.units)
         found.append((uq.predict(x).std / model.units, *means))
     for large, small in zip(found[1], found[0], strict=True):
@@ -173,7 +173,7 @@ def test_rows_left_out_and_the_refitted_readout_know_the_units():
 def test_the_frozen_module_has_the_same_bars():
     model = TwoOutputs(1e4)
     uq = fitted(model)
-    uq.calibrate(*data(model, seed=30), criterion="nll")
+    uq.calibrate(*data(model, seed=30), method="paper")
     for found, expected in zip(uq.freeze()(FAR), uq(FAR), strict=True):
         close(found, expected)
 
@@ -224,7 +224,7 @@ def of_processes(rank: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     x, y = data(model)
     own = slice(0, 13) if rank == 0 else slice(13, None)
     uq = rg.LastLayerRigidity(model).fit([(x[own], y[own])])
-    uq.calibrate([tuple(part[rank::size] for part in data(model, seed=30))], criterion="nll")
+    uq.calibrate([tuple(part[rank::size] for part in data(model, seed=30))], method="paper")
     return uq.gram.matrix, uq.gram.cross, quadratic(uq, FAR)
 
 
@@ -233,7 +233,7 @@ def test_two_processes_end_with_the_fit_of_one():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     model = TwoOutputs(1e4)
     uq = fitted(model)
-    uq.calibrate(*data(model, seed=30), criterion="nll")
+    uq.calibrate(*data(model, seed=30), method="paper")
     for found, expected in zip(
         first, (uq.gram.matrix, uq.gram.cross, quadratic(uq, FAR)), strict=True
     ):

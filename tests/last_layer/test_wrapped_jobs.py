@@ -51,7 +51,7 @@ def steps(model, data, count=2):
 def compared(model, plain, train):
     """The Gram of the job, and of one process with the plain model and all rows."""
     uq = rg.LastLayerRigidity(model).fit(train)
-    alone = rg.LastLayerRigidity(plain).fit(rows(), process_group=False)
+    alone = rg.LastLayerRigidity(plain, process_group=False).fit(rows())
     found = {"gram": uq.gram.matrix, "count": uq.gram.count, "alone": alone.gram.matrix}
     gathered = uq.predict(train, gather=True).mean
     return found | {"std": uq.predict(rows()[0]).std, "gathered": gathered.flatten().sort().values}
@@ -72,7 +72,7 @@ def ddp(rank):
     found = compared(plain if rank else model, plain, padded(rows()))  # either form of the model
     short = rg.shard(rows(4, seed=2)) if rank else loader(rows(9, seed=3))
     uq = rg.LastLayerRigidity(model).fit(short)
-    uq.calibrate(rg.shard(rows(40, seed=4)), criterion="nll")
+    uq.calibrate(rg.shard(rows(40, seed=4)), method="paper")
     if rank:
         uq(rows()[0])  # by one process alone
         uq.predict(rows()[0])
@@ -156,7 +156,7 @@ def lightning(rank):
             model = rg.whole(self)
             self.found = compared(model, model.net, self.trainer.train_dataloader)
             self.uq = rg.LastLayerRigidity(model).fit(self.trainer.train_dataloader)
-            self.uq.calibrate(self.trainer.val_dataloaders, criterion="nll")
+            self.uq.calibrate(self.trainer.val_dataloaders, method="paper")
 
     quiet = {"logger": False, "enable_progress_bar": False}
     kept = ModelCheckpoint(tempfile.mkdtemp(), monitor="loss", mode="max")  # the first one's folder
@@ -172,15 +172,17 @@ def lightning(rank):
     )
     module = Regressor()
     trainer.fit(module, loader(rows(), shuffle=True), loader(rows(31, seed=5)))
-    alone = rg.LastLayerRigidity(module.uq.model).fit(rows(), process_group=False)
-    alone.calibrate(rows(31, seed=5), criterion="nll", process_group=False)
+    alone = rg.LastLayerRigidity(module.uq.model, process_group=False).fit(rows())
+    alone.process_group = False
+    alone.calibrate(rows(31, seed=5), method="paper")
     model = rg.whole(module.net)
     later = compared(model, model, trainer.train_dataloader)
     scales = module.uq.scale, alone.scale
     same = Regressor()
     same.load_state_dict(torch.load(kept.best_model_path, weights_only=True)["state_dict"])
-    best = rg.LastLayerRigidity(same).fit(rows(), process_group=False)
-    best.calibrate(rows(31, seed=5), criterion="nll", process_group=False)
+    best = rg.LastLayerRigidity(same, process_group=False).fit(rows())
+    best.process_group = False
+    best.calibrate(rows(31, seed=5), method="paper")
     read = rg.LastLayerRigidity.load(kept.best_model_path + SUFFIX, same)
     torch.distributed.barrier()
     shutil.rmtree(kept.dirpath, ignore_errors=True)

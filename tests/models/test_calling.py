@@ -59,7 +59,7 @@ def test_a_tuple_of_more_than_the_model_takes_is_shown_and_mended_by_the_lines_p
     assert str(caught.value).startswith(shown)
     assert isinstance(caught.value.__cause__, TypeError)
     uq = rg.LastLayerRigidity(Positional(), **lines(caught.value)).fit([batch(X, Y)])
-    uq.calibrate([batch(VALID, Y)], criterion="nll")
+    uq.calibrate([batch(VALID, Y)], method="paper")
     assert uq.predict([batch(X, None)]).mean.shape == (20,)
 
 
@@ -75,7 +75,7 @@ def test_an_input_that_the_batches_lack_is_none_in_the_line_printed():
     with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
         rg.LastLayerRigidity(Table()).fit((X, Y))
     uq = rg.LastLayerRigidity(Table(), **lines(caught.value)).fit((X, Y))
-    uq.calibrate((VALID, Y), criterion="nll")
+    uq.calibrate((VALID, Y), method="paper")
     assert uq(X)[1].shape == uq.predict(X).std.shape == (20,)
 
 
@@ -86,7 +86,7 @@ def test_a_mapping_for_a_model_of_mappings_is_mended_by_the_lines_printed():
     assert "OfMapping(_idx=int64 (20,), R=float32 (20, 3), energy=" in str(caught.value)
     chosen = lines(caught.value)
     uq = rg.LastLayerRigidity(model, forward=lambda m, b: m(b), target=chosen["target"])
-    uq.fit([batch]).calibrate([batch | {"R": VALID}], criterion="nll")
+    uq.fit([batch]).calibrate([batch | {"R": VALID}], method="paper")
     assert uq({"R": X})[0].shape == (20,)
 
 
@@ -126,7 +126,7 @@ CALLING: dict[str, dict[str, Any]] = {
 def test_calls_after_the_first_show_what_was_given_and_what_worked_but_no_other_way(way, tmp_path):
     model, y = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), Y[:, None]
     uq = rg.LastLayerRigidity(model, **CALLING[way]).fit((X, y))
-    uq.calibrate((VALID, y), criterion="nll")
+    uq.calibrate((VALID, y), method="paper")
     uq.save(tmp_path / "fit.safetensors")
     again = rg.LastLayerRigidity.load(tmp_path / "fit.safetensors", model, **CALLING[way])
     calls = (uq, uq.predict, lambda x: uq.partial_fit((x, y)), uq.ensemble(4), again)
@@ -199,14 +199,14 @@ def test_a_model_that_writes_into_copies_is_right_by_the_line_printed():
     h = uq.model.body(X - 1).tanh().detach()
     rows = torch.cat([h, torch.ones(20, 1)], 1).double()
     torch.testing.assert_close(uq.gram.matrix, rows.mT @ rows, rtol=1e-6, atol=1e-6)
-    uq.calibrate((VALID, y), criterion="nll")
+    uq.calibrate((VALID, y), method="paper")
     uq.predict([(X, y)])
     assert torch.equal(X, before)
 
 
 def test_a_later_batch_that_is_written_into_is_refused():
     uq = rg.LastLayerRigidity(Shifting(always=False)).fit((X, Y[:, None]))
-    uq.calibrate((VALID, Y[:, None]), criterion="nll")
+    uq.calibrate((VALID, Y[:, None]), method="paper")
     for call in (uq, uq.predict, lambda x: uq.partial_fit((x, Y[:, None]))):
         refused("changes its inputs in place", call, X + 1000)
 

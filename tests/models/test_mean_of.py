@@ -39,7 +39,7 @@ def mean() -> rg.MeanOf:
 @pytest.fixture
 def uq(mean: rg.MeanOf) -> rg.LastLayerRigidity:
     uq = rg.LastLayerRigidity(mean).fit((X, Y))
-    uq.calibrate(VALID, criterion="evidence", noise="bayes")
+    uq.calibrate(VALID, method=rg.Paper(criterion="evidence", noise="bayes"))
     return uq
 
 
@@ -127,7 +127,7 @@ PLAIN = [f"models.{i}.{2 * i + 2}" for i in range(2)]
 def plain() -> rg.LastLayerRigidity:
     """Of two nets that end in a linear layer."""
     uq = rg.LastLayerRigidity(rg.MeanOf(nets()[:2])).fit((X, Y))
-    uq.calibrate(VALID, criterion="evidence", noise="bayes")
+    uq.calibrate(VALID, method=rg.Paper(criterion="evidence", noise="bayes"))
     return uq
 
 

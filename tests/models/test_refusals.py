@@ -53,7 +53,7 @@ def test_models_of_derivatives_alone_are_told_to_wrap_the_energy(run):
 def test_the_energy_behind_forces_gives_them_error_bars():
     x, y = rows()
     net = Net(forces, energy=small())
-    uq = rg.LastLayerRigidity(net.energy).fit(x, y, gradients=0)
+    uq = rg.LastLayerRigidity(net.energy).fit(x, y, gradient_loss=rg.GradientLoss(0))
     uq.calibrate(rows(seed=1))
     found = uq.gradient(x)
     torch.testing.assert_close(-found.mean, net(x).detach(), rtol=1e-4, atol=1e-5)
@@ -121,7 +121,7 @@ def test_the_features_that_the_message_of_complex_heads_advises_are_the_derivati
         return torch.cat([h.real, h.imag, torch.ones_like(h.real[:, :1])], 1)
 
     uq = rg.LastLayerRigidity(model, features=own).fit(x, y)
-    uq.calibrate(rows(seed=1), criterion="nll")
+    uq.calibrate(rows(seed=1), method="paper")
     weight, bias = torch.view_as_real(model.head.weight.detach()), model.head.bias.detach().real
 
     def output(w: Tensor, b: Tensor) -> Tensor:

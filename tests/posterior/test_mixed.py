@@ -182,16 +182,16 @@ def test_a_calibration_warns_or_refuses_where_mixed_precision_is_too_coarse():
     model = torch.nn.Sequential(torch.nn.Linear(4, 48), torch.nn.Sigmoid(), torch.nn.Linear(48, 1))
     uq = rg.LastLayerRigidity(model).fit((x[:3000], y[:3000]), precision="mixed")
     data, largest = (x[3000:], y[3000:]), float(uq.posterior.eigenvalues.max())
-    report = uq.calibrate(data, criterion="nll", ridge=1e-2 * largest)
+    report = uq.calibrate(data, method=rg.Paper(ridge=1e-2 * largest)).calibration_report
     assert 0 < report.rounding < 1e-3 and "rounding" in str(report) and not report.warnings[1:]
     with pytest.warns(UserWarning, match="mixed precision.*precision='double'"):
-        report = uq.calibrate(data, criterion="nll", ridge=2e-6 * largest)
+        report = uq.calibrate(data, method=rg.Paper(ridge=2e-6 * largest)).calibration_report
     assert 1e-3 < report.rounding < 0.5 and report.warnings
     kept, ridge = uq.calibration_report, 1e-10 * largest
     refused("mixed precision", uq.calibrate, data, criterion="nll", ridge=ridge)
     assert uq.calibration_report is kept
     double = rg.LastLayerRigidity(model).fit((x[:3000], y[:3000]))
-    assert double.calibrate(data, criterion="nll", ridge=ridge).rounding == 0
+    assert double.calibrate(data, method=rg.Paper(ridge=ridge)).calibration_report.rounding == 0
 
 
 @pytest.mark.parametrize("rows", [900, 3000])

@@ -251,7 +251,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("fit")
     net = trained()
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    uq.calibrate(net.valid, noise="constant", criterion="nll")
+    uq.calibrate(net.valid, method=rg.Paper(noise="constant"))
     uq.save(folder / "uq.safetensors")
     x, y = (part.numpy() for part in net.test)
     np.savez(folder / "test.npz", x=x, y=y)

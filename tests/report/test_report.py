@@ -197,7 +197,7 @@ def test_bars_go_by_name_and_belong_to_means() -> None:
 @pytest.fixture(scope="module")
 def uq(net: Trained) -> rg.LastLayerRigidity:
     fitted = rg.LastLayerRigidity(net.model).fit(net.train)
-    fitted.calibrate(net.valid, noise="constant", criterion="nll")
+    fitted.calibrate(net.valid, method=rg.Paper(noise="constant"))
     return fitted
 
 
@@ -232,7 +232,7 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
         forward=lambda model, batch: model(batch["place"]),
         target=lambda batch: batch["energy"],
     )
-    uq.fit(batches(net.train)).calibrate(batches(net.valid), criterion="nll")
+    uq.fit(batches(net.train)).calibrate(batches(net.valid), method="paper")
     found = labelled_prediction(uq, batches(net.test))
     assert torch.equal(found.target, net.test[1])
     assert torch.equal(found.prediction.mean, uq.predict(batches(net.test)).mean)
@@ -324,7 +324,7 @@ def test_a_report_takes_inputs_and_targets_apart_and_says_what_a_prediction_need
     x = torch.randn(60, 3)
     y = x.sum(1, keepdim=True) + 0.1 * torch.randn(60, 1)
     uq = rg.LastLayerRigidity(torch.nn.Linear(3, 1)).fit(x[:20], y[:20])
-    uq.calibrate(x[20:40], y[20:40], criterion="nll")
+    uq.calibrate(x[20:40], y[20:40], method="paper")
     apart = rg.report.write(tmp_path / "a.html", uq, x[40:], y[40:]).read_text(encoding="utf-8")
     assert apart == rg.report.write(tmp_path / "b.html", uq, (x[40:], y[40:])).read_text("utf-8")
     with pytest.raises(TypeError, match=r"save\(path, html\(p, y\)\)"):

@@ -293,7 +293,7 @@ def test_a_remedy_in_use_is_not_named(net: Trained) -> None:
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
     columns = FAULTS["uneven by prediction"][0](500, 2.0, 0)
     mean, std, target = columns
-    constant = uq.calibrate(net.valid, criterion="nll", noise="constant")
+    constant = uq.calibrate(net.valid, method=rg.Paper(noise="constant")).calibration_report
     assert "Try noise" not in str(constant) + str(replace(constant, at_edge="upper"))
     assert "noise='features'" in str(report.verdict(mean, target, std=std, calibration=constant))
     unknown = str(report.verdict(mean, target, std=std))
@@ -756,7 +756,7 @@ def test_rows_like_the_reference_are_hardly_ever_called_unlike_it() -> None:
 def test_the_warnings_of_the_calibration_stand_on_the_page(net: Trained) -> None:
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
     found = replace(
-        uq.calibrate(net.valid, criterion="nll"),
+        uq.calibrate(net.valid, method="paper").calibration_report,
         duplicates=3,
         samples=200,
         at_edge="upper",

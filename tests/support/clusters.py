@@ -87,7 +87,7 @@ def fitted(heads, **options):
         torch.manual_seed(heads)
         model = trained(Net(heads).double(), TRAIN)
     uq = rg.LastLayerRigidity(model, **options).fit(TRAIN)
-    uq.calibrate(VALID, noise="bayes", criterion="nll")
+    uq.calibrate(VALID, method=rg.Paper(noise="bayes"))
     return uq
 
 
@@ -142,5 +142,5 @@ def fitted_crystals(inputs):
         model = Periodic().double()
     forward = lambda m, batch: m(batch.pos, batch.cell)  # noqa: E731
     uq = rg.LastLayerRigidity(model, forward=forward, target=lambda batch: batch.y)
-    uq.fit(rows[:25]).calibrate(rows[25:], criterion="nll")
+    uq.fit(rows[:25]).calibrate(rows[25:], method="paper")
     return uq, atoms

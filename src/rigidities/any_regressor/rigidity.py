@@ -106,6 +106,7 @@ class PredictionRigidity:
         form: "dense", "dual" or "matrix-free"; "auto" chooses the cheapest that fits into memory.
         tolerance: Relative error of the variances that the matrix-free form may have.
         memory: Bytes of memory that may be used; by default 70 % of the free memory.
+        batch_size: Samples per call of f, where the data are not batches already.
 
     Raises:
         ValueError: An option is out of its range, or the parameters are missing or not finite.
@@ -139,6 +140,7 @@ class PredictionRigidity:
         form: FormName = "auto",
         tolerance: float = 1e-4,
         memory: float | None = None,
+        batch_size: int | None = None,
     ) -> None:
         if hessian not in {"gauss-newton", "exact"}:
             raise ValueError(f"hessian must be 'gauss-newton' or 'exact', got {hessian!r}.")
@@ -158,6 +160,7 @@ class PredictionRigidity:
         self._form_option = form
         self._tolerance = tolerance
         self._memory = memory
+        self.batch_size = batch_size
         self._fit: Fit | None = None
         self._has_warned = False  # that the scale is a default
         if isinstance(f, torch.nn.Module):
@@ -203,7 +206,6 @@ class PredictionRigidity:
         y: Any = None,
         *,
         sample_weight: SampleWeight | None = None,
-        batch_size: int | None = None,
     ) -> PredictionRigidity:
         """Sum the Hessian over the training data and factorise it.
 
@@ -216,7 +218,6 @@ class PredictionRigidity:
             y: Targets, shaped like the predictions.
             sample_weight: Weight of each sample in the loss, (N,) beside y, or
                 callable(batch) -> (N,).
-            batch_size: Samples per call of f, if the data are not already in batches.
 
         Returns:
             The object itself.
@@ -225,7 +226,9 @@ class PredictionRigidity:
             MemoryError: No form fits into memory.
             ValueError: The Hessian is singular or indefinite, or the data do not fit f.
         """
-        samples = Samples.of(x, y, sample_weight, like=self._regressor.flat, batch_size=batch_size)
+        samples = Samples.of(
+            x, y, sample_weight, like=self._regressor.flat, batch_size=self.batch_size
+        )
         first_batch = next(iter(samples))
         regressor = self._regressor.used((batch.args, batch.kwargs) for batch in samples)
         differentiation = Differentiation.of(regressor, *first_batch.args, **first_batch.kwargs)

@@ -72,9 +72,9 @@ class RigidityCalculator(host.Calculator):
 
     `results` contains `energy_std`, the standard deviation of the predictive distribution (with the
     noise, if one was calibrated). It also contains `forces_std`, (n, 3), and `stress_std`, (6,),
-    the epistemic part with `uq.gradient_scale`. Each bar is computed together with its property, in
-    one pass of the model. Nothing is differentiated if only the energy is requested. The stress, if
-    the structure has one, is computed with the forces.
+    the epistemic part with the scale of derivatives. Each bar is computed together with its
+    property, in one pass of the model. Nothing is differentiated if only the energy is requested.
+    The stress, if the structure has one, is computed with the forces.
 
     Args:
         uq: A fitted and calibrated object for the model. For one structure the model's output must
@@ -195,9 +195,7 @@ class RigidityCalculator(host.Calculator):
             self.results = {**self._all_results(structure, bars=bars), **self.results}
         elif "energy" not in self.results:
             batch, _ = self._batch(structure)
-            prediction = self.uq.predict(
-                [batch], progress=False, sample_weight=self._weight_function(structure)
-            )
+            prediction = self.uq.predict([batch], sample_weight=self._weight_function(structure))
             self.results.update(self._energy_results(prediction, structure))
         _check_limits(self.limits, structure, self.results)
 
@@ -281,20 +279,19 @@ class RigidityCalculator(host.Calculator):
             bars: Whether forces and stress come with their error bars.
         """
         raw, wrt = self._batch(atoms)
-        (batch,) = self.uq.feed.unlabelled()([raw], "forces", progress=False)
+        (batch,) = self.uq.feed.unlabelled()([raw], "forces")
         slot = self._slot(batch, wrt, atoms)
         energy, gradient = self.uq.predict_with_gradient(
             [raw],
             slot,
             gradient_bars=bars,
             members=self.members,
-            progress=False,
             sample_weight=self._weight_function(atoms),
         )
         if bars and not gradient.mean.any():
             # All slopes are zero: perhaps the model detaches the positions. A call without bars
             # raises an error in that case.
-            self.uq.predict_with_gradient([raw], slot, gradient_bars=False, progress=False)
+            self.uq.predict_with_gradient([raw], slot, gradient_bars=False)
         results: dict[str, Any] = dict(self._energy_results(energy, atoms))
         slopes, strain_slopes = self._position_and_strain_rows(gradient.mean, atoms)
         results["forces"] = -slopes

@@ -2,7 +2,7 @@
 
     host = rigidities.ase.mace(model)  # or schnetpack, graphs
     host.fit(train_atoms)  # which carry their energies
-    print(host.calibrate(valid_atoms))
+    print(host.calibrate(valid_atoms).uq.calibration_report)
     atoms.calc = host.calculator(limits={"energy_std": 0.1})
 
 The error bars are those of the `LastLayerRigidity` in `host.uq`, all of whose methods accept
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ase import Atoms
 
-from ..calibration.report import CalibrationReport
+from ..last_layer.gradients.loss import GradientLoss
 from ..last_layer.rigidity import LastLayerRigidity
 from ..models.calling import ForwardFunction
 from ..models.shadow import placement
@@ -94,19 +94,23 @@ class Potential:
         Args:
             structures: Structures with their energies, and forces if the model was trained on them.
             forces_weight: Weight of the square of one component of a force in the training loss,
-                besides `weight`; None if the loss had no forces.
+                besides `weight`; 0 if the loss had no forces, and `calibrate` is to find their
+                scale; None without forces.
             options: Options of `LastLayerRigidity.fit`, which override the choices made here.
 
         Returns:
             This potential.
         """
         if forces_weight is not None:
-            options.setdefault("gradients", self.wrt)
-            options.setdefault("gradient_weight", forces_weight)
+            loss = GradientLoss(self.wrt, weight=forces_weight, target="slope")
+            options.setdefault("gradient_loss", loss)
         if self.weight is not None:
             options.setdefault("sample_weight", lambda batch: batch["sample_weight"])
         frames = _as_list(structures)
-        labels = _labels_for(options, ("energy",))
+        labels: tuple[str, ...] = ("energy",)
+        gradient_loss = options.get("gradient_loss")
+        if gradient_loss is not None and gradient_loss.target == "slope":
+            labels = ("energy", "forces")
         self.uq.fit(self.batches(frames, labels), **options)
         self.labels = labels
         self.species = set()
@@ -114,15 +118,18 @@ class Potential:
             self.species.update(atoms.numbers.tolist())
         return self
 
-    def calibrate(self, structures: Iterable[Atoms], **options: Any) -> CalibrationReport:
-        """Calibrate on held-out structures, and on their forces if these were fitted.
+    def calibrate(self, structures: Iterable[Atoms], **options: Any) -> Potential:
+        """Calibrate on held-out structures, and on their forces if the fit had them.
 
         Args:
             structures: Structures with the same labels as those of the fit.
             options: Options of `LastLayerRigidity.calibrate`.
+
+        Returns:
+            This potential. The report is `uq.calibration_report`.
         """
-        labels = _labels_for(options, self.labels)
-        return self.uq.calibrate(self.batches(structures, labels), **options)
+        self.uq.calibrate(self.batches(structures, self.labels), **options)
+        return self
 
     def calculator(self, **options: Any) -> RigidityCalculator:
         """A calculator for `atoms.calc`.
@@ -358,20 +365,6 @@ def _as_list(structures: Iterable[Atoms]) -> list[Atoms]:
     if hasattr(structures, "positions"):
         raise TypeError("Expected a list of ase.Atoms, got one structure. Put it into a list.")
     return list(structures)
-
-
-def _labels_for(options: dict[str, Any], labels: tuple[str, ...]) -> tuple[str, ...]:
-    """The labels that structures need for a fit or a calibration.
-
-    Args:
-        options: Options of the fit or calibration. If they include derivatives, the entry of the
-            batches with the derivatives' targets is added to them.
-        labels: The labels where the options do not mention derivatives.
-    """
-    if options.get("gradients") is None:
-        return labels
-    target = options.setdefault("gradient_target", "slope")
-    return ("energy", "forces") if target == "slope" else ("energy",)
 
 
 def _label(atoms: Atoms, name: str, key: str | None, entries: Mapping[str, Any]) -> Any:

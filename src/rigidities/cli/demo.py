@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import metrics, plots
+from ..calibration.methods import Full
 from ..last_layer.rigidity import LastLayerRigidity
 from ..notices import extra
 
@@ -77,8 +78,8 @@ For your own trained model:
 
     import rigidities as rg
 
-    uq = rg.LastLayerRigidity(model).fit((x_train, y_train))
-    print(uq.calibrate((x_valid, y_valid)))
+    uq = rg.LastLayerRigidity(model).fit(x_train, y_train).calibrate(x_valid, y_valid)
+    print(uq.calibration_report)
     mean, std = uq(x)
 """
 
@@ -194,8 +195,7 @@ def toy() -> tuple[Outcome, LastLayerRigidity, Rows]:
     model = mlp(1, 32, 32, 1)
     train_net(model, train, epochs=800, batch_size=7, lr=1e-2, weight_decay=0.0)
     valid = _cos2_rows(1.2 * (2 * torch.rand(20, 1) - 1))
-    uq = LastLayerRigidity(model).fit(train)
-    uq.calibrate(valid)
+    uq = LastLayerRigidity(model).fit(train).calibrate(valid)
 
     x, y = _cos2_rows(1.5 * (2 * torch.rand(400, 1) - 1))
     is_inside = (x[:, 0] > -0.8) & (x[:, 0] < 0.73)
@@ -227,7 +227,7 @@ def diabetes(folds: int = 4) -> Outcome:
         model = Standardised(mlp(10, 32, 32, 1), *train)
         train_net(model, train, epochs=20, batch_size=32, lr=3e-3, weight_decay=1e-2)
         uq = LastLayerRigidity(model).fit(train)
-        uq.calibrate(valid, noise="constant")
+        uq.calibrate(valid, method=Full(noise="constant"))
         inside.append(bars(uq, (x[test], y[test]), valid))
         outside.append(bars(uq, (x[beyond], y[beyond]), valid))
     return Outcome(Bars.join(inside), Bars.join(outside))

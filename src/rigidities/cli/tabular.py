@@ -32,6 +32,7 @@ from tqdm import tqdm
 from .. import metrics, report
 from .._version import __version__
 from ..calibration.conformal import rows_needed
+from ..calibration.methods import Full
 from ..calibration.report import CalibrationReport
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..last_layer.rigidity import LastLayerRigidity
@@ -186,7 +187,7 @@ class TableModel:
 
     def predict(self, x: Tensor) -> Prediction:
         """The prediction of inputs, (N, P), in the unit of the target."""
-        prediction = self.uq.predict(x, progress=False)
+        prediction = self.uq.predict(x)
         return in_target_unit(prediction) if self.logarithm else prediction
 
     def interval(self, prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
@@ -825,7 +826,7 @@ def _learned(
     x, y = data.rows("train")
     if model == "net":
         rows = (x, y.log()) if logarithm else (x, y)
-        uq = LastLayerRigidity(learners.net(rows, codes, seed)).fit(rows, progress=False)
+        uq = LastLayerRigidity(learners.net(rows, codes, seed), progress=False).fit(rows)
         name = "network, log target" if logarithm else "network"
         return _Learned(uq, learners.unfitted(codes, seed), name, bool(logarithm))
 
@@ -850,7 +851,7 @@ def _learned(
         description = f"{trees.max_iter} {chosen.name}"
     else:
         module = learners.linear(rows, codes)
-    uq = LastLayerRigidity(module).fit(rows, progress=False)
+    uq = LastLayerRigidity(module, progress=False).fit(rows)
     leaderboard = sorted(tried, key=lambda trial: (trial != chosen, trial.error))
     return _Learned(uq, trees, description, chosen.logarithm, leaderboard)
 
@@ -878,13 +879,14 @@ def _calibrated(learned: _Learned, data: Training, support: Bounds | None) -> Ca
         high = math.log(high) if high is not None else None
         support = None if low is None and high is None else (low, high)
     # The rows that calibrate have chosen nothing of the model: it was not stopped by them.
-    return learned.uq.calibrate(
-        learned.rows(data, "calibration"),
-        early_stopped=False,
-        support=support,
-        conformal=learned.rows(data, "conformal") if data.splitting.conformal else None,
-        progress=False,
+    learned.uq.calibrate(
+        learned.rows(data, "calibration"), method=Full(support=support), early_stopped=False
     )
+    if data.splitting.conformal:
+        learned.uq.conformalize(learned.rows(data, "conformal"))
+    report = learned.uq.calibration_report
+    assert report is not None
+    return report
 
 
 def _target(series: pandas.Series, table: Table, name: str) -> tuple[Tensor, str, list[str]]:

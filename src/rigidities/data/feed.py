@@ -25,6 +25,9 @@ from .shards import unpadded
 
 T = TypeVar("T")
 
+_DELAY = 1.0
+"""Seconds before a progress bar appears that nobody asked for: short calls show none."""
+
 
 @dataclass(frozen=True)
 class Feed:
@@ -33,10 +36,15 @@ class Feed:
     Attributes:
         model: Its device and precision, at the time of the call, decide those of the data.
         format: What the batches consist of.
+        batch_size: Rows per batch where the data are not batches already; None for the default.
+        progress: Whether to show a progress bar; None shows it on a terminal only, in calls that
+            take more than a second.
     """
 
     model: nn.Module
     format: BatchFormat = field(default_factory=BatchFormat)
+    batch_size: int | None = None
+    progress: bool | None = None
 
     def unlabelled(self) -> Feed:
         """The same feed for data whose targets are not needed and may be missing."""
@@ -78,8 +86,6 @@ class Feed:
         data: Any,
         purpose: str,
         *,
-        batch_size: int | None = None,
-        progress: bool | None = None,
         any_order: bool = False,
         once: bool = False,
         passing: Callable[[Iterator[Any]], Iterator[Any]] = iter,
@@ -89,8 +95,6 @@ class Feed:
         Args:
             data: What the user handed in; see the table in `batches`.
             purpose: What the batches are for, such as "fit", for the progress bar and messages.
-            batch_size: Rows per batch where the data are not batches already.
-            progress: Whether to show a progress bar; None shows it on a terminal only.
             any_order: Whether the rows may come in any order. This implies `once`.
             once: Whether every row must come once, even if a distributed sampler repeats some.
             passing: A function from the iterator of raw batches to an iterator of those to read;
@@ -103,8 +107,8 @@ class Feed:
             _notice_dropped_rows(data, purpose)
         if self._takes_tensors:
             data = list_as_array(data)
-        raw = raw_batches(data, batch_size, any_order=any_order)
-        shown = _with_progress_bar(raw.batches, raw.number, purpose, progress)
+        raw = raw_batches(data, self.batch_size, any_order=any_order)
+        shown = _with_progress_bar(raw.batches, raw.number, purpose, self.progress)
         return reader.batches(passing(shown), sample_total(data), raw.sliced)
 
     @property
@@ -161,11 +165,14 @@ def _with_progress_bar(
         items: The items.
         total: How many items there are, where that is known.
         description: The text of the bar.
-        show: Whether there is a bar; None shows it only on a terminal.
+        show: Whether there is a bar; None shows it only on a terminal, and only after a second.
     """
+    delay = 0.0
     if show is None:
         show = sys.stderr.isatty()
+        delay = _DELAY
     if not show:
         return iter(items)
     # tqdm may start an iterable twice, which would advance a shuffled loader: pass an iterator.
-    return iter(tqdm(iter(items), total=total, desc=description, unit="batch", leave=False))
+    bar = tqdm(iter(items), total=total, desc=description, unit="batch", leave=False, delay=delay)
+    return iter(bar)

@@ -182,7 +182,7 @@ def accumulate(
             block = _block(tap, batch, number, weighing)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
-        if weighing.gradients is not None:
+        if weighing.gradients is not None and weighing.gradients.in_training_loss:
             derivatives = weighing.gradients.rows(tap, batch)
             block = replace(block, derivatives=watch.noted(block.batches, derivatives))
         if number == counted:

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunction
 from ..calibration.conformal import Groups
+from ..calibration.methods import Full, Method
 from ..calibration.report import CalibrationReport
 from ..calibration.residuals import Gathering
 from ..data.batches import Batch, BatchFormat
 from ..data.feed import Feed
 from ..data.sketch import fingerprint
-from ..data.slots import InputName
 from ..data.storage import Snapshot
 from ..losses import NAMED, NO_ERROR_BARS, Loss, counts_in_own_units
 from ..models.calling import Source
@@ -43,13 +43,7 @@ from .accumulation import Weighing, accumulate, require_rows, settled
 from .checkpoint import Checkpoint
 from .distributed import Job, open_job
 from .error_bars import ErrorBars
-from .gradients.loss import (
-    GradientLoss,
-    GradientTarget,
-    calibration_loss,
-    gradient_scale,
-    gradient_sums,
-)
+from .gradients.loss import GradientLoss, gradient_scale, gradient_sums
 from .merging import as_text, combined, identity, require_alike, require_apart
 from .novelty import Alarm, NoveltyScale
 from .readout.binding import Binding, model_fingerprint
@@ -73,7 +67,7 @@ _LOSSES: dict[str, type[Any]] = {type(loss).__name__: type(loss) for loss in NAM
 
 @dataclass(frozen=True)
 class Passing:
-    """How one call goes through its data.
+    """How calls go through their data.
 
     Attributes:
         batch_size: Rows per batch where the data are not batches already; None for the default.
@@ -86,11 +80,19 @@ class Passing:
     progress: bool | None = None
     process_group: Any = None
 
+    @property
+    def silent(self) -> Passing:
+        """The same without a progress bar."""
+        return replace(self, progress=False)
+
     def shows_progress(self, processes: Job) -> bool | None:
         """Whether this process shows a bar. Unless told otherwise, only the first one does."""
         if self.progress is None and processes.rank > 0:
             return False
         return self.progress
+
+
+_DEFAULT_PASSING = Passing()
 
 
 @dataclass(frozen=True)
@@ -260,8 +262,9 @@ class FitState:
         """
         if self.weighing is None:
             raise ValueError(
-                f"The loss or sample weights of {name} were functions, which a file cannot "
-                "contain. First call set_loss(loss, sample_weight) with the same functions."
+                f"The loss or weights of {name} were functions, which a file cannot "
+                "contain. Load it with the same functions: LastLayerRigidity.load(path, model, "
+                "loss=..., sample_weight=..., gradient_loss=...)."
             )
         return self.weighing
 
@@ -398,8 +401,13 @@ class ReadoutFit:
             self.notify_once("stale", STALE)
         return tap, state
 
-    def feed(self, weighing: Weighing | None = None) -> Feed:
-        """How data reach the model, for a loss; by default for that of the fit."""
+    def feed(self, passing: Passing = _DEFAULT_PASSING, weighing: Weighing | None = None) -> Feed:
+        """How data reach the model.
+
+        Args:
+            passing: Rows per batch, and whether there is a progress bar.
+            weighing: The loss; by default that of the fit.
+        """
         state = self.state
         if weighing is None and state is not None:
             weighing = state.weighing
@@ -417,14 +425,13 @@ class ReadoutFit:
                 kind=state.statistics.kind,
                 columns=state.statistics.columns,
             )
-        return Feed(self.model, batch_format)
+        return Feed(self.model, batch_format, passing.batch_size, passing.progress)
 
     def batches(
         self,
         data: Any,
         call: str,
-        batch_size: int | None,
-        progress: bool | None,
+        passing: Passing,
         once: bool = False,
     ) -> Iterator[Batch]:
         """Batches of data whose targets are ignored.
@@ -432,12 +439,10 @@ class ReadoutFit:
         Args:
             data: What the user gave.
             call: The name of the user's call, for messages.
-            batch_size: As in `Passing`.
-            progress: As in `Passing`.
+            passing: How to go through them.
             once: Whether each row comes once, whatever a distributed sampler repeats.
         """
-        feed = self.feed().unlabelled()
-        return feed(data, call, batch_size=batch_size, progress=progress, once=once)
+        return self.feed(passing).unlabelled()(data, call, once=once)
 
     def on_device(self) -> FitState:
         """The state, brought to the model's device first."""
@@ -481,14 +486,13 @@ class ReadoutFit:
             # New data may come in another form than those of an earlier fit, so that the form is
             # learnt anew. Only an interrupted fit goes on with the columns that it had.
             columns = None if statistics is None else statistics.columns
-            feed = self.feed(weighing)
+            shown = replace(passing, progress=passing.shows_progress(processes))
+            feed = self.feed(shown, weighing)
             batch_format = replace(feed.format, inputs=None, kind=None, columns=columns)
             feed = replace(feed, format=batch_format)
             batches = feed(
                 train,
                 "fit",
-                batch_size=passing.batch_size,
-                progress=passing.shows_progress(processes),
                 any_order=True,
                 passing=checkpoint.remaining,  # skips batches that an interrupted fit has counted
             )
@@ -657,26 +661,26 @@ class ReadoutFit:
         self,
         valid: Any,
         train: Any,
-        wanted: CalibrationOptions,
-        *,
-        conformal: Any,
-        groups: str | Groups | None,
-        merge_groups: int | None,
-        gradients: InputName,
-        gradient_target: GradientTarget | None,
+        method: Method,
+        early_stopped: bool | None,
         passing: Passing,
-    ) -> CalibrationReport:
+    ) -> None:
         """Choose ridge, scale, noise and distribution; see `LastLayerRigidity.calibrate`."""
-        require_groups(groups, conformal, merge_groups)
-        # Conformal rows are data of their own, or a share of the validation rows.
-        conformal_data = None if isinstance(conformal, float) else conformal
-        # Processes must agree on the share, or all of them must bring data.
-        share = conformal if conformal_data is None else True
-        options = as_text([wanted, share, groups, merge_groups, gradients, gradient_target])
+        wanted = CalibrationOptions.of(
+            "auto" if isinstance(method, Full) else method.criterion,
+            noise=method.noise,
+            distribution=method.distribution,
+            ridge=method.ridge,
+            support=method.support,
+            guard=method.guard if isinstance(method, Full) else True,
+            optimism=method.optimism if isinstance(method, Full) else True,
+            early_stopped=early_stopped,
+        )
+        options = as_text(wanted)
         group = passing.process_group
         with self._exclusive(), self.job(group, "calibrate", options) as processes:
             self.require_state().require_error_bars()
-            weighing = self._calibration_weighing(gradients, gradient_target)
+            weighing = self.require_state().require_weighing()
             judged_data, train = calibration_data(wanted.criterion, valid, train)
             # Derivatives are calibrated where their targets are known.
             gradient_loss = weighing.gradients
@@ -696,8 +700,7 @@ class ReadoutFit:
                 posterior,
                 weighing,
                 wanted,
-                groups=groups if callable(groups) else None,
-                hashed=conformal is not None or processes.size > 1,
+                hashed=processes.size > 1,
                 alarm=state.alarm(tap),
             )
 
@@ -710,12 +713,11 @@ class ReadoutFit:
             dtype = placement(self.model)[1]
             with torch.enable_grad():  # for models that differentiate inside forward
                 judged_rows = gather(judged_data, compared=not wanted.left_out)
-                conformal_rows = gather(conformal_data, compared=True)
                 train_rows = gather(train, compared=False)
                 report = validation.together(
                     processes,
-                    (judged_rows, conformal_rows, train_rows),
-                    ConformalChoices(conformal, groups, merge_groups),
+                    (judged_rows, None, train_rows),
+                    ConformalChoices(None, None, None),
                     # A feature is rounded a few times on its way through the model.
                     4 * torch.finfo(dtype).eps,
                 )
@@ -727,17 +729,36 @@ class ReadoutFit:
             processes.agree()
             self._replace_state(replace(state, report=report, cached_posterior=posterior))
             self._notices_given.discard("stale")
-            return report
 
-    def _calibration_weighing(
-        self, gradients: InputName, gradient_target: GradientTarget | None
-    ) -> Weighing:
-        """The loss and weights of the fit, with the derivatives that `calibrate` was asked for."""
-        weighing = self.require_state().require_weighing()
-        if gradients is None and gradient_target is None:
-            return weighing
-        gradient_loss = calibration_loss(weighing.gradients, gradients, gradient_target)
-        return replace(weighing, gradients=gradient_loss)
+    def conformalize(self, data: Any, groups: str | Groups | None, passing: Passing) -> None:
+        """Score rows that fitted nothing; see `LastLayerRigidity.conformalize`."""
+        require_groups(groups, True, None)
+        group = passing.process_group
+        with self._exclusive(), self.job(group, "conformalize", as_text(groups)) as processes:
+            self.require_state().require_error_bars()
+            weighing = self.require_state().require_weighing()
+            state, tap = self._checked_state()
+            if state.report is None:
+                raise ValueError("There is no calibration.")
+            wanted = CalibrationOptions.of("auto")
+            validation = Validation(
+                tap,
+                state.statistics,
+                state.posterior,
+                weighing,
+                wanted,
+                groups=groups if callable(groups) else None,
+                hashed=True,
+                alarm=state.alarm(tap),
+            )
+            batches = self._labelled_batches(data, "conformalize", weighing, passing, processes)
+            with torch.enable_grad():
+                rows = validation.residuals(validation.gathered(batches))
+            assert rows is not None
+            choices = ConformalChoices(True, groups, None)
+            report = validation.with_conformal(state.report, rows, choices)
+            processes.agree()
+            self._replace_state(replace(state, report=report))
 
     def refit(self, valid: Any, *, add: bool, passing: Passing) -> tuple[ReadoutFit, Refitted]:
         """The fit of a copy of the model with another readout; see `LastLayerRigidity.refit`."""
@@ -748,13 +769,7 @@ class ReadoutFit:
             weighing = state.require_weighing()
 
             def valid_batches() -> Iterator[Batch]:
-                return self.feed(weighing)(
-                    valid,
-                    "refit",
-                    batch_size=passing.batch_size,
-                    progress=passing.progress,
-                    any_order=True,
-                )
+                return self.feed(passing, weighing)(valid, "refit", any_order=True)
 
             binding, statistics, report = refitted(
                 state.binding,
@@ -856,13 +871,8 @@ class ReadoutFit:
         self, data: Any, call: str, weighing: Weighing, passing: Passing, processes: Job
     ) -> Iterator[Batch]:
         """Batches of data with their targets, in any order."""
-        return self.feed(weighing)(
-            data,
-            call,
-            batch_size=passing.batch_size,
-            progress=passing.shows_progress(processes),
-            any_order=True,
-        )
+        shown = replace(passing, progress=passing.shows_progress(processes))
+        return self.feed(shown, weighing)(data, call, any_order=True)
 
     def _checked_state(self) -> tuple[FitState, AnyTap]:
         """The state and the readout, after a thorough look at the model's weights and outputs."""

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import selection
-from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunction, Support
+from ..calibration.calibration import Calibration, NoiseFunction
 from ..calibration.conformal import Groups
+from ..calibration.methods import Method, method_for
 from ..calibration.report import UNFITTED, CalibrationReport, summary
 from ..data.arrays import with_target
 from ..data.batches import Batch, joined_targets
@@ -62,7 +63,7 @@ from .frozen import Frozen, freeze
 from .gradients.feature_derivatives import traced_derivatives
 from .gradients.feature_map import FeatureMap, stand_alone, traced
 from .gradients.gradient import Differentiator, Gradient, with_directions
-from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
+from .gradients.loss import GradientLoss, checked_gradient_loss
 from .gradients.uncertain_inputs import InputVariances
 from .local_terms import LocalTerms, local_terms
 from .merging import as_text
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from typing_extensions import Self
 
-__all__ = ["LastLayerRigidity"]
+__all__ = ["LLPR", "LastLayerRigidity"]
 
 SAMPLED = (
     "There are too many inputs for exact derivatives. The standard deviations come from {} "
@@ -101,8 +102,18 @@ class LastLayerRigidity(ModelWrapper):
         forward: A callable(model, batch) -> output, for batches that are not (x, y).
         target: A callable(batch) -> target, for batches that are not (x, y).
         output: The key, index or attribute of the output to use, where the model returns several.
+        batch_size: Rows per batch in every pass where the data are not batches already. The default
+            is the loader's own, else 1024.
+        progress: Whether passes show a progress bar; by default only on a terminal, and only after
+            a second.
+        process_group: The group of processes that make one fit or calibration together. Each
+            process passes its own share of the data, and all end with the same result. The default
+            is all processes if torch.distributed is initialised. False means this process alone.
 
     Attributes:
+        batch_size: As given; it may be changed.
+        progress: As given; it may be changed.
+        process_group: As given; it may be changed.
         refitted: What `refit` has changed, if this object comes from `refit`; otherwise None. It is
             not saved to files.
 
@@ -118,8 +129,7 @@ class LastLayerRigidity(ModelWrapper):
         >>> with torch.no_grad():
         ...     _ = model.weight.fill_(2.0)
         ...     _ = model.bias.fill_(0.0)
-        >>> uq = LastLayerRigidity(model).fit((x[::2], y[::2]))
-        >>> report = uq.calibrate((x[1::2], y[1::2]))
+        >>> uq = LastLayerRigidity(model).fit(x[::2], y[::2]).calibrate(x[1::2], y[1::2])
         >>> mean, std = uq(torch.tensor([[0.0], [5.0]]))
         >>> mean.shape == std.shape, bool(std[1] > std[0])
         (True, True)
@@ -136,6 +146,9 @@ class LastLayerRigidity(ModelWrapper):
         forward: ForwardFunction | None = None,
         target: Callable[[Any], Tensor] | None = None,
         output: str | int | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+        process_group: Any = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(_not_a_module(model))
@@ -144,6 +157,9 @@ class LastLayerRigidity(ModelWrapper):
         super().__init__(model)
         binding = Binding(model, Source(forward, features, output), layer)
         self._fit = ReadoutFit(binding, target)
+        self.batch_size = batch_size
+        self.progress = progress
+        self.process_group = process_group
         self.refitted: Refitted | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -163,18 +179,13 @@ class LastLayerRigidity(ModelWrapper):
         *,
         loss: LossLike = "mse",
         sample_weight: SampleWeight | None = None,
-        gradients: InputName = None,
-        gradient_weight: GradientWeight | None = None,
-        gradient_target: GradientTarget | None = None,
-        sample: int = SAMPLE,
+        gradient_loss: GradientLoss | None = None,
+        keep_rows: int = SAMPLE,
         precision: PrecisionLike = "auto",
         method: str = "gram",
         novelty: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = SECONDS,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-        process_group: Any = None,
     ) -> Self:
         r"""Fit the error bars: accumulate the Gram matrix in one pass over the training data.
 
@@ -192,14 +203,11 @@ class LastLayerRigidity(ModelWrapper):
                 several targets, each counts in its own unit with the first three, and as it is
                 with the others.
             sample_weight: A callable(batch) -> weights (N,), where the training loss was weighted.
-            gradients: The position or name of the input whose derivatives were also in the training
-                loss ("pos" for forces). Half of their squared error is added to the loss.
-            gradient_weight: The factor $\beta$ of that squared error in the training loss: a
-                number, by default 1, or a callable(batch) -> one weight per row of that input.
-            gradient_target: The target of the derivatives, if there is one: a key or attribute of a
-                batch, or a callable(batch). Forces are negative derivatives, so change their sign.
-                With a target, `calibrate` fits a separate scale for derivatives.
-            sample: How many training rows to keep for `calibrate`, drawn evenly; 0 for none.
+            gradient_loss: The part of the training loss for derivatives with respect to an input,
+                such as `GradientLoss("pos", weight=0.1, target="slope")`. With a target,
+                `calibrate` fits a separate scale for derivatives. Weight 0 stands for derivatives
+                that were not in the training loss and are only calibrated.
+            keep_rows: How many training rows to keep for `calibrate`, drawn evenly; 0 for none.
             precision: The precision of the products in the Gram. "double" is exact to float64.
                 "mixed" uses the features' own precision and measures the rounding, which
                 `calibrate` compares with the ridge. "auto" is double except for half-precision
@@ -215,13 +223,6 @@ class LastLayerRigidity(ModelWrapper):
                 the file.
             checkpoint_seconds: How often to write the file. It is written at the end of a block of
                 at most 64 batches; 0 writes it after every block.
-            batch_size: Rows per batch where the data are not batches already. The default is the
-                loader's own, else 1024.
-            progress: Whether to show a progress bar; by default only on a terminal.
-            process_group: The group of processes that make one fit together. Each process passes
-                its own share of the data, and all end with the same fit. The default is all
-                processes if torch.distributed is initialised. False makes a fit of this process
-                alone.
 
         Returns:
             The object itself.
@@ -230,13 +231,12 @@ class LastLayerRigidity(ModelWrapper):
             ValueError: The data or options cannot be used; the message names the cause and the
                 remedy.
         """
-        derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         self._fit.fit(
             with_target(x, y),
-            Weighing(loss_for(loss), sample_weight, derivatives),
-            FitOptions(sample=sample, precision=precision, method=method, novelty=novelty),
+            Weighing(loss_for(loss), sample_weight, checked_gradient_loss(gradient_loss)),
+            FitOptions(sample=keep_rows, precision=precision, method=method, novelty=novelty),
             Checkpoint(checkpoint, checkpoint_seconds),
-            Passing(batch_size, progress, process_group),
+            self._passing,
         )
         return self
 
@@ -245,10 +245,6 @@ class LastLayerRigidity(ModelWrapper):
         self,
         x: Any,
         y: Any = None,
-        *,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-        process_group: Any = None,
     ) -> Self:
         """Add data exactly as if they had been in the fit, and mark the calibration as stale.
 
@@ -257,18 +253,13 @@ class LastLayerRigidity(ModelWrapper):
         Args:
             x: The inputs, as in `fit`.
             y: The targets, as in `fit`.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
-            process_group: As in `fit`.
 
         Returns:
             The object itself. An error leaves it as it was.
         """
         if self._fit.state is None:
-            return self.fit(
-                x, y, batch_size=batch_size, progress=progress, process_group=process_group
-            )
-        self._fit.partial_fit(with_target(x, y), Passing(batch_size, progress, process_group))
+            return self.fit(x, y)
+        self._fit.partial_fit(with_target(x, y), self._passing)
         return self
 
     @outside_inference_mode
@@ -278,9 +269,6 @@ class LastLayerRigidity(ModelWrapper):
         y: Any = None,
         *,
         check: bool = True,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-        process_group: Any = None,
     ) -> Self:
         """Remove data that were in the fit, and mark the calibration as stale.
 
@@ -293,9 +281,6 @@ class LastLayerRigidity(ModelWrapper):
             x: The inputs, as in `fit`.
             y: The targets, as in `fit`.
             check: Whether to refuse rows that are not in the fit.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
-            process_group: As in `fit`.
 
         Returns:
             The object itself. An error leaves it as it was.
@@ -303,8 +288,7 @@ class LastLayerRigidity(ModelWrapper):
         Raises:
             ValueError: `check` is set, and some rows are not in the fit.
         """
-        passing = Passing(batch_size, progress, process_group)
-        self._fit.forget(with_target(x, y), check=check, passing=passing)
+        self._fit.forget(with_target(x, y), check=check, passing=self._passing)
         return self
 
     @outside_inference_mode
@@ -346,105 +330,68 @@ class LastLayerRigidity(ModelWrapper):
         x: Any = None,
         y: Any = None,
         *,
+        method: Literal["full", "paper"] | Method = "full",
         train: Any = None,
-        criterion: str = "auto",
-        ridge: float | Literal["search"] | None = None,
-        noise: str | type[Noise] | Noise | NoiseFunction | None = None,
-        distribution: str | Distribution | type[Distribution] | None = None,
-        support: Support | None = None,
-        guard: bool | Literal["q"] = True,
-        optimism: bool = True,
         early_stopped: bool | None = None,
-        conformal: Any = None,
-        groups: str | Groups | None = None,
-        merge_groups: int | None = None,
-        gradients: InputName = None,
-        gradient_target: GradientTarget | None = None,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-        process_group: Any = None,
-    ) -> CalibrationReport:
+    ) -> Self:
         r"""Choose ridge, scale, noise and distribution in one pass over held-out rows.
 
         `calibrate(x, y)` fits a noise that follows the features, heavy tails and the shape of the
         distribution. It learns them from the given rows and from training rows that the fit kept,
         with their leave-one-out errors. A guard widens the bars of unfamiliar inputs.
-        Cross-validation falls back to the paper's form, `calibrate(x, y, criterion="nll")`, where
-        that is clearly better.
+        Cross-validation falls back to the paper's form where that is clearly better. What was
+        chosen and how good it is: `print(uq.calibration_report)`.
 
         Args:
             x: The inputs of the validation data, or a data set of inputs and targets, as in `fit`.
             y: The targets of the validation data, as in `fit`.
-            train: The training data, for `criterion="loo"`, which needs no validation data, and
-                for "auto", instead of the rows that the fit kept.
-            criterion: What is optimised: "auto" (default); "nll" or "bins", the paper's; "crps";
-                "absolute"; "evidence", which chooses the ridge from the training data and the scale
-                on validation data; or "loo", which uses leave-one-out residuals of the training
-                data and is optimistic for a network trained end to end.
-            ridge: A fixed $\varsigma^2$. By default, or with "search", it is chosen.
-            noise: The kind of noise. "features" (default of "auto") follows the features. "none" is
-                the paper's, and the default of other criteria. "constant" adds a noise floor to the
-                variance. "bayes" uses $\alpha^2$ as the noise, as in Bayesian linear regression. A
-                callable(batch) -> variances returns a noise that is known for each row, or that the
-                model predicts, up to one factor. A class of `prediction.noise` is used as it is.
-                With sample weights c, the noise of a row is the level times the typical weight
-                divided by c.
-            distribution: The distribution of the predictions: "tilted" (default of "auto"),
-                "student-t", "gaussian" (default of other criteria), or an object of
-                `prediction.distribution`.
-            support: The bounds (low, high) of the targets, with None for no bound. Probability
-                beyond a bound is moved to the bound.
-            guard: Whether "auto" widens the bars of unfamiliar inputs, for which nothing was
-                learnt, to those of a forecaster who knows only the spread of the targets. With "q"
-                the bars grow with q instead.
-            optimism: Whether leave-one-out errors of training rows may be smaller than errors of
-                new rows. They are not if the model is linear in all its trained weights. Pass False
-                in that case, and "auto" treats these rows as new rows.
+            method: "full" (default) or "paper"; or an object with options, `Full(...)` or
+                `Paper(...)`.
+            train: The training data: for `Paper(criterion="loo")`, which needs no validation data,
+                and for `Full`, instead of the rows that the fit kept.
             early_stopped: Whether the validation rows chose the model's checkpoint, so that their
                 errors are optimistic. False means that they did not. By default the report asks.
-            conformal: Rows that are used for nothing else, for `p.interval(0.9, conformal=True)`;
-                or the share of the validation rows to set aside for it, for example 0.3.
-            groups: Groups of the conformal rows: a callable(batch) -> whole numbers, or "bar" for
-                fifths of the bar. A group with too few rows for a level (fewer than 9 for 90 %)
-                gets infinite intervals.
-            merge_groups: The number of rows, for example 50, below which a group is merged with the
-                next larger one. By default only fifths of the bar are merged: those below 50 rows
-                with the next fifth.
-            gradients: As in `fit`; by default what the fit was given.
-            gradient_target: As in `fit`; by default what the fit was given. With a target,
-                derivatives get a separate scale, from a second pass.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
-            process_group: As in `fit`; each process gives its own rows.
 
         Returns:
-            The report on what was chosen and how good the bars are; print it to read it.
+            The object itself.
 
         Raises:
             ValueError: The data or options cannot be used, or the loss of the fit is not one of
                 regression. The calibration stays as it was.
         """
-        wanted = CalibrationOptions.of(
-            criterion,
-            noise=noise,
-            distribution=distribution,
-            ridge=ridge,
-            support=support,
-            guard=guard,
-            optimism=optimism,
-            early_stopped=early_stopped,
+        self._fit.calibrate(
+            with_target(x, y), train, method_for(method), early_stopped, self._passing
         )
-        return self._fit.calibrate(
-            with_target(x, y),
-            train,
-            wanted,
-            conformal=conformal,
-            groups=groups,
-            merge_groups=merge_groups,
-            gradients=gradients,
-            gradient_target=gradient_target,
-            passing=Passing(batch_size, progress, process_group),
-        )
+        return self
+
+    @outside_inference_mode
+    def conformalize(
+        self, x: Any, y: Any = None, *, groups: Literal["bar"] | Groups | None = None
+    ) -> Self:
+        """Guarantee the coverage of intervals, by rows that were used for nothing else.
+
+        Afterwards `p.interval(0.9)` covers 90 % of new rows that are drawn like these, whatever the
+        model and the calibration are like. `p.interval(0.9, conformal=False)` stays the interval of
+        the distribution. Another calibration needs another call of this method.
+
+        Args:
+            x: The inputs of rows that neither trained, nor chose, nor calibrated the model; or a
+                data set of inputs and targets, as in `fit`.
+            y: Their targets.
+            groups: Groups that each get their own guarantee: a callable(batch) -> whole numbers, or
+                "bar" for fifths of the error bar, of which those below 50 rows are merged with the
+                next. A group with too few rows for a level (fewer than 9 for 90 %) gets infinite
+                intervals.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            ValueError: There is no calibration, it is stale, or the data cannot be used. The
+                object stays as it was.
+        """
+        self._fit.conformalize(with_target(x, y), groups, self._passing)
+        return self
 
     @property
     def calibration_report(self) -> CalibrationReport | None:
@@ -476,11 +423,6 @@ class LastLayerRigidity(ModelWrapper):
     def distribution(self) -> Distribution:
         """The distribution around the mean; Gaussian before calibration."""
         return self.calibration.distribution
-
-    @property
-    def gradient_scale(self) -> Tensor:
-        r"""$\alpha_g$, the scale of derivatives: calibrated on their targets, else `scale`."""
-        return self._fit.require_state().gradient_scale
 
     # --- Predictions ---
 
@@ -518,10 +460,7 @@ class LastLayerRigidity(ModelWrapper):
         input_samples: int = 0,
         wrt: InputName = None,
         generator: torch.Generator | None = None,
-        batch_size: int | None = None,
-        progress: bool | None = None,
         gather: bool = False,
-        process_group: Any = None,
     ) -> Prediction:
         """Predictions with error bars for inputs or batches; targets in them are ignored.
 
@@ -539,11 +478,8 @@ class LastLayerRigidity(ModelWrapper):
                 the model is curved.
             wrt: The uncertain input, where there are several.
             generator: The random generator of those draws.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
             gather: Whether every process of the process group gets the rows of all, in the order
                 of ranks. Otherwise each process has its own rows, and nothing is exchanged.
-            process_group: As in `fit`, for `gather`.
 
         Raises:
             ValueError: The loss of the fit is not one of regression, or a prediction is not finite.
@@ -555,10 +491,10 @@ class LastLayerRigidity(ModelWrapper):
         if input_covariance is not None:
             uncertain_inputs = InputVariances(input_covariance, wrt, input_samples, generator)
         options = as_text([sample_weight, uncertain_inputs is None, wrt, input_samples])
-        group = process_group if gather else False
+        group = self.process_group if gather else False
         with self._fit.job(group, "predict", options) as processes, torch.enable_grad():
             tap, state = self._fit.ready(error_bars=True)
-            batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
+            batches = self._fit.batches(x, "predict", self._passing, once=gather)
             bars = state.bars  # of the model's precision now, for all that follows
             variances = list(
                 _batch_variances(tap, state, bars, batches, sample_weight, uncertain_inputs)
@@ -569,7 +505,7 @@ class LastLayerRigidity(ModelWrapper):
         # An error reads the inputs again to name the wrong rows. Gathered rows are those of other
         # processes too, whose inputs are not here.
         readable = [] if gather else x
-        return bars.prediction(variances, self._batches_again(readable, "predict", batch_size))
+        return bars.prediction(variances, self._batches_again(readable, "predict"))
 
     def plot(
         self,
@@ -582,7 +518,6 @@ class LastLayerRigidity(ModelWrapper):
         level: float = 0.9,
         conformal: bool = False,
         ax: Axes | None = None,
-        batch_size: int | None = None,
     ) -> Axes:
         """Predict and draw: `uq.predict(x).plot(y)`.
 
@@ -597,7 +532,6 @@ class LastLayerRigidity(ModelWrapper):
             level: Probability of the intervals.
             conformal: As in `Prediction.interval`.
             ax: Axes of matplotlib to draw on, new ones by default.
-            batch_size: As in `fit`.
 
         Returns:
             The axes. Nothing is shown or saved.
@@ -608,11 +542,11 @@ class LastLayerRigidity(ModelWrapper):
         """
         if y is None:
             # A loader may shuffle, so that targets are those of this reading.
-            batches = list(self.feed(x, "plot", batch_size=batch_size, progress=False))
+            batches = list(self._fit.feed(self._passing.silent)(x, "plot"))
             p = self.predict([batch.raw for batch in batches])
             y = joined_targets(batches)
         else:
-            p = self.predict(x, batch_size=batch_size)
+            p = self.predict(x)
         return p.plot(
             y,
             kind=kind,
@@ -625,9 +559,7 @@ class LastLayerRigidity(ModelWrapper):
         )
 
     @outside_inference_mode
-    def novelty(
-        self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
-    ) -> Novelty:
+    def novelty(self, x: Any) -> Novelty:
         """How unfamiliar inputs look to each layer of the network.
 
         It detects what the error bar of the last layer cannot, such as an input whose size a layer
@@ -636,8 +568,6 @@ class LastLayerRigidity(ModelWrapper):
 
         Args:
             x: The inputs, or anything that `fit` accepts.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
 
         Returns:
             For each input and layer, a squared distance relative to the distance that 95 % of the
@@ -657,7 +587,7 @@ class LastLayerRigidity(ModelWrapper):
             )
         distances = []
         with torch.enable_grad():
-            for batch in self._fit.batches(x, "novelty", batch_size, progress):
+            for batch in self._fit.batches(x, "novelty", self._passing):
                 _, batch_distances = scale.read(tap, batch)
                 distances.append(batch_distances)
         if not distances:
@@ -666,7 +596,7 @@ class LastLayerRigidity(ModelWrapper):
 
     # --- Several predictions together ---
 
-    def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
+    def covariance(self, x1: Any, x2: Any = None) -> Tensor:
         r"""Joint covariance of predictions (the epistemic part).
 
         With the rows' common scale $\alpha_B$ (`calibration.joint`), $\alpha$ (`scale`) and
@@ -678,7 +608,6 @@ class LastLayerRigidity(ModelWrapper):
         Args:
             x1: The inputs, in any form that `predict` accepts.
             x2: Other inputs; the same by default.
-            batch_size: As in `fit`.
 
         Returns:
             (N, M) for one output per sample, else (N, *outputs, M, *outputs).
@@ -686,7 +615,7 @@ class LastLayerRigidity(ModelWrapper):
         tap, state = self._fit.ready()
 
         def batches(data: Any) -> Iterator[Batch]:
-            return self._fit.batches(data, "covariance", batch_size, progress=False)
+            return self._fit.batches(data, "covariance", self._passing.silent)
 
         others = None if x2 is None else lambda: batches(x2)
         return covariance_between(tap, _joint(tap, state), lambda: batches(x1), others)
@@ -697,16 +626,14 @@ class LastLayerRigidity(ModelWrapper):
         x: Any,
         *,
         second_order: bool = False,
-        batch_size: int | None = None,
-        progress: bool | None = None,
     ) -> Derived:
         """Mean and standard deviation of a differentiable function of predictions, to first order.
 
         It takes one reverse pass of `fn` per derived quantity, keeps the correlations between
         predictions, and never makes an N x N matrix. It propagates only the epistemic part, with
-        the covariance that `covariance` returns. Criteria other than "auto" have one scale, which
-        may include noise, so that a mean of many predictions looks far too uncertain. Among these
-        criteria use `criterion="evidence", noise="bayes"`.
+        the covariance that `covariance` returns. The paper's form has one scale, which may include
+        noise, so that a mean of many predictions looks far too uncertain. Of its options use
+        `Paper(criterion="evidence", noise="bayes")`.
 
         Args:
             fn: A function of the predictions for all of x, one tensor shaped like the model's
@@ -714,15 +641,13 @@ class LastLayerRigidity(ModelWrapper):
                 `ensemble(64).propagate`.
             x: The inputs, or anything that `fit` accepts.
             second_order: Whether to correct the mean for the curvature of `fn`.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
         """
         tap, state = self._fit.ready()
         return propagated(
             fn,
             tap,
             _joint(tap, state),
-            lambda: self._fit.batches(x, "propagate", batch_size, progress),
+            lambda: self._fit.batches(x, "propagate", self._passing),
             second_order=second_order,
             again=repeatable(x),
         )
@@ -778,8 +703,6 @@ class LastLayerRigidity(ModelWrapper):
         along: Tensor | None = None,
         members: int | None = None,
         generator: torch.Generator | None = None,
-        batch_size: int | None = None,
-        progress: bool | None = None,
     ) -> Gradient:
         r"""Derivatives of the prediction with respect to an input, with their standard deviations.
 
@@ -797,21 +720,19 @@ class LastLayerRigidity(ModelWrapper):
                 drawn, with a warning, if exact derivatives would need more than 2048 passes; 0
                 never draws any.
             generator: The random generator of those draws.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
 
         Returns:
             `mean` and `std`, shaped like the input for one output per sample; for several
             (N, *outputs, *inputs). For inputs that have no row for each sample (atoms of several
             structures), or whose rows act on other samples too, the sum of all outputs is
             differentiated (`summed`): each atom gets the derivative of its own structure. The scale
-            is `gradient_scale`, which differs from that of members and `propagate` if it was
-            calibrated on targets of derivatives.
+            is that of `calibration_report.gradient_scale` if derivatives were calibrated on their
+            targets, and then differs from that of members and `propagate`; else `scale`.
         """
         if along is not None and members is not None:
             raise ValueError("along= is exact in one pass. Leave members= out.")
         tap, state = self._fit.ready()
-        batches = self._fit.batches(x, "gradient", batch_size, progress)
+        batches = self._fit.batches(x, "gradient", self._passing)
         maps = _feature_maps(tap, wrt, batches)
         differentiator = _differentiator(state, members, generator)
         # Comprehensions, unlike loops, keep no map (and its graph) after the last batch.
@@ -833,7 +754,6 @@ class LastLayerRigidity(ModelWrapper):
         gradient_bars: bool = True,
         sample_weight: SampleWeight | None = None,
         members: int | None = None,
-        progress: bool | None = None,
     ) -> tuple[Prediction, Gradient]:
         """The results of `predict` and `gradient`, from the same pass of the model.
 
@@ -845,14 +765,13 @@ class LastLayerRigidity(ModelWrapper):
                 there is one forward and one backward pass.
             sample_weight: As in `predict`.
             members: As in `gradient`.
-            progress: As in `fit`.
         """
         tap, state = self._fit.ready(error_bars=True)
         bars = state.bars
         differentiator = _differentiator(state, members, None)
         variances = []
         gradients = []
-        for batch in self._fit.batches(x, "gradient", None, progress):
+        for batch in self._fit.batches(x, "gradient", self._passing):
             slot = Slot.find(batch, wrt, tap)
             with torch.enable_grad():
                 if gradient_bars:
@@ -868,7 +787,7 @@ class LastLayerRigidity(ModelWrapper):
                     gradient = Gradient(mean, no_std, summed=summed)
                 variances.append(bars.of_batch(batch, reading.detached(), sample_weight))
             gradients.append(gradient)
-        prediction = bars.prediction(variances, self._batches_again(x, "gradient", None))
+        prediction = bars.prediction(variances, self._batches_again(x, "gradient"))
         return prediction, self._joined(gradients, members)
 
     @outside_inference_mode
@@ -880,8 +799,6 @@ class LastLayerRigidity(ModelWrapper):
         *,
         members: int | None = None,
         generator: torch.Generator | None = None,
-        batch_size: int | None = None,
-        progress: bool | None = None,
     ) -> Gradient:
         r"""Second derivatives of the prediction times a direction, $\nabla (v \cdot \nabla y)$.
 
@@ -891,14 +808,12 @@ class LastLayerRigidity(ModelWrapper):
             wrt: As in `gradient`.
             members: As in `gradient`.
             generator: As in `gradient`.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
 
         Returns:
             As `gradient`, with the same `gradient_scale`.
         """
         tap, state = self._fit.ready()
-        batches = self._fit.batches(x, "hessian_product", batch_size, progress)
+        batches = self._fit.batches(x, "hessian_product", self._passing)
         maps = _feature_maps(tap, wrt, batches)
         differentiator = _differentiator(state, members, generator)
         gradients = [
@@ -909,9 +824,7 @@ class LastLayerRigidity(ModelWrapper):
 
     # --- Features, and what they say about inputs ---
 
-    def features(
-        self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
-    ) -> Tensor:
+    def features(self, x: Any) -> Tensor:
         """The readout's features, (M, D), or (M, K, D) where they differ between targets.
 
         M counts rows of outputs: one per input, or more where a prediction has several (time
@@ -919,28 +832,22 @@ class LastLayerRigidity(ModelWrapper):
 
         Args:
             x: The inputs, or anything that `fit` accepts.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
         """
-        readings = self._readings(x, batch_size, progress)
+        readings = self._readings(x)
         features = torch.cat([reading.features for reading in readings])
-        require_finite(features, features, self._batches_again(x, "features", batch_size), "rows")
+        require_finite(features, features, self._batches_again(x, "features"), "rows")
         return features
 
     @outside_inference_mode
-    def local(
-        self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
-    ) -> LocalTerms:
+    def local(self, x: Any) -> LocalTerms:
         """The terms that sum to each prediction (atoms, pixels, time steps), with error bars.
 
         Args:
             x: The inputs, or anything that `fit` accepts.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
         """
         tap, state = self._fit.ready()
         with torch.enable_grad():
-            batches = self._fit.batches(x, "local", batch_size, progress)
+            batches = self._fit.batches(x, "local", self._passing)
             return local_terms(tap, state.posterior, batches)
 
     def select(
@@ -953,8 +860,6 @@ class LastLayerRigidity(ModelWrapper):
         costs: Tensor | float | None = None,
         chosen: Tensor | None = None,
         of: Any = None,
-        batch_size: int | None = None,
-        progress: bool | None = None,
     ) -> Selection:
         """Which inputs of a pool to label next; see `rigidities.selection`.
 
@@ -971,8 +876,6 @@ class LastLayerRigidity(ModelWrapper):
             chosen: Rows of the pool that were selected before.
             of: For "variance", the inputs whose variance should shrink; by default those of the
                 pool.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
 
         Raises:
             ValueError: Inputs do not have one row of features each, or the options contradict each
@@ -980,13 +883,13 @@ class LastLayerRigidity(ModelWrapper):
         """
         if objective == "top" and (of is not None or weights is not None):
             raise ValueError("objective='top' accepts neither of= nor weights=.")
-        features = self._one_row_each(x, batch_size, progress)
+        features = self._one_row_each(x)
         if objective == "top":
             variances = self.scale.square().sum() * self.posterior.quadratic(features)
             return selection.top(variances, n, costs=costs, chosen=chosen)
         judged_features = None
         if of is not None:
-            judged_features = self._one_row_each(of, batch_size, progress)
+            judged_features = self._one_row_each(of)
         return selection.greedy(
             self.posterior,
             features,
@@ -1023,9 +926,6 @@ class LastLayerRigidity(ModelWrapper):
         y: Any = None,
         *,
         add: bool = True,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-        process_group: Any = None,
     ) -> Self:
         """A fitted, uncalibrated copy of this object, whose model has the ridge-optimal readout.
 
@@ -1039,17 +939,13 @@ class LastLayerRigidity(ModelWrapper):
             y: Their targets, as in `fit`.
             add: Whether to include these rows in the refit after judging. They are then no longer
                 held out, so calibrate on other rows.
-            batch_size: As in `fit`.
-            progress: As in `fit`.
-            process_group: As in `fit`; without x nothing is exchanged.
 
         Raises:
             ValueError: The loss is not "mse", the fit had no targets, features come from
                 `features=`, the output is not linear in the readout's weights, or these weights
                 are tied or computed.
         """
-        passing = Passing(batch_size, progress, process_group)
-        fit, report = self._fit.refit(with_target(x, y), add=add, passing=passing)
+        fit, report = self._fit.refit(with_target(x, y), add=add, passing=self._passing)
         source = fit.blank_binding.source
         uq = type(self)(
             fit.model,
@@ -1058,6 +954,9 @@ class LastLayerRigidity(ModelWrapper):
             forward=source.forward,
             target=fit.target,
             output=source.output,
+            batch_size=self.batch_size,
+            progress=self.progress,
+            process_group=self.process_group,
         )
         uq._fit = fit
         uq.refitted = report
@@ -1191,19 +1090,29 @@ class LastLayerRigidity(ModelWrapper):
         path: str | os.PathLike[str],
         model: nn.Module,
         *,
+        loss: LossLike | None = None,
+        sample_weight: SampleWeight | None = None,
+        gradient_loss: GradientLoss | None = None,
         noise: NoiseFunction | None = None,
         groups: Groups | None = None,
         **options: Any,
     ) -> Self:
         """Load a file that `save` wrote, with the model that was fitted.
 
+        A file cannot contain functions. Pass those of the fit again: predictions need `noise`,
+        `groups`, `forward` and `features`; `partial_fit`, `forget`, `merge` and `calibrate` also
+        need `loss`, `sample_weight`, `gradient_loss` and `target`.
+
         Args:
             path: The path of the file.
             model: The model, with the same weights, on any device.
-            noise: The noise of the calibration, if it was a function, which a file cannot contain.
+            loss: The loss of the fit, if it or one of the next two has a function.
+            sample_weight: The sample weights of the fit, which are a function.
+            gradient_loss: The loss of derivatives in the fit, if there was one.
+            noise: The noise of the calibration, if it was a function.
             groups: The groups of the conformal rows, if they were a function.
-            options: The functions `forward`, `features` and `target` of the fit, which a file
-                cannot contain.
+            options: Options of the constructor, such as the functions `forward`, `features` and
+                `target` of the fit.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -1213,43 +1122,21 @@ class LastLayerRigidity(ModelWrapper):
         options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
         uq._fit.restore(snapshot)
+        if loss is not None or sample_weight is not None or gradient_loss is not None:
+            fit_loss = loss_for("mse" if loss is None else loss)
+            derivatives = checked_gradient_loss(gradient_loss)
+            uq._fit.set_weighing(Weighing(fit_loss, sample_weight, derivatives))
         if noise is not None or groups is not None:
             uq._fit.set_functions(noise, groups)
         uq._fit.require_state().binding.current()  # refuses a model whose weights differ
         return uq
 
-    def set_loss(
-        self,
-        loss: LossLike = "mse",
-        sample_weight: SampleWeight | None = None,
-        *,
-        gradients: InputName = None,
-        gradient_weight: GradientWeight | None = None,
-        gradient_target: GradientTarget | None = None,
-    ) -> Self:
-        """Set the loss and weights of a loaded fit, if they were functions.
-
-        A file cannot contain functions, and `partial_fit`, `forget`, `merge` and `calibrate` need
-        them.
-
-        Args:
-            loss: As in the `fit` that was saved.
-            sample_weight: As in that fit.
-            gradients: As in that fit.
-            gradient_weight: As in that fit.
-            gradient_target: As in that fit.
-
-        Returns:
-            The object itself.
-
-        Raises:
-            ValueError: The loss of the fit is already known.
-        """
-        derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
-        self._fit.set_weighing(Weighing(loss_for(loss), sample_weight, derivatives))
-        return self
-
     # --- Helpers ---
+
+    @property
+    def _passing(self) -> Passing:
+        """How calls go through their data."""
+        return Passing(self.batch_size, self.progress, self.process_group)
 
     def _snapshot(
         self, *, thorough: bool = False, probes: bool = True, rows: bool = False
@@ -1269,20 +1156,20 @@ class LastLayerRigidity(ModelWrapper):
             self._fit.on_device()
 
     @outside_inference_mode
-    def _readings(self, data: Any, batch_size: int | None, progress: bool | None) -> list[Reading]:
+    def _readings(self, data: Any) -> list[Reading]:
         """The readings of all batches of data, of which there must be at least one."""
         tap, _ = self._fit.ready()
         readings = []
         with torch.enable_grad():
-            for batch in self._fit.batches(data, "features", batch_size, progress):
+            for batch in self._fit.batches(data, "features", self._passing):
                 readings.append(read(tap, batch).detached())
         if not readings:
             raise ValueError("There are no features: no batches were given.")
         return readings
 
-    def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
+    def _one_row_each(self, data: Any) -> Tensor:
         """The features of data (N, D), where each input has one row that all targets share."""
-        readings = self._readings(data, batch_size, progress)
+        readings = self._readings(data)
         features = torch.cat([reading.features for reading in readings])
         inputs = sum(len(reading.output) for reading in readings)
         if len(features) != inputs or features.ndim > 2 or self.posterior.eigenvalues.ndim > 1:
@@ -1294,11 +1181,9 @@ class LastLayerRigidity(ModelWrapper):
             )
         return features
 
-    def _batches_again(
-        self, data: Any, call: str, batch_size: int | None
-    ) -> Callable[[], Iterator[Batch]]:
+    def _batches_again(self, data: Any, call: str) -> Callable[[], Iterator[Batch]]:
         """A function that reads the data once more, so that an error can name the wrong inputs."""
-        return lambda: self._fit.batches(data, call, batch_size, progress=False)
+        return lambda: self._fit.batches(data, call, self._passing.silent)
 
     def _joined(self, gradients: list[Gradient], members: int | None) -> Gradient:
         """The gradients of all batches as one; warns once if members were drawn by default."""
@@ -1307,6 +1192,10 @@ class LastLayerRigidity(ModelWrapper):
             message = SAMPLED.format(MEMBERS, gradient.sampling_error)
             self._fit.notify_once("sampled gradient", message)
         return gradient
+
+
+LLPR = LastLayerRigidity
+"""The paper's name for it: last-layer prediction rigidity."""
 
 
 def _batch_variances(

@@ -197,7 +197,6 @@ def write(
     names: Sequence[str] | None = None,
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
     first_row: int = 0,
-    progress: bool | None = None,
 ) -> Path:
     """Write the page on a fitted and calibrated object and labelled data.
 
@@ -214,7 +213,6 @@ def write(
         inputs: What else to show for a row, as in `html`; by default the model's inputs, if they
             are only a few numbers.
         first_row: Number of the first row.
-        progress: Whether to show a progress bar; by default only on a terminal.
 
     Returns:
         The file.
@@ -234,7 +232,6 @@ def write(
         names=names,
         inputs=inputs,
         first_row=first_row,
-        progress=progress,
     )
     return save(path, page_of(judgements, title))
 
@@ -312,7 +309,6 @@ def judge_predictor(
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
     first_row: int = 0,
     advice: Advice | None = None,
-    progress: bool | None = None,
 ) -> Judgements:
     """Judge a fitted object on labelled data, in one pass.
 
@@ -324,16 +320,15 @@ def judge_predictor(
         inputs: As in `html`; by default the model's inputs, where they are only a few numbers.
         first_row: Number of the first row.
         advice: Returns the remedy for a fault, as in `judge`.
-        progress: Whether to show a progress bar; by default only on a terminal.
     """
     if isinstance(predictor, Prediction):
         raise TypeError(
             "write expects a fitted uq and data. For a Prediction, use save(path, html(p, y))."
         )
-    labelled = labelled_prediction(predictor, data, progress)
+    labelled = labelled_prediction(predictor, data)
     reference_bars = None
     if reference is not None:
-        reference_bars = predictor.predict(reference, progress=progress).std
+        reference_bars = predictor.predict(reference).std
     calibration = predictor.calibration_report
     return judge(
         labelled.prediction,

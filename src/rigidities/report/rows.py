@@ -561,7 +561,7 @@ class FittedPredictor(Protocol):
     def feed(self) -> Feed:
         """How data reach the model."""
 
-    def predict(self, data: Any, *, progress: bool | None = None) -> Prediction:
+    def predict(self, data: Any) -> Prediction:
         """Means and error bars of inputs or batches."""
 
 
@@ -580,9 +580,7 @@ class LabelledPrediction:
     inputs: Tensor | None
 
 
-def labelled_prediction(
-    predictor: FittedPredictor, data: Any, progress: bool | None = None
-) -> LabelledPrediction:
+def labelled_prediction(predictor: FittedPredictor, data: Any) -> LabelledPrediction:
     """Predict labelled data.
 
     The data are read once, so that a loader may shuffle and an iterator may end.
@@ -590,7 +588,6 @@ def labelled_prediction(
     Args:
         predictor: A fitted object.
         data: Labelled data in any form that `fit` accepts.
-        progress: Whether to show a progress bar; by default only on a terminal.
 
     Raises:
         ValueError: There are no data, or they have no target.
@@ -598,13 +595,13 @@ def labelled_prediction(
     predictions: list[Prediction] = []
     targets: list[Tensor] = []
     inputs: list[Tensor] = []
-    for batch in predictor.feed(data, "report", progress=progress):
+    for batch in predictor.feed(data, "report"):
         if batch.target is None:
             raise ValueError(
                 "Expected labelled data, got batches without a target. Pass (x, y), or pass "
                 "target=lambda batch: ... to the wrapper of the model."
             )
-        prediction = predictor.predict([batch.raw], progress=False).to("cpu")
+        prediction = predictor.predict([batch.raw]).to("cpu")
         target = batch.target.cpu()
         predictions.append(prediction)
         targets.append(target.reshape(_shape_of_prediction(target, prediction.mean)))

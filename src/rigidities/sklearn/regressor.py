@@ -17,8 +17,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from .. import fits
+from ..calibration.methods import Full, Method, Paper, method_for
 from ..calibration.report import CalibrationReport
 from ..last_layer.rigidity import LastLayerRigidity
+from ..last_layer.statistics.statistic import SAMPLE
 from ..notices import notify, require_level
 from ..prediction.distribution import StudentT
 from ..prediction.prediction import Prediction
@@ -64,9 +66,9 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             `GridSearchCV` or `RandomizedSearchCV`.
         prefit: Whether the base is trained already. A `FrozenEstimator` always is.
         valid: Share of the rows given to `fit` that only calibrate the bars. "auto" holds no row
-            out if training rows can calibrate: for the criteria "loo" and "textbook", and under the
-            criterion "auto" for bases that are linear in everything that was trained (least
-            squares, ridge, kernel ridge). Otherwise it holds out a fifth. Under `prefit` it holds
+            out if training rows can calibrate: for `Paper(criterion="loo")` and "textbook", and
+            with `Full` for bases that are linear in everything that was trained (least squares,
+            ridge, kernel ridge). Otherwise it holds out a fifth. Under `prefit` it holds
             out half, and the other half stands for the training rows. None holds no row out; under
             `prefit` it declares that the rows given to `fit` are the training rows.
         conformal: Share (float) or number (int) of the rows given to `fit` that are kept apart for
@@ -74,14 +76,12 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             are set apart first, so that `valid` is then a share of the other rows. None (default)
             keeps no rows apart, and gives no guarantee. 90 % intervals need at least 9 such rows,
             and a few hundred for a coverage close to 90 % in every draw.
-        criterion: As in `LastLayerRigidity.calibrate`. "textbook" gives the standard errors of
-            linear regression, with the residual variance over n minus the effective number of
-            parameters, and Student's intervals.
-        noise: As in `LastLayerRigidity.calibrate`.
-        distribution: As in `LastLayerRigidity.calibrate`.
-        ridge: By default the base's own penalty if that is known. For a linear base it is in units
-            of the base's input columns. For features of a network or of trees it is in the units
-            of `LastLayerRigidity.calibrate`.
+        method: As in `LastLayerRigidity.calibrate`: "full", "paper", or an object `Full(...)` or
+            `Paper(...)`. Its `ridge` is by default the base's own penalty if that is known. For a
+            linear base it is in units of the base's input columns. For features of a network or of
+            trees it is in the units of `LastLayerRigidity.calibrate`. "textbook" gives the standard
+            errors of linear regression, with the residual variance over n minus the effective
+            number of parameters, and Student's intervals.
         random_state: Seed of the splits.
 
     Attributes:
@@ -98,20 +98,14 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         prefit: bool = False,
         valid: float | str | None = "auto",
         conformal: float | int | None = None,
-        criterion: str = "auto",
-        noise: Any = None,
-        distribution: Any = None,
-        ridge: float | None = None,
+        method: Literal["full", "paper", "textbook"] | Method = "full",
         random_state: Any = None,
     ) -> None:
         self.estimator = estimator
         self.prefit = prefit
         self.valid = valid
         self.conformal = conformal
-        self.criterion = criterion
-        self.noise = noise
-        self.distribution = distribution
-        self.ridge = ridge
+        self.method = method
         self.random_state = random_state
 
     def fit(
@@ -136,6 +130,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
                 model of single rows. An earlier fit stays as it was.
         """
         layers = require_supported(self.estimator)
+        method = None if self.method == "textbook" else _calibration_method(self.method)
         is_prefit = self.prefit or isinstance(self.estimator, FrozenEstimator)
         if is_prefit:
             check_is_fitted(self.estimator)
@@ -149,7 +144,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             training_data = Data.of_training(train, data, was_trained)
         fitted = self._fit_base(data, training_data, is_prefit, was_trained)
 
-        chain = Chain.of(fitted.base, fitted.training, self.ridge)
+        chain = Chain.of(fitted.base, fitted.training, None if method is None else method.ridge)
         if fitted.heldout is None:
             chain.warn_of_reproduced_rows(fitted.training)
             chain.require_same_predictions(fitted.training)
@@ -158,7 +153,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
         uq: LastLayerRigidity | fits.FitRigidity
         report: CalibrationReport | None
-        if self.criterion == "textbook":
+        if method is None:
             # `fits.linear` reads the model's own columns.
             plain_columns = Readout(rows=as_tensor, module=nn.Identity())
             chain = replace(chain, readout=plain_columns)
@@ -169,7 +164,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             rows_are_unseen = was_trained and training_data is None
             # Rows that were held out here cannot have chosen a checkpoint of the base.
             early_stopped = None if was_trained else False
-            uq, report = self._calibrated(chain, fitted, rows_are_unseen, early_stopped)
+            uq, report = self._calibrated(chain, fitted, method, rows_are_unseen, early_stopped)
 
         # Attributes change only now, so that a refused fit leaves the last one as it was.
         validate_data(self, X, reset=True, skip_check_array=True)
@@ -242,7 +237,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
         mean, prediction = self._mean_and_prediction(X)
         # A monotone map carries the guarantee of the transformed target over to the user's units.
-        low, high = self._chain.targets.interval(*prediction.interval(level, conformal=True))
+        low, high = self._chain.targets.interval(*prediction.interval(level))
         return low.reshape(np.shape(mean)), high.reshape(np.shape(mean))
 
     def predict_quantiles(self, X: Any, levels: Sequence[float]) -> Array:
@@ -319,7 +314,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             noise: Any = uq.noise  # the variance of an observation of weight one
             prediction = uq.predict(rows, noise=noise)
         else:
-            prediction = uq.predict(rows, progress=False)
+            prediction = uq.predict(rows)
         return prediction
 
     def rows(self, X: Any) -> Tensor:
@@ -354,8 +349,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         if self.conformal is not None and rows_trained_the_base:
             raise ValueError(
                 "conformal needs rows that did not train the base. With valid=None or "
-                'criterion="loo", the rows given to fit are those that trained it, so they give '
-                "no guarantee. Fit on held-out rows, and pass the training rows as "
+                'Paper(criterion="loo"), the rows given to fit are those that trained it, so they '
+                "give no guarantee. Fit on held-out rows, and pass the training rows as "
                 "fit(..., train=(X, y))."
             )
         data, conformal = data.split(self._checked_conformal(data), self.random_state)
@@ -393,11 +388,12 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         share = self._checked_valid()
         if share != "auto":
             return share
-        if self.criterion in ("loo", "textbook"):
+        by_left_out_rows = isinstance(self.method, Paper) and self.method.criterion == "loo"
+        if by_left_out_rows or self.method == "textbook":
             return None
         if was_trained:
             return 0.5
-        if self.criterion == "auto" and is_exact(base):
+        if (isinstance(self.method, Full) or self.method == "full") and is_exact(base):
             # Left-out training rows need no others, unless their residuals are all zero.
             has_residuals = training is None or not training.is_reproduced_by(base)
             if has_residuals:
@@ -420,10 +416,10 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         conformal: Any = self.conformal
         if conformal is None:
             return None
-        if self.criterion == "textbook":
+        if self.method == "textbook":
             raise ValueError(
-                "criterion='textbook' always returns Student's intervals and sets no rows apart. "
-                "Leave conformal=None, or use criterion='auto'."
+                "method='textbook' always returns Student's intervals and sets no rows apart. "
+                "Leave conformal=None, or use method='full'."
             )
         is_number = isinstance(conformal, (int, np.integer)) and not isinstance(conformal, bool)
         if is_number and 0 < conformal < data.row_count - 1:
@@ -437,11 +433,10 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
     def _textbook(self, chain: Chain, fitted: _FittedBase) -> fits.FitRigidity:
         """Student's error bars of a linear fit."""
-        options = (fitted.heldout, self.noise, self.distribution, self.ridge)
-        if any(option is not None for option in options):
+        if fitted.heldout is not None:
             raise ValueError(
-                "criterion='textbook' always uses Student's distribution and the base's own "
-                "penalty. Leave valid, train, noise, distribution and ridge at their defaults."
+                "method='textbook' is for the rows that trained the base. Leave valid and train at "
+                "their defaults."
             )
         training = fitted.training
         target = chain.targets.transformed(training.y)
@@ -452,6 +447,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         self,
         chain: Chain,
         fitted: _FittedBase,
+        method: Method,
         rows_are_unseen: bool,
         early_stopped: bool | None,
     ) -> tuple[LastLayerRigidity, CalibrationReport]:
@@ -460,6 +456,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         Args:
             chain: The fitted base taken apart.
             fitted: The base and its rows.
+            method: What is asked of the calibration.
             rows_are_unseen: Whether the base may never have seen the rows that stand for its
                 training rows. Their residuals are then not those of training rows.
             early_stopped: As in `LastLayerRigidity.calibrate`.
@@ -469,44 +466,34 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         heldout_rows = None if fitted.heldout is None else chain.tensors(fitted.heldout)
         conformal_rows = None if fitted.conformal is None else chain.tensors(fitted.conformal)
 
-        uq = LastLayerRigidity(IgnoringWeight(readout.module))
+        uq = LastLayerRigidity(IgnoringWeight(readout.module), progress=False)
         # A small ridge needs all digits of the Gram, which a QR decomposition keeps.
-        method = "gram" if readout.ridge is None else "qr"
+        gram_kind = "gram" if readout.ridge is None else "qr"
         weight_of = None if fitted.training.weight is None else itemgetter("weight")
         # Training residuals that mean nothing must not be kept for the calibration.
         forget_residuals = fitted.heldout is not None and (
             rows_are_unseen or fitted.training.is_reproduced_by(chain.base)
         )
-        if forget_residuals:
-            uq.fit(
-                training_rows,
-                loss=readout.loss,
-                sample_weight=weight_of,
-                sample=0,
-                method=method,
-                progress=False,
-            )
-        else:
-            uq.fit(
-                training_rows,
-                loss=readout.loss,
-                sample_weight=weight_of,
-                method=method,
-                progress=False,
-            )
-
-        report = uq.calibrate(
-            heldout_rows,
-            train=training_rows if self.criterion == "loo" else None,
-            criterion=self.criterion,
-            ridge=self.ridge if readout.ridge is None else readout.ridge,
-            noise=self.noise,
-            distribution=self.distribution,
-            optimism=not is_exact(chain.base),
-            early_stopped=early_stopped,
-            conformal=conformal_rows,
-            progress=False,
+        uq.fit(
+            training_rows,
+            loss=readout.loss,
+            sample_weight=weight_of,
+            keep_rows=0 if forget_residuals else SAMPLE,
+            method=gram_kind,
         )
+        if readout.ridge is not None:
+            method = replace(method, ridge=readout.ridge)
+        train = None
+        if isinstance(method, Full):
+            # Left-out rows of a base that is linear in all that was trained are as good as new.
+            method = replace(method, optimism=method.optimism and not is_exact(chain.base))
+        elif method.criterion == "loo":
+            train = training_rows
+        uq.calibrate(heldout_rows, method=method, train=train, early_stopped=early_stopped)
+        if conformal_rows is not None:
+            uq.conformalize(conformal_rows)
+        report = uq.calibration_report
+        assert report is not None
         beats_constant_bar = report.gain > 0 and report.varies
         if fitted.heldout is not None and report.useless and not beats_constant_bar:
             notify(report.useless)
@@ -574,3 +561,15 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         if single_target:
             covariance = covariance[..., 0]
         return np.asarray(covariance)
+
+
+def _calibration_method(method: Any) -> Method:
+    """The method of a calibration that was asked for.
+
+    Raises:
+        ValueError: There is no such method.
+    """
+    try:
+        return method_for(method)
+    except ValueError as error:
+        raise ValueError(f"{error} For a linear base there is also 'textbook'.") from error

@@ -549,8 +549,8 @@ def held() -> Environments:
 
 def fitted(net: nn.Module, train: list[Batch], valid: list[Batch]) -> rg.LastLayerRigidity:
     """With the weights of the loss, and a ridge at which a dense solution has many digits."""
-    uq = rg.LastLayerRigidity(net).fit(train, sample_weight=loss_weight, progress=False)
-    uq.calibrate(valid, ridge=1e-3 * float(uq.gram.diagonal.mean()), progress=False)
+    uq = rg.LastLayerRigidity(net, progress=False).fit(train, sample_weight=loss_weight)
+    uq.calibrate(valid, method=rg.Full(ridge=1e-3 * float(uq.gram.diagonal.mean())))
     return uq
 
 
@@ -558,7 +558,7 @@ def test_the_library_finds_the_sums_over_the_atoms_of_each_species(known, held) 
     net = net_for(known)
     uq = fitted(net, list(known.batches(2)), [every(held)])
     expected = features_of(net, known)
-    found = uq.features(list(known.batches(4)), progress=False)
+    found = uq.features(list(known.batches(4)))
     assert found.shape == (len(known), 320)
     close(found, expected, 1e-12)
     weights = [readout.weight for readout in net.readouts]
@@ -581,8 +581,8 @@ def test_the_first_batch_of_a_fit_may_lack_elements(known, held, first: str) -> 
     uq = fitted(net, parts, [every(held)])
     f = features_of(net, data)[rows]
     close(uq.gram.matrix, f.T @ (f / data.counts[rows, None]), 1e-12)
-    together = uq.predict([every(data)], progress=False)
-    water = uq.predict([data.batch(torch.tensor([0]))], progress=False)
+    together = uq.predict([every(data)])
+    water = uq.predict([data.batch(torch.tensor([0]))])
     close(water.std, together.std[:1], 1e-10)
     close(water.mean, together.mean[:1], 1e-10)
 
@@ -714,7 +714,7 @@ def test_force_bars_equal_the_brute_force(net) -> None:
     some = of("H2O", "H2CO", "HF")
     batch = positions.batch(some, SPECIES, SOAP)
     atoms = batch.pop("atoms")
-    found = uq.gradient([batch], wrt="positions", progress=False)
+    found = uq.gradient([batch], wrt="positions")
     for k, ends in enumerate(zip(some.ends[:-1].tolist(), some.ends[1:].tolist(), strict=True)):
         own = some.picked(torch.tensor([k]))
         mean, std = dense_force_variance(net, own, inverse, float(uq.scale))

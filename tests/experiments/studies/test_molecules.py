@@ -113,12 +113,12 @@ def test_predictions_are_those_of_the_whole_net_in_the_order_of_the_test_molecul
 ) -> None:
     parts = [data.environments(rows) for rows in (data.train, data.valid, data.test)]
     uq = rg.LastLayerRigidity(kept.net)
-    uq.fit(parts[0].batches(50), sample_weight=loss_weight, progress=False)
+    uq.fit(parts[0].batches(50), sample_weight=loss_weight)
     uq = work.calibrated(uq, parts[1], error_bars.PAPER)
     p = uq.predict(parts[2].batches(30), sample_weight=loss_weight)
     top = rg.LastLayerRigidity(work.readouts(kept.net))
     known, held = (work.hidden(kept.net, part) for part in parts[:2])
-    top.fit(known.batches(50), sample_weight=loss_weight, progress=False)
+    top.fit(known.batches(50), sample_weight=loss_weight)
     ways = {"nll": work.calibrated(top, held, error_bars.PAPER)}
     rows = work.predicted(ways, kept.net, data)["nll"]
     for found, expected in ((rows.mean, p.mean), (rows.bar, p.std), (rows.target, parts[2].y)):

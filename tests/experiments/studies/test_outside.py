@@ -11,6 +11,7 @@ from experiments.judging.predictive import row_scores, summary
 from experiments.studies.outside import page, run, work
 from experiments.training.descent import trained
 
+import rigidities as rg
 from experiments import __main__ as command
 from experiments.data import domains, uci
 from experiments.judging import error_bars
@@ -72,7 +73,7 @@ def test_every_form_is_judged_on_both_sides(synthetic: Path) -> None:
         train, valid, protocol, range(work.FIRST_SEED + 500, work.FIRST_SEED + 503)
     ).best.module(0)
     uq = error_bars.fitted(net, (train[0][0], train[1][0]))
-    uq.calibrate((valid[0][0], valid[1][0]), guard="q")
+    uq.calibrate((valid[0][0], valid[1][0]), method=rg.Full(guard="q"))
     rows = row_scores(uq.predict(x[0]), y[0])
     near = torch.arange(len(y[0])) < divided.inside
     for side, mask in (("inside", near), ("outside", ~near)):

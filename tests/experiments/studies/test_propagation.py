@@ -14,6 +14,7 @@ from experiments.studies.propagation import work
 from experiments.studies.propagation.run import run
 from experiments.studies.propagation.work import CALIBRATIONS, DIFFERENCE, Groups, Samples, Sizes
 
+import rigidities as rg
 from experiments.data import files
 from experiments.frame import report
 from rigidities import LastLayerRigidity
@@ -98,7 +99,7 @@ def test_predicted_variances_are_those_of_the_dense_covariance(drawn: Samples) -
     net = copy.deepcopy(net).double()
     x, valid = drawn.test[0][0].double(), tuple(part[0].double() for part in drawn.valid)
     uq = LastLayerRigidity(net).fit(tuple(part[0].double() for part in drawn.train))
-    uq.calibrate(valid, noise="constant", criterion="evidence")
+    uq.calibrate(valid, method=rg.Paper(criterion="evidence", noise="constant"))
     groups = Groups.of((1, 4), work.nearest(x), len(x))
     found = work.predicted(uq, x, groups)
     covariance, a = uq.covariance(x), groups.matrix
@@ -135,8 +136,8 @@ def test_the_default_is_judged_on_the_first_nets_by_its_own_covariance(drawn: Sa
     found = work.summary(nets, drawn, (1, 4), first=1)
     assert found["auto"]["nets"] == 1 and found["bayes"]["nets"] == 3
     assert found["independence"] == pytest.approx(math.sqrt(1 - 150 / 580))
-    uq = LastLayerRigidity(nets[0]).fit((drawn.train[0][0], drawn.train[1][0]), progress=False)
-    uq.calibrate((drawn.valid[0][0], drawn.valid[1][0]), progress=False)
+    uq = LastLayerRigidity(nets[0], progress=False).fit((drawn.train[0][0], drawn.train[1][0]))
+    uq.calibrate((drawn.valid[0][0], drawn.valid[1][0]))
     covariance = uq.covariance(drawn.common).double()
     own = drawn.spread * float(covariance.mean()) ** 0.5
     single = drawn.spread * float(covariance.diagonal().mean()) ** 0.5

@@ -64,8 +64,8 @@ def fitted(folder: Path) -> Fitted:
     net = bpnn.drawn(5, train.x.shape[1], 0)
     net.standardise(train.x)
     uq = rg.LastLayerRigidity(net.eval(), forward=forces.energies)
-    uq.fit(train.batches(32), sample_weight=loss_weight, progress=False)
-    uq.calibrate(valid.batches(32), criterion="nll", progress=False)
+    uq.fit(train.batches(32), sample_weight=loss_weight)
+    uq.calibrate(valid.batches(32), method="paper")
     return Fitted(uq, train, test, structures)
 
 
@@ -196,7 +196,7 @@ def test_errors_by_size_count_atoms_and_heavy_atoms() -> None:
 
 
 def test_the_page_of_novelty_rounds_stored_numbers(fitted: Fitted) -> None:
-    prediction = fitted.uq.predict(fitted.test.batches(32), progress=False)
+    prediction = fitted.uq.predict(fitted.test.batches(32))
     errors = prediction.mean - fitted.test.y
     kinds = novelty.kinds(fitted.structures)
     found = {
@@ -258,7 +258,7 @@ def test_a_tilt_uncovers_hidden_atoms() -> None:
 
 
 def test_the_picture_shows_every_atom_and_bond_from_json_alone(fitted: Fitted) -> None:
-    prediction = fitted.uq.predict(fitted.test.batches(32), progress=False)
+    prediction = fitted.uq.predict(fitted.test.batches(32))
     errors = prediction.mean - fitted.test.y
     found = as_json(
         pictures.shown(fitted.uq, fitted.test, fitted.structures, prediction.std, errors)
@@ -331,12 +331,12 @@ def test_greedy_choice_weighs_molecules_as_the_loss_does(fitted: Fitted) -> None
     free = torch.arange(5, len(own.pool))
     order = torch.Generator().manual_seed(0)
     found = learning.places_to_label("greedy", fitted.uq, own, free, 6, order)
-    rows = fitted.uq.features(own.pool.batches(32), progress=False)
+    rows = fitted.uq.features(own.pool.batches(32))
     weights = 1 / own.pool.counts[free].double()
     best = selection.greedy(fitted.uq.posterior, rows[free], 6, weights=weights, of=rows)
     assert found.tolist() == best.indices.tolist()
     largest = learning.places_to_label("top", fitted.uq, own, free, 4, order)
-    std = fitted.uq.predict(own.pool.picked(free).batches(32), progress=False).std
+    std = fitted.uq.predict(own.pool.picked(free).batches(32)).std
     assert largest.tolist() == std.topk(4).indices.tolist()
     any_six = learning.places_to_label("random", fitted.uq, own, free, 6, order)
     assert len(set(any_six.tolist())) == 6
@@ -379,9 +379,7 @@ def test_one_fit_serves_descriptors_and_positions(fitted: Fitted, case: forces.C
     torch.testing.assert_close(
         forces.energies(net, case.batch), net(x, **arguments), rtol=1e-12, atol=0
     )
-    bars = [
-        fitted.uq.predict([one], progress=False).std for one in ({"x": x, **arguments}, case.batch)
-    ]
+    bars = [fitted.uq.predict([one]).std for one in ({"x": x, **arguments}, case.batch)]
     torch.testing.assert_close(*bars, rtol=1e-10, atol=0)
 
 

@@ -368,10 +368,10 @@ def test_a_calibration_is_that_of_the_library_and_leaves_the_fit_alone(
 ) -> None:
     known, held = data.environments(data.train), data.environments(data.valid)
     uq = rg.LastLayerRigidity(trained.net)
-    uq.fit(known.batches(512), sample_weight=loss_weight, progress=False)
+    uq.fit(known.batches(512), sample_weight=loss_weight)
     own = work.calibrated(uq, held, work.WAYS["nll"])
     assert uq.calibration_report is None and own.calibration_report is not None and own is not uq
-    report = uq.calibrate(held.batches(7), criterion="nll", noise="none", progress=False)
+    report = uq.calibrate(held.batches(7), method=rg.Paper(noise="none")).calibration_report
     chosen = judged["calibrations"]["nll"]["chosen"]
     assert chosen["ridge"] == pytest.approx(report.ridge, rel=1e-6)
     assert chosen["scale"] == pytest.approx(float(report.scale), rel=1e-6)
@@ -380,7 +380,7 @@ def test_a_calibration_is_that_of_the_library_and_leaves_the_fit_alone(
 def test_bars_do_not_depend_on_files_and_batches(data, trained, tmp_path, monkeypatch) -> None:
     known, held = data.environments(data.train), data.environments(data.valid)
     uq = rg.LastLayerRigidity(trained.net)
-    uq.fit(known.batches(512), sample_weight=loss_weight, progress=False)
+    uq.fit(known.batches(512), sample_weight=loss_weight)
     ways = {"evidence": work.calibrated(uq, held, work.WAYS["evidence"])}
     whole = work.predicted(ways, data)["evidence"]
     close(whole.target, data.environments(data.test).y, 1e-10)
@@ -436,8 +436,8 @@ def ticking(times: Iterator[float]):
 def uq(data: Samples, trained: Fitted) -> rg.LastLayerRigidity:
     known = data.environments(data.train)
     found = rg.LastLayerRigidity(trained.net)
-    found.fit(known.batches(50), sample_weight=loss_weight, progress=False)
-    found.calibrate(data.environments(data.valid).batches(50), progress=False)
+    found.fit(known.batches(50), sample_weight=loss_weight)
+    found.calibrate(data.environments(data.valid).batches(50))
     return found
 
 

@@ -13,6 +13,7 @@ from experiments.studies.regularizer import page as pages
 from experiments.studies.regularizer import run as experiment
 from experiments.studies.regularizer import signs, work
 
+import rigidities as rg
 from experiments.frame import report, wording
 from experiments.judging import error_bars
 from experiments.judging import scores as spread
@@ -73,7 +74,7 @@ def test_ridges_are_those_that_the_library_chooses(net: Trained) -> None:
     fitted = error_bars.fitted(net.model, net.train)
     found = work._judged(Judged(net.model, fitted, *net[1:]), 40)
     uq = LastLayerRigidity(net.model).fit(net.train)
-    report_ = uq.calibrate(net.valid, criterion="nll", noise="constant")
+    report_ = uq.calibrate(net.valid, method=rg.Paper(noise="constant")).calibration_report
     one = found["nll, floor"]
     largest = float(torch.linalg.eigvalsh(uq.gram.matrix).max())
     assert one["log_relative_ridge"] == pytest.approx(math.log10(report_.ridge / largest))
@@ -96,7 +97,7 @@ def test_the_bias_is_a_column_of_ones(net: Trained) -> None:
             return torch.cat([hidden, torch.ones(len(x), 1)], 1) if ones else hidden
 
         other = LastLayerRigidity(net.model, features=features).fit(net.train)
-        other.calibrate(net.valid, criterion="nll")
+        other.calibrate(net.valid, method="paper")
         bars.append(other.predict(net.test[0]).std.double().flatten())
     ratio = float((bars[1] / bars[0]).log10().abs().mean())
     assert ratio > 0

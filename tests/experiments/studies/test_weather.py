@@ -41,7 +41,7 @@ def fitted(rows: int = 600, seed: int = 0) -> tuple[LastLayerRigidity, Rows]:
 
     train, valid = inputs(rows), inputs(rows)
     with torch.no_grad():
-        uq = LastLayerRigidity(net).fit((*train, net(*train)), progress=False)
+        uq = LastLayerRigidity(net, progress=False).fit((*train, net(*train)))
         noise = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
         return uq, (*valid, net(*valid) + (0.1 + valid[0][:, :1].abs()) * noise)
 
@@ -147,7 +147,7 @@ def test_scores_are_in_degrees_whatever_the_net_sees(folder: Path) -> None:
         with torch.no_grad():
             net.head.weight.div_(split.spread)
             net.head.bias.sub_(split.level).div_(split.spread)
-        uq = LastLayerRigidity(net).fit(own.train, progress=False)
+        uq = LastLayerRigidity(net, progress=False).fit(own.train)
         bars = work._bars(uq, own, Calibration("nll", "constant"))
         target = own.degrees(own.test[-1])
         constant = work._constant(uq, own)

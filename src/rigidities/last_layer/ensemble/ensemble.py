@@ -94,14 +94,7 @@ class Ensemble(ModelWrapper):
         batch.check(reading.output.shape[0])
         return self._outputs(reading, batch)
 
-    def propagate(
-        self,
-        fn: Callable[[Tensor], Any],
-        x: Any,
-        *,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-    ) -> MemberValues:
+    def propagate(self, fn: Callable[[Tensor], Any], x: Any) -> MemberValues:
         """Mean and standard deviation of any function of the outputs, with one call per member.
 
         For a linear function the mean is exact (unless the draws are independent); the covariance
@@ -116,8 +109,6 @@ class Ensemble(ModelWrapper):
                 function raises an error in float64, it gets float32, then the model's precision;
                 the result contains the precision that was used.
             x: Inputs, a data set or batches; targets in them are ignored.
-            batch_size: Rows per batch where the data are not batches already.
-            progress: Whether to show a progress bar; by default only on a terminal.
 
         Returns:
             The values of the function for all members, with their moments.
@@ -129,7 +120,7 @@ class Ensemble(ModelWrapper):
         outputs = []
         model_precision = torch.float64
         with torch.enable_grad():  # for models that differentiate inside forward
-            for batch in self._feed(x, "propagate", batch_size=batch_size, progress=progress):
+            for batch in self._feed(x, "propagate"):
                 reading = self._pass.eager(batch.args, batch.kwargs).detached()
                 batch.check(len(reading.output))
                 model_precision = reading.output.dtype
@@ -160,6 +151,8 @@ class Ensemble(ModelWrapper):
         forward: ForwardFunction | None = None,
         target: Callable[[Any], Tensor] | None = None,
         output: str | int | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
     ) -> Ensemble:
         """Load a file with the model that was fitted.
 
@@ -171,6 +164,8 @@ class Ensemble(ModelWrapper):
             forward: The function of the fit.
             target: The function of the fit.
             output: As in the fit; not needed.
+            batch_size: As in `LastLayerRigidity`.
+            progress: As in `LastLayerRigidity`.
 
         Returns:
             The ensemble that was saved.
@@ -184,7 +179,7 @@ class Ensemble(ModelWrapper):
         if output is None:
             output = snapshot.header["readout"]["output"]
         binding = Binding(model, Source(forward, features, output), layer)
-        feed = Feed(model, BatchFormat(forward is not None, target))
+        feed = Feed(model, BatchFormat(forward is not None, target), batch_size, progress)
         device, _ = placement(model)
         members = _members_from(snapshot, device)
         return cls(_binding_from(snapshot, binding), _feed_from(snapshot, feed), members)

@@ -56,10 +56,13 @@ class GradientRows(NamedTuple):
 class GradientLoss:
     r"""Half the squared error of derivatives, which the training loss had beside that of values.
 
+        uq.fit(train, gradient_loss=rg.GradientLoss("pos", weight=0.1, target="slope"))
+
     Attributes:
-        wrt: The input to differentiate by.
+        wrt: The input to differentiate by: its position or its name ("pos" for forces).
         weight: $\beta$: a number, or callable(batch) -> one weight per row of that input. The
-            sample weights of the values do not apply here.
+            sample weights of the values do not apply here. Weight 0 stands for derivatives that
+            were not trained: they add nothing to the Gram, and `calibrate` finds their scale.
         target: The target of the derivatives $\partial y / \partial x$ (forces with their sign
             changed): key or attribute of the batch, or callable(batch). None where it is not
             known. If a batch is a mapping that is passed to the model as keywords, a key is taken
@@ -78,11 +81,21 @@ class GradientLoss:
             weight = float(self.weight)
         except (TypeError, ValueError):
             weight = math.nan  # refused below
-        if not 0 < weight < math.inf:
+        if not 0 <= weight < math.inf:
             raise ValueError(
-                f"gradient_weight must be a positive number or callable(batch), got {self.weight}."
+                "weight of a GradientLoss must be a finite number that is not negative, or "
+                f"callable(batch), got {self.weight}."
+            )
+        if weight == 0 and self.target is None:
+            raise ValueError(
+                "A GradientLoss of weight 0 only calibrates derivatives, and needs their target=."
             )
         object.__setattr__(self, "weight", weight)
+
+    @property
+    def in_training_loss(self) -> bool:
+        """Whether the derivatives were trained, so that they add rows to the Gram."""
+        return self.weight != 0
 
     @property
     def apart(self) -> str | None:
@@ -123,7 +136,7 @@ class GradientLoss:
             value = getattr(batch.raw, self.target, None)
         if value is None:
             raise ValueError(
-                f"there is no target for the derivatives: gradient_target={self.target!r} finds "
+                f"there is no target for the derivatives: target={self.target!r} finds "
                 f"nothing in a batch of type {type(batch.raw).__name__}. Name a key or attribute "
                 "that the batches have, or pass callable(batch)."
             )
@@ -147,53 +160,24 @@ class GradientLoss:
         weights = torch.as_tensor(self.weight(batch.raw), dtype=torch.float64).to(features.device)
         if weights.numel() != input_rows:
             raise ValueError(
-                f"gradient_weight returned {tuple(weights.shape)} for an input with {input_rows} "
-                "rows: expected one weight per row."
+                f"weight of the GradientLoss returned {tuple(weights.shape)} for an input with "
+                f"{input_rows} rows: expected one weight per row."
             )
         return weights.reshape(input_rows)
 
 
-def gradient_loss(
-    gradients: InputName, weight: GradientWeight | None, target: GradientTarget | None
-) -> GradientLoss | None:
-    """The loss of derivatives that the options of `LastLayerRigidity.fit` describe.
-
-    Args:
-        gradients: The input to differentiate by, or None for a loss of values alone.
-        weight: The option `gradient_weight`.
-        target: The option `gradient_target`.
+def checked_gradient_loss(loss: Any) -> GradientLoss | None:
+    """What a user has passed as `gradient_loss=`, which must be a `GradientLoss` or None.
 
     Raises:
-        ValueError: A weight or a target was given without an input to differentiate by.
+        TypeError: It is something else.
     """
-    if gradients is not None:
-        return GradientLoss(gradients, 1.0 if weight is None else weight, target)
-    for name, value in (("gradient_weight", weight), ("gradient_target", target)):
-        if value is not None:
-            raise ValueError(
-                f"{name}= needs gradients=, the input to differentiate with respect to."
-            )
-    return None
-
-
-def calibration_loss(
-    fitted: GradientLoss | None, gradients: InputName, target: GradientTarget | None
-) -> GradientLoss:
-    """What derivatives are calibrated on.
-
-    Args:
-        fitted: The loss of derivatives in the fit, if there was one.
-        gradients: The input to differentiate by; None for that of the fit.
-        target: The derivatives' target.
-
-    Raises:
-        ValueError: There is no target.
-    """
-    if target is None:
-        raise ValueError("gradients= needs gradient_target=, the derivatives to calibrate on.")
-    if gradients is None and fitted is not None:
-        gradients = fitted.wrt
-    return GradientLoss(gradients, 1.0, target)
+    if loss is None or isinstance(loss, GradientLoss):
+        return loss
+    raise TypeError(
+        'gradient_loss must be a rigidities.GradientLoss, such as GradientLoss("pos", weight=0.1, '
+        f'target="slope"), got {loss!r}.'
+    )
 
 
 def checked_target(target: Tensor, feature_map: FeatureMap) -> Tensor:
