@@ -395,8 +395,7 @@ class LastLayerRigidity(ModelWrapper):
             support: The bounds (low, high) of the targets, with None for no bound. Probability
                 beyond a bound is moved to the bound.
             guard: Whether "auto" widens the bars of unfamiliar inputs, for which nothing was
-                learnt, to those of a forecaster who knows only the spread of the targets. With "q"
-                the bars grow with q instead.
+                learnt, to those of a forecaster who knows only the spread of the targets.
             optimism: Whether leave-one-out errors of training rows may be smaller than errors of
                 new rows. They are not if the model is linear in all its trained weights. Pass False
                 in that case, and "auto" treats these rows as new rows.
@@ -1330,7 +1329,7 @@ def _batch_variances(
         variances = bars.of_batch(batch, reading, sample_weight)
         if novelty is not None:
             largest = novelty.amax(1)  # over the layers
-            variances = replace(variances, novelty=reading.spread_out(largest))
+            variances = replace(variances, novelty=reading.output_layout.of_samples(largest))
         if uncertain_inputs is not None:
             variance = uncertain_inputs.next(tap, batch, reading.output)
             variances = replace(variances, from_inputs=variance)
