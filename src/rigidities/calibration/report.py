@@ -578,7 +578,7 @@ def summary(
         elif report.stale:
             lines["intervals"] = f"the guarantee is void: call {guarantee} again"
         else:
-            lines["intervals"] = "guaranteed by p.interval(0.9, conformal=True)"
+            lines["intervals"] = "guaranteed by p.interval(0.9)"
     return "\n".join([title, *(f"  {name:<14}{text}" for name, text in lines.items())])
 
 

@@ -401,7 +401,7 @@ class LastLayerRigidity(ModelWrapper):
                 in that case, and "auto" treats these rows as new rows.
             early_stopped: Whether the validation rows chose the model's checkpoint, so that their
                 errors are optimistic. False means that they did not. By default the report asks.
-            conformal: Rows that are used for nothing else, for `p.interval(0.9, conformal=True)`;
+            conformal: Rows that are used for nothing else, which guarantee `p.interval(0.9)`;
                 or the share of the validation rows to set aside for it, for example 0.3.
             groups: Groups of the conformal rows: a callable(batch) -> whole numbers, or "bar" for
                 fifths of the bar. A group with too few rows for a level (fewer than 9 for 90 %)
