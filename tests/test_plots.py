@@ -464,7 +464,7 @@ def test_an_input_of_several_is_drawn_by_number_or_name() -> None:
 def test_intervals_without_an_end_reach_to_the_edge() -> None:
     p, y = heavy(30)
     endless = replace(p, conformal=_Endless())
-    for ax in (endless.plot(y, conformal=True), endless.plot(y, kind="rows", conformal=True)):
+    for ax in (endless.plot(y), endless.plot(y, kind="rows", conformal=True)):
         bottom, top = ax.get_ylim()
         assert (intervals_drawn(ax)[:, 1:] == (bottom, top)).all()
         assert np.isfinite([bottom, top]).all() and shares(ax)["covered"] == 100

@@ -237,7 +237,7 @@ def shape():
 
 
 def guard():
-    """Bars beyond the training rows: by the guard, by another rule, and without any."""
+    """Bars beyond the training rows, with and without the guard."""
     torch.manual_seed(0)
     x = inputs(900)
     y = wave(x) + 0.15 * torch.randn(900, 1)
@@ -245,17 +245,17 @@ def guard():
     uq = fitted(x[:600], y[:600], steep=1.0, ridge=1e-2)
     line = torch.linspace(-2, 2, 401)[:, None]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8))
-    rules = ((True, "the guard", BLUE), ("q", 'guard="q"', GREEN), (False, "guard=False", ORANGE))
+    rules = ((True, "the guard", BLUE), (False, "guard=False", ORANGE))
     for rule, name, colour in rules:
         uq.calibrate(valid, guard=rule, noise="constant")
         p = uq.predict(line)
         low, high = p.interval(0.9)
-        if rule is True:
+        if rule:
             edges = guard_edges(uq, line)
             reference = uq.calibration.guard.reference.item()
             draw_band(left, line, low[:, 0], high[:, 0], colour, f"90 %, {name}")
             left.plot(line, p.mean, color=GREY)
-        elif rule is False:
+        else:
             left.plot(line, torch.cat([low, high], 1), color=colour, lw=1.5)
             left.plot([], [], color=colour, lw=1.5, label=f"90 %, {name}")
         away = line[:, 0] >= 0

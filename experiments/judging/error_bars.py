@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ class Calibration:
     criterion: str = "nll"
     noise: str | None = "none"
     distribution: str | None = "gaussian"
-    guard: bool | Literal["q"] = True
+    guard: bool = True
 
 
 PAPER = Calibration()

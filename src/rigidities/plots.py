@@ -91,7 +91,7 @@ def parity(
     ax: Axes | None = None,
     *,
     level: float = 0.9,
-    conformal: bool = False,
+    conformal: bool | None = None,
 ) -> Axes:
     """Predictions against true values, with their intervals.
 
@@ -105,7 +105,7 @@ def parity(
         target: True values.
         ax: Axes to draw on, new ones by default.
         level: Probability of the intervals.
-        conformal: True for the intervals with the guarantee of the conformal rows, as in
+        conformal: Whether the intervals are those with the guarantee of the conformal rows, as in
             `Prediction.interval`.
 
     Returns:
@@ -138,7 +138,7 @@ def rows(
     *,
     x: Values | None = None,
     level: float = 0.9,
-    conformal: bool = False,
+    conformal: bool | None = None,
 ) -> Axes:
     """Rows with their intervals, in the order of their predictions or against one input.
 
@@ -202,7 +202,7 @@ def along(
     train: tuple[Values, Values] | None = None,
     *,
     level: float | None = None,
-    conformal: bool = False,
+    conformal: bool | None = None,
 ) -> Axes:
     """Predictions along one input, as a curve with bands.
 
@@ -219,7 +219,7 @@ def along(
         ax: Axes to draw on, new ones by default.
         train: Inputs and targets of the training data, drawn as crosses.
         level: Probability of the band.
-        conformal: As in `parity`. It requires `level`.
+        conformal: As in `parity`. True requires `level`.
 
     Returns:
         The axes.
@@ -238,7 +238,7 @@ def along(
         for sigmas, alpha in ((1, 0.35), (2, 0.2)):
             share = math.erf(sigmas / math.sqrt(2))
             label = f"{100 * share:.2g} %" if isinstance(mean, Prediction) else f"±{sigmas}σ"
-            bands.append((label, alpha, _intervals(p, share)))
+            bands.append((label, alpha, _intervals(p, share, conformal=False)))
 
     ax = _axes(ax, WIDE_SIZE)
     knots = flat_x.argsort()[_evenly_spaced(len(flat_x), MOST_KNOTS)]
@@ -396,7 +396,7 @@ def draw(
     chosen_input: int | str | None = None,
     chosen_target: int | str | None = None,
     level: float = 0.9,
-    conformal: bool = False,
+    conformal: bool | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw a prediction; `Prediction.plot` calls this and describes the arguments.
@@ -455,7 +455,9 @@ def _is_curve(x: Tensor, mean: Tensor) -> bool:
     return turning_points <= len(mean) * _MOST_TURNING_POINTS
 
 
-def _require_arguments(kind: str, y: Tensor | None, x: Tensor | None, conformal: bool) -> None:
+def _require_arguments(
+    kind: str, y: Tensor | None, x: Tensor | None, conformal: bool | None
+) -> None:
     """Refuse a kind of plot without what it draws, or with what it cannot draw."""
     if kind in _KINDS_OF_TRUE_VALUES and y is None:
         raise ValueError(
@@ -633,7 +635,7 @@ class _Group(NamedTuple):
     dots: str
 
 
-def _intervals(p: Prediction, level: float, conformal: bool = False) -> _Intervals:
+def _intervals(p: Prediction, level: float, conformal: bool | None) -> _Intervals:
     """The intervals of a prediction, flat and on the CPU."""
     low, high = p.interval(level, conformal=conformal)
     return _Intervals(_flat(p.mean), _flat(low), _flat(high))

@@ -75,7 +75,7 @@ def test_stale_fixed_and_guaranteed_are_told(net):
     uq = rg.LastLayerRigidity(net.model).fit(*net.train)
     uq.calibrate(*net.valid, criterion="nll", ridge=0.1, conformal=net.test)
     assert lines(uq)["ridge"] == "0.1, fixed"
-    assert lines(uq)["intervals"] == "guaranteed by p.interval(0.9, conformal=True)"
+    assert lines(uq)["intervals"] == "guaranteed by p.interval(0.9)"
     assert "stale" not in uq.summary()
     uq.partial_fit(*net.test)
     assert "stale" in lines(uq)["calibrated"]

@@ -126,13 +126,6 @@ def test_empty_sets_get_the_noise_and_leave_the_guard_alone():
     torch.testing.assert_close(
         uq.calibration.guard.reference, alone.calibration.guard.reference, rtol=1e-6, atol=0
     )
-    by_q = [
-        one.calibrate(
-            rows, method=rg.Full(ridge=uq.ridge, guard="q")
-        ).calibration_report.calibration.guard.scale2
-        for one, rows in ((uq, valid), (alone, some[1]))
-    ]
-    assert float(by_q[0] / by_q[1]) == pytest.approx(1, rel=0.2)
 
 
 def test_a_final_relu_does_not_explode_the_bars():

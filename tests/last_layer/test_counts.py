@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import rigidities as rg
 from rigidities.last_layer.readout.graph import TracedReadout
-from rigidities.last_layer.readout.reading import Reading
 from rigidities.last_layer.readout.tap import Tap
 
 ATOMS, STRUCTURES = 40, 6
@@ -153,16 +152,6 @@ def test_a_plain_head_with_a_bias_has_no_counts(model):
 def test_heads_with_biases_have_no_counts():
     model, given = Atoms((True, True)), inputs(2)
     assert Tap.find(model, (), given)(**given).counts is None
-
-
-def test_joined_readings_have_the_counts_of_all_batches():
-    model = Atoms((False, False))
-    tap = Tap.find(model, (), inputs(2))
-    readings = [tap(**inputs(2, draw)) for draw in range(3)]
-    joined = Reading.join(readings).counts
-    assert torch.equal(joined, torch.cat([reading.counts for reading in readings]))
-    plain = Reading(*readings[0], readings[0].inner, readings[0].axis)
-    assert Reading.join([plain, readings[1]]).counts is None
 
 
 def test_gains_that_follow_the_inputs_give_counts_with_derivatives_until_detached():

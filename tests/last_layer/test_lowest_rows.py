@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rigidities.data.output_layout import OutputLayout
 from rigidities.data.sketch import NO_LIMIT, output_hashes
 from rigidities.last_layer.readout.reading import Reading
 from rigidities.last_layer.statistics import row_sample
@@ -28,8 +29,8 @@ def add(sample, hashes, weighted=False):
 def block_of(hashes, weighted=False):
     columns = columns_of(hashes)
     mean = columns["mean"]
-    shape = torch.Size(mean.shape)
-    reading = Reading(mean, columns["features"], shape, -1, counts=columns["counts"])
+    layout = OutputLayout(mean.shape, mean.shape)
+    reading = Reading(mean, columns["features"], layout, counts=columns["counts"])
     block = Block(
         samples=len(hashes),
         rows=len(hashes),

@@ -19,12 +19,12 @@ class TargetSum(Statistic):
 
     @classmethod
     def begin(cls, block, plan):
-        targets = block.reading.inner[block.reading.axis]
+        targets = block.reading.output_layout.targets
         return cls(torch.zeros(()), torch.zeros(targets, dtype=torch.float64))
 
     def update(self, block):
         self.count = self.count + block.rows
-        self.total = self.total + block.reading.rows(block.target).double().sum(0)
+        self.total = self.total + block.reading.output_layout.rows(block.target).double().sum(0)
 
     def merge(self, other):
         self.count = self.count + other.count

@@ -143,15 +143,17 @@ def zoo_covariance(case, parts, batches):
 
     def whose(like):
         """The target of each output."""
-        kept = reading.inner[reading.axis]
-        if reading.order is not None:
-            return (reading.order.argsort() % kept).repeat(len(like))
-        if kept == like.numel() // len(like) and reading.axis == -1:
+        kept = reading.output_layout.targets
+        if reading.output_layout.order is not None:
+            return (reading.output_layout.order.argsort() % kept).repeat(len(like))
+        if kept == like.numel() // len(like) and reading.output_layout.axis == -1:
             return torch.arange(kept).repeat(len(like))
-        axis = reading.axis % len(reading.inner)
-        shape = [1] * len(reading.inner)
+        axis = reading.output_layout.axis % len(reading.output_layout.inner)
+        shape = [1] * len(reading.output_layout.inner)
         shape[axis] = kept
-        inner = [len(like) if i == 0 and axis else n for i, n in enumerate(reading.inner)]
+        inner = [
+            len(like) if i == 0 and axis else n for i, n in enumerate(reading.output_layout.inner)
+        ]
         return torch.arange(kept).reshape(shape).expand(inner).reshape(-1)
 
     def rows(case):
@@ -170,11 +172,11 @@ def zoo_covariance(case, parts, batches):
         gram = train.T @ (row_weights(uq, [case])[:, None] * train)
         return f @ torch.linalg.inv(gram + uq.ridge * eye) @ f.T * between
     residual = (case.target - case.call(oracle.float64_copy(case.model))).detach()
-    if reading.order is None:
+    if reading.output_layout.order is None:
         residual = residual.reshape(-1)
         columns = torch.stack([residual[k_train == t] for t in range(targets)], 1)
     else:  # of one head row each
-        columns = residual.flatten(1)[:, reading.order].reshape(-1, targets)
+        columns = residual.flatten(1)[:, reading.output_layout.order].reshape(-1, targets)
     rho = torch.from_numpy(uncentred_correlation(columns.numpy()))
     if uq.gram.targets is not None:
         rho = torch.eye(targets, dtype=F64)

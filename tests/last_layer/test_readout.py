@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import rigidities as rg
+from rigidities.data.output_layout import OutputLayout
 from rigidities.last_layer.readout import cases
-from rigidities.last_layer.readout.reading import Reading
 from rigidities.last_layer.readout.tap import Tap
 from tests.support import oracle, zoo
 from tests.support.refusals import refused
@@ -428,14 +428,22 @@ def test_an_order_stays_known_where_a_mask_hides_it():
     (x,), mask = case.args, torch.ones(zoo.ROWS, 1).double()
     case.model.run = lambda m, x, mask: zoo.plain(m, x).flip(-1) * mask
     tap = Tap.find(case.model, (x, mask))
-    assert tap(x, mask).order.tolist() == tap(x, 0 * mask).order.tolist() == [2, 1, 0]
+    orders = [tap(x, values).output_layout.order.tolist() for values in (mask, 0 * mask)]
+    assert orders == [[2, 1, 0], [2, 1, 0]]
 
 
 def test_batches_in_different_orders_are_not_joined():
     case = zoo.build("targets_reordered_after_the_head")
     reading = Tap.find(case.model, case.args)(*case.args)
-    other = replace(reading, order=reading.order.flip(0))
-    refused("different orders.*batch by batch", Reading.join, [reading, other])
+    layout = reading.output_layout
+    output = torch.cat([reading.output, reading.output])
+    remedy = ". Predict batch by batch."
+    same = replace(layout, order=layout.order.clone())  # as from another process
+    assert torch.equal(
+        OutputLayout.join([layout, same], output, remedy).rows(output), output.flip(-1)
+    )
+    other = replace(layout, order=layout.order.flip(0))
+    refused("different orders.*batch by batch", OutputLayout.join, [layout, other], output, remedy)
 
 
 @pytest.mark.parametrize(

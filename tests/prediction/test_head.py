@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rigidities.prediction.distribution import StudentT, Tilted
-from rigidities.prediction.guards import IgnoranceGuard, RigidityGuard
+from rigidities.prediction.guards import Guard
 from rigidities.prediction.head import Head, HeadForm, Inputs
 from tests.support.tensors import close, normal
 
@@ -33,7 +33,7 @@ def plain(head, k, q, mean, features):
     log_q = (q.log() - head.rigidity[k, 0]) / head.rigidity[k, 1]
     low, high, centre, spread, square = head.output[k]
     m = (mean[:, k].clamp(low, high) - centre) / spread
-    c, s = (t if t.ndim == 1 else t[k] for t in (head.centre, head.spread))
+    c, s = (t.expand(TARGETS, -1)[k] for t in (head.centre, head.spread))
     z = ((f - c) / s).clamp(-6, 6)
     phi = torch.cat([log_q.clamp(-4, 4)[:, None], m[:, None], (m**2 - square)[:, None], z], 1)
     both = head.constant[k] + phi @ head.weight[k]
@@ -44,24 +44,22 @@ def pair(first: float, second: float) -> torch.Tensor:
     return torch.tensor([first, second], dtype=F64)
 
 
-def guards() -> dict[str, IgnoranceGuard | RigidityGuard | None]:
-    """Of two targets: none, by q alone, by ignorance, and the same of a readout that sums."""
+def guards() -> dict[str, Guard | None]:
+    """Of two targets: none, one, and that of a readout that sums."""
     ignorant = {
         "reference": pair(0.5, 0.1),
         "variance": pair(40.0, 70.0),
         "factor": pair(0.8, 1.0),
         "centre": pair(4.0, 6.0),
     }
-    nothing = torch.zeros(TARGETS, 0, dtype=F64)
     sums = {
         "by_feature": normal(TARGETS, WIDTH, seed=11),
         "extent_weight": 0.1 * normal(TARGETS, WIDTH, seed=12),
     }
     return {
         "none": None,
-        "q": RigidityGuard(pair(0.5, 0.1), pair(2.0, 3.0)),
-        "ignorance": IgnoranceGuard(**ignorant, by_feature=nothing, extent_weight=nothing),
-        "sums": IgnoranceGuard(**ignorant, **sums),
+        "guard": Guard(**ignorant),
+        "sums": Guard(**ignorant, **sums),
     }
 
 
@@ -70,7 +68,7 @@ def guards() -> dict[str, IgnoranceGuard | RigidityGuard | None]:
 @pytest.mark.parametrize(
     "df", [6.0, torch.tensor([4.0, 9.0])], ids=["one distribution", "two distributions"]
 )
-@pytest.mark.parametrize("kind", ["none", "q", "ignorance", "sums"])
+@pytest.mark.parametrize("kind", ["none", "guard", "sums"])
 def test_a_folded_head_equals_the_formulas(shared, dtype, df, kind):
     head, inputs, _ = made(shared=shared)
     rows, guard, distribution = 50, guards()[kind], Tilted(df)
@@ -87,9 +85,7 @@ def test_a_folded_head_equals_the_formulas(shared, dtype, df, kind):
         rtol = 1e-10 if dtype == F64 else 3e-5
         expected, faded = h.exp() * factor[:, 0] + q, steep
         if guard is not None:
-            distance = mean
-            if kind in ("ignorance", "sums"):
-                distance = mean - guard.centre
+            distance = mean - guard.centre
             extent = torch.ones_like(mean)
             if kind == "sums":
                 distance = distance - (features * guard.by_feature).sum(-1)
@@ -120,11 +116,11 @@ def test_a_last_feature_of_ones_may_be_left_out():
     head, inputs, weight = one_target(features)
     form = HeadForm.of(head, None, StudentT(5.0), F64)
     whole = form(q[:, None], mean[:, None], features)
-    for one, other in zip(whole, form(q[:, None], mean[:, None], features[:, :2]), strict=True):
-        assert torch.equal(one, other)
+    without = form(q[:, None], mean[:, None], features[:, :2])
+    assert torch.equal(whole[0], without[0]) and torch.equal(whole[1], without[1])
     h = (inputs(q, mean, features) @ weight + weight[0])[:, 0].clamp(-1, 1)
     close(whole[0][:, 0], h.exp() + head.scale2 * q)
-    assert whole[1].item() == pytest.approx(5 / 3) and whole[2].shape == (60, 1, 0)
+    assert whole[1].tolist() == [pytest.approx(5 / 3)] and whole[2] is None
 
 
 def test_a_row_without_rigidity_and_constant_predictions_have_the_noise_alone():
@@ -148,3 +144,48 @@ def test_constant_predictions_and_rigidities_have_no_input():
     one = torch.ones(20, dtype=F64)
     inputs = Inputs.of(one, 3 * one, normal(20, 2))
     assert bool((inputs(7 * one, 9 * one, normal(20, 2))[:, :3] == 0).all())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["none", "guard", "sums"])
+def test_one_target_has_an_axis_of_length_one(shared, kind):
+    """The first of two targets, by itself, has the numbers that it has beside the other."""
+    head, _, features = made(shared=shared)
+    guard = guards()[kind]
+    alone = Head(
+        **{
+            name: t if name in ("centre", "spread") and shared else t[:1]
+            for name, t in vars(head).items()
+        }
+    )
+    guard_alone = None
+    if guard is not None:
+        guard_alone = Guard(**{name: t[:1] for name, t in guard.tensors().items()})
+    q, mean = torch.exp(3 * normal(60, 1, seed=8)), 5 + 3 * normal(60, TARGETS, seed=9)
+    both = HeadForm.of(head, guard, Tilted(pair(4.0, 9.0)), F64)
+    one = HeadForm.of(alone, guard_alone, Tilted(torch.tensor([4.0])), F64)
+    for name, tensor in one.tensors().items():
+        assert tensor.ndim == both.tensors()[name].ndim or name in ("head_weight", "head_constant")
+    given = features[:, 0] if shared else features
+    values = both(q, mean, given)
+    for features_of_one in (features[:, 0], features[:, :1]):
+        for value, expected in zip(one(q, mean[:, :1], features_of_one), values, strict=True):
+            close(value, expected[:, :1], 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["none", "guard", "sums"])
+@pytest.mark.parametrize("tilted", [True, False])
+def test_a_form_is_made_again_of_its_tensors(kind, tilted):
+    head, _, features = made(shared=True)
+    distribution = Tilted(5.0)
+    if not tilted:
+        columns = ("weight", "constant")
+        kept = {name: t[..., :1] if name in columns else t for name, t in vars(head).items()}
+        head, distribution = Head(**kept), StudentT(5.0)
+    form = HeadForm.of(head, guards()[kind], distribution, F64)
+    again = HeadForm.from_tensors(form.tensors())
+    assert (again.guard is None) == (kind == "none")
+    q, mean = torch.exp(3 * normal(60, 1, seed=8)), 5 + 3 * normal(60, TARGETS, seed=9)
+    values, expected = (f(q, mean, features[:, 0]) for f in (again, form))
+    assert torch.equal(values[0], expected[0]) and torch.equal(values[1], expected[1])
+    assert (values[2] is None) == (expected[2] is None) == (not tilted)

@@ -196,9 +196,13 @@ def test_conformal_intervals_are_those_of_their_rows():
             return prediction.mean - 2 * level, prediction.mean + 2 * level
 
     refused(r"calibrate\(..., conformal=rows\)", P.interval, 0.9, conformal=True)
-    low, high = replace(P, conformal=Doubled()).interval(0.8, conformal=True)
-    torch.testing.assert_close(high - low, 3.2 * ONE)
-    assert torch.equal(replace(P, conformal=Doubled()).interval(0.8)[0], P.interval(0.8)[0])
+    guaranteed = replace(P, conformal=Doubled())
+    for conformal in (None, True):
+        low, high = guaranteed.interval(0.8, conformal=conformal)
+        torch.testing.assert_close(high - low, 3.2 * ONE)
+    for p in (P, guaranteed):
+        assert torch.equal(p.interval(0.8, conformal=False)[0], P.quantile(0.1))
+    assert torch.equal(P.interval(0.8)[0], P.quantile(0.1))
 
 
 def test_predictions_are_frozen():

@@ -101,15 +101,15 @@ def test_entries_answer_as_they_did_in_the_whole(distribution, support):
 )
 def test_conformal_intervals_follow_entries_and_units(distribution, by):
     p = with_scores(prediction(distribution), by)
-    whole = p.interval(LEVEL, conformal=True)
+    whole = p.interval(LEVEL)
     for index in INDICES.values():
-        for some, end in zip(p[index].interval(LEVEL, conformal=True), whole, strict=True):
+        for some, end in zip(p[index].interval(LEVEL), whole, strict=True):
             torch.testing.assert_close(some, end[index], rtol=1e-9, atol=1e-12)
-    low, high = (-2.0 * p + 3.0).interval(LEVEL, conformal=True)
+    low, high = (-2.0 * p + 3.0).interval(LEVEL)
     torch.testing.assert_close((low, high), (3 - 2 * whole[1], 3 - 2 * whole[0]))
     halves = Prediction.concatenate([p[:2], 5 * p[2:]])
     low = torch.cat([whole[0][:2], 5 * whole[0][2:]])
-    torch.testing.assert_close(halves.interval(LEVEL, conformal=True)[0], low)
+    torch.testing.assert_close(halves.interval(LEVEL)[0], low)
 
 
 def test_draws_of_an_entry_are_those_of_its_distribution():
@@ -344,11 +344,21 @@ def test_tables_have_a_row_a_prediction_and_a_column_a_number():
         refused("different names", table, names=["height", "height"])
 
 
-def test_tables_take_conformal_bounds_if_asked():
-    p = with_scores(prediction(Gaussian()), "label")
+def test_tables_have_conformal_bounds_where_there_are_any_unless_asked_otherwise():
+    plain = prediction(Gaussian())
+    p = with_scores(plain, "label")
     low, _ = p.interval(LEVEL, conformal=True)
-    np.testing.assert_allclose(p.to_polars(LEVEL, conformal=True)["low_0"].to_numpy(), low[:, 0])
-    refused("conformal=rows", prediction(Gaussian()).to_pandas, conformal=True)
+    by_the_distribution = plain.interval(LEVEL)[0]
+    assert not torch.allclose(low, by_the_distribution)
+    for conformal, expected in ((None, low), (True, low), (False, by_the_distribution)):
+        arrays = p.to_numpy(LEVEL, conformal=conformal)
+        np.testing.assert_allclose(arrays["low"], expected)
+        frame = p.to_pandas(LEVEL, conformal=conformal)
+        np.testing.assert_allclose(frame["low_0"].to_numpy(), expected[:, 0])
+        table = p.to_polars(LEVEL, conformal=conformal)
+        np.testing.assert_allclose(table["low_0"].to_numpy(), expected[:, 0])
+    np.testing.assert_allclose(plain.to_numpy(LEVEL)["low"], by_the_distribution)
+    refused("conformal=rows", plain.to_pandas, conformal=True)
 
 
 def test_a_missing_library_is_named(monkeypatch):

@@ -28,10 +28,9 @@ from rigidities import metrics
 FORMS = {
     "paper": error_bars.PAPER,
     "unguarded": Calibration("auto", None, None, guard=False),
-    "q": Calibration("auto", None, None, guard="q"),
     "default": error_bars.AUTO,
 }
-"""The paper's form, and the default without a guard, with one by q alone, and with its own."""
+"""The paper's form, and the default without and with its guard."""
 
 NETS = {
     "50 ReLU": Protocol((50,), "relu", batch=64),

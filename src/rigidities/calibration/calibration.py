@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,8 +49,7 @@ class CalibrationOptions:
         ridge: A ridge that is fixed; None where it is to be searched.
         noise_function: The function that gives the noise variances, for a noise that is known.
         support: The targets' bounds.
-        guard: Whether `auto` widens bars beyond the training rows; "q" for a guard that grows with
-            q alone.
+        guard: Whether `auto` widens bars beyond the training rows.
         optimism: Whether `auto` allows leave-one-out errors to be smaller than errors of new rows.
         open_tails: Whether the distribution is a Student-t whose degrees of freedom are to be
             found.
@@ -63,7 +62,7 @@ class CalibrationOptions:
     ridge: float | None = None
     noise_function: NoiseFunction | None = None
     support: Support | None = None
-    guard: bool | Literal["q"] = True
+    guard: bool = True
     optimism: bool = True
     open_tails: bool = False
     early_stopped: bool | None = None
@@ -76,7 +75,7 @@ class CalibrationOptions:
         distribution: str | Distribution | type[Distribution] | None = None,
         ridge: float | str | None = None,
         support: Support | None = None,
-        guard: bool | Literal["q"] = True,
+        guard: bool | str = True,
         optimism: bool = True,
         early_stopped: bool | None = None,
     ) -> CalibrationOptions:
@@ -100,10 +99,8 @@ class CalibrationOptions:
             noise = "features" if criterion == AUTO else "none"
         if distribution is None:
             distribution = "tilted" if criterion == AUTO else "gaussian"
-        if not isinstance(guard, bool) and guard != "q":
-            raise ValueError(
-                f"guard must be True, False or 'q' (bars that grow with q alone), got {guard!r}."
-            )
+        if not isinstance(guard, bool):
+            raise ValueError(f"guard must be True or False, got {guard!r}.")
         if criterion == AUTO and isinstance(distribution, StudentT | Tilted):
             raise ValueError(
                 "criterion='auto' fits the settings of the distribution, got "
@@ -291,9 +288,9 @@ class Calibration:
             calibration = replace(calibration, conformal=replace(conformal, function=groups))
         return calibration
 
-    def shaped(self, tilt: Tensor) -> Distribution:
-        """The distribution of rows with this tilt, (M, K, J); unchanged where J is zero."""
-        if not tilt.shape[-1]:
+    def shaped(self, tilt: Tensor | None) -> Distribution:
+        """The distribution of rows with this tilt, (M, K, J); unchanged without one."""
+        if tilt is None:
             return self.distribution
         return self.distribution.each(lambda _: tilt)
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..notices import notify
 from ..prediction.distribution import Distribution
-from ..prediction.guards import RigidityGuard
 from .calibration import Calibration, without_prefix
 
 __all__ = ["CalibrationReport", "summary"]
@@ -432,11 +431,8 @@ class CalibrationReport:
         guard = self.calibration.guard
         if guard is None:
             return []
-        how = "up to the spread of the targets and beyond"
-        if isinstance(guard, RigidityGuard):
-            how = "which grow with q"
         reference = numbers(guard.reference, digits=3)
-        lead = f"Unfamiliar inputs get wider bars, {how}."
+        lead = "Unfamiliar inputs get wider bars, up to the spread of the targets and beyond."
         if self.calibration.noise.name == "given":  # the noise of a typical row is not known
             return [f"{lead} They widen from q = {reference} on (90 % of training rows are below)."]
         return [
@@ -582,7 +578,7 @@ def summary(
         elif report.stale:
             lines["intervals"] = f"the guarantee is void: call {guarantee} again"
         else:
-            lines["intervals"] = "guaranteed by p.interval(0.9, conformal=True)"
+            lines["intervals"] = "guaranteed by p.interval(0.9)"
     return "\n".join([title, *(f"  {name:<14}{text}" for name, text in lines.items())])
 
 

@@ -11,7 +11,8 @@ anything. A shape is a string of words, one for each dimension:
 | --- | --- |
 | K | number of targets |
 | D | number of features |
-| T, U, S | K, or the dimension is missing; the same choice for all tensors with that word |
+| T, U | K, or the dimension is missing; the same choice for all tensors with that word |
+| S | 1 or K; the same for all tensors with that word |
 | other letters | any, but the same for all tensors with that letter |
 | 5, F+3, G-1 | that number, or the letter's length plus or minus a number |
 | _ | any |
@@ -33,7 +34,7 @@ from typing import Any
 
 from torch import Tensor
 
-PER_TARGET = ("T", "U", "S")
+PER_TARGET = ("T", "U")
 """Words for a dimension of length K that is there in all entries with the word, or in none."""
 
 
@@ -158,14 +159,12 @@ _CALIBRATION = {
     "calibration.guard": Part(
         tensors={
             "reference": Array("float64", "K"),
-            # For bars that grow with q alone.
-            "scale2?": Array("float64", "K"),
-            # For bars that grow until they equal those of an ignorant forecaster.
-            "variance?": Array("float64", "K"),
-            "factor?": Array("float64", "K"),
-            "centre?": Array("float64", "K"),
-            "by_feature?": Array("float64", "K _"),
-            "extent_weight?": Array("float64", "K _"),
+            "variance": Array("float64", "K"),
+            "factor": Array("float64", "K"),
+            "centre": Array("float64", "K"),
+            # For sums over atoms.
+            "by_feature?": Array("float64", "K F"),
+            "extent_weight?": Array("float64", "K F"),
         },
     ),
     "calibration.conformal": Part(
@@ -593,7 +592,7 @@ class _Sizes:
         if words == "...":
             return
         all_words = words.split()
-        expected = []  # the words without missing dimensions, K in place of T, U and S
+        expected = []  # the words without missing dimensions, K in place of T and U
         for word in all_words:
             if word not in PER_TARGET:
                 expected.append(word)
@@ -610,6 +609,8 @@ class _Sizes:
     def _fits(self, word: str, length: int) -> bool:
         """Whether a dimension has the length of its word; a new letter takes its length here."""
         letter, offset = _letter_and_offset(word)
+        if letter == "S" and length not in (1, self._length("K", None)):
+            return False
         if letter not in ("", "_"):
             self._lengths.setdefault(letter, length - offset)
         return word == "_" or self._length(word, None) == length

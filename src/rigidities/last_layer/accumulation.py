@@ -84,7 +84,7 @@ class Weighing:
             weights = loss_weights if weights is None else loss_weights * weights
         if isinstance(self.loss, MSE):  # its curvature is one
             return weights, user_weights
-        predictions = reading.rows(reading.output.detach())
+        predictions = reading.output_layout.rows(reading.output.detach())
         curvature = self.loss.curvature(predictions, target, batch.raw)
         if curvature is None:
             return weights, user_weights
@@ -99,10 +99,9 @@ class Weighing:
 
     def label_loss(self, block: Block) -> str | None:
         """The name of a loss that rows show not to be one of regression; None otherwise."""
-        if isinstance(self.loss, MSE):
+        if isinstance(self.loss, MSE) or block.target is None:
             return None
-        target = block.reading.target_rows(block.target)
-        if target is None or is_least_at_target(self.loss, target):
+        if is_least_at_target(self.loss, block.reading.output_layout.target_rows(block.target)):
             return None
         return function_name(self.loss)
 
@@ -244,13 +243,14 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
 
     target = batch.target
     if target is not None and target.shape != reading.output.shape:
-        reading.target_rows(target)  # refuses a shape that does not fit
+        reading.output_layout.target_rows(target)  # refuses a shape that does not fit
         target = target.reshape(reading.output.shape)
 
     weights = None
     importance = None
     if not weighing.is_plain:
-        weights, importance = weighing(batch, reading, reading.target_rows(target))
+        target_rows = None if target is None else reading.output_layout.rows(target)
+        weights, importance = weighing(batch, reading, target_rows)
         weights = _shared_weights(weights)
 
     inputs = _rows_of_inputs(batch, samples, reading.output.device)
@@ -430,7 +430,7 @@ def _total(block: Block) -> float:
 def _judged_outputs(block: Block) -> Tensor:
     """Residuals of rows that count, (M, K); without targets the predictions."""
     if block.counted_residual is None:
-        return block.reading.rows(block.reading.output)
+        return block.reading.output_layout.rows(block.reading.output)
     return block.counted_residual
 
 

@@ -27,6 +27,7 @@ from ..calibration.calibration import Calibration, NoiseFunction
 from ..calibration.conformal import BoundConformal, group_labels
 from ..data.batches import Batch
 from ..data.finiteness import Again, require_finite
+from ..data.output_layout import OutputLayout
 from ..data.storage import Snapshot
 from ..models.modes import unmixed
 from ..posterior.posterior import Posterior
@@ -37,8 +38,7 @@ from ..prediction.head import HeadForm
 from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
 from .distributed import Job
-from .readout.reading import Reading, SampleWeight
-from .statistics.row_sample import SampledRows
+from .readout.reading import Reading, SampleWeight, joined
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class BatchVariances:
     """What one batch contributes to a prediction.
 
     Attributes:
-        reading: The reading of the batch, with q, (M, 1 or K), in place of its features.
+        output: What the model predicts.
+        output_layout: How the output is seen as rows (M, K).
+        q: Unscaled variances, (M, 1 or K).
         noise_variance: Variance of the noise, (M, K).
         tilt: Tilt of the distribution, (M, K, J), where it has one.
         from_inputs: Variance that uncertain inputs bring, shaped like the output, if any.
@@ -55,7 +57,9 @@ class BatchVariances:
             known.
     """
 
-    reading: Reading
+    output: Tensor
+    output_layout: OutputLayout
+    q: Tensor
     noise_variance: Tensor
     tilt: Tensor | None = None
     from_inputs: Tensor | None = None
@@ -64,29 +68,40 @@ class BatchVariances:
 
     @classmethod
     def join(cls, batches: Sequence[BatchVariances]) -> BatchVariances:
-        """The variances of consecutive batches as one."""
+        """The variances of consecutive batches as one.
 
-        def joined(tensors: list[Tensor | None]) -> Tensor | None:
+        Raises:
+            ValueError: The batches have outputs of different shapes, or targets in different
+                orders.
+        """
+        if len(batches) == 1:
+            return batches[0]
+
+        def concatenated(tensors: list[Tensor | None]) -> Tensor | None:
             present = [tensor for tensor in tensors if tensor is not None]
             return torch.cat(present) if present else None
 
+        remedy = ". Predict batch by batch: mean, std = uq(x)."
+        output = joined([batch.output for batch in batches], remedy)
+        layouts = [batch.output_layout for batch in batches]
         return cls(
-            reading=Reading.join([batch.reading for batch in batches]),
+            output=output,
+            output_layout=OutputLayout.join(layouts, output, remedy),
+            q=torch.cat([batch.q for batch in batches]),
             noise_variance=torch.cat([batch.noise_variance for batch in batches]),
-            tilt=joined([batch.tilt for batch in batches]),
-            from_inputs=joined([batch.from_inputs for batch in batches]),
-            labels=joined([batch.labels for batch in batches]),
-            novelty=joined([batch.novelty for batch in batches]),
+            tilt=concatenated([batch.tilt for batch in batches]),
+            from_inputs=concatenated([batch.from_inputs for batch in batches]),
+            labels=concatenated([batch.labels for batch in batches]),
+            novelty=concatenated([batch.novelty for batch in batches]),
         )
 
     def snapshot(self) -> Snapshot:
         """Tensors and a header, to be sent to other processes."""
-        reading = self.reading
+        layout = self.output_layout
         tensors = {
-            "output": reading.output,
-            "inputs": reading.inputs,
-            "order": reading.order,
-            "counts": reading.counts,
+            "output": self.output,
+            "order": layout.order,
+            "q": self.q,
             "noise": self.noise_variance,
             "tilt": self.tilt,
             "from_inputs": self.from_inputs,
@@ -94,25 +109,23 @@ class BatchVariances:
             "novelty": self.novelty,
         }
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        header = {"inner": list(reading.inner), "axis": reading.axis, "ones": reading.ones}
-        return Snapshot(present, header)
+        return Snapshot(present, {"inner": list(layout.inner), "axis": layout.axis})
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> BatchVariances:
         """The variances that the snapshot came from."""
         tensors = snapshot.tensors
-        header = snapshot.header
-        reading = Reading(
-            output=tensors["output"],
-            inputs=tensors["inputs"],
-            inner=torch.Size(header["inner"]),
-            axis=header["axis"],
+        output = tensors["output"]
+        layout = OutputLayout(
+            shape=output.shape,
+            inner=torch.Size(snapshot.header["inner"]),
+            axis=snapshot.header["axis"],
             order=tensors.get("order"),
-            counts=tensors.get("counts"),
-            ones=header["ones"],
         )
         return cls(
-            reading=reading,
+            output=output,
+            output_layout=layout,
+            q=tensors["q"],
             noise_variance=tensors["noise"],
             tilt=tensors.get("tilt"),
             from_inputs=tensors.get("from_inputs"),
@@ -144,29 +157,12 @@ def gathered(processes: Job, batches: Sequence[BatchVariances]) -> list[BatchVar
                 by_rank.append(BatchVariances.from_snapshot(snapshot))
         if not by_rank:
             return Snapshot({}, {"empty": True})
-        return BatchVariances.join(_with_one_order(by_rank)).snapshot()
+        return BatchVariances.join(by_rank).snapshot()
 
     whole = processes.together(pack, join_all)
     if "empty" in whole.header:
         return []
     return [BatchVariances.from_snapshot(whole)]
-
-
-def _with_one_order(batches: list[BatchVariances]) -> list[BatchVariances]:
-    """The same, where equal orders of targets are one tensor, as those of one process are.
-
-    `Reading.join` compares orders by identity.
-    """
-    order = batches[0].reading.order
-    if order is None:
-        return batches
-    unified = []
-    for batch in batches:
-        reading = batch.reading
-        if reading.order is not None and torch.equal(reading.order, order):
-            batch = replace(batch, reading=replace(reading, order=order))
-        unified.append(batch)
-    return unified
 
 
 @dataclass(frozen=True)
@@ -227,7 +223,7 @@ class ErrorBars:
             weight: Loss weights c, (M, 1) or (M, K).
             given_variance: Variances of a known noise, likewise.
         """
-        reading.check_targets(len(self.scale2))
+        reading.output_layout.check_targets(self.scale2.shape[0])
         with unmixed(reading.output):
             q = self.form.root(reading.inputs, ones=reading.ones).square()
             epistemic = self.scale2 * q
@@ -239,7 +235,13 @@ class ErrorBars:
                 noise_variance = q.new_zeros(()).expand(epistemic.shape)
             else:
                 noise_variance = self._noise_variance(reading, weight, given_variance)
-        return BatchVariances(replace(reading, inputs=q, ones=False), noise_variance, tilt)
+        return BatchVariances(
+            output=reading.output,
+            output_layout=reading.output_layout,
+            q=q,
+            noise_variance=noise_variance,
+            tilt=tilt,
+        )
 
     def std(self, reading: Reading, given_variance: Tensor | None = None) -> Tensor:
         """The standard deviation of one batch, shaped and typed like the output.
@@ -248,7 +250,7 @@ class ErrorBars:
             reading: What the model gave for the batch.
             given_variance: Variances of a known noise, (M, 1) or (M, K).
         """
-        reading.check_targets(len(self.scale2))
+        reading.output_layout.check_targets(self.scale2.shape[0])
         with unmixed(reading.output):
             root = self.form.root(reading.inputs, ones=reading.ones)
             if self.head is not None:
@@ -260,13 +262,13 @@ class ErrorBars:
             else:
                 noise_variance = self._noise_variance(reading, None, given_variance).to(root)
                 std = torch.addcmul(noise_variance, self.scale2, root.square()).sqrt()
-        return reading.unrows(std.to(reading.output.dtype))
+        return reading.output_layout.unrows(std.to(reading.output.dtype))
 
     def _noise_variance(
         self, reading: Reading, weight: Tensor | None, given_variance: Tensor | None
     ) -> Tensor:
         """The variance of the noise, (M, K), of a calibration without a head."""
-        mean = reading.rows(reading.output)
+        mean = reading.output_layout.rows(reading.output)
         variance = self.calibration.noise_variance(mean, reading.features, weight)
         return variance if given_variance is None else variance * given_variance
 
@@ -277,15 +279,15 @@ class ErrorBars:
         reading: Reading,
         weight: Tensor | None,
         given_variance: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """The distribution's second moment about the mean, (M, K), and its tilt, (M, K, J)."""
         noise_factor = given_variance
         if weight is not None:
             noise_factor = self.calibration.weight / weight
             if given_variance is not None:
                 noise_factor = noise_factor * given_variance
-        mean = reading.rows(reading.output)
-        squared_scale, second, tilt = head(q, mean, form_inputs(reading), noise_factor)
+        mean = reading.output_layout.rows(reading.output)
+        squared_scale, second, tilt = head(q, mean, reading.form_inputs, noise_factor)
         return squared_scale * second, tilt
 
     def given_variance(self, batch: Batch, reading: Reading) -> Tensor | None:
@@ -324,46 +326,48 @@ class ErrorBars:
         if not batches:
             raise ValueError("There is nothing to predict: no batches were given.")
         whole = BatchVariances.join(batches)
-        reading = whole.reading
-        q = reading.features
-        dtype = result_dtype(reading.output.dtype)
+        layout = whole.output_layout
+        q = whole.q
+        dtype = result_dtype(whole.output.dtype)
         if whole.from_inputs is None:
             from_inputs = q.new_zeros(())
         else:
             from_inputs = whole.from_inputs.to(dtype)
         prediction = Prediction(
-            mean=reading.output,
-            epistemic=reading.unrows(self.calibration.epistemic(q).to(dtype)),
-            noise=reading.unrows(whole.noise_variance.to(dtype)),
-            rigidity=reading.unrows((1 / q).to(dtype)),
+            mean=whole.output,
+            epistemic=layout.unrows(self.calibration.epistemic(q).to(dtype)),
+            noise=layout.unrows(whole.noise_variance.to(dtype)),
+            rigidity=layout.unrows((1 / q).to(dtype)),
             from_inputs=from_inputs,
-            distribution=self._distribution(reading, whole.tilt),
+            distribution=self._distribution(layout, whole.tilt),
             support=self.calibration.support,
-            conformal=self._conformal(reading, whole.labels),
+            conformal=self._conformal(layout, whole.labels, whole.output.device),
             novelty=whole.novelty,
         )
         require_finite(prediction.mean, prediction.epistemic + prediction.noise, again, "rows")
         return prediction
 
-    def _distribution(self, reading: Reading, tilt: Tensor | None) -> Distribution:
+    def _distribution(self, layout: OutputLayout, tilt: Tensor | None) -> Distribution:
         """The calibrated distribution with its parameters shaped like the output."""
         distribution = self.calibration.distribution
         if isinstance(distribution, StudentT | Tilted):
             df = distribution.df
             if isinstance(df, Tensor):  # one number for each target
-                distribution = replace(distribution, df=_by_target(reading, df))
-        if tilt is None or not tilt.shape[-1]:
+                distribution = replace(distribution, df=_by_target(layout, df))
+        if tilt is None:
             return distribution
-        shaped = reading.unrows(tilt.movedim(-1, 0)).movedim(0, -1)
+        shaped = layout.unrows(tilt.movedim(-1, 0)).movedim(0, -1)
         # `each` replaces what has an entry per prediction: the tilt.
         return distribution.each(lambda _: shaped)
 
-    def _conformal(self, reading: Reading, labels: Tensor | None) -> BoundConformal | None:
+    def _conformal(
+        self, layout: OutputLayout, labels: Tensor | None, device: torch.device
+    ) -> BoundConformal | None:
         """The conformal scores, with group and target of each entry of the output."""
         if self.calibration.conformal is None:
             return None
-        targets = torch.arange(len(self.calibration.scale), device=reading.output.device)
-        return self.calibration.conformal.bound(labels, _by_target(reading, targets))
+        targets = torch.arange(len(self.calibration.scale), device=device)
+        return self.calibration.conformal.bound(labels, _by_target(layout, targets))
 
 
 def noise_variances(function: NoiseFunction, batch: Batch, reading: Reading) -> Tensor:
@@ -379,27 +383,14 @@ def noise_variances(function: NoiseFunction, batch: Batch, reading: Reading) -> 
     return variances
 
 
-def form_inputs(reading: Reading) -> Tensor:
-    """The features that a `HeadForm` takes, which needs no last column of ones."""
-    return reading.inputs if reading.ones else head_inputs(reading)
-
-
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
     """The precision of results for a model of this precision: half has too few digits."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def head_inputs(rows: Reading | SampledRows) -> Tensor:
-    """The features, followed by the counts of a readout without a bias; see `Reading.counts`."""
-    if rows.counts is None:
-        return rows.features
-    return torch.cat([rows.features, rows.counts.to(rows.features)], -1)
-
-
-def _by_target(reading: Reading, values: Tensor) -> Tensor:
+def _by_target(layout: OutputLayout, values: Tensor) -> Tensor:
     """Values (K,) of the targets, in a shape that broadcasts to the output's."""
     if len(values) == 1:
         return values[0]
-    rows = len(reading.features)
-    target_index = reading.unrows(torch.arange(len(values)).expand(rows, -1))[0]
+    target_index = layout.unrows(torch.arange(len(values)).expand(layout.row_count, -1))[0]
     return values[compact(target_index).to(values.device)]

@@ -31,11 +31,11 @@ from ..posterior.joint import RowDeviation
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import Block, QuadraticForm, Split, norms
 from ..prediction.distribution import Tilted, TiltedRule
-from ..prediction.head import HeadForm
+from ..prediction.head import HeadForm, TiltMoments
 from ..prediction.noise import GivenNoise, Noise
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members
-from .error_bars import form_inputs, result_dtype
+from .error_bars import result_dtype
 from .readout.graph import CopiedReadout, PlainCopy
 from .readout.reading import Reading
 from .wrapper import Exact
@@ -222,19 +222,20 @@ class FrozenBars(Buffers):
         highest = math.inf if high is None else high
         self._bounds = (lowest, highest)
         self._noise_class = type(calibration.noise)
-        self._has_head = form is not None
-        self._tilted = form is not None and len(form.basis) > 0
+        self._has_levels = len(levels) > 0
         level_tensor = torch.tensor([*levels], dtype=torch.float64)[:, None, None]  # (L, 1, 1)
         self.register(
             scale2=calibration.scale.square().to(dtype),
             levels=level_tensor,
             level=calibration.noise.level.to(dtype),
         )
+        self.form: Buffers | None = None
         if form is not None:
-            self.register(**{f"head_{name}": tensor for name, tensor in form._asdict().items()})
+            self.form = Buffers()
+            self.form.register(**form.tensors())
         else:
             self.register(second=torch.as_tensor(distribution.second, dtype=dtype))
-        if levels and self._tilted:
+        if levels and form is not None and isinstance(form.second, TiltMoments):
             assert isinstance(distribution, Tilted)
             rule = distribution.rule(wide, calibration.scale.device)
             self.register(**{f"rule_{name}": tensor for name, tensor in rule._asdict().items()})
@@ -249,13 +250,11 @@ class FrozenBars(Buffers):
             mean: Predictions, (M, K).
             reading: What the model gave, for its features.
         """
-        buffers: dict[str, Any] = self._buffers
         epistemic = self.scale2 * q
         tilt = None
-        if self._has_head:
-            form = HeadForm(*(buffers[f"head_{name}"] for name in HeadForm._fields))
-            # By the method's name: the compiler of torch 2.4 cannot call a named tuple.
-            squared_scale, second, tilt = form.__call__(q, mean, form_inputs(reading))
+        if self.form is not None:
+            form = HeadForm.from_tensors(self.form._buffers)
+            squared_scale, second, tilt = form(q, mean, reading.form_inputs)
             variance = torch.maximum(squared_scale * second, epistemic)
             noise_variance = variance - epistemic
         else:
@@ -264,8 +263,9 @@ class FrozenBars(Buffers):
             variance = epistemic + noise_variance
             second = self.second
         results = {"epistemic": epistemic, "noise": noise_variance, "variance": variance}
-        if len(self.levels):
-            if tilt is not None and self._tilted:
+        if self._has_levels:
+            if tilt is not None:
+                buffers: dict[str, Any] = self._buffers
                 rule = TiltedRule(*(buffers[f"rule_{name}"] for name in TiltedRule._fields))
                 z = rule.quantile(tilt, self.levels)
             else:
@@ -395,13 +395,13 @@ class Frozen(nn.Module):
         output = reading.output
         dtype = result_dtype(output.dtype)
         q = self.norm(reading.inputs).square()
-        rows = bars(q, reading.rows(output), reading)
+        rows = bars(q, reading.output_layout.rows(output), reading)
         results = {"mean": output}
         for name in self.outputs:
             if name in rows:
-                results[name] = reading.unrows(rows[name].to(dtype))
+                results[name] = reading.output_layout.unrows(rows[name].to(dtype))
         if "std" in self.outputs:
-            results["std"] = reading.unrows(rows["variance"].sqrt().to(output.dtype))
+            results["std"] = reading.output_layout.unrows(rows["variance"].sqrt().to(output.dtype))
         return results
 
 

@@ -1219,7 +1219,7 @@ def _batch_variances(
         variances = bars.of_batch(batch, reading, sample_weight)
         if novelty is not None:
             largest = novelty.amax(1)  # over the layers
-            variances = replace(variances, novelty=reading.spread_out(largest))
+            variances = replace(variances, novelty=reading.output_layout.of_samples(largest))
         if uncertain_inputs is not None:
             variance = uncertain_inputs.next(tap, batch, reading.output)
             variances = replace(variances, from_inputs=variance)

@@ -36,10 +36,10 @@ from ..notices import notify
 from ..posterior.posterior import Posterior
 from .accumulation import Weighing
 from .distributed import Job
-from .error_bars import head_inputs, noise_variances
+from .error_bars import noise_variances
 from .merging import combined
 from .novelty import Alarm, references, upper
-from .readout.reading import Reading, read
+from .readout.reading import Reading, read, with_counts
 from .readout.tap import AnyTap
 from .statistics.statistics import Statistics
 
@@ -369,15 +369,15 @@ class Validation:
             hashes: Hashes of its input rows, if known.
             distances: Squared distances of its samples in the layers, (N, L), if watched.
         """
-        target = reading.target_rows(batch.target)
-        if target is None:
+        if batch.target is None:
             raise ValueError(
                 "there is no target. Calibration needs (x, y), a mapping with one of "
                 f"{', '.join(map(repr, TARGET_KEYS))}, or target=lambda b: ...."
             )
+        target = reading.output_layout.target_rows(batch.target)
         require_within(target, self.wanted.support)
         features = reading.features.detach()
-        mean = reading.rows(reading.output.detach())
+        mean = reading.output_layout.rows(reading.output.detach())
         error = target.to(torch.float64) - mean
         weight, importance = self.weighing(batch, reading, target)
         weight = self._weight_in_gram(weight, error)
@@ -392,7 +392,7 @@ class Validation:
             rows_per_sample = len(mean) // max(1, len(distances))
             columns["distances"] = distances.repeat_interleave(rows_per_sample, 0)
         if self.full or self.hashed or self.groups is not None:
-            columns["inputs"] = head_inputs(reading.detached())
+            columns["inputs"] = with_counts(features, reading.detached().counts)
         if self.hashed:
             if hashes is None:  # without input rows of their own, rows are known by their features
                 hashes = row_hashes([features, target], len(features))
@@ -400,7 +400,7 @@ class Validation:
             columns["hashes"] = hashes.repeat_interleave(len(mean) // len(hashes))
         if self.groups is not None:
             labels = group_labels(self.groups, batch.raw, reading.output)
-            columns["labels"] = reading.rows(labels)
+            columns["labels"] = reading.output_layout.rows(labels)
         gathering.add(error, power, weight, noise_shape, importance, **columns)
 
     def _weight_in_gram(self, weight: Tensor | None, error: Tensor) -> Tensor | None:
@@ -431,7 +431,7 @@ class Validation:
             None,
             rows.importance,
             mean=rows.mean,
-            inputs=head_inputs(rows),
+            inputs=with_counts(rows.features, rows.counts),
         )
         return self._in_units(gathering.residuals(least=1))
 

@@ -91,7 +91,7 @@ def coverage(mean: Values, std: Values, target: Values, level: float = 0.9) -> f
         0.5
     """
     p, y = judged(mean, std, target)
-    low, high = p.interval(level)
+    low, high = p.interval(level, conformal=False)
     return float(((low <= y) & (y <= high)).double().mean())
 
 
@@ -118,7 +118,7 @@ def interval_score(mean: Values, std: Values, target: Values, level: float = 0.9
         23.29
     """
     p, y = judged(mean, std, target)
-    low, high = p.interval(level)
+    low, high = p.interval(level, conformal=False)
     outside = (low - y).clamp(min=0) + (y - high).clamp(min=0)
     return float((high - low + 2 / (1 - level) * outside).double().mean())
 

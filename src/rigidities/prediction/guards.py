@@ -1,10 +1,9 @@
-r"""Guards: they keep error bars honest for unfamiliar inputs, where a head has learnt nothing.
+r"""The guard: it keeps error bars honest for unfamiliar inputs, where a head has learnt nothing.
 
-A head (`prediction.head`) gives the squared scale $s^2$ of the distribution and its tilt. A guard
-acts where q exceeds $q_{ref}$; 90 % of the training rows lie below. There it widens $s^2$ by its
-own rule and divides the tilt by $\max(1, q / q_{ref})$. There are two rules: `IgnoranceGuard`, the
-default, and `RigidityGuard`. The methods here are the plain formulas; `HeadForm` evaluates the same
-ones in a folded form.
+A head (`prediction.head`) gives the squared scale $s^2$ of the distribution and its tilt. The guard
+acts where q exceeds $q_{ref}$; 90 % of the training rows lie below. There it widens $s^2$ and
+divides the tilt by $\max(1, q / q_{ref})$. The methods here are the plain formulas; `HeadForm`
+evaluates the same ones in a folded form.
 """
 
 from __future__ import annotations
@@ -15,30 +14,17 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-__all__ = [
-    "GROWTH",
-    "POWER",
-    "SPAN",
-    "Guard",
-    "IgnoranceGuard",
-    "RigidityGuard",
-    "guard_from",
-    "stacked",
-    "unfamiliarity",
-]
+__all__ = ["POWER", "SPAN", "Guard", "guard_from", "stacked", "unfamiliarity"]
 
 SPAN = 10.0
 """$q / q_{ref}$ from which on a prediction counts as that of an ignorant forecaster."""
 POWER = 1.5
 r"""Power of the ramp in $\log q$ that leads there."""
-GROWTH = 0.8
-"""Power of q by which the variance of a `RigidityGuard` grows beyond its reference."""
 
 
 @dataclass(frozen=True)
-class IgnoranceGuard:
+class Guard:
     r"""Widens error bars towards those of a forecaster who knows only the targets' spread.
 
     Residuals inside the domain do not tell how large errors are outside. The error of an ignorant
@@ -61,17 +47,17 @@ class IgnoranceGuard:
         variance: v, (K,).
         factor: $\tau$, (K,).
         centre: c, (K,).
-        by_feature: w, (K, D); (K, 0) where c is the same for all rows.
-        extent_weight: Weights of the features that give the extent, (K, D); (K, 0) where the
-            extent is one.
+        by_feature: w, (K, D); None where the forecast is the same for all rows.
+        extent_weight: Weights of the features that give the extent, (K, D); None where the extent
+            is one. It is given where `by_feature` is.
     """
 
     reference: Tensor
     variance: Tensor
     factor: Tensor
     centre: Tensor
-    by_feature: Tensor
-    extent_weight: Tensor
+    by_feature: Tensor | None = None
+    extent_weight: Tensor | None = None
 
     def beyond(self, q: Tensor, extent: Tensor) -> Tensor:
         r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K), q over the squared extent."""
@@ -83,69 +69,20 @@ class IgnoranceGuard:
         Args:
             squared_scale: What the head says, (M, K).
             q: Unscaled variances, (M, 1 or K).
-            distance: Prediction minus c, (M, K).
+            distance: Prediction minus forecast, (M, K).
             extent: Extent of the rows, (M, 1 or K).
         """
         level = self.factor.to(q) * (self.variance.to(q) + distance.square())
         share = (self.beyond(q, extent).log() / math.log(SPAN)).clamp(max=1) ** POWER
         return squared_scale * (level / squared_scale).clamp(min=1) ** share
 
-    def to(self, device: torch.device) -> IgnoranceGuard:
+    def to(self, device: torch.device) -> Guard:
         """The same guard on another device."""
-        return IgnoranceGuard(
-            reference=self.reference.to(device),
-            variance=self.variance.to(device),
-            factor=self.factor.to(device),
-            centre=self.centre.to(device),
-            by_feature=self.by_feature.to(device),
-            extent_weight=self.extent_weight.to(device),
-        )
+        return Guard(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """The fields by name, for files."""
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
-class RigidityGuard:
-    r"""Widens error bars by a power of q alone, `calibrate(guard="q")`.
-
-    The squared scale gains $\alpha_g^2 q_{ref} [(q/q_{ref})^{0.8} - 1]_+$.
-
-    Attributes:
-        reference: $q_{ref}$ of each target, (K,).
-        scale2: $\alpha_g^2$, (K,).
-    """
-
-    reference: Tensor
-    scale2: Tensor
-
-    def beyond(self, q: Tensor, extent: Tensor) -> Tensor:
-        r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K), whatever their extent."""
-        return (q / self.reference.to(q)).clamp(min=1)
-
-    def widened(self, squared_scale: Tensor, q: Tensor, distance: Tensor, extent: Tensor) -> Tensor:
-        """The squared scale beyond the training rows, whatever the rows predict.
-
-        Args:
-            squared_scale: What the head says, (M, K).
-            q: Unscaled variances, (M, 1 or K).
-            distance: Not used.
-            extent: Not used.
-        """
-        growth = self.beyond(q, extent) ** GROWTH - 1
-        return squared_scale + (self.scale2 * self.reference).to(q) * growth
-
-    def to(self, device: torch.device) -> RigidityGuard:
-        """The same guard on another device."""
-        return RigidityGuard(self.reference.to(device), self.scale2.to(device))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The fields by name, for files."""
-        return dict(vars(self))
-
-
-Guard = IgnoranceGuard | RigidityGuard
+        """The fields that are given, by name, for files."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 def guard_from(tensors: dict[str, Tensor]) -> Guard | None:
@@ -156,30 +93,26 @@ def guard_from(tensors: dict[str, Tensor]) -> Guard | None:
     """
     if not tensors:
         return None
-    kind = RigidityGuard if "scale2" in tensors else IgnoranceGuard
-    expected = [guard_field.name for guard_field in fields(kind)]
-    if set(tensors) != set(expected):
+    names = [guard_field.name for guard_field in fields(Guard)]
+    of_all_guards = names[:4]
+    if set(tensors) not in (set(of_all_guards), set(names)):
         raise ValueError(
-            f"A guard of this kind has {', '.join(expected)}, got {', '.join(sorted(tensors))}: "
-            "the file or state dict is damaged or from another version. Calibrate again."
+            f"A guard has {', '.join(of_all_guards)}, and for sums over atoms "
+            f"{' and '.join(names[4:])}, got {', '.join(sorted(tensors))}: the file or state dict "
+            "is damaged or from another version. Calibrate again."
         )
-    return kind(**tensors)
+    return Guard(**tensors)
 
 
 def stacked(guards: Sequence[Guard]) -> Guard:
-    """The guards of K single targets, which all follow the same rule, as one guard."""
-    reference = torch.stack([guard.reference for guard in guards])
-    by_rigidity = [guard for guard in guards if isinstance(guard, RigidityGuard)]
-    if by_rigidity:
-        return RigidityGuard(reference, torch.stack([guard.scale2 for guard in by_rigidity]))
-    ignorant = [guard for guard in guards if isinstance(guard, IgnoranceGuard)]
-    return IgnoranceGuard(
-        reference=reference,
-        variance=torch.stack([guard.variance for guard in ignorant]),
-        factor=torch.stack([guard.factor for guard in ignorant]),
-        centre=torch.stack([guard.centre for guard in ignorant]),
-        by_feature=_padded([guard.by_feature for guard in ignorant]),
-        extent_weight=_padded([guard.extent_weight for guard in ignorant]),
+    """The guards of K single targets, whose fields lack the axis of targets, as one guard."""
+    return Guard(
+        reference=torch.stack([guard.reference for guard in guards]),
+        variance=torch.stack([guard.variance for guard in guards]),
+        factor=torch.stack([guard.factor for guard in guards]),
+        centre=torch.stack([guard.centre for guard in guards]),
+        by_feature=_stacked_weights([guard.by_feature for guard in guards]),
+        extent_weight=_stacked_weights([guard.extent_weight for guard in guards]),
     )
 
 
@@ -191,10 +124,13 @@ def unfamiliarity(q: Tensor, extent: Tensor) -> Tensor:
     return q / torch.where(extent == 0, 1.0, extent.square())
 
 
-def _padded(weights: list[Tensor]) -> Tensor:
-    """Weights of features, one row per target.
+def _stacked_weights(weights: Sequence[Tensor | None]) -> Tensor | None:
+    """Weights of features, one row per target, (K, D); None where no target has any.
 
-    Masked rows may leave one target without weights while others have some; zeros fill it.
+    Masked rows may leave one target without weights while others have some; zeros stand for them.
     """
-    width = max(len(weight) for weight in weights)
-    return torch.stack([pad(weight, (0, width - len(weight))) for weight in weights])
+    given = [weight for weight in weights if weight is not None]
+    if not given:
+        return None
+    zeros = torch.zeros_like(given[0])
+    return torch.stack([zeros if weight is None else weight for weight in weights])

@@ -9,21 +9,21 @@ distribution is $e^h$ plus a multiple of q. Beyond the training rows a guard (`p
 widens it and lets the tilt fade.
 
 `Head` is what calibration fits and files store. Predictions use a `HeadForm`: head, guard and
-distribution folded into as few operations as possible.
+distribution folded into as few operations as possible (`FoldedHead`, `FoldedGuard`, `TiltMoments`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .distribution import Distribution, Tilted
-from .guards import GROWTH, POWER, SPAN, Guard, IgnoranceGuard, RigidityGuard, unfamiliarity
+from .guards import POWER, SPAN, Guard, unfamiliarity
 
 FAR_Q = 4.0
 """Standardised log q is clipped to plus and minus this."""
@@ -102,7 +102,7 @@ class Head:
     Attributes:
         rigidity: Centre and spread of log q, (K, 2); see `Inputs`.
         output: Range and standardisation of the predictions, (K, 5); see `Inputs`.
-        centre: Means of the features, (D,), or (K, D) where each target has features of its own.
+        centre: Means of the features, (1, D), or (K, D) where each target has features of its own.
         spread: Standard deviations of the features, likewise.
         weight: Weights of the inputs, (K, 3 + D, 1 + J): w, then W. J is 8, or 0 without a tilt.
         constant: What is added to the product, (K, 1 + J): a, then c.
@@ -140,17 +140,12 @@ class Head:
             scales2: Factor of q of each target.
             shared: Whether all targets have the same features and standardise them in the same way.
         """
-        if shared:
-            centre = inputs[0].centre
-            spread = inputs[0].spread
-        else:
-            centre = torch.stack([target_inputs.centre for target_inputs in inputs])
-            spread = torch.stack([target_inputs.spread for target_inputs in inputs])
+        of_features = inputs[:1] if shared else inputs
         return cls(
             rigidity=torch.stack([target_inputs.rigidity for target_inputs in inputs]),
             output=torch.stack([target_inputs.output for target_inputs in inputs]),
-            centre=centre,
-            spread=spread,
+            centre=torch.stack([target_inputs.centre for target_inputs in of_features]),
+            spread=torch.stack([target_inputs.spread for target_inputs in of_features]),
             weight=torch.stack(list(weights)),
             constant=torch.stack(list(constants)),
             bounds=torch.stack(list(bounds)),
@@ -166,124 +161,90 @@ class Head:
         """Number of targets K."""
         return len(self.constant)
 
+    @property
+    def tilts(self) -> int:
+        """Number of tilts J of each target."""
+        return self.constant.shape[1] - 1
+
+    @property
+    def has_own_features(self) -> bool:
+        """Whether there are several targets, each with features of its own."""
+        return len(self.centre) > 1
+
     def tensors(self) -> dict[str, Tensor]:
         """The fields by name, for files."""
         return dict(vars(self))
 
 
-class HeadForm(NamedTuple):
-    r"""A head, its guard and its distribution folded for speed: plain tensors in one precision.
+@dataclass(frozen=True)
+class FoldedHead:
+    r"""A `Head` folded for speed: its standardisation goes into weights, constants and bounds.
 
-    Inside, a quantity such as q is (M, 1) for one target, and (M, K, 1) for several, so that it
-    broadcasts against the tensors below. Their shapes are given for K targets; for one target the
-    dimension K is missing. J is the number of tilts, 8 or 0.
+    J is the number of tilts, 8 or 0.
 
     Attributes:
-        lowest: Features below this are clipped to it, (D,), or (K, D) where targets have features
+        lowest: Features below this are clipped to it, (1, D), or (K, D) where targets have features
             of their own.
-        highest: Features above this are clipped to it, (D,) or (K, D).
+        highest: Features above this are clipped to it, (1, D) or (K, D).
         weight: Weights of the features, (D, K (1 + J)), or (K, D, 1 + J) where targets have
             features of their own.
         constant: Constants that are added to the features' product, (K (1 + J),), or
             (K, 1, 1 + J).
-        q_rate: Factor of log q in the standardised log q, (K, 1).
-        q_shift: Constant in the standardised log q, (K, 1).
+        q_low: log q below this is clipped to it, (K, 1).
+        q_high: log q above this is clipped to it, (K, 1).
+        by_q: Weights of log q, (K, 1 + J).
         mean_rate: Factor of the prediction in the standardised prediction, (K, 1).
         mean_shift: Constant in the standardised prediction, (K, 1).
         mean_low: Standardised predictions below this are clipped to it, (K, 1).
         mean_high: Standardised predictions above this are clipped to it, (K, 1).
-        by_q: Weights of the standardised log q, (K, 1 + J).
         by_mean: Weights of the standardised prediction, (K, 1 + J).
         by_square: Weights of the square of the standardised prediction, (K, 1 + J).
         low: The least h and tilts, (K, 1 + J).
         high: The largest h and tilts, (K, 1 + J).
         scale2: Factor of q in the distribution's squared scale, (K, 1).
-        guard_rate: $1 / q_{ref}$ of the guard, (K, 1); zero without one.
-        growth: $\alpha_g^2 q_{ref}$ of a `RigidityGuard`, (K, 1); of shape (0,) without one.
-        ignorant_level: $\tau v$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
-        distance_rate: $\sqrt\tau$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
-        distance_shift: $-\sqrt\tau c$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
-        distance_weight: $\sqrt\tau w$ of an `IgnoranceGuard`, (D, K), or (K, D) where targets have
-            features of their own; of shape (0,) where the forecast is the same for all rows.
-        extent_weight: Weights of the features that give the extent, (D, K) or (K, D); of shape
-            (0,) where the extent is one.
-        ramp_rate: Factor of log q in the ramp t of an `IgnoranceGuard`, (K, 1); of shape (0,)
-            without one.
-        ramp_shift: Constant in that ramp, (K, 1); of shape (0,) without one.
-        basis: The cosines of the tilt at 64 midpoints, (J, 64).
-        second: Without a tilt the distribution's second moment, (K, 1). With a tilt the numbers at
-            the midpoints that stand for $z^2$, (64, 1), or (K, 64) where the degrees of freedom
-            differ; see `cosine_tilt.moment_values`.
     """
 
     lowest: Tensor
     highest: Tensor
     weight: Tensor
     constant: Tensor
-    q_rate: Tensor
-    q_shift: Tensor
+    q_low: Tensor
+    q_high: Tensor
+    by_q: Tensor
     mean_rate: Tensor
     mean_shift: Tensor
     mean_low: Tensor
     mean_high: Tensor
-    by_q: Tensor
     by_mean: Tensor
     by_square: Tensor
     low: Tensor
     high: Tensor
     scale2: Tensor
-    guard_rate: Tensor
-    growth: Tensor
-    ignorant_level: Tensor
-    distance_rate: Tensor
-    distance_shift: Tensor
-    distance_weight: Tensor
-    extent_weight: Tensor
-    ramp_rate: Tensor
-    ramp_shift: Tensor
-    basis: Tensor
-    second: Tensor
 
     @classmethod
-    def of(
-        cls, head: Head, guard: Guard | None, distribution: Distribution, dtype: torch.dtype
-    ) -> HeadForm:
-        """Fold a head, its guard and its distribution, in float64; then convert to `dtype`.
+    def of(cls, head: Head, width: int) -> FoldedHead:
+        """Fold a head, in float64: $w (x - c) / s = (w / s) x - (w / s) c$.
 
-        Standardisation goes into weights and constants: $w (x - c) / s = (w / s) x - (w / s) c$.
+        Args:
+            head: The head.
+            width: How many of its features to keep, D.
         """
-        targets, terms = head.constant.shape
-        own_features = head.centre.ndim == 2 and targets > 1
-        centre = head.centre
-        spread = head.spread
-        if centre.ndim == 2 and targets == 1:
-            centre = centre[0]
-            spread = spread[0]
-        # A last column of ones has the weight zero and is left out, since callers may leave it out
-        # too. A last column of counts may also be constant among the training rows; it stays where
-        # the guard reads it.
-        width = centre.shape[-1]
-        guard_reads_last = isinstance(guard, IgnoranceGuard) and bool(
-            guard.extent_weight[:, width - 1 :].any()
-        )
-        if bool(spread[..., -1:].isinf().all()) and not guard_reads_last:
-            width -= 1
-
         # The features.
-        weight = (head.weight[:, 3:].mT / spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
-        shift = centre.expand(weight.shape[:2])[:, None] @ weight
+        weight = (head.weight[:, 3:].mT / head.spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
+        shift = (head.centre.unsqueeze(-2) @ weight).squeeze(-2)  # (K, 1 + J)
         by_q, by_mean, by_square = head.weight[:, :3].unbind(1)  # (K, 1 + J) each
-        constant = head.constant - shift[:, 0] - head.output[:, 4:] * by_square
+        constant = head.constant - shift - head.output[:, 4:] * by_square
         weight = weight[:, :width]
-        if own_features:
-            constant = constant[:, None]  # (K, 1, 1 + J)
-        else:
-            weight = weight.movedim(0, 1).flatten(1)  # (D, K (1 + J))
-            constant = constant.flatten()
-        largest_deviation = FAR * _zero_if_infinite(spread)
+        largest_deviation = FAR * _zero_if_infinite(head.spread)
 
-        # log q and the prediction.
-        q_rate, q_centre, by_q = _standardised(head.rigidity[:, 1:], head.rigidity[:, :1], by_q)
+        # log q. It is clipped in its own units, so that all else goes into weight and constant.
+        q_centre = head.rigidity[:, :1]
+        q_rate, q_centre, by_q = _standardised(head.rigidity[:, 1:], q_centre, by_q)
+        q_reach = FAR_Q * _zero_if_infinite(head.rigidity[:, 1:])
+        by_q = by_q * q_rate
+        constant = constant - q_centre * by_q
+
+        # The prediction. It is standardised before it is squared: large means would lose digits.
         lowest_mean, highest_mean, mean_centre, mean_spread = head.output[:, :4, None].unbind(1)
         mean_is_constant = mean_spread.isinf()  # (K, 1)
         mean_rate, mean_centre, by_mean = _standardised(mean_spread, mean_centre, by_mean)
@@ -291,50 +252,233 @@ class HeadForm(NamedTuple):
         mean_high = torch.where(mean_is_constant, 0.0, (highest_mean - mean_centre) * mean_rate)
         by_square = torch.where(mean_is_constant, 0.0, by_square)
 
+        if head.has_own_features:
+            constant = constant[:, None]  # (K, 1, 1 + J)
+        else:
+            weight = weight.movedim(0, 1).flatten(1)  # (D, K (1 + J))
+            constant = constant.flatten()
         steepest = torch.full_like(head.constant[:, 1:], STEEPEST)
-        basis, second = _second_moment(distribution, terms - 1, targets, head.constant.device)
-
-        def by_target(values: Tensor) -> Tensor:
-            """Values of the targets (K, n), in the shape that predictions broadcast against."""
-            return values if targets > 1 else values[0]
-
-        guard_fields = _folded_guard(
-            guard, by_target, width, own_features=own_features, like=q_rate
-        )
-        form = cls(
-            lowest=(centre - largest_deviation)[..., :width],
-            highest=(centre + largest_deviation)[..., :width],
+        return cls(
+            lowest=(head.centre - largest_deviation)[:, :width],
+            highest=(head.centre + largest_deviation)[:, :width],
             weight=weight,
             constant=constant,
-            q_rate=by_target(q_rate),
-            q_shift=by_target(-q_centre * q_rate),
-            mean_rate=by_target(mean_rate),
-            mean_shift=by_target(-mean_centre * mean_rate),
-            mean_low=by_target(mean_low),
-            mean_high=by_target(mean_high),
-            by_q=by_target(by_q),
-            by_mean=by_target(by_mean),
-            by_square=by_target(by_square),
-            low=by_target(torch.cat([head.bounds[:, :1], -steepest], 1)),
-            high=by_target(torch.cat([head.bounds[:, 1:], steepest], 1)),
-            scale2=by_target(head.scale2[:, None]),
-            guard_rate=guard_fields["guard_rate"],
-            growth=guard_fields["growth"],
-            ignorant_level=guard_fields["ignorant_level"],
-            distance_rate=guard_fields["distance_rate"],
-            distance_shift=guard_fields["distance_shift"],
-            distance_weight=guard_fields["distance_weight"],
-            extent_weight=guard_fields["extent_weight"],
-            ramp_rate=guard_fields["ramp_rate"],
-            ramp_shift=guard_fields["ramp_shift"],
-            basis=basis,
-            second=second if terms > 1 else by_target(second),
+            q_low=q_centre - q_reach,
+            q_high=q_centre + q_reach,
+            by_q=by_q,
+            mean_rate=mean_rate,
+            mean_shift=-mean_centre * mean_rate,
+            mean_low=mean_low,
+            mean_high=mean_high,
+            by_mean=by_mean,
+            by_square=by_square,
+            low=torch.cat([head.bounds[:, :1], -steepest], 1),
+            high=torch.cat([head.bounds[:, 1:], steepest], 1),
+            scale2=head.scale2[:, None],
         )
-        return cls(*(tensor.to(dtype).contiguous() for tensor in form))
+
+    def __call__(self, log_q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
+        """h and the tilts of rows, (M, 1 + J) for one target, or (M, K, 1 + J).
+
+        Args:
+            log_q: Logarithms of q, (M, 1), or (M, 1 or K, 1). Minus infinity, where q is zero, is
+                clipped to the lower end.
+            mean: Predictions, (M, 1), or (M, K, 1).
+            features: Features, (M, D), or (M, K, D).
+        """
+        clipped = torch.clamp(features, self.lowest, self.highest)
+        if features.ndim == 3:
+            by_target = torch.baddbmm(self.constant, clipped.transpose(0, 1), self.weight)
+            h_and_tilt = by_target.transpose(0, 1)
+        else:
+            h_and_tilt = torch.addmm(self.constant, clipped, self.weight)
+            if mean.ndim == 3:
+                h_and_tilt = h_and_tilt.view(-1, *self.low.shape)
+        clipped_log_q = torch.clamp(log_q, self.q_low, self.q_high)
+        standard_mean = torch.addcmul(self.mean_shift, mean, self.mean_rate)
+        standard_mean = torch.clamp(standard_mean, self.mean_low, self.mean_high)
+        mean_slope = torch.addcmul(self.by_mean, standard_mean, self.by_square)
+        h_and_tilt = torch.addcmul(h_and_tilt, clipped_log_q, self.by_q)
+        h_and_tilt = torch.addcmul(h_and_tilt, standard_mean, mean_slope)
+        return torch.clamp(h_and_tilt, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class FoldedGuard:
+    r"""A `Guard` folded for speed.
+
+    Attributes:
+        rate: $1 / q_{ref}$, (K, 1).
+        level: $\tau v$, (K, 1).
+        distance_rate: $\sqrt\tau$, (K, 1).
+        distance_shift: $-\sqrt\tau c$, (K, 1).
+        ramp_rate: Factor of log q in the ramp t, (K, 1).
+        ramp_shift: Constant in that ramp, (K, 1).
+        distance_weight: $\sqrt\tau w$, (D, K), or (K, D) where targets have features of their own;
+            None where the forecast is the same for all rows.
+        extent_weight: Weights of the features that give the extent, (D, K) or (K, D); None where
+            the extent is one. It is given where `distance_weight` is.
+    """
+
+    rate: Tensor
+    level: Tensor
+    distance_rate: Tensor
+    distance_shift: Tensor
+    ramp_rate: Tensor
+    ramp_shift: Tensor
+    distance_weight: Tensor | None = None
+    extent_weight: Tensor | None = None
+
+    @classmethod
+    def of(cls, guard: Guard, width: int, *, own_features: bool) -> FoldedGuard:
+        """Fold a guard, in float64.
+
+        Args:
+            guard: The guard.
+            width: Number of features D.
+            own_features: Whether each target has features of its own.
+        """
+        reference = guard.reference[:, None]
+        root_factor = guard.factor[:, None].sqrt()
+        distance_weight = None
+        extent_weight = None
+        if guard.by_feature is not None and guard.extent_weight is not None:
+            distance_weight = (root_factor * guard.by_feature)[:, :width]  # (K, D)
+            extent_weight = guard.extent_weight[:, :width]
+            if not own_features:
+                distance_weight = distance_weight.mT  # (D, K)
+                extent_weight = extent_weight.mT
+        return cls(
+            rate=1 / reference,
+            level=(guard.factor * guard.variance)[:, None],
+            distance_rate=root_factor,
+            distance_shift=-root_factor * guard.centre[:, None],
+            ramp_rate=torch.full_like(reference, 1 / math.log(SPAN)),
+            ramp_shift=-reference.log() / math.log(SPAN),
+            distance_weight=distance_weight,
+            extent_weight=extent_weight,
+        )
+
+    def __call__(
+        self, squared_scale: Tensor, q: Tensor, log_q: Tensor, mean: Tensor, features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The squared scale beyond the training rows, and what tilts are divided by there.
+
+        See `Guard.widened` and `Guard.beyond`. Rows are (M, 1) for one target, or (M, K, 1).
+
+        Args:
+            squared_scale: What the head says.
+            q: Unscaled variances.
+            log_q: Their logarithms.
+            mean: Predictions.
+            features: Features, (M, D) or (M, K, D).
+        """
+        distance = torch.addcmul(self.distance_shift, mean, self.distance_rate)
+        if self.distance_weight is not None and self.extent_weight is not None:
+            distance = distance - _weighted_sum(features, self.distance_weight, like=mean)
+            q = unfamiliarity(q, _weighted_sum(features, self.extent_weight, like=mean))
+            log_q = q.log()
+        level = torch.addcmul(self.level, distance, distance)
+        share = torch.addcmul(self.ramp_shift, log_q, self.ramp_rate).clamp(0, 1) ** POWER
+        widened = squared_scale * (level / squared_scale).clamp(min=1) ** share
+        return widened, (q * self.rate).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class TiltMoments:
+    """The second moments of tilted distributions.
+
+    Attributes:
+        basis: The cosines of the tilt at 64 midpoints, (J, 64).
+        values: Numbers at the midpoints that stand for $z^2$, (1, 64), or (K, 64) where the degrees
+            of freedom differ; see `cosine_tilt.moment_values`.
+    """
+
+    basis: Tensor
+    values: Tensor
+
+    def __call__(self, tilt: Tensor) -> Tensor:
+        """The second moments (..., 1) of distributions of these tilts, (..., J)."""
+        shares = (tilt @ self.basis).softmax(-1)
+        # A sum, not a product of matrices: onnxruntime does not broadcast one over no rows.
+        return (shares * self.values).sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """A head, its guard and its distribution folded into few operations, in one precision.
+
+    All tensors have an axis of targets.
+
+    Attributes:
+        head: Gives h and the tilts.
+        guard: Widens bars beyond the training rows, if there is one.
+        second: The distribution's second moment in units of its squared scale: (K,), or by its
+            tilts where it has them.
+    """
+
+    head: FoldedHead
+    guard: FoldedGuard | None
+    second: TiltMoments | Tensor
+
+    @classmethod
+    def of(
+        cls, head: Head, guard: Guard | None, distribution: Distribution, dtype: torch.dtype
+    ) -> HeadForm:
+        """Fold a head, its guard and its distribution, in float64; then convert to `dtype`."""
+        width = _needed_width(head, guard)
+        form = cls(
+            head=FoldedHead.of(head, width),
+            guard=None,
+            second=_second_moment(distribution, head),
+        )
+        if guard is not None:
+            folded = FoldedGuard.of(guard, width, own_features=head.has_own_features)
+            form = replace(form, guard=folded)
+        tensors = form.tensors().items()
+        return cls.from_tensors({name: tensor.to(dtype).contiguous() for name, tensor in tensors})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors that are given, by names that may be those of a module's buffers."""
+        tensors = {f"head_{name}": tensor for name, tensor in vars(self.head).items()}
+        if self.guard is not None:
+            for name, tensor in vars(self.guard).items():
+                if tensor is not None:
+                    tensors[f"guard_{name}"] = tensor
+        if isinstance(self.second, TiltMoments):
+            tensors["tilt_basis"] = self.second.basis
+            tensors["tilt_values"] = self.second.values
+        else:
+            tensors["second"] = self.second
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Any]) -> HeadForm:
+        """The form whose `tensors` these are."""
+        guard = None
+        if "guard_rate" in tensors:
+            guard = FoldedGuard(
+                rate=tensors["guard_rate"],
+                level=tensors["guard_level"],
+                distance_rate=tensors["guard_distance_rate"],
+                distance_shift=tensors["guard_distance_shift"],
+                ramp_rate=tensors["guard_ramp_rate"],
+                ramp_shift=tensors["guard_ramp_shift"],
+                distance_weight=tensors.get("guard_distance_weight"),
+                extent_weight=tensors.get("guard_extent_weight"),
+            )
+        second = tensors.get("second")
+        if second is None:
+            second = TiltMoments(tensors["tilt_basis"], tensors["tilt_values"])
+        return cls(
+            head=FoldedHead(**{name: tensors[f"head_{name}"] for name in _NAMES_OF_HEAD}),
+            guard=guard,
+            second=second,
+        )
 
     def __call__(
         self, q: Tensor, mean: Tensor, features: Tensor, factor: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Squared scale, second moment and tilt of the distributions of M rows.
 
         Args:
@@ -346,90 +490,75 @@ class HeadForm(NamedTuple):
 
         Returns:
             The distribution's squared scale, (M, K); its second moment in units of that scale,
-            (M, K), or (K,) without a tilt; its tilt, (M, K, J).
+            (M, K), or (K,) without a tilt; its tilt, (M, K, J), or None without one.
         """
-        one_target = self.scale2.ndim == 1
-        dtype = self.scale2.dtype
+        head = self.head
+        dtype = head.scale2.dtype
         q = q.to(dtype)
         mean = mean.to(dtype)
         features = features.to(dtype)
-        if not one_target:
-            q = q.unsqueeze(-1)
-            mean = mean.unsqueeze(-1)
-        elif features.ndim == 3:
-            features = features.squeeze(1)
-        width = self.lowest.shape[-1]
-        if features.shape[-1] != width:
-            features = features[..., :width]
-        h_and_tilt = self._linear(features)  # (M, 1 + J), or (M, K, 1 + J)
-
-        # Add the terms of log q and of the prediction to h and the tilts. q may be zero: its
-        # logarithm is then clipped to the lower end.
-        log_q = q.log()
-        standard_q = torch.addcmul(self.q_shift, log_q, self.q_rate).clamp(-FAR_Q, FAR_Q)
-        standard_mean = torch.addcmul(self.mean_shift, mean, self.mean_rate)
-        standard_mean = torch.clamp(standard_mean, self.mean_low, self.mean_high)
-        mean_slope = torch.addcmul(self.by_mean, standard_mean, self.by_square)
-        h_and_tilt = torch.addcmul(h_and_tilt, standard_q, self.by_q)
-        h_and_tilt = torch.addcmul(h_and_tilt, standard_mean, mean_slope)
-        h_and_tilt = torch.clamp(h_and_tilt, self.low, self.high)
-
-        noise_variance = h_and_tilt[..., :1].exp()
         if factor is not None:
             factor = factor.to(dtype)
-            noise_variance = noise_variance * (factor if one_target else factor.unsqueeze(-1))
-        squared_scale = torch.addcmul(noise_variance, self.scale2, q)
+        # Behind the axis of targets stands one for h and the tilts. Where there is one target, its
+        # axis of length one broadcasts against h and the tilts as it is, and rows stay (M, 1): that
+        # saves seven operations, which are what a call for few rows costs.
+        several = head.scale2.shape[0] > 1
+        if several:
+            q = q.unsqueeze(-1)
+            mean = mean.unsqueeze(-1)
+            factor = None if factor is None else factor.unsqueeze(-1)
+        elif features.ndim == 3:
+            features = features.squeeze(1)
+        width = head.lowest.shape[-1]
+        if features.shape[-1] != width:
+            features = features[..., :width]
 
-        # The guard.
-        if self.extent_weight.numel():
-            q = unfamiliarity(q, self._summed(features, self.extent_weight))
-            log_q = q.log()
-        beyond = (q * self.guard_rate).clamp(min=1)
-        if self.growth.numel():
-            squared_scale = torch.addcmul(squared_scale, self.growth, beyond**GROWTH - 1)
-        if self.ignorant_level.numel():
-            squared_scale = self._widened(squared_scale, log_q, mean, features)
-        tilt = h_and_tilt[..., 1:] / beyond
+        log_q = q.log()
+        h_and_tilt = head(log_q, mean, features)
+        noise_variance = h_and_tilt[..., :1].exp()
+        if factor is not None:
+            noise_variance = noise_variance * factor
+        squared_scale = torch.addcmul(noise_variance, head.scale2, q)
+        beyond = None
+        if self.guard is not None:
+            squared_scale, beyond = self.guard(squared_scale, q, log_q, mean, features)
+        if several:
+            squared_scale = squared_scale.squeeze(-1)
+        if not isinstance(self.second, TiltMoments):
+            return squared_scale, self.second, None
 
-        second = self._second(tilt) if tilt.shape[-1] else self.second
-        if one_target:
-            return squared_scale, second, tilt.unsqueeze(1)
-        return squared_scale.squeeze(-1), second.squeeze(-1), tilt
+        tilt = h_and_tilt[..., 1:]
+        if beyond is not None:
+            tilt = tilt / beyond
+        second = self.second(tilt)
+        if several:
+            return squared_scale, second.squeeze(-1), tilt
+        return squared_scale, second, tilt.unsqueeze(1)
 
-    def _linear(self, features: Tensor) -> Tensor:
-        """The constants, plus what features add to h and tilt: (M, 1 + J), or (M, K, 1 + J)."""
-        clipped = torch.clamp(features, self.lowest, self.highest)
-        if clipped.ndim == 3:
-            by_target = torch.baddbmm(self.constant, clipped.transpose(0, 1), self.weight)
-            return by_target.transpose(0, 1)
-        product = torch.addmm(self.constant, clipped, self.weight)
-        return product if self.scale2.ndim == 1 else product.view(-1, *self.low.shape)
 
-    def _widened(
-        self, squared_scale: Tensor, log_q: Tensor, mean: Tensor, features: Tensor
-    ) -> Tensor:
-        """The squared scale beyond the training rows; see `IgnoranceGuard.widened`."""
-        distance = torch.addcmul(self.distance_shift, mean, self.distance_rate)
-        if self.distance_weight.numel():
-            distance = distance - self._summed(features, self.distance_weight)
-        level = torch.addcmul(self.ignorant_level, distance, distance)
-        share = torch.addcmul(self.ramp_shift, log_q, self.ramp_rate).clamp(0, 1) ** POWER
-        return squared_scale * (level / squared_scale).clamp(min=1) ** share
+_NAMES_OF_HEAD = tuple(head_field.name for head_field in fields(FoldedHead))
 
-    def _summed(self, features: Tensor, weight: Tensor) -> Tensor:
-        """Features times weights (D, K) or (K, D), summed: (M, 1) or (M, K, 1)."""
-        if features.ndim == 3:
-            return (features * weight).sum(-1, keepdim=True)
-        summed = features @ weight
-        return summed if self.scale2.ndim == 1 else summed.unsqueeze(-1)
 
-    def _second(self, tilt: Tensor) -> Tensor:
-        """The second moments of tilted distributions, (M, 1) or (M, K, 1)."""
-        shares = (tilt @ self.basis).softmax(-1)
-        if self.second.shape[-1] == 1:
-            return shares @ self.second
-        # A sum, not a product of matrices: onnxruntime does not broadcast one over no rows.
-        return (shares * self.second).sum(-1, keepdim=True)
+def _needed_width(head: Head, guard: Guard | None) -> int:
+    """How many features a form needs: without a last column of ones, whose weight is zero.
+
+    Callers may leave that column out too. A last column of counts may also be constant among the
+    training rows; it stays where the guard reads it.
+    """
+    width = head.centre.shape[-1]
+    is_constant = bool(head.spread[:, -1:].isinf().all())
+    is_read = False
+    if guard is not None and guard.extent_weight is not None:
+        is_read = bool(guard.extent_weight[:, width - 1 :].any())
+    return width - 1 if is_constant and not is_read else width
+
+
+def _weighted_sum(features: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+    """Features (M, D) times weights (D, K), or (M, K, D) times (K, D), summed; shaped like rows."""
+    if features.ndim == 3:
+        return (features * weight).sum(-1, keepdim=True)
+    summed = features @ weight
+    return summed.unsqueeze(-1) if like.ndim == 3 else summed
 
 
 def _standardised(spread: Tensor, centre: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -445,70 +574,15 @@ def _standardised(spread: Tensor, centre: Tensor, weight: Tensor) -> tuple[Tenso
     return rate, centre, weight
 
 
-def _folded_guard(
-    guard: Guard | None,
-    by_target: Callable[[Tensor], Tensor],
-    width: int,
-    *,
-    own_features: bool,
-    like: Tensor,
-) -> dict[str, Tensor]:
-    """The fields of a form that a guard fills, float64; empty tensors where it has none.
-
-    Args:
-        guard: The guard, if there is one.
-        by_target: Gives values of the targets, (K, n), the shape that the form wants.
-        width: Number of features.
-        own_features: Whether each target has features of its own.
-        like: A tensor (K, 1) on the device of the others.
-    """
-    empty = like.new_zeros(0)
-    fields = {
-        "guard_rate": by_target(torch.zeros_like(like)),
-        "growth": empty,
-        "ignorant_level": empty,
-        "distance_rate": empty,
-        "distance_shift": empty,
-        "distance_weight": empty,
-        "extent_weight": empty,
-        "ramp_rate": empty,
-        "ramp_shift": empty,
-    }
-    if guard is None:
-        return fields
-    reference = guard.reference[:, None]
-    fields["guard_rate"] = by_target(1 / reference)
-    if isinstance(guard, RigidityGuard):
-        fields["growth"] = by_target(guard.scale2[:, None] * reference)
-        return fields
-    factor = guard.factor[:, None]
-    fields["ignorant_level"] = by_target(factor * guard.variance[:, None])
-    fields["distance_rate"] = by_target(factor.sqrt())
-    fields["distance_shift"] = by_target(-factor.sqrt() * guard.centre[:, None])
-    fields["ramp_rate"] = by_target(torch.full_like(like, 1 / math.log(SPAN)))
-    fields["ramp_shift"] = by_target(-reference.log() / math.log(SPAN))
-    if guard.by_feature.numel():
-        distance_weight = (factor.sqrt() * guard.by_feature)[:, :width]  # (K, D)
-        extent_weight = guard.extent_weight[:, :width]
-        if not own_features:
-            distance_weight = distance_weight.mT  # (D, K)
-            extent_weight = extent_weight.mT
-        fields["distance_weight"] = distance_weight
-        fields["extent_weight"] = extent_weight
-    return fields
-
-
-def _second_moment(
-    distribution: Distribution, tilts: int, targets: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The fields `basis` and `second` of a form, float64."""
-    if tilts > 0:
+def _second_moment(distribution: Distribution, head: Head) -> TiltMoments | Tensor:
+    """The second moment of a form, float64."""
+    device = head.constant.device
+    if head.tilts:
         assert isinstance(distribution, Tilted)
         rule = distribution.rule(torch.float64, device)
-        values = rule.values[..., 1]  # (degrees of freedom, 64)
-        return rule.basis, values.mT if len(values) == 1 else values
+        return TiltMoments(rule.basis, rule.values[..., 1])
     second = torch.as_tensor(distribution.second, dtype=torch.float64).to(device)
-    return second.new_zeros(0, 64), second.expand(targets)[:, None]
+    return second.expand(head.targets)
 
 
 def _zero_if_infinite(spread: Tensor) -> Tensor:

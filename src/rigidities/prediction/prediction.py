@@ -159,18 +159,24 @@ class Prediction:
         z = self.distribution.quantile(level_tensor)
         return self._within_support(self.mean + z.to(self.unit) * self.unit)
 
-    def interval(self, level: float = 0.9, *, conformal: bool = False) -> tuple[Tensor, Tensor]:
+    def interval(
+        self, level: float = 0.9, *, conformal: bool | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The central interval that covers the target with probability `level`: (low, high).
 
         Args:
             level: The probability.
-            conformal: True for the interval with the guarantee of the conformal rows, False for
-                that of the distribution.
+            conformal: None (default) for the interval with the guarantee of the conformal rows
+                where there were such rows, and for that of the distribution otherwise. True refuses
+                where there were none. False is always the distribution's.
 
         Raises:
-            ValueError: The level lies outside (0, 1), or there were no conformal rows.
+            ValueError: The level lies outside (0, 1), or `conformal` is True and there were no
+                conformal rows.
         """
         require_level(level, "An interval's")
+        if conformal is None:
+            conformal = self.conformal is not None
         if not conformal:
             return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
         if self.conformal is None:
@@ -239,7 +245,7 @@ class Prediction:
         high = torch.where(level > 0, high, math.inf)
         return self._within_support(low), self._within_support(high)
 
-    def to_numpy(self, level: float = 0.9, *, conformal: bool = False) -> dict[str, Any]:
+    def to_numpy(self, level: float = 0.9, *, conformal: bool | None = None) -> dict[str, Any]:
         """Arrays shaped like the output: mean, std, epistemic, noise, low and high.
 
         Novelty is included if it is known.
@@ -266,7 +272,12 @@ class Prediction:
         return arrays
 
     def to_pandas(
-        self, level: float = 0.9, index: Any = None, *, names: Any = None, conformal: bool = False
+        self,
+        level: float = 0.9,
+        index: Any = None,
+        *,
+        names: Any = None,
+        conformal: bool | None = None,
     ) -> Any:
         """A table with the columns mean, std, low and high.
 
@@ -282,11 +293,13 @@ class Prediction:
         columns = self._columns(level, names, conformal)
         return needed("pandas", extra("tabular")).DataFrame(columns, index)
 
-    def to_polars(self, level: float = 0.9, *, names: Any = None, conformal: bool = False) -> Any:
+    def to_polars(
+        self, level: float = 0.9, *, names: Any = None, conformal: bool | None = None
+    ) -> Any:
         """The same table in polars; see `to_pandas`."""
         return needed("polars").DataFrame(self._columns(level, names, conformal))
 
-    def _columns(self, level: float, names: Any, conformal: bool) -> dict[str, Any]:
+    def _columns(self, level: float, names: Any, conformal: bool | None) -> dict[str, Any]:
         """Arrays (rows,) under the names that columns of a table have."""
         rows = self.mean.shape[:1].numel()
         targets = self.mean.shape[1:].numel()
@@ -316,7 +329,7 @@ class Prediction:
         along: int | str | None = None,
         target: int | str | None = None,
         level: float = 0.9,
-        conformal: bool = False,
+        conformal: bool | None = None,
         ax: Axes | None = None,
     ) -> Axes:
         """Draw the predictions with their intervals, beside true values if there are any.

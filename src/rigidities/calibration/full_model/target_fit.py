@@ -12,14 +12,13 @@ it returns gives squared scales and negative log-likelihoods of new rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ...prediction.cosine_tilt import CosineTilt
 from ...prediction.distribution import Distribution, StudentT, Tilted
-from ...prediction.guards import Guard, IgnoranceGuard, RigidityGuard
+from ...prediction.guards import Guard
 from ...prediction.head import STEEPEST, Inputs
 from .scale_fit import FIRST_INPUTS, FIXED_PARAMETERS, ScaleFit, constant_fit, flat_fit, headed_fit
 from .target_rows import TargetRows
@@ -51,15 +50,14 @@ class Components:
         head: Whether the noise follows the inputs.
         tails: Whether the distribution is a Student-t.
         tilt: Whether that distribution has a shape of its own.
-        guard: Whether bars are widened beyond the training rows; "q" for a guard that grows with q
-            alone.
+        guard: Whether bars are widened beyond the training rows.
         rigidity: Whether bars follow q among the training rows too.
     """
 
     head: bool = True
     tails: bool = True
     tilt: bool = True
-    guard: bool | Literal["q"] = True
+    guard: bool = True
     rigidity: bool = True
 
     @property
@@ -286,7 +284,7 @@ def fitted_target(
         floor=shape.floor,
         middle=log_noise.clamp(*shape.bounds).median(),
         tilt=shape.tilt,
-        guard=_guard(rows, scale, components.guard),
+        guard=_guard(rows, scale) if components.guard else None,
         gap=_gap(rows, scale),
     )
 
@@ -376,10 +374,8 @@ def _gap(rows: TargetRows, scale: ScaleFit) -> Tensor:
     return -0.5 * torch.expm1(-optimism) * rows.mean_square / rows.usual_q
 
 
-def _guard(rows: TargetRows, scale: ScaleFit, kind: bool | Literal["q"]) -> Guard | None:
-    """The guard of one target, of the kind that is asked for."""
-    if not kind:
-        return None
+def _guard(rows: TargetRows, scale: ScaleFit) -> Guard:
+    """The guard of one target."""
     # The factor makes the distribution's 90 % interval that of a Gaussian with the variance that
     # the guard sets.
     factor = torch.ones_like(rows.mean_square)
@@ -389,15 +385,9 @@ def _guard(rows: TargetRows, scale: ScaleFit, kind: bool | Literal["q"]) -> Guar
     q_known = len(rows.informative_held_out) > 0
     # Where the features are all zero in every row, q of a new row is in units of one.
     unit = torch.ones_like(rows.mean_square)
-    if kind == "q":
-        scale2 = rows.error_per_q if q_known else rows.mean_square
-        return RigidityGuard(
-            reference=rows.high_q if q_known else unit,
-            scale2=scale2 * factor,
-        )
     forecast = rows.forecast
     assert forecast is not None, "these rows have no ignorant forecast yet"
-    return IgnoranceGuard(
+    return Guard(
         reference=rows.high_unfamiliarity if q_known else unit,
         variance=forecast.variance,
         factor=factor,

@@ -220,22 +220,11 @@ class TargetRows:
         return mean_q(self.informative_held_out.q)
 
     @cached_property
-    def high_q(self) -> Tensor:
-        """The q that nine tenths of the informative reference rows stay below."""
-        return torch.quantile(self.informative_reference.q, REFERENCE)
-
-    @cached_property
     def high_unfamiliarity(self) -> Tensor:
-        """`high_q` of q over the squared extent."""
+        """What q over the squared extent of nine tenths of the reference rows stays below."""
         rows = self.informative_reference
         assert rows.extent is not None, "these rows have no ignorant forecast yet"
         return torch.quantile(unfamiliarity(rows.q, rows.extent), REFERENCE)
-
-    @cached_property
-    def error_per_q(self) -> Tensor:
-        """The clipped mean of r^2 / q of the informative held-out rows."""
-        rows = self.informative_held_out
-        return clipped_mean(rows.residual.square() / rows.q)
 
     @cached_property
     def mean_square(self) -> Tensor:
@@ -371,15 +360,15 @@ class IgnorantForecast:
 
     Attributes:
         constant: The part that is the same for all rows, ().
-        by_feature: Weights of the features, (P,); (0,) where forecasts of rows do not differ.
-        extent_weight: Weights of the features that give a row's extent, (P,); (0,) where the
+        by_feature: Weights of the features, (P,); None where forecasts of rows do not differ.
+        extent_weight: Weights of the features that give a row's extent, (P,); None where the
             extent is one.
         variance: The mean square of what the forecasts miss, ().
     """
 
     constant: Tensor
-    by_feature: Tensor
-    extent_weight: Tensor
+    by_feature: Tensor | None
+    extent_weight: Tensor | None
     variance: Tensor
 
     @classmethod
@@ -427,18 +416,22 @@ class IgnorantForecast:
     def _same_for_all(cls, target: Tensor) -> IgnorantForecast:
         """The mean of the targets, whatever the row."""
         constant = target.mean()
-        nothing = target.new_zeros(0)
-        return cls(constant, nothing, nothing, _bounded_mean_square(target - constant, 1))
+        return cls(
+            constant=constant,
+            by_feature=None,
+            extent_weight=None,
+            variance=_bounded_mean_square(target - constant, 1),
+        )
 
     def __call__(self, features: Tensor) -> Tensor:
         """The forecasts of rows with features (n, P), (n,)."""
-        if not len(self.by_feature):
+        if self.by_feature is None:
             return self.constant.expand(len(features))
         return self.constant + features @ self.by_feature
 
     def extent(self, features: Tensor) -> Tensor:
         """How much the readout sums in rows (n, P) relative to a usual row, (n,)."""
-        if not len(self.extent_weight):
+        if self.extent_weight is None:
             return features.new_ones(len(features))
         return features @ self.extent_weight
 

@@ -303,7 +303,7 @@ def member_outputs(
     hashes = reading.identities(batch)
     z = row_points(deviations, drawing, hashes, row_deviation.mixing.shape[1])
     change = row_deviation.moved(row_deviation.roots(reading.features), z)
-    return shared + reading.unrows(change).to(shared.dtype)
+    return shared + reading.output_layout.unrows(change).to(shared.dtype)
 
 
 def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -325,7 +325,7 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
     if dtype is not None:
         output = output.to(dtype)
         features = features.to(dtype)
-    model_targets = reading.inner[reading.axis]
+    model_targets = reading.output_layout.targets
     _, targets, width = deviations.shape
     if model_targets != targets or features.shape[-1] != width:
         raise ValueError(
@@ -335,7 +335,7 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
         )
     with unmixed(features):
         change = JointPosterior.response(features, deviations)  # (n, M, K)
-    return output + reading.unrows(change).to(output.dtype)
+    return output + reading.output_layout.unrows(change).to(output.dtype)
 
 
 def _members_from(snapshot: Snapshot, device: torch.device) -> Members:

@@ -222,7 +222,7 @@ class FeatureMap:
         """The number of the output that stands at row i and target k of a sample, (I, K)."""
         output = self.reading.output
         numbers = torch.arange(output[0].numel(), device=output.device).reshape(output[:1].shape)
-        return self.reading.rows(numbers.expand(output.shape))[: self.rows_per_sample]
+        return self.reading.output_layout.rows(numbers.expand(output.shape))[: self.rows_per_sample]
 
 
 def traced(tap: AnyTap, batch: Batch, slot: Slot) -> TracedPass:

@@ -151,7 +151,7 @@ class Differentiator:
         if q.ndim == 1:
             q = q[:, None]
         std = (self.scale.square().to(q) * q).sqrt().to(reading.output.dtype)  # (M, 1) or (M, K)
-        return Gradient(reading.output, reading.unrows(std))
+        return Gradient(reading.output, reading.output_layout.unrows(std))
 
     def _targets(self, feature_map: FeatureMap) -> int:
         """For how many targets features are projected: 1 where they share features and Gram."""

@@ -140,7 +140,7 @@ class JointOutputs:
         feature_bytes = 0
         for batch in batches():
             reading = read(tap, batch).detached()
-            reading.check_targets(joint.targets)
+            reading.output_layout.check_targets(joint.targets)
             if joint.row_deviation is not None:
                 hashes.append(reading.identities(batch))
                 roots.append(joint.row_deviation.roots(reading.features))
@@ -179,7 +179,9 @@ class JointOutputs:
         rows = cotangents.new_zeros(shape, dtype=torch.float64)
         slopes = []
         for samples, _, reading in self._located_readings():
-            batch_slopes = torch.vmap(reading.rows)(cotangents[:, samples])  # (Q, M, K)
+            batch_slopes = torch.vmap(reading.output_layout.rows)(
+                cotangents[:, samples]
+            )  # (Q, M, K)
             slopes.append(batch_slopes)
             rows += self.joint.rows(batch_slopes, reading.features)
         if self.distinct is None:
@@ -197,7 +199,7 @@ class JointOutputs:
             change = self.joint.response(reading.features.to(torch.float64), weights)
             if row_changes is not None:
                 change = change + row_changes[:, rows]
-            changes[:, samples] = reading.unrows(change)
+            changes[:, samples] = reading.output_layout.unrows(change)
         return changes
 
     def located_features(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
@@ -211,7 +213,7 @@ class JointOutputs:
         positions = positions.reshape(self.output.shape)
         for samples, rows, reading in self._located_readings():
             hashes = None if self.distinct is None else self.distinct.hashes[rows]
-            yield reading.rows(positions[samples]), reading.features, hashes
+            yield reading.output_layout.rows(positions[samples]), reading.features, hashes
 
     def _located_readings(self) -> Iterator[LocatedReading]:
         """Each batch with its features; those that were not kept are computed again."""

@@ -31,12 +31,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ...data.output_layout import OutputLayout
 from ...models.directional import pulled, units
 from ...posterior.gram import with_ones
 from .columns import Columns, ParameterColumns, joint_columns
 from .heads import Call, ParameterRecorder, Recorder, channel_axis, has_bias, head_weights
 from .reading import Reading, Terms
-from .tail import OutputView, RowGains, pullback, row_gains, sample_owners, target_order
+from .tail import RowGains, pullback, row_gains, sample_owners, target_order
 
 LARGEST = 4 << 30
 """Bytes that a Jacobian of one batch, or the Gram matrix of its columns, may take at most."""
@@ -142,7 +143,8 @@ class Plain(Case):
         if not same and not torch.equal(mean.flatten(), output.flatten()):
             return None
         if len(calls) == 1 and self._has_bias:
-            return Reading(output, calls[0].inputs, first_output.shape, self._axis, ones=True)
+            layout = OutputLayout(output.shape, first_output.shape, self._axis)
+            return Reading(output, calls[0].inputs, layout, ones=True)
         return self.reading(output, calls)
 
     def reading(
@@ -187,11 +189,9 @@ class Separate(Probed):
 
         In the layout `shared` the gains have a single column.
         """
-        for view in self._views(output, calls):
-            # A reading only for its `rows`, which needs no features: the output stands in for them.
-            viewed = Reading(output, output, view.inner, view.axis, view.order)
-            rows = viewed.rows(output)  # (M, K)
-            gains_by_call = row_gains(rows, pullback(rows, calls, graph=graph), view)
+        for layout in self._layouts(output, calls):
+            rows = layout.rows(output)  # (M, K)
+            gains_by_call = row_gains(rows, pullback(rows, calls, graph=graph), layout)
             if gains_by_call is None:
                 continue
             if len(self.columns.heads) > 1 and not _reach_all_rows(gains_by_call, rows, output):
@@ -202,7 +202,7 @@ class Separate(Probed):
                 gains_by_call = [
                     replace(gains, gains=gains.gains[:, :1]) for gains in gains_by_call
                 ]
-            self._order = view.order
+            self._order = layout.order
             return gains_by_call
         return None
 
@@ -210,19 +210,18 @@ class Separate(Probed):
         self, output: Tensor, calls: list[Call], gains_by_call: Sequence[RowGains]
     ) -> Reading:
         """The reading for known gains: gain times input, summed over the rows of each output."""
-        inner, axis, order = gains_by_call[0].view
+        layout = gains_by_call[0].output_layout
         blocks = []
         for call, gains in zip(calls, gains_by_call, strict=True):
             blocks.append(gains.gains[..., None] * call.rows[:, None])  # (R, K or 1, D)
         owners = [gains.owners for gains in gains_by_call]
-        output_rows = output.numel() // inner[axis]
-        features = self._summed_by_owner(blocks, calls, owners, output_rows)
+        features = self._summed_by_owner(blocks, calls, owners, layout.row_count)
         counts = self._counts(calls, gains_by_call, len(features))
         if self.layout == "shared":
             features = features[:, 0]
             if counts is not None:
                 counts = counts[:, 0]
-        return Reading(output, features, inner, axis, order, counts)
+        return Reading(output, features, layout, counts)
 
     def _counts(
         self, calls: list[Call], gains_by_call: Sequence[RowGains], output_rows: int
@@ -239,7 +238,7 @@ class Separate(Probed):
                 sums_by_head[call.head] = sums_by_head[call.head] + sums
         return torch.stack(list(sums_by_head.values()), dim=-1)
 
-    def _views(self, output: Tensor, calls: list[Call]) -> Iterator[OutputView]:
+    def _layouts(self, output: Tensor, calls: list[Call]) -> Iterator[OutputLayout]:
         """The ways to see the output as (M, K), to be tried one after the other.
 
         First the output as it is, where any dimension but that of the samples may be the targets',
@@ -248,21 +247,21 @@ class Separate(Probed):
         head = calls[0].head
         targets = head_weights(head).shape[1]
         if targets == 1:
-            yield OutputView(torch.Size([output.numel(), 1]), -1, None)
+            yield OutputLayout(output.shape, torch.Size([output.numel(), 1]))
             return
         size = output.shape[1:].numel()  # outputs of a sample
         order = self._order
         if order is None or len(order) != size:
             for axis in dict.fromkeys((channel_axis(head), -1, *range(-2, -output.ndim, -1))):
                 if output.ndim >= -axis and output.shape[axis] == targets:
-                    yield OutputView(output.shape, axis, None)
+                    yield OutputLayout(output.shape, output.shape, axis)
             if size % targets or len(calls) > 1:
                 return  # calls side by side: each output column is a target of its own
             flat = output.flatten()
             order = target_order(flat, pullback(flat, calls), size)
         if order is not None:
             inner = torch.Size([len(output), size // targets, targets])
-            yield OutputView(inner, -1, order.to(output.device))
+            yield OutputLayout(output.shape, inner, order=order.to(output.device))
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
         gains_by_call = self.row_gains(output, calls, graph=graph)
@@ -288,12 +287,11 @@ class Shared(Separate):
             features.append(self.columns.assemble({head: gains.gains * call.rows}))
             owners.append(gains.owners)
             heads.append(torch.full_like(gains.owners, head))
-        inner, axis, _ = gains_by_call[0].view
         return Terms(
             features=torch.cat(features).detach(),
             owners=torch.cat(owners),
             heads=torch.cat(heads),
-            count=output.numel() // inner[axis],
+            count=gains_by_call[0].output_layout.row_count,
         )
 
 
@@ -328,7 +326,8 @@ class Jacobian(Probed):
                 blocks.append(joint_columns(products, call.head))
             features.append(self._summed_by_owner(blocks, calls, owners, samples))
         inner = torch.Size([output.numel(), 1]) if self.coupled else rows.shape
-        return Reading(output, torch.stack(features, dim=1).reshape(*inner, -1), inner, -1)
+        layout = OutputLayout(output.shape, inner)
+        return Reading(output, torch.stack(features, dim=1).reshape(*inner, -1), layout)
 
     def _check_size(self, output: Tensor) -> None:
         """Refuse a Jacobian, or a Gram matrix of its columns, that takes too much memory."""
@@ -376,7 +375,8 @@ class Parameters(Jacobian):
                 flat = [gradient.reshape(len(cotangents), -1) for gradient in gradients]
                 blocks[head] = torch.cat(flat, dim=1)
             features.append(self.columns.assemble(blocks))
-        return Reading(output, torch.cat(features).reshape(*inner, -1), inner, -1)
+        layout = OutputLayout(output.shape, inner)
+        return Reading(output, torch.cat(features).reshape(*inner, -1), layout)
 
 
 CASES: dict[str, type[Case]] = {
@@ -408,9 +408,8 @@ def side_by_side(output: Tensor, calls: list[Call], rows: list[Tensor]) -> Readi
     counts = None
     if heads_without_bias:
         counts = torch.full_like(features[:, :heads_without_bias], 1 / count)
-    inner = calls[0].output.shape
-    axis = channel_axis(calls[0].head)
-    return Reading(output, features, inner, axis, counts=counts, ones=ones)
+    layout = OutputLayout(output.shape, calls[0].output.shape, channel_axis(calls[0].head))
+    return Reading(output, features, layout, counts=counts, ones=ones)
 
 
 def _reach_all_rows(gains_by_call: list[RowGains], rows: Tensor, output: Tensor) -> bool:

@@ -16,9 +16,9 @@ uses a `TracedReadout` instead, a plain copy that computes with the model's own 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from ...data.output_layout import OutputLayout
 from ...models.calling import Inputs, Source
 from ...models.modes import exporting, outside_graphs, refuse_transforms
 from ...models.shadow import independent, shadow, unwrapped
@@ -283,7 +284,8 @@ class FeatureCopy(CopiedReadout):
         output = self.run(args, kwargs)
         function: Any = self.run.source.features
         features = function(self.run.model, *args, **kwargs)
-        return Reading(output, features, torch.Size((features.shape[0], self._targets)), -1)
+        inner = torch.Size((features.shape[0], self._targets))
+        return Reading(output, features, OutputLayout(output.shape, inner))
 
 
 class LinearCopy(CopiedReadout):
@@ -310,12 +312,9 @@ class LinearCopy(CopiedReadout):
         for i, units in enumerate(_unit_weights(self._heads, joint=tap.layout == "joint")):
             self.register_buffer(f"units{i}", units, persistent=False)
         self._width = like.features.shape[-1]
-        self._axis = like.axis
-        # The output is viewed in this shape per row of `inner`; None for its own shape.
-        self._inner_shape: tuple[int, ...] | None = None
-        if like.inner != like.output.shape:
-            self._inner_shape = tuple(like.inner[1:])
-        self.register_buffer("order", like.order, persistent=False)
+        # The order is a buffer, which moves with the module.
+        self._layout = replace(like.output_layout, order=None)
+        self.register_buffer("order", like.output_layout.order, persistent=False)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass for all of these weights: the model's own, zeros, and the unit vectors."""
@@ -343,21 +342,20 @@ class LinearCopy(CopiedReadout):
 
     def _reading(self, output: Tensor, responses: Tensor) -> Reading:
         """The reading for the output's responses (D + H, *output) to unit weights."""
-        inner = output.shape
-        if self._inner_shape is not None:
-            rows_of_inner = output.numel() // math.prod(self._inner_shape)
-            inner = torch.Size((rows_of_inner, *self._inner_shape))
-        if self.order is not None:
-            responses = responses.flatten(2)[..., self.order]
-        columns = responses.reshape(len(responses), *inner).movedim(self._axis, -1)
+        order = self.order
+        inner = self._layout.of_output(output).inner
+        layout = OutputLayout(output.shape, inner, self._layout.axis, order)
+        if order is not None:
+            responses = responses.flatten(2)[..., order]
+        columns = responses.reshape(len(responses), *inner).movedim(layout.axis, -1)
         # (D + H, M, K), also for a single input without a dimension of rows
         columns = columns.unsqueeze(1) if columns.ndim == 2 else columns.flatten(1, -2)
         columns = columns[..., 0].mT if self._shared else columns.permute(1, 2, 0)
         features = columns[..., : self._width]
         counts = columns[..., self._width :]
         if not counts.shape[-1]:
-            return Reading(output, features, inner, self._axis, self.order)
-        return Reading(output, features, inner, self._axis, self.order, counts)
+            return Reading(output, features, layout)
+        return Reading(output, features, layout, counts)
 
 
 class _Run(nn.Module):

@@ -1,8 +1,7 @@
-"""What one pass of a model gives: outputs, features, and how the two are laid out.
+"""What one pass of a model gives: outputs, features, and how the outputs belong to rows.
 
 A tap turns a batch into a `Reading`. The statistics of a fit and the error bars work on rows of
-M outputs and K targets; `Reading.rows` and `Reading.unrows` translate between these and the shape
-of the model's output.
+M outputs and K targets; `Reading.output_layout` translates between these and the output's shape.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...data.batches import Batch
+from ...data.output_layout import OutputLayout
 from ...data.sketch import near_hashes, row_hashes, row_tensors
 from ...posterior.gram import with_ones
 
@@ -26,16 +26,13 @@ SampleWeight = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class Reading:
-    """One forward pass: the output, its features, and how output and rows correspond.
+    """One forward pass: the output, its features, and how the output belongs to their rows.
 
     Attributes:
         output: What the model predicts.
         inputs: The features without the column of ones that a single head's bias has: (M, D),
             (M, K, D) or (M, K, P); see the layouts of `cases`.
-        inner: The shape in which to view the output.
-        axis: The dimension of the targets in `inner`, counted from the end.
-        order: Where given, the outputs of a sample are put in this order before they are viewed,
-            so that the targets of each row stand in the order of the head's columns.
+        output_layout: How the output is seen as rows (M, K).
         counts: Where H heads have no bias, what the columns of their biases would be, (M, H) or
             (M, K, H): ones, or under sums over atoms the number of atoms of each species. None
             where all heads have a bias, and for features (M, K, P).
@@ -44,9 +41,7 @@ class Reading:
 
     output: Tensor
     inputs: Tensor
-    inner: torch.Size
-    axis: int
-    order: Tensor | None = None
+    output_layout: OutputLayout
     counts: Tensor | None = None
     ones: bool = False
 
@@ -63,36 +58,15 @@ class Reading:
     def _inputs_with_ones(self) -> Tensor:
         return with_ones(self.inputs)
 
+    @property
+    def form_inputs(self) -> Tensor:
+        """The features that a `HeadForm` takes, which needs no last column of ones."""
+        if self.ones:
+            return self.inputs
+        return with_counts(self.inputs, self.counts)
+
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.output, self.features))
-
-    @classmethod
-    def join(cls, readings: Sequence[Reading]) -> Reading:
-        """The readings of consecutive batches as one.
-
-        Raises:
-            ValueError: The batches have outputs of different shapes, or targets in different
-                orders.
-        """
-        first = readings[0]
-        if len(readings) == 1:
-            return first
-        remedy = ". Predict batch by batch: mean, std = uq(x)."
-        output = joined([reading.output for reading in readings], remedy)
-        if any(reading.order is not first.order for reading in readings):
-            raise ValueError(f"The batches have their targets in different orders{remedy}")
-        ones = all(reading.ones for reading in readings)
-        if ones:
-            inputs = joined([reading.inputs for reading in readings], remedy)
-        else:
-            inputs = joined([reading.features for reading in readings], remedy)
-        counts_by_batch = [reading.counts for reading in readings if reading.counts is not None]
-        counts = None
-        if len(counts_by_batch) == len(readings):
-            counts = torch.cat(counts_by_batch)
-        rows = sum(reading.inner[0] for reading in readings)
-        inner = torch.Size([rows, *first.inner[1:]])
-        return cls(output, inputs, inner, first.axis, first.order, counts, ones)
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
@@ -100,76 +74,6 @@ class Reading:
         return replace(
             self, output=self.output.detach(), inputs=self.inputs.detach(), counts=counts
         )
-
-    def rows(self, tensor: Tensor) -> Tensor:
-        """A tensor shaped like the output as (M, K)."""
-        if self.order is not None:
-            tensor = tensor.reshape(self.inner[0], -1)[:, self.order]
-        if self.axis == -1:
-            if tensor.ndim == 2 and self.order is None and tensor.shape[1] == self.inner[-1]:
-                return tensor
-            return tensor.reshape(-1, self.inner[-1])
-        targets_last = tensor.reshape(self.inner).movedim(self.axis, -1)
-        return targets_last.reshape(-1, targets_last.shape[-1])
-
-    def unrows(self, rows: Tensor) -> Tensor:
-        """Rows in the output's shape, the inverse of `rows`.
-
-        Args:
-            rows: (..., M, K), or (..., M, 1) to be repeated for each target. Dimensions in front
-                (members, say) stay in front.
-        """
-        targets = self.inner[self.axis]
-        leading = rows.shape[:-2]
-        if self.axis == -1 and self.order is None:
-            if rows.ndim == 2 and rows.shape == self.output.shape:
-                return rows
-            return rows.expand(*leading, -1, targets).reshape(*leading, *self.output.shape)
-        target_dimension = self.axis % len(self.inner)
-        shape = [size for i, size in enumerate(self.inner) if i != target_dimension]
-        values = rows.expand(*leading, -1, targets).reshape(*leading, *shape, targets)
-        values = values.movedim(-1, self.axis)
-        if self.order is not None:
-            values = values.reshape(*leading, self.inner[0], -1)[..., self.order.argsort()]
-        return values.reshape(*leading, *self.output.shape)
-
-    def spread_out(self, values: Tensor) -> Tensor:
-        """One value per sample (N,) in the output's shape."""
-        return values.reshape(-1, *[1] * (self.output.ndim - 1)).expand(self.output.shape)
-
-    def check_targets(self, fitted: int) -> None:
-        """Refuse a model that does not give as many targets as in the fit.
-
-        Args:
-            fitted: The number of targets in the fit.
-        """
-        targets = self.inner[self.axis]
-        if targets != fitted:
-            raise ValueError(
-                f"The model gives {targets} targets here, but gave {fitted} in the fit. Use the "
-                "same forward= and output= as in the fit."
-            )
-
-    def target_rows(self, target: Tensor | None) -> Tensor | None:
-        """The target as (M, K), whatever dimensions of size one it has or lacks."""
-        if target is None:
-            return None
-        if target.squeeze().shape != self.output.squeeze().shape:
-            problem = (
-                f"the target's shape {tuple(target.shape)} does not match the output's shape "
-                f"{tuple(self.output.shape)}."
-            )
-            if not target.is_floating_point():
-                problem += (
-                    " If the targets are the numbers of classes, pass them one-hot, and see "
-                    "docs/classifiers.md."
-                )
-            raise ValueError(
-                f"{problem} If the model predicts more than the target (for example a mean and a "
-                "variance), select the mean with output=, or for batches b = (x, y) with "
-                "forward=lambda m, b: m(b[0])[..., 0]."
-            )
-        return self.rows(target.reshape(self.output.shape))
 
     def sample_weights(
         self, function: SampleWeight | None, batch: Batch, name: str = "sample_weight"
@@ -202,13 +106,13 @@ class Reading:
                 "count the weight 0."
             )
         if weights.squeeze().shape == output.squeeze().shape:
-            return self.rows(weights.reshape(output.shape))
+            return self.output_layout.rows(weights.reshape(output.shape))
         if weights.ndim > 1 or weights.numel() != len(output):
             raise ValueError(
                 f"{name} returned {tuple(weights.shape)} for an output of {tuple(output.shape)}: "
                 "expected one value per sample or per output."
             )
-        return self.rows(self.spread_out(weights))
+        return self.output_layout.rows(self.output_layout.of_samples(weights))
 
     def hashes(self, batch: Batch) -> Tensor | None:
         """One hash per sample, of its inputs and target, (N,).
@@ -235,7 +139,7 @@ class Reading:
         if hashes is None:
             return near_hashes(self.features, self._rounding**0.5)
         places = torch.arange(shape[1:].numel(), device=hashes.device)
-        return self.rows((hashes[:, None] + places).reshape(shape))[:, 0]
+        return self.output_layout.rows((hashes[:, None] + places).reshape(shape))[:, 0]
 
     @property
     def _rounding(self) -> float:
@@ -243,6 +147,13 @@ class Reading:
         tensors = (self.features, self.output)
         dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
         return max(torch.finfo(dtype).eps for dtype in dtypes)
+
+
+def with_counts(features: Tensor, counts: Tensor | None) -> Tensor:
+    """What the head of a calibration is fitted to: features, then counts; see `Reading.counts`."""
+    if counts is None:
+        return features
+    return torch.cat([features, counts.to(features)], -1)
 
 
 def read(tap: Callable[..., Reading], batch: Batch) -> Reading:
@@ -259,7 +170,7 @@ class Terms:
 
     Attributes:
         features: (R, D), which add up to the features of the outputs.
-        owners: (R,), the output row (see `Reading.rows`) that each term belongs to.
+        owners: (R,), the output row (see `OutputLayout.rows`) that each term belongs to.
         heads: (R,), the number of the head that it went through, in the order of the readout's
             heads.
         count: The number of output rows.

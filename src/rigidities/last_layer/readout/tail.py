@@ -18,31 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ...data.output_layout import OutputLayout
 from ...models.directional import normal_like
 from .heads import Call, as_rows
 
 Pull = Callable[[Tensor], list[Tensor]]
 """v, shaped like the outputs -> $J^T v$ for each recorded call, as rows (R, K_head)."""
-
-
-class OutputView(NamedTuple):
-    """How to see a model's output as rows (M, K) of targets; see `Reading`.
-
-    Attributes:
-        inner: The shape in which to view the output.
-        axis: The dimension of the targets in it, counted from the end.
-        order: Where given, the order in which to put a sample's outputs before that.
-    """
-
-    inner: torch.Size
-    axis: int
-    order: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -53,12 +40,12 @@ class RowGains:
         owners: (R,), the output row that each head row acts on.
         gains: (R, K), the derivative of that output with respect to the head's; (R, 1) where it is
             the same for all targets.
-        view: How the output is seen as rows.
+        output_layout: How the output is seen as rows.
     """
 
     owners: Tensor
     gains: Tensor
-    view: OutputView
+    output_layout: OutputLayout
 
 
 def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull:
@@ -101,13 +88,13 @@ class GraphsKept(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def row_gains(outputs: Tensor, pull: Pull, view: OutputView) -> list[RowGains] | None:
+def row_gains(outputs: Tensor, pull: Pull, layout: OutputLayout) -> list[RowGains] | None:
     """Gains and owners of each call's rows; None if the tail has no such form.
 
     Args:
         outputs: (M, K), with the graph: the model's in some view.
         pull: Their `pullback`.
-        view: How the model's output is seen as rows.
+        layout: How the model's output is seen as rows.
     """
     ones = torch.ones_like(outputs)
     gains_by_call = pull(ones)  # (R, K_head): the sum over all outputs that a head's output acts on
@@ -117,7 +104,7 @@ def row_gains(outputs: Tensor, pull: Pull, view: OutputView) -> list[RowGains] |
     if owners_by_call is None:
         return None
     pairs = zip(owners_by_call, gains_by_call, strict=True)
-    return [RowGains(owners, gains, view) for owners, gains in pairs]
+    return [RowGains(owners, gains, layout) for owners, gains in pairs]
 
 
 def target_order(outputs: Tensor, pull: Pull, size: int) -> Tensor | None:

@@ -44,6 +44,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ...data.output_layout import OutputLayout
 from ...models.calling import (
     ORDINARY_ERRORS,
     FeatureFunction,
@@ -457,11 +458,10 @@ class Tap(WatchingTap):
             gains_by_call = case.row_gains(output, calls)
             if gains_by_call is None:
                 return None
-            owners = gains_by_call[0].owners  # the output row (see `Reading.rows`) of each row
+            owners = gains_by_call[0].owners  # the output row (`OutputLayout.rows`) of each row
             if any(not torch.equal(gains.owners, owners) for gains in gains_by_call):
                 return None  # heads for different rows, as for each species
-            inner, axis, _ = gains_by_call[0].view
-            output_rows_per_sample = output.numel() // inner[axis] // len(output)
+            output_rows_per_sample = gains_by_call[0].output_layout.row_count // len(output)
             return owners // max(1, output_rows_per_sample)
 
         with torch.enable_grad():
@@ -746,7 +746,7 @@ class Tap(WatchingTap):
             if changed_output.shape != reading.output.shape:
                 return False
             difference = changed_output.detach() - reading.output.detach()
-            actual = reading.rows(difference).to(torch.float64)
+            actual = reading.output_layout.rows(difference).to(torch.float64)
             expected = case.response(reading.features.detach().to(torch.float64), change)
             rounding = coarsest_rounding([changed_output, *(call.output for call in calls)])
             if not _agree(actual, expected, tolerance(rounding)):
@@ -773,7 +773,7 @@ class Tap(WatchingTap):
         if reading is None or not bool(torch.isfinite(difference).all()):
             return reading is not None  # NaN says nothing, and is refused by the fit
         expected = self._case.response(reading.features.detach().to(torch.float64), change)
-        actual = reading.rows(difference)
+        actual = reading.output_layout.rows(difference)
         if _agree(actual, expected, tolerance(coarsest_rounding([changed_output]))):
             return True
         return self._is_random(inputs, output)
@@ -796,7 +796,7 @@ class Tap(WatchingTap):
         step = 1e-6
         ahead, _ = self._run(inputs, change=step * direction)
         behind, _ = self._run(inputs, change=-step * direction)
-        slope = reading.rows(ahead.detach() - behind.detach()) / (2 * step)
+        slope = reading.output_layout.rows(ahead.detach() - behind.detach()) / (2 * step)
         expected = self._case.response(reading.features.detach().to(torch.float64), direction)
         if _agree(slope, expected, 1e-4):
             return True
@@ -911,7 +911,8 @@ class FeatureTap(WatchingTap):
                 f"{tuple(output.shape)}: expected one row of features per row of output."
             )
         rows = features.shape[0]
-        return Reading(output, features, torch.Size([rows, output.numel() // rows]), -1)
+        inner = torch.Size([rows, output.numel() // rows])
+        return Reading(output, features, OutputLayout(output.shape, inner))
 
 
 AnyTap = Tap | FeatureTap

@@ -122,7 +122,7 @@ class Block:
         """Target minus prediction, (M, K) in float64."""
         if self.target is None:
             return None
-        return self.reading.rows(self.target.to(torch.float64) - self.reading.output)
+        return self.reading.output_layout.rows(self.target.to(torch.float64) - self.reading.output)
 
     @cached_property
     def counted_residual(self) -> Tensor | None:
@@ -156,7 +156,7 @@ class Block:
             return output_hashes(self.hashes, self.rows, self.importance)
         values = [self.features]
         if self.target is not None:
-            values.append(self.reading.rows(self.target))
+            values.append(self.reading.output_layout.rows(self.target))
         return row_hashes(values, self.rows)
 
     def hashed(self) -> Block:
@@ -272,13 +272,12 @@ class Waiting:
         output, features, counts, target, weights, importance, hashes, *input_views = views
         assert output is not None
         assert features is not None
-        leading = like.reading.inner[0] * self._filled // like.samples
         reading = replace(
             like.reading,
             output=output,
             inputs=features,
             counts=counts,
-            inner=torch.Size([leading, *like.reading.inner[1:]]),
+            output_layout=like.reading.output_layout.of_output(output),
         )
         return replace(
             like,
@@ -317,6 +316,6 @@ def _form_of(block: Block, tensors: list[Tensor | None]) -> tuple[object, ...]:
             kinds.append(None)
         else:
             kinds.append((tensor.shape[1:], tensor.dtype, tensor.device))
-    reading = block.reading
-    layout = (reading.ones, reading.inner[1:], reading.axis, id(reading.order))
-    return (kinds, block.rows / block.samples, layout)
+    layout = block.reading.output_layout
+    view = (layout.inner[1:], layout.axis, id(layout.order))
+    return (kinds, block.rows / block.samples, block.reading.ones, view)

@@ -49,7 +49,7 @@ class GramSums(Statistic):
     def begin(cls, block: Block, plan: Plan) -> Self:
         """An empty Gram of the features' width, on their device."""
         reading = block.reading
-        targets = reading.inner[reading.axis]
+        targets = reading.output_layout.targets
         width = block.features.shape[-1] + reading.ones
         device = block.features.device
         # A triangular root keeps all digits, so its products are in double precision.
@@ -83,7 +83,7 @@ class GramSums(Statistic):
                 "All batches must pass through the same readout."
             )
         if self.units is not None:
-            if reading.inner[reading.axis] == self.sums.targets:
+            if reading.output_layout.targets == self.sums.targets:
                 self.units = self.units.plus(TargetUnits.of(block))
             else:  # there is no unit for each of the targets
                 self._count_as_they_are()

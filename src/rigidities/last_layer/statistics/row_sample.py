@@ -147,7 +147,7 @@ class RowSample(RowSketch, Statistic):
         reading = block.reading
         columns = {
             "features": reading.inputs,
-            "mean": reading.rows(reading.output),
+            "mean": reading.output_layout.rows(reading.output),
             "residual": residual,
         }
         if block.weights is not None:

@@ -89,7 +89,7 @@ class Statistics:
             inputs = max(1, len(batch.raw) - 1)  # the last entry is the target
         return cls(
             by_name=by_name,
-            targets=block.reading.inner[block.reading.axis],
+            targets=block.reading.output_layout.targets,
             inputs=inputs,
             kind=kind,
             columns=batch.columns,

@@ -62,7 +62,7 @@ class TargetUnits:
     @classmethod
     def of(cls, block: Block) -> TargetUnits:
         """The moments of the rows of a block."""
-        outputs = block.reading.rows(block.reading.output).to(torch.float64)
+        outputs = block.reading.output_layout.rows(block.reading.output).to(torch.float64)
         weights = torch.ones_like(outputs)
         if block.importance is not None:
             weights = block.importance.to(outputs).expand_as(outputs)
@@ -70,7 +70,7 @@ class TargetUnits:
             values = torch.stack([outputs, outputs])  # (2, M, K)
             weights = torch.stack([torch.zeros_like(weights), weights])
         else:
-            targets = block.reading.rows(block.target).to(outputs)
+            targets = block.reading.output_layout.rows(block.target).to(outputs)
             values = torch.stack([targets, outputs])
             weights = torch.stack([weights, weights])
         # Rows without weight may lack a target.
