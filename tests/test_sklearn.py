@@ -381,7 +381,9 @@ def by_hand(base, X, y, new, level, kept, seed=0):
     return mean - q * std, mean + q * std
 
 
-@pytest.mark.parametrize("options", [{"valid": None}, {"criterion": "loo"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"valid": None}, {"method": rg.Paper(criterion="loo")}], ids=str
+)
 def test_rows_that_trained_the_base_give_no_guarantee(data, options):
     base = Ridge().fit(*data)
     reg = RigidityRegressor(base, prefit=True, conformal=0.3, **options)

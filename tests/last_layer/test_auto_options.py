@@ -139,10 +139,13 @@ REFUSED = {
     "no_noise": ({"noise": "none"}, "criterion='auto' fits noise='features'.*criterion='nll'"),
     "bayes": ({"noise": "bayes"}, "got noise='bayes'"),
     "tilted_nll": (
-        {"criterion": "nll", "distribution": "tilted"},
+        {"method": rg.Paper(distribution="tilted")},
         "need criterion='auto', got",
     ),
-    "features_crps": ({"criterion": "crps", "noise": "features"}, "need criterion='auto'"),
+    "features_crps": (
+        {"method": rg.Paper(criterion="crps", noise="features")},
+        "need criterion='auto'",
+    ),
     "unknown_noise": ({"noise": "pink"}, "Unknown noise 'pink'"),
     "unknown_distribution": ({"distribution": "cauchy"}, "cauchy"),
     "given_by_name": ({"noise": "given"}, "noise=lambda batch: variances"),

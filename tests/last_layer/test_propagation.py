@@ -51,7 +51,7 @@ def parts_of(net, dtype=None, **options):
     model = net.model if dtype is None else net.model.to(dtype)
     sets = [tuple(t if dtype is None else t.to(dtype) for t in pair) for pair in net[1:]]
     uq = rg.LastLayerRigidity(model).fit(sets[0])
-    uq.calibrate(sets[1], **({"criterion": "nll"} | options))
+    uq.calibrate(sets[1], **({"method": "paper"} | options))
     return Parts(uq), sets[2][0]
 
 

@@ -160,7 +160,7 @@ def lightning(rank):
 
     quiet = {"logger": False, "enable_progress_bar": False}
     kept = ModelCheckpoint(tempfile.mkdtemp(), monitor="loss", mode="max")  # the first one's folder
-    callback = RigidityCallback(every_best=True, calibrate={"criterion": "nll"})
+    callback = RigidityCallback(every_best=True, calibrate={"method": "paper"})
     trainer = lightning.Trainer(
         strategy="ddp",
         accelerator="cpu",

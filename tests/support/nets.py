@@ -82,9 +82,10 @@ def _trained(targets: int, seed: int, steps: int, _: torch.dtype) -> Trained:
     return Trained(model, *sets)
 
 
-def calibrated(uq: rg.LastLayerRigidity, valid: Any, **options: Any) -> rg.LastLayerRigidity:
-    uq.calibrate(valid, **({"criterion": "nll"} | options))
-    return uq
+def calibrated(
+    uq: rg.LastLayerRigidity, valid: Any, ridge: float | None = None
+) -> rg.LastLayerRigidity:
+    return uq.calibrate(valid, method=rg.Paper(ridge=ridge))
 
 
 def fitted(net: Trained, **options: Any) -> rg.LastLayerRigidity:
