@@ -18,7 +18,7 @@ PAPER = rg.Paper(ridge=0.1)
 CALLS = {
     "call": lambda uq, x: uq(x),
     "predict": lambda uq, x: uq.predict(x),
-    "predict in batches": lambda uq, x: uq.predict(x, batch_size=7),
+    "predict in batches": lambda uq, x: uq.predict(list(x.split(7))),
     "with a gradient": lambda uq, x: uq.predict_with_gradient(x),
 }
 

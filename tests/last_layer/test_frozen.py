@@ -32,14 +32,16 @@ BY_PARAMETERS = ("parameters",)
 NOT_UNDER_VMAP = "forces_"
 
 
+def clamped(data, bounds):
+    return data if bounds is None else (data[0], data[1].clamp(*bounds))
+
+
 def calibrated(targets=1, method=None, model=None, dtype=torch.float32):
     one = trained(targets)
     train, valid = (tuple(t.to(dtype) for t in part) for part in (one.train, one.valid))
     uq = rg.LastLayerRigidity((model or one.model).to(dtype)).fit(train)
     if method is not None:
-        x, y = valid
-        bounds = getattr(method, "support", None)
-        uq.calibrate(x, y if bounds is None else y.clamp(*bounds), method=method)
+        uq.calibrate(clamped(valid, getattr(method, "support", None)), method=method)
     return uq, one.test[0].to(dtype)
 
 
