@@ -88,6 +88,14 @@ def calibrated(
     return uq.calibrate(valid, method=rg.Paper(ridge=ridge))
 
 
+def derivative_scale(uq: rg.LastLayerRigidity) -> Tensor:
+    """The scale of derivatives: their own where they were calibrated, else that of the values."""
+    report = uq.calibration_report
+    if report is None or report.gradient_scale is None:
+        return uq.scale
+    return report.gradient_scale
+
+
 def fitted(net: Trained, **options: Any) -> rg.LastLayerRigidity:
     return calibrated(rg.LastLayerRigidity(net.model, **options).fit(net.train), net.valid)
 
