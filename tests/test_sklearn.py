@@ -884,7 +884,7 @@ def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
         with pytest.raises(ValueError, match="share between 0 and 1"):
             RigidityRegressor(Ridge(), valid=share).fit(X, y)
     for method in ("nll", rg.Full, 3):
-        with pytest.raises(ValueError, match="method must be 'full', 'paper'.*also 'textbook'"):
+        with pytest.raises(ValueError, match=r"method must be 'full', 'paper'.*also 'textbook'"):
             RigidityRegressor(Ridge(), method=method).fit(X, y)
     with pytest.raises(TypeError, match="Cannot read DummyRegressor"):
         RigidityRegressor(DummyRegressor()).fit(X, y)

@@ -211,9 +211,8 @@ def test_weights_of_rows_set_their_noise(one):
     x, y = (torch.cat(parts) for parts in zip(one.valid, one.test, strict=True))
     error = y - one.model(x).detach()
     sharp = (x, one.model(x).detach() + error / weights_of(x)[:, None].sqrt())
-    kept = dict.fromkeys(("sample",), 0)
-    said = rg.LastLayerRigidity(one.model).fit(one.train, sample_weight=weights_of, **kept)
-    unsaid = rg.LastLayerRigidity(one.model).fit(one.train, **kept)
+    said = rg.LastLayerRigidity(one.model).fit(one.train, sample_weight=weights_of, keep_rows=0)
+    unsaid = rg.LastLayerRigidity(one.model).fit(one.train, keep_rows=0)
     values = [
         uq.calibrate(
             sharp, method=rg.Full(noise="constant", distribution="gaussian")
