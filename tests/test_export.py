@@ -35,22 +35,18 @@ def scaled(net, x):
 
 
 CASES = {
-    "plain": (1, None, {"criterion": "nll"}),
-    "several targets": (
-        3,
-        None,
-        {"criterion": "nll", "noise": "constant", "distribution": "student-t"},
-    ),
-    "scaled": (1, scaled, {"criterion": "nll", "noise": "bayes"}),
-    "summed": (1, atoms, {"criterion": "nll"}),
-    "auto": (2, None, {}),
-    "auto, scaled": (2, scaled, {}),
+    "plain": (1, None, "paper"),
+    "several targets": (3, None, rg.Paper(noise="constant", distribution="student-t")),
+    "scaled": (1, scaled, rg.Paper(noise="bayes")),
+    "summed": (1, atoms, "paper"),
+    "auto": (2, None, "full"),
+    "auto, scaled": (2, scaled, "full"),
 }
 
 
 @cache
 def fitted(id):
-    targets, run, options = CASES[id]
+    targets, run, method = CASES[id]
     one = trained(targets)
     train, valid, x = one.train, one.valid, one.test[0]
     if run is atoms:
@@ -58,7 +54,7 @@ def fitted(id):
         x = x.reshape(-1, 5, 4)
     model = one.model if run is None else Net(run, inner=one.model)
     uq = rg.LastLayerRigidity(model).fit(train)
-    uq.calibrate(valid, **options)
+    uq.calibrate(valid, method=method)
     return uq, x
 
 

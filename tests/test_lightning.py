@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a .validation_step"),
 ]
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-NLL = {"criterion": "nll"}
+PAPER = {"method": "paper"}
 
 
 def regressor(host=pl, dtype=torch.float64):
@@ -82,7 +82,7 @@ def keeper(folder, mode="min", **options):
 
 def plain(module, **options):
     uq = rg.LastLayerRigidity(module, **options).fit(TRAIN)
-    uq.calibrate(VALID, **NLL)
+    uq.calibrate(VALID, **PAPER)
     return uq
 
 
@@ -95,7 +95,10 @@ def assert_same_bars(uq, other):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """After three epochs; of the checkpoints, the worst is kept, which is not the last."""
-    callback, kept = RigidityCallback(calibrate=NLL), keeper(tmp_path_factory.mktemp("run"), "max")
+    callback, kept = (
+        RigidityCallback(calibrate=PAPER),
+        keeper(tmp_path_factory.mktemp("run"), "max"),
+    )
     host = trainer(callback, kept, max_epochs=3)
     host.fit(module := regressor(), shuffled(), loader(VALID))
     return host, module, callback, kept
@@ -123,7 +126,7 @@ def test_the_file_beside_the_checkpoint_is_for_a_module_with_its_weights(trained
 
 
 def test_the_last_weights_are_taken_if_asked_for_and_no_file_is_written(tmp_path):
-    callback = RigidityCallback(best=False, calibrate=NLL)
+    callback = RigidityCallback(best=False, calibrate=PAPER)
     trainer(callback, keeper(tmp_path, "max")).fit(module := regressor(), shuffled(), loader(VALID))
     assert_same_bars(callback.uq, plain(module))
     assert callback.path is None and len(list(tmp_path.iterdir())) == 1
@@ -142,7 +145,7 @@ def test_trainer_predict_gives_predictions(trained):
 def test_the_callback_leaves_the_training_and_the_module_as_they_are(tmp_path):
     weights, states = [], []
     drawn = WeightedRandomSampler([1.0] * 53, 53)  # by torch's own random numbers, every time
-    for callbacks in ([], [RigidityCallback(every_best=True, calibrate=NLL)]):
+    for callbacks in ([], [RigidityCallback(every_best=True, calibrate=PAPER)]):
         torch.manual_seed(5)
         host = trainer(*callbacks, keeper(tmp_path), max_epochs=3)
         host.fit(module := regressor(), loader(TRAIN, sampler=drawn), loader(VALID))
@@ -159,7 +162,7 @@ class Stop(pl.Callback):
 
 @pytest.mark.parametrize("filename", [None, "best"])
 def test_an_interrupted_training_has_the_bars_of_the_best_so_far(tmp_path, filename):
-    callback, kept = RigidityCallback(every_best=True, calibrate=NLL), keeper(tmp_path)
+    callback, kept = RigidityCallback(every_best=True, calibrate=PAPER), keeper(tmp_path)
     kept.filename = filename
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -189,7 +192,7 @@ def test_a_checkpoint_that_stays_the_best_is_fitted_once(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_training_leaves_no_file_without_that_option(tmp_path):
-    callback, before = RigidityCallback(calibrate=NLL), signal.getsignal(signal.SIGINT)
+    callback, before = RigidityCallback(calibrate=PAPER), signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(SystemExit):
             trainer(callback, keeper(tmp_path), Stop(), max_epochs=5).fit(
@@ -224,7 +227,7 @@ def test_batches_are_those_that_the_trainer_hands_to_the_module():
         return [batch[0] + spoilt * torch.randn_like(batch[0]), batch[1]]
 
     module.on_after_batch_transfer = augmented
-    callback = RigidityCallback(calibrate=NLL)
+    callback = RigidityCallback(calibrate=PAPER)
     trainer(callback, precision="64-true").fit(module, Data())
     expected = plain(callback.uq.model)
     mine, theirs = callback.uq.gram.matrix, expected.gram.matrix
@@ -254,7 +257,7 @@ def test_a_compiled_module_is_copied_without_it(whole):
     if not whole:
         module.compile(backend="eager")
     given = torch.compile(module, backend="eager") if whole else module
-    callback = RigidityCallback(calibrate=NLL)
+    callback = RigidityCallback(calibrate=PAPER)
     trainer(callback, max_epochs=1).fit(given, loader(TRAIN), loader(VALID))
     fresh = regressor()
     fresh.load_state_dict(module.state_dict())
@@ -262,7 +265,7 @@ def test_a_compiled_module_is_copied_without_it(whole):
 
 
 def test_a_callback_serves_again_after_its_folder_is_gone(tmp_path):
-    callback = RigidityCallback(calibrate=NLL)
+    callback = RigidityCallback(calibrate=PAPER)
     for fold in (tmp_path / "one", tmp_path / "two"):
         trainer(callback, keeper(fold), max_epochs=1).fit(regressor(), loader(TRAIN), loader(VALID))
         assert callback.path.startswith(str(fold))
@@ -271,10 +274,10 @@ def test_a_callback_serves_again_after_its_folder_is_gone(tmp_path):
 
 def test_options_are_passed_on():
     options = {"layer": "net.3", "forward": lambda m, b: 2 * m(b[0]), "target": lambda b: 2 * b[1]}
-    callback = RigidityCallback(fit={"method": "qr"}, calibrate=NLL, valid=VALID, **options)
+    callback = RigidityCallback(fit={"method": "qr"}, calibrate=PAPER, valid=VALID, **options)
     trainer(callback, max_epochs=1).fit(module := regressor(), loader(TRAIN))  # validates nothing
     uq = rg.LastLayerRigidity(module, **options).fit(TRAIN, method="qr")
-    uq.calibrate(VALID, **NLL)
+    uq.calibrate(VALID, **PAPER)
     assert_same_bars(callback.uq, uq)
 
 
@@ -360,7 +363,7 @@ def test_the_older_package_is_taken_where_it_is_the_one_in_use(anew):
     import pytorch_lightning as old
 
     door = anew(lightning=...)
-    callback = door.RigidityCallback(calibrate=NLL)
+    callback = door.RigidityCallback(calibrate=PAPER)
     host = trainer(callback, host=old)
     host.fit(module := regressor(old), shuffled(), loader(VALID))
     assert_same_bars(callback.uq, plain(module))

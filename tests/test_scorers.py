@@ -35,7 +35,7 @@ from rigidities.sklearn import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:The error bars are")  # tables are tiny here
 
-GAUSSIAN = {"criterion": "nll", "random_state": 0}
+GAUSSIAN = {"method": "paper", "random_state": 0}
 FOLDS = KFold(3, shuffle=True, random_state=0)
 SCORERS = {
     "nll": nll_scorer,
@@ -184,7 +184,7 @@ def test_a_scaled_target_has_scores_in_its_own_units(data, fitted):
 
 def test_scores_of_a_textbook_fit_are_those_of_students_distribution(data):
     X, y = data
-    reg = RigidityRegressor(LinearRegression(), criterion="textbook").fit(X[:12], y[:12])
+    reg = RigidityRegressor(LinearRegression(), method="textbook").fit(X[:12], y[:12])
     mean, std = reg.predict(X, return_std=True)
     df = reg.uq_.degrees_of_freedom
     assert df == pytest.approx(8)

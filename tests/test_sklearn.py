@@ -63,7 +63,7 @@ from rigidities.sklearn import RigidityRegressor
 
 pytestmark = pytest.mark.filterwarnings("ignore:The error bars are")  # tables are tiny here
 
-FAST = {"criterion": "nll", "random_state": 0}
+FAST = {"method": "paper", "random_state": 0}
 
 
 def made(n=80, seed=0, targets=None):
@@ -134,7 +134,7 @@ def test_others_pass_them_too_but_for_what_holding_rows_out_changes(base, confor
 
 def test_searches_and_cross_validation_reach_the_base(data):
     search = GridSearchCV(
-        RigidityRegressor(Ridge(), criterion="textbook"), {"estimator__alpha": [0.1, 1e6]}, cv=2
+        RigidityRegressor(Ridge(), method="textbook"), {"estimator__alpha": [0.1, 1e6]}, cv=2
     ).fit(*data)
     assert search.best_params_ == {"estimator__alpha": 0.1}
     scores = cross_val_score(make_pipeline(StandardScaler(), search.best_estimator_), *data, cv=2)
@@ -158,12 +158,12 @@ def test_a_clone_is_not_fitted(ridge, new):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_textbook_criterion_is_statsmodels(data, new, weighted):
+def test_the_textbook_method_is_statsmodels(data, new, weighted):
     import statsmodels.api as sm
 
     X, y = data
     weight = np.random.default_rng(2).uniform(0.5, 2.0, len(y)) if weighted else None
-    reg = RigidityRegressor(LinearRegression(), criterion="textbook").fit(X, y, weight)
+    reg = RigidityRegressor(LinearRegression(), method="textbook").fit(X, y, weight)
     host = sm.WLS(y, sm.add_constant(X), 1.0 if weight is None else weight).fit()
     found = host.get_prediction(sm.add_constant(new))
     mean, std = reg.predict(new, return_std=True)
@@ -181,7 +181,7 @@ def test_the_textbook_criterion_is_statsmodels(data, new, weighted):
 
 def test_the_textbook_variance_of_ridge_is_its_algebra(data, new):
     X, y = data
-    reg = RigidityRegressor(Ridge(alpha=3.0), criterion="textbook").fit(X, y)
+    reg = RigidityRegressor(Ridge(alpha=3.0), method="textbook").fit(X, y)
     own = quadratic(new, X, 3.0)
     left = len(y) - quadratic(X, X, 3.0).sum()
     noise = np.square(y - reg.predict(X)).sum() / left
@@ -226,7 +226,7 @@ def test_least_squares_without_intercept_has_none(data, new):
 @pytest.mark.parametrize("base", [Lasso(alpha=0.3), ElasticNet(alpha=0.3), LassoLarsIC("bic")])
 def test_coefficients_at_zero_bring_no_variance(data, new, base):
     X = np.column_stack([data[0], np.random.default_rng(3).normal(size=(len(data[0]), 2))])
-    reg = RigidityRegressor(base, ridge=1e-9, valid=None).fit(X, data[1])
+    reg = RigidityRegressor(base, method=rg.Full(ridge=1e-9), valid=None).fit(X, data[1])
     active = reg.estimator_.coef_ != 0
     assert 0 < active.sum() < 5
     rows = np.column_stack([new, 100 * np.ones((len(new), 2))])
@@ -237,7 +237,7 @@ def test_coefficients_at_zero_bring_no_variance(data, new, base):
 @pytest.mark.parametrize("base", [HuberRegressor(), SGDRegressor(loss="huber", epsilon=0.3)])
 def test_rows_beyond_a_huber_loss_bring_nothing(data, new, base):
     X = StandardScaler().fit_transform(data[0])
-    reg = RigidityRegressor(base, ridge=1e-9, valid=None).fit(X, data[1])
+    reg = RigidityRegressor(base, method=rg.Full(ridge=1e-9), valid=None).fit(X, data[1])
     delta = base.epsilon * getattr(reg.estimator_, "scale_", 1.0)
     inside = np.abs(reg.predict(X) - data[1]) <= delta
     assert 0 < inside.sum() < len(X)
@@ -265,7 +265,7 @@ def test_the_net_of_scikit_learn_is_that_of_torch(net, data, new):
             layer.weight.copy_(torch.as_tensor(w.T)), layer.bias.copy_(torch.as_tensor(b))
     uq = rg.LastLayerRigidity(model).fit((X[:60], y[:60, None]))
     uq.calibrate((X[60:], y[60:, None]), method="paper")
-    reg = RigidityRegressor(net, prefit=True, criterion="nll")
+    reg = RigidityRegressor(net, prefit=True, method="paper")
     reg.fit(data[0][60:], data[1][60:], train=(data[0][:60], data[1][:60]))
     mean, std = reg.predict(new, return_std=True)
     theirs = uq.predict(torch.as_tensor(new))
@@ -297,7 +297,7 @@ def test_a_net_of_skorch_is_read(data, new):
 def test_trees_have_the_error_bars_of_their_leaves(data, new):
     X, y = data
     base = GradientBoostingRegressor(n_estimators=4, max_depth=2).fit(X[:50], y[:50])
-    reg = RigidityRegressor(base, prefit=True, criterion="nll")
+    reg = RigidityRegressor(base, prefit=True, method="paper")
     reg = pickle.loads(pickle.dumps(reg.fit(X[50:], y[50:], train=(X[:50], y[:50]))))
     leaves = [tree.apply(new.astype(np.float32)) for (tree,) in base.estimators_]
     seen = [tree.apply(X[:50].astype(np.float32)) for (tree,) in base.estimators_]
@@ -373,7 +373,7 @@ def test_several_targets_of_one_scale_agree_with_one_alone(new):
 def by_hand(base, X, y, new, level, kept, seed=0):
     """Split conformal intervals: mean +- q std, where q is a quantile of |error| / std."""
     X_rest, X_kept, y_rest, y_kept = train_test_split(X, y, test_size=kept, random_state=seed)
-    reg = RigidityRegressor(base, criterion="nll", random_state=seed).fit(X_rest, y_rest)
+    reg = RigidityRegressor(base, method="paper", random_state=seed).fit(X_rest, y_rest)
     mean, std = reg.predict(X_kept, return_std=True)
     scores = np.sort(np.abs(y_kept - mean) / std)
     q = scores[math.ceil((len(scores) + 1) * level) - 1]
@@ -381,7 +381,9 @@ def by_hand(base, X, y, new, level, kept, seed=0):
     return mean - q * std, mean + q * std
 
 
-@pytest.mark.parametrize("options", [{"valid": None}, {"criterion": "loo"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"valid": None}, {"method": rg.Paper(criterion="loo")}], ids=str
+)
 def test_rows_that_trained_the_base_give_no_guarantee(data, options):
     base = Ridge().fit(*data)
     reg = RigidityRegressor(base, prefit=True, conformal=0.3, **options)
@@ -467,7 +469,7 @@ def test_a_guarantee_that_cannot_be_given_is_refused_with_what_helps(data, new):
         with pytest.raises(ValueError, match="a share of the rows between 0 and 1"):
             RigidityRegressor(Ridge(), conformal=conformal).fit(X, y)
     with pytest.raises(ValueError, match="Leave conformal=None"):
-        RigidityRegressor(Ridge(), criterion="textbook", conformal=0.2).fit(X, y)
+        RigidityRegressor(Ridge(), method="textbook", conformal=0.2).fit(X, y)
     few = RigidityRegressor(Ridge(), conformal=8, **FAST).fit(X, y)
     with pytest.warns(match="level 0.9, which needs 9"):
         low, high = few.predict_interval(new)
@@ -517,7 +519,7 @@ PL_NEW = pl.DataFrame({"a": [0.0], "b": [5.0], "kind": ["new"]})
 
 def test_columns_must_keep_names_and_order(data):
     frame = pd.DataFrame(data[0], columns=["a", "b", "c"])
-    reg = RigidityRegressor(Ridge(), criterion="textbook").fit(frame, data[1])
+    reg = RigidityRegressor(Ridge(), method="textbook").fit(frame, data[1])
     for wrong in (frame[["b", "a", "c"]], frame.rename(columns={"a": "z"}), frame[["a", "b"]]):
         for method in (reg.predict, reg.predict_interval, reg.prediction):
             with pytest.raises(ValueError, match="feature names"):
@@ -614,7 +616,7 @@ def test_the_textbook_std_of_a_logarithm_is_that_of_its_students_distribution(da
 
     X, y = data[0][:8], np.exp(data[1][:8] / 5)
     base = TransformedTargetRegressor(LinearRegression(), func=np.log, inverse_func=np.exp)
-    reg = RigidityRegressor(base, criterion="textbook").fit(X, y)
+    reg = RigidityRegressor(base, method="textbook").fit(X, y)
     z = np.linspace(-4, 4, 65)
     values, share = reg.predict_quantiles(new, norm.cdf(z)), norm.pdf(z) / norm.pdf(z).sum()
     expected = np.sqrt(values**2 @ share - (values @ share) ** 2)
@@ -627,9 +629,9 @@ def test_dummies_of_all_levels_are_refused_with_what_helps(data):
     X = np.where(data[0][:, :1] > 0, "a", "b")
     base = make_pipeline(OneHotEncoder(), LinearRegression())
     with pytest.raises(ValueError, match="drop='first'"):
-        RigidityRegressor(base, criterion="textbook").fit(X, data[1])
+        RigidityRegressor(base, method="textbook").fit(X, data[1])
     base.set_params(onehotencoder__drop="first")
-    RigidityRegressor(base, criterion="textbook").fit(X, data[1])
+    RigidityRegressor(base, method="textbook").fit(X, data[1])
 
 
 # Coverage.
@@ -709,7 +711,7 @@ def test_a_frozen_regressor_in_a_pipeline_counts_as_trained(net, data):
 
 
 def test_names_of_columns_are_those_of_the_last_fit(data, new):
-    reg = RigidityRegressor(Ridge(), criterion="textbook")
+    reg = RigidityRegressor(Ridge(), method="textbook")
     reg.fit(pd.DataFrame(data[0], columns=["a", "b", "c"]), data[1]).fit(*data)
     assert not hasattr(reg, "feature_names_in_") and reg.n_features_in_ == 3
     reg.predict_interval(new)
@@ -719,7 +721,7 @@ def test_names_of_columns_are_those_of_the_last_fit(data, new):
 def test_a_ridge_is_in_the_units_of_the_columns(data, new, columns):
     X = data[0] * columns
     own = RigidityRegressor(Ridge(alpha=3.0)).fit(X, data[1]).predict(new, return_std=True)[1]
-    given = RigidityRegressor(Ridge(alpha=3.0), ridge=3.0).fit(X, data[1])
+    given = RigidityRegressor(Ridge(alpha=3.0), method=rg.Full(ridge=3.0)).fit(X, data[1])
     np.testing.assert_allclose(given.predict(new, return_std=True)[1], own)
 
 
@@ -753,7 +755,9 @@ def test_left_out_rows_of_a_linear_base_need_no_others(data, ridge):
     )
     assert held.fit(*data).report_.rows == 16
     assert RigidityRegressor(make_pipeline(Ridge())).fit(*data).report_.rows == 0
-    assert RigidityRegressor(Ridge(), criterion="loo").fit(*data).report_.rows == 80
+    assert (
+        RigidityRegressor(Ridge(), method=rg.Paper(criterion="loo")).fit(*data).report_.rows == 80
+    )
 
 
 def test_weights_are_routed_as_scikit_learn_is_told(data, new):
@@ -844,7 +848,7 @@ def test_transformers_that_move_or_drop_rows_are_refused(data):
         RigidityRegressor(make_pipeline(Sorted(), Ridge())).fit(*data)
     for base in (make_pipeline(Sorted(), Ridge()), make_pipeline(Turned(), Ridge())):
         with pytest.raises(ValueError, match="must not reorder or mix"):
-            RigidityRegressor(base, criterion="textbook").fit(*data)
+            RigidityRegressor(base, method="textbook").fit(*data)
     base = make_pipeline(Fewer(), Ridge().fit(*data))
     with pytest.raises(ValueError, match="79 rows for 80"):
         RigidityRegressor(base, prefit=True, valid=None).fit(*data)
@@ -852,7 +856,7 @@ def test_transformers_that_move_or_drop_rows_are_refused(data):
 
 def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
     X, y = data
-    reg = RigidityRegressor(Ridge(), criterion="textbook").fit(X, y)
+    reg = RigidityRegressor(Ridge(), method="textbook").fit(X, y)
     before = reg.predict(new, return_std=True)
     holes = np.where(np.arange(len(y)) == 3, np.nan, y)
     with pytest.raises(ValueError, match=r"Input y contains NaN"):
@@ -879,8 +883,9 @@ def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
     for share in (0, 1.5, "some"):
         with pytest.raises(ValueError, match="share between 0 and 1"):
             RigidityRegressor(Ridge(), valid=share).fit(X, y)
-    with pytest.raises(ValueError, match="textbook"):
-        reg.set_params(distribution="gaussian").fit(X, y)
+    for method in ("nll", rg.Full, 3):
+        with pytest.raises(ValueError, match=r"method must be 'full', 'paper'.*also 'textbook'"):
+            RigidityRegressor(Ridge(), method=method).fit(X, y)
     with pytest.raises(TypeError, match="Cannot read DummyRegressor"):
         RigidityRegressor(DummyRegressor()).fit(X, y)
     with pytest.raises(ValueError, match="not for both"):

@@ -17,7 +17,7 @@ hf.logging.set_verbosity_error()
 hf.logging.disable_progress_bar()
 WORDS = ["good", "bad", "very", "not", "film", "book", "the", "a", "and", "is", "one", "two", "of"]
 TEXTS = ["good film", "not a very bad book", "the one of two"]
-NLL = {"criterion": "nll"}
+PAPER = {"method": "paper"}
 
 
 def tokenizer():
@@ -81,7 +81,7 @@ def batches(rows):
 
 def plain(model, train=TRAIN, valid=VALID):
     uq = rg.LastLayerRigidity(model).fit(batches(train))
-    uq.calibrate(batches(valid), **NLL)
+    uq.calibrate(batches(valid), **PAPER)
     return uq
 
 
@@ -105,7 +105,7 @@ def numbers(rows):
 def trained(tmp_path_factory):
     """Shuffled, the last rows dropped, and the worst of two checkpoints loaded at the end."""
     folder = tmp_path_factory.mktemp("run")
-    callback, model = RigidityCallback(calibrate=NLL), bert()
+    callback, model = RigidityCallback(calibrate=PAPER), bert()
     options = {"load_best_model_at_end": True, "greater_is_better": True}
     options |= {"save_strategy": "epoch", "dataloader_drop_last": True}
     trainer = train(folder, callback, model, **options)
@@ -151,7 +151,7 @@ def test_a_pipeline_takes_what_pipelines_take(trained):
 @pytest.mark.thorough
 def test_several_labels_give_a_list_for_each_text(tmp_path):
     rows = data(43, 1, labels=3), data(40, 2, labels=3)
-    callback = RigidityCallback(calibrate=NLL)
+    callback = RigidityCallback(calibrate=PAPER)
     trainer = train(tmp_path, callback, bert(3), *rows)
     uq = plain(trainer.model, *rows)
     found = RigidityPipeline(callback.uq, tokenizer())(TEXTS)
@@ -162,7 +162,7 @@ def test_several_labels_give_a_list_for_each_text(tmp_path):
 
 @pytest.mark.thorough
 def test_autocast_of_the_training_is_not_in_the_error_bars(tmp_path):
-    callback = RigidityCallback(calibrate=NLL)
+    callback = RigidityCallback(calibrate=PAPER)
     trainer = train(tmp_path, callback, bert(), bf16=True)
     trainer.save_model(tmp_path)
     fresh = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path)
@@ -173,7 +173,7 @@ def test_autocast_of_the_training_is_not_in_the_error_bars(tmp_path):
 
 @pytest.mark.thorough
 def test_data_to_calibrate_on_may_be_given(tmp_path):
-    callback = RigidityCallback(valid=VALID, calibrate=NLL, layer="classifier")
+    callback = RigidityCallback(valid=VALID, calibrate=PAPER, layer="classifier")
     trainer = train(tmp_path, callback, bert(), valid=None, eval_strategy="no")
     torch.testing.assert_close(
         answers(callback.uq), answers(plain(trainer.model)), rtol=1e-5, atol=1e-6
@@ -187,7 +187,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 @pytest.mark.thorough
 def test_a_stream_is_read_to_its_end_and_data_may_have_further_columns(tmp_path):
-    callback = RigidityCallback(valid=VALID, calibrate=NLL)
+    callback = RigidityCallback(valid=VALID, calibrate=PAPER)
     options = {"eval_strategy": "no", "max_steps": 2, "remove_unused_columns": False}
     trainer = train(tmp_path, callback, bert(), Stream(), None, **options)
     assert callback.uq.gram.count == len(TRAIN)

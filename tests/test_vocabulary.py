@@ -26,7 +26,7 @@ WORDS = {
 """The word for a thing, and those that nobody is to use for it."""
 
 FACADES = (rg.LastLayerRigidity, rg.PredictionRigidity)
-FIRST = {"merge": "others", "load": "path", "save": "path", "propagate": "fn", "set_loss": "loss"}
+FIRST = {"merge": "others", "load": "path", "save": "path", "propagate": "fn"}
 FIRST |= {"covariance": "x1", "sample": "n", "ensemble": "n", "freeze": "outputs"}
 FIRST |= {"set_scale": "scale", "forward": "inputs"}
 """The first parameter of a façade's methods, where it is not x."""

@@ -35,7 +35,7 @@ from tests.support.clusters import (
     fitted,
     fitted_crystals,
 )
-from tests.support.nets import calibrated
+from tests.support.nets import calibrated, derivative_scale
 from tests.support.refusals import refused
 
 
@@ -105,7 +105,7 @@ def test_bars_of_forces_equal_a_dense_solve_with_the_full_jacobian(uq, atoms):
         lambda x: by_weights(model, x, numbers), positions
     ).flatten(1)
     variance = (jacobian * torch.linalg.solve(matrix, jacobian)).sum(0)
-    expected = (uq.gradient_scale * variance.sqrt()).reshape(-1, 3)
+    expected = (derivative_scale(uq) * variance.sqrt()).reshape(-1, 3)
     atoms.calc = RigidityCalculator(uq)
     atoms.get_forces()
     np.testing.assert_allclose(atoms.calc.results["forces_std"], expected, rtol=1e-8)

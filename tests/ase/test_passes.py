@@ -9,6 +9,7 @@ import torch
 import rigidities as rg
 from rigidities.ase import graphs
 from rigidities.models import directional
+from tests.support.nets import derivative_scale
 from tests.support.pairs import CUTOFF, VOIGT, Pairs, crystals
 
 WORK = ["energy", "forces", "stress"]
@@ -110,7 +111,7 @@ def dense_bars(host, atoms):
     matrix = host.uq.gram.matrix.squeeze()
     matrix = matrix + host.uq.ridge * torch.eye(len(matrix), dtype=torch.float64)
     variance = (jacobian * torch.linalg.solve(matrix, jacobian)).sum(0)
-    bars = (host.uq.gradient_scale * variance.sqrt()).numpy()
+    bars = (derivative_scale(host.uq) * variance.sqrt()).numpy()
     return bars[:-6].reshape(-1, 3), bars[-6:] / atoms.get_volume()
 
 

@@ -97,11 +97,11 @@ def test_batches_hold_several_structures_as_they_are_one_by_one(host):
 def test_a_fit_is_that_of_the_batches_with_their_weights_and_forces(host):
     by_hand = rg.LastLayerRigidity(host.model, forward=energies)
     batches = host.batches(TRAIN, ("energy", "forces"))
-    options = {"gradients": "pos", "gradient_weight": 0.1, "gradient_target": "slope"}
-    by_hand.fit(batches, **options)
+    by_hand.fit(batches, gradient_loss=rg.GradientLoss("pos", weight=0.1, target="slope"))
     torch.testing.assert_close(host.uq.gram.matrix, by_hand.gram.matrix)
     assert host.species == {29, 79} and host.labels == ("energy", "forces")
-    assert float(host.uq.gradient_scale) != float(host.uq.scale)  # calibrated on forces
+    report = host.uq.calibration_report
+    assert float(report.gradient_scale) != float(host.uq.scale)  # calibrated on forces
 
 
 def gram(frames, weight=None, **options):
@@ -120,12 +120,20 @@ def test_weights_are_those_of_each_structure_and_the_users_own_go_first():
     torch.testing.assert_close(gram(sizes, lambda atoms: 7.0, **ones), gram(sizes))
 
 
-def test_options_of_gradients_do_as_a_weight_of_forces(host):
-    found = gram(TRAIN, gradients="pos", gradient_weight=0.1)
-    torch.testing.assert_close(found, host.uq.gram.matrix)
-    unforced = graphs(model(), energies, cutoff=CUTOFF, baseline=PER_ATOM).fit(TRAIN)
-    unforced.calibrate(VALID, criterion="nll", gradients="pos")
-    assert float(unforced.uq.gradient_scale) != float(unforced.uq.scale)
+def test_a_loss_of_derivatives_does_as_a_weight_of_forces(host):
+    loss = rg.GradientLoss("pos", weight=0.1)
+    torch.testing.assert_close(gram(TRAIN, gradient_loss=loss), host.uq.gram.matrix)
+
+
+def test_forces_that_were_not_trained_are_calibrated_and_leave_the_gram_alone():
+    plain, unforced = (
+        graphs(model(), energies, cutoff=CUTOFF, baseline=PER_ATOM).fit(TRAIN, forces_weight=weight)
+        for weight in (None, 0)
+    )
+    assert torch.equal(unforced.uq.gram.matrix, plain.uq.gram.matrix)
+    unforced.calibrate(VALID, method="paper")
+    scale = unforced.uq.calibration_report.gradient_scale
+    assert float(scale) != float(unforced.uq.scale)
 
 
 def test_a_model_without_a_cell_is_warned_of_periodic_structures():

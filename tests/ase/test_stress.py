@@ -12,6 +12,7 @@ import rigidities as rg
 from ase import units
 from rigidities.ase import RigidityCalculator, UncertainStructureError, with_error_bars
 from tests.support.clusters import Crystal, fitted_crystals
+from tests.support.nets import derivative_scale
 from tests.support.refusals import refused
 
 VOIGT = [(0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1)]
@@ -82,7 +83,7 @@ def test_its_bar_is_a_dense_solve_with_finite_strains_of_the_features(uq, atoms)
         columns.append((up - down) / (2 * eps))
     matrix = uq.gram.matrix.numpy() + uq.ridge * np.eye(uq.gram.width)
     variance = [g @ np.linalg.solve(matrix, g) for g in columns]
-    expected = float(uq.gradient_scale) * np.sqrt(variance) * units.Hartree / atoms.get_volume()
+    expected = float(derivative_scale(uq)) * np.sqrt(variance) * units.Hartree / atoms.get_volume()
     np.testing.assert_allclose(atoms.calc.results["stress_std"], expected, rtol=1e-6)
 
 

@@ -16,7 +16,7 @@ from tests.support.nets import Net, Trained
 from tests.support.refusals import refused
 
 NAMES = ["a", "b", "c", "d"]
-NLL: dict[str, Any] = {"criterion": "nll", "ridge": 0.1}
+PAPER = rg.Paper(ridge=0.1)
 FORMS = {
     "pandas": lambda x: pd.DataFrame(x.double().numpy(), columns=NAMES),
     "polars": lambda x: pl.DataFrame(x.double().numpy(), schema=NAMES),
@@ -60,7 +60,7 @@ def test_x_and_y_apart_are_one_data_set(net, uq, form, column):
         return FORMS[form](x), y if column == "as it is" else pd.Series(y[:, 0].numpy())
 
     own = rg.LastLayerRigidity(net.model).fit(*given(net.train))
-    report = own.calibrate(*given(net.valid), **NLL).calibration_report
+    report = own.calibrate(*given(net.valid), method=PAPER).calibration_report
     torch.testing.assert_close(own.gram.matrix, uq.gram.matrix)
     assert report.nll == pytest.approx(uq.calibration_report.nll, rel=1e-6)
     assert own.refit(*given(net.valid), add=False).refitted.judged == len(net.valid[0])
@@ -74,9 +74,9 @@ def test_x_and_y_apart_are_one_data_set(net, uq, form, column):
 def test_any_regressor_takes_the_same_forms(net, form):
     (x, y), (valid, truth), new = net.train, net.valid, net.test[0][:6].double()
     plain = plane(net).fit((x.double(), y[:, 0].double()))
-    plain.calibrate((valid.double(), truth[:, 0].double()), **NLL)
+    plain.calibrate((valid.double(), truth[:, 0].double()), method=PAPER)
     own = plane(net).fit(FORMS[form](x), y[:, 0].tolist())
-    own.calibrate(FORMS[form](valid), pd.Series(truth[:, 0].numpy()), **NLL)
+    own.calibrate(FORMS[form](valid), pd.Series(truth[:, 0].numpy()), method=PAPER)
     torch.testing.assert_close(own.predict(FORMS[form](new)).std, plain.predict(new).std)
     torch.testing.assert_close(own.covariance(FORMS[form](new)), plain.covariance(new))
 
@@ -104,14 +104,14 @@ def test_whole_numbers_in_an_array_stay_those_of_an_embedding():
     model = Net(lambda m, x: m.head(m.table(x)), table=table, head=nn.Linear(3, 1))
     rows = np.array([0, 1, 2, 3, 4, 1])
     uq = rg.LastLayerRigidity(model).fit(rows, np.ones(6))
-    uq.calibrate(rows[::-1].copy(), np.zeros(6), **NLL | {"criterion": "absolute"})
+    uq.calibrate(rows[::-1].copy(), np.zeros(6), method=rg.Paper(criterion="bins", ridge=0.1))
     assert uq(rows)[1].shape == uq.predict(rows).std.shape == (6, 1)
 
 
 def test_the_columns_of_the_fit_are_asked_for_by_name_also_after_a_file(net, tmp_path):
     (x, y), frame = net.train, FORMS["pandas"](net.test[0])
     uq = rg.LastLayerRigidity(net.model).fit(FORMS["polars"](x), y)
-    uq.calibrate(net.valid, **NLL)
+    uq.calibrate(net.valid, method=PAPER)
     pr = plane(net).fit(FORMS["pandas"](x), y[:, 0])
     path, flat = tmp_path / "f.safetensors", pr._regressor.flat
     for one, made in ((uq, (net.model,)), (pr, (lambda w, x: x @ w, flat))):
@@ -225,7 +225,7 @@ class _Labelled:
 def test_arrays_inside_a_mapping_reach_forward_as_tensors(net):
     x, y = net.train
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b["x"])).fit({"x": x}, y)
-    uq.calibrate({"x": net.valid[0]}, net.valid[1], **NLL)
+    uq.calibrate({"x": net.valid[0]}, net.valid[1], method=PAPER)
     new = net.test[0][:5]
     for given in (new.numpy(), FORMS["pandas"](new)):
         torch.testing.assert_close(uq({"x": given}), uq({"x": new}))
@@ -241,10 +241,10 @@ def other(x: torch.Tensor) -> pd.DataFrame:
 REORDERED = {
     "keyword": lambda uq, f, y: uq(input=f),
     "batches": lambda uq, f, y: uq.predict([f]),
-    "labelled batches": lambda uq, f, y: uq.calibrate([(f, y)], **NLL).calibration_report,
+    "labelled batches": lambda uq, f, y: uq.calibrate([(f, y)], method=PAPER).calibration_report,
     "lists": lambda uq, f, y: uq.predict([[f, y]]),
     "conformal": lambda uq, f, y: (
-        uq.calibrate(f.iloc[:, [1, 0, 2, 3]], y, **NLL).conformalize(f, y).calibration_report
+        uq.calibrate(f.iloc[:, [1, 0, 2, 3]], y, method=PAPER).conformalize(f, y).calibration_report
     ),
     "merge": lambda uq, f, y: uq.merge(rg.LastLayerRigidity(uq.model).fit(f, y)),
     "partial fit": lambda uq, f, y: uq.partial_fit([(f, y)]),
@@ -258,11 +258,13 @@ def test_reordered_columns_are_refused_wherever_a_frame_stands(net, fit, call):
     frame = FORMS["pandas"](x)
     given = (frame, y) if fit == "frame" else ([(frame[:100], y[:100]), (frame[100:], y[100:])],)
     uq = rg.LastLayerRigidity(net.model).fit(*given)
-    uq.calibrate(net.valid, **NLL)
+    uq.calibrate(net.valid, method=PAPER)
     refused(r"'a', 'b', 'c', 'd'\], got \['b', 'a'", REORDERED[call], uq, other(new), truth)
     assert uq.gram.count == len(x) and not uq.calibration_report.stale
     assert len(uq(input=FORMS["pandas"](new))[0]) == len(uq.predict([FORMS["polars"](new)]).std)
-    uq.calibrate(FORMS["pandas"](new), pd.DataFrame(truth.numpy()), **NLL)  # a target has its own
+    uq.calibrate(
+        FORMS["pandas"](new), pd.DataFrame(truth.numpy()), method=PAPER
+    )  # a target has its own
 
 
 def test_the_second_of_several_frames_is_asked_for_its_columns_too(net):
@@ -270,7 +272,7 @@ def test_the_second_of_several_frames_is_asked_for_its_columns_too(net):
     left, right = FORMS["pandas"](x)[["a", "b"]], FORMS["pandas"](x)[["c", "d"]]
     model = Net(lambda m, a, b: m.inner(torch.cat([a, b], 1)), inner=net.model)
     uq = rg.LastLayerRigidity(model).fit((left, right), y)
-    uq.calibrate(net.valid[0].split(2, 1), net.valid[1], **NLL)
+    uq.calibrate(net.valid[0].split(2, 1), net.valid[1], method=PAPER)
     for call in (uq, lambda *both: uq.predict(both), lambda a, b: uq(b=b, a=a)):
         refused(r"got \['d', 'c'\]", call, left, right[["d", "c"]])
         call(left, right)

@@ -14,11 +14,11 @@ from tests.support.nets import Net, Trained
 from tests.support.refusals import refused
 
 NAN, INF = math.nan, math.inf
-NLL: dict[str, Any] = {"criterion": "nll", "ridge": 0.1}
+PAPER = rg.Paper(ridge=0.1)
 CALLS = {
     "call": lambda uq, x: uq(x),
     "predict": lambda uq, x: uq.predict(x),
-    "predict in batches": lambda uq, x: uq.predict(x, batch_size=7),
+    "predict in batches": lambda uq, x: uq.predict(list(x.split(7))),
     "with a gradient": lambda uq, x: uq.predict_with_gradient(x),
 }
 
@@ -61,7 +61,7 @@ def test_an_iterator_that_is_read_up_leaves_the_cause_open(net, uq):
 def test_a_model_that_gives_nan_for_finite_inputs_is_told_apart(net):
     model = Net(lambda m, x: m.head(x.log()), head=nn.Linear(4, 1))
     uq = rg.LastLayerRigidity(model).fit(net.train[0].abs(), net.train[1])
-    uq.calibrate(net.valid[0].abs(), net.valid[1], **NLL)
+    uq.calibrate(net.valid[0].abs(), net.valid[1], method=PAPER)
     x = net.test[0][:5].abs()
     x[2] *= -1
     for call in (uq, uq.predict):
@@ -71,7 +71,7 @@ def test_a_model_that_gives_nan_for_finite_inputs_is_told_apart(net):
 def test_a_model_that_fills_what_is_missing_may_get_it(net):
     model = Net(lambda m, x: m.inner(x.nan_to_num(0.0)), inner=net.model)
     uq = rg.LastLayerRigidity(model).fit(net.train)
-    uq.calibrate(net.valid, **NLL)
+    uq.calibrate(net.valid, method=PAPER)
     x, filled = spoilt(net, NAN, 3), spoilt(net, 0.0, 3)
     for one in (x, pd.DataFrame(x.numpy())):
         torch.testing.assert_close(uq(one), uq(filled))
@@ -82,7 +82,7 @@ def test_an_infinite_bar_around_a_finite_mean_stays():
     model = nn.Linear(1, 1)
     x = torch.linspace(-1, 1, 9)[:, None]
     uq = rg.LastLayerRigidity(model).fit(x, x)
-    uq.calibrate(x + 0.1, x, **NLL)
+    uq.calibrate(x + 0.1, x, method=PAPER)
     mean, std = uq(torch.tensor([[1e30]]))
     assert bool(mean.isfinite()) and bool(std.isinf())
 
@@ -110,7 +110,7 @@ def test_any_regressor_refuses_alike(net):
 def test_an_infinite_mean_with_a_finite_bar_is_refused(net):
     model = Net(lambda m, x: m.head(x) / (x[:, :1] < 50).float(), head=nn.Linear(4, 1))
     uq = rg.LastLayerRigidity(model, features=lambda m, x: x).fit(net.train)
-    uq.calibrate(net.valid, **NLL)
+    uq.calibrate(net.valid, method=PAPER)
     x = net.test[0][:5].clone()
     x[2, 0] = 100.0
     for call in (uq, uq.predict):

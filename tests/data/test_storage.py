@@ -171,7 +171,7 @@ import rigidities as rg
 from tests.support.nets import trained
 one = trained()
 uq = rg.LastLayerRigidity(one.model).fit(one.train)
-uq.calibrate(one.valid, criterion="nll", conformal=one.test)
+uq.calibrate(one.valid, method="paper").conformalize(one.test)
 uq.save(sys.argv[1])
 """
 

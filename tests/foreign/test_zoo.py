@@ -13,6 +13,7 @@ from tests.foreign.brute_force import Reference
 from tests.foreign.specimen import Given, Specimen
 from tests.foreign.table import Row
 from tests.support import oracle
+from tests.support.nets import derivative_scale
 
 TOLERANCE = 1e-5
 """Of variances, relative."""
@@ -55,11 +56,11 @@ def off(uq: rg.LastLayerRigidity, given: Given, wrt: str) -> Iterator[float]:
     outputs = quietly(Reference, given, weights)
     slopes = quietly(Reference, given, weights, slope=True) if wrt else None
     for ridge in (None, 1e-3 * float(outputs.gram.diagonal().mean())):
-        quietly(uq.calibrate, given.valid, ridge=ridge)
+        quietly(uq.calibrate, given.valid, method=rg.Full(ridge=ridge))
         found = [(quietly(uq.predict, given.test).epistemic, outputs.variance(uq.ridge, uq.scale))]
         if slopes is not None:
             std = quietly(uq.gradient, given.test, wrt).std
-            found.append((std.square(), slopes.variance(uq.ridge, uq.gradient_scale)))
+            found.append((std.square(), slopes.variance(uq.ridge, derivative_scale(uq))))
         for variance, expected in found:
             yield float((variance.double() / expected - 1).abs().max())
 

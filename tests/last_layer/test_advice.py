@@ -215,15 +215,15 @@ def test_rows_with_nan_are_named_as_predict_names_them():
     refused(r"Batch 0: .* features in 3 of 59 rows \(27, 41, 43\)\. Clean", uq.fit, x[:59], y[:59])
     # The batch that fails first is named, by its own rows and those of the data.
     by_batch = r"Batch 1: .* features in 1 of 20 rows \(7; counted over all batches: 27\)\. Clean"
-    refused(by_batch, uq.fit, x, y, batch_size=20)
+    in_twenties = rg.LastLayerRigidity(model, batch_size=20)
+    refused(by_batch, in_twenties.fit, x, y)
     batches = list(zip(x.split(20), y.split(20), strict=True))
     refused(by_batch, uq.fit, batches)
     good = x.isfinite().all(1)
-    refused(
-        r"targets or predictions in 1 of 57 rows \(56\)", uq.fit, x[good], y[good], batch_size=100
-    )
+    refused(r"targets or predictions in 1 of 57 rows \(56\)", uq.fit, x[good], y[good])
     x[:10] = torch.nan
-    refused(r"features in 10 of 20 rows \(0, 1, 2, 3, 4, \.\.\.\)", uq.fit, x, y, batch_size=20)
+    first_rows = r"features in 10 of 20 rows \(0, 1, 2, 3, 4, \.\.\.\)"
+    refused(first_rows, in_twenties.fit, x, y)
     good &= y.isfinite().all(1) & x.isfinite().all(1)
     uq.fit(x[good], y[good])
 

@@ -31,10 +31,9 @@ def uq(one):
     return uq
 
 
-def fitted(data: Sets, **options) -> rg.LastLayerRigidity:
+def fitted(data: Sets, method="full") -> rg.LastLayerRigidity:
     uq = rg.LastLayerRigidity(data.model).fit(data.train)
-    uq.calibrate(data.valid, **options)
-    return uq
+    return uq.calibrate(data.valid, method=method)
 
 
 def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0) -> TargetRows:
@@ -257,8 +256,8 @@ def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq
 
 
 def test_bars_are_the_same_batch_by_batch_and_called(one, uq):
-    uq.batch_size = 7
-    whole, parts = uq.predict(one.test[0]), uq.predict(one.test[0])
+    whole = uq.predict(one.test[0])
+    parts = uq.predict(list(one.test[0].split(7)))
     alike(parts, whole, 1e-12)
     close(parts.quantile(0.05), whole.quantile(0.05), 1e-12)
     mean, std = uq(one.test[0])
@@ -345,7 +344,7 @@ def test_rescaled_features_have_the_same_bars(one, uq):
         model[2].weight.copy_(one.model[2].weight / 8)
         model[2].bias.copy_(one.model[2].bias)
     # the bias column has no such scale: nearly no ridge leaves it out of the comparison
-    pairs = [fitted(one._replace(model=m), ridge=1e-9) for m in (model, one.model)]
+    pairs = [fitted(one._replace(model=m), rg.Full(ridge=1e-9)) for m in (model, one.model)]
     first, second = (pair.predict(one.test[0]) for pair in pairs)
     alike(first, second, 1e-4)
     assert uq.ridge > 1e-9
@@ -381,7 +380,7 @@ def taking(monkeypatch, rung: str) -> None:
 
 
 def test_the_papers_form_is_taken_as_a_rung(one, monkeypatch):
-    paper = fitted(one, criterion="nll")
+    paper = fitted(one, "paper")
     taking(monkeypatch, "paper")
     uq = fitted(one)
     alike(uq.predict(one.test[0]), paper.predict(one.test[0]), 1e-6)
@@ -397,7 +396,8 @@ def test_the_papers_form_is_taken_as_a_rung(one, monkeypatch):
 
 def test_constant_noise_is_taken_as_a_rung(one, monkeypatch):
     taking(monkeypatch, "constant noise")
-    plain, uq = fitted(one, noise="constant", distribution="gaussian"), fitted(one)
+    plain = fitted(one, rg.Full(noise="constant", distribution="gaussian"))
+    uq = fitted(one)
     alike(uq.predict(one.test[0]), plain.predict(one.test[0]), 1e-6)
     assert "chosen: constant noise and a Gaussian distribution" in str(uq.calibration_report)
 

@@ -25,10 +25,9 @@ def whole(one):
     return calibrated(one, one.valid)
 
 
-def calibrated(one, valid, sample=8192, **options) -> rg.LastLayerRigidity:
-    uq = rg.LastLayerRigidity(one.model).fit(one.train, keep_rows=sample)
-    uq.calibrate(valid, **options)
-    return uq
+def calibrated(one, valid, method="full", keep_rows=8192) -> rg.LastLayerRigidity:
+    uq = rg.LastLayerRigidity(one.model).fit(one.train, keep_rows=keep_rows)
+    return uq.calibrate(valid, method=method)
 
 
 def rows(data, count):
@@ -57,7 +56,7 @@ def test_few_validation_rows_give_bars_like_those_of_many(one, whole, count):
 @pytest.mark.parametrize("given", [False, True], ids=["kept", "given"])
 def test_training_rows_alone_give_bars_and_a_remark(one, whole, given):
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    report = uq.calibrate(train=one.train).calibration_report if given else uq.calibrate()
+    report = uq.calibrate(train=one.train if given else None).calibration_report
     assert 0.5 < float(ratio(uq, whole, one).median()) < 2
     assert "There were no validation rows" in str(report)
     assert "Calibrated on 240 training rows (leave-one-out)" in str(report)
@@ -82,7 +81,7 @@ def test_nothing_to_calibrate_with_is_refused(one):
 
 
 def test_a_fit_without_kept_rows_is_calibrated_on_validation_rows_alone(one, whole):
-    uq = calibrated(one, one.valid, sample=0)
+    uq = calibrated(one, one.valid, keep_rows=0)
     assert uq.calibration_report.seen == 0
     assert "only the validation rows were used" in str(uq.calibration_report)
     assert 0.6 < float(ratio(uq, whole, one).median()) < 1.6
@@ -109,7 +108,7 @@ def test_one_wild_target_changes_intervals_little(one, count, most):
     wild[3] += 50 * (y - one.model(x)).detach().std()
     calm, shaken = calibrated(one, (x, y)), calibrated(one, (x, wild))
     assert 0.75 < float(ratio(shaken, calm, one).median()) < most
-    paper = [calibrated(one, (x, t), criterion="nll") for t in (wild, y)]
+    paper = [calibrated(one, (x, t), "paper") for t in (wild, y)]
     assert float(ratio(*paper, one).median()) > 3
 
 
@@ -148,10 +147,9 @@ def test_far_from_the_training_rows_bars_are_finite_and_wide():
     assert sizes[0] > 1.2
     assert sizes[1] > 10
     assert 1e3 < sizes[2] < math.inf
-    bare = calibrated(data, data.valid, guard=False)
+    bare = calibrated(data, data.valid, rg.Full(guard=False))
     assert bare.calibration.guard is None
-    with pytest.raises(ValueError, match=r"guard must be True or False, got 'rho'"):
-        uq.calibrate(data.valid, method=rg.Full(guard="rho"))
+    refused("guard must be True or False, got 'rho'", rg.Full, guard="rho")
     far = 10 * data.test[0]
     assert float((uq.predict(far).unit / bare.predict(far).unit).median()) > 1.1
 
@@ -172,15 +170,15 @@ def test_a_support_that_targets_leave_is_refused_with_counts(one):
         rf"{low} targets lie outside support=\(0.0, None\)",
         uq.calibrate,
         one.valid,
-        support=(0, None),
+        method=rg.Full(support=(0, None)),
     )
-    refused("low below high", uq.calibrate, one.valid, support=(1, 0))
-    refused("low below high", uq.calibrate, one.valid, support=3)
+    refused("low below high", rg.Full, support=(1, 0))
+    refused("low below high", rg.Full, support=3)
 
 
 def test_intervals_stay_within_a_support(one, whole):
     edge = float(one.valid[1].min()) - 1e-3  # no target lies at it: the fit is the same
-    uq = calibrated(one, one.valid, support=(edge, None))
+    uq = calibrated(one, one.valid, rg.Full(support=(edge, None)))
     p = uq.predict(one.test[0])
     assert float(p.interval(0.999)[0].min()) == edge
     alike(p, whole.predict(one.test[0]), 1e-12)
@@ -213,9 +211,8 @@ def test_weights_of_rows_set_their_noise(one):
     x, y = (torch.cat(parts) for parts in zip(one.valid, one.test, strict=True))
     error = y - one.model(x).detach()
     sharp = (x, one.model(x).detach() + error / weights_of(x)[:, None].sqrt())
-    kept = dict.fromkeys(("sample",), 0)
-    said = rg.LastLayerRigidity(one.model).fit(one.train, sample_weight=weights_of, **kept)
-    unsaid = rg.LastLayerRigidity(one.model).fit(one.train, **kept)
+    said = rg.LastLayerRigidity(one.model).fit(one.train, sample_weight=weights_of, keep_rows=0)
+    unsaid = rg.LastLayerRigidity(one.model).fit(one.train, keep_rows=0)
     values = [
         uq.calibrate(
             sharp, method=rg.Full(noise="constant", distribution="gaussian")

@@ -6,6 +6,7 @@ from torch import nn
 
 import rigidities as rg
 from rigidities.prediction.distribution import StudentT, Tilted
+from tests.support.refusals import refused
 
 F64 = torch.float64
 
@@ -60,12 +61,11 @@ def test_a_known_noise_serves_the_likelihood_too():
 
 
 def test_a_distribution_with_settings_of_its_own_is_refused():
-    with pytest.raises(ValueError, match="fits the settings of the distribution"):
-        fitted().calibrate(rows(50, 1), method=rg.Full(distribution=StudentT(4.0)))
+    refused("whose settings it fits, got.*Paper", rg.Full, distribution=StudentT(4.0))
 
 
 def test_without_training_rows_the_likelihood_alone_sets_the_scale():
-    uq = fitted(sample=0)
+    uq = fitted(keep_rows=0)
     found = uq.calibrate(rows(300, 1)).calibration
     alone = torch.maximum(found.head.scale2.sqrt(), found.joint)
     torch.testing.assert_close(found.scale, alone)

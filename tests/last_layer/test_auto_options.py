@@ -1,5 +1,4 @@
-"""Options of `calibrate(criterion="auto")`: noise, distribution, conformal rows, files, and the
-report."""
+"""Options of `Full`: noise, distribution, bounds; conformal rows, files, and the report."""
 
 import copy
 import math
@@ -48,10 +47,9 @@ def fresh():
     return draw(200, normal_noise, 77)
 
 
-def calibrated(one, valid=None, **options) -> rg.LastLayerRigidity:
+def calibrated(one, **options) -> rg.LastLayerRigidity:
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    uq.calibrate(one.valid if valid is None else valid, **options)
-    return uq
+    return uq.calibrate(one.valid, method=rg.Full(**options))
 
 
 def reloaded(uq, one, path, **options) -> rg.LastLayerRigidity:
@@ -128,53 +126,65 @@ def test_training_rows_help_where_they_are_given_with_the_noise(one):
 
 
 def test_objects_and_classes_are_taken_too(one):
-    alike(
-        calibrated(one, noise=ConstantNoise, distribution=StudentT).predict(one.test[0]),
-        calibrated(one, noise="constant", distribution="student-t").predict(one.test[0]),
-        1e-12,
+    uq = rg.LastLayerRigidity(one.model).fit(one.train)
+    by_class = rg.Paper(noise=ConstantNoise, distribution=StudentT)
+    by_name = rg.Paper(noise="constant", distribution="student-t")
+    a, b = (
+        uq.calibrate(one.valid, method=each).predict(one.test[0]) for each in (by_class, by_name)
     )
+    alike(a, b, 1e-12)
 
 
 REFUSED = {
-    "no_noise": ({"noise": "none"}, "criterion='auto' fits noise='features'.*criterion='nll'"),
-    "bayes": ({"noise": "bayes"}, "got noise='bayes'"),
-    "tilted_nll": (
-        {"criterion": "nll", "distribution": "tilted"},
-        "need criterion='auto', got",
-    ),
-    "features_crps": ({"criterion": "crps", "noise": "features"}, "need criterion='auto'"),
-    "unknown_noise": ({"noise": "pink"}, "Unknown noise 'pink'"),
-    "unknown_distribution": ({"distribution": "cauchy"}, "cauchy"),
-    "given_by_name": ({"noise": "given"}, "noise=lambda batch: variances"),
-    "given_class": ({"noise": GivenNoise}, "noise=lambda batch: variances"),
-    "negative": ({"noise": lambda b: -known_noise(b)}, "variances must be finite and not neg"),
-    "zero": ({"noise": lambda b: 0 * known_noise(b)}, "noise variances must be above zero"),
-    "none": ({"noise": lambda b: None}, "noise_variance returned None"),
-    "misshapen": ({"noise": lambda b: torch.ones(3)}, "noise_variance returned"),
-    "share": ({"conformal": 1.5}, "share must lie between 0 and 1"),
-    "groups": ({"conformal": 0.5, "groups": "colour"}, "groups must be 'bar' or callable"),
-    "groups_alone": ({"groups": "bar"}, "Pass conformal= "),
-    "labels": ({"conformal": 0.5, "groups": lambda b: torch.rand(3)}, "one whole number per row"),
-    "ridge": ({"ridge": "large"}, "ridge must be None"),
+    "no_noise": (lambda: rg.Full(noise="none"), "noise of Full must be.*got 'none'.*Paper"),
+    "bayes": (lambda: rg.Full(noise="bayes"), "noise of Full must be.*got 'bayes'.*Paper"),
+    "tilted_paper": (lambda: rg.Paper(distribution="tilted"), r"fitted by Full.*method=.*Full\(\)"),
+    "features_paper": (lambda: rg.Paper(noise="features"), r"fitted by Full.*method=.*Full\(\)"),
+    "unknown_noise": (lambda: rg.Full(noise="pink"), "noise of Full must be.*got 'pink'"),
+    "unknown_noise_paper": (lambda: rg.Paper(noise="pink"), "Unknown noise 'pink'"),
+    "unknown_distribution": (lambda: rg.Full(distribution="cauchy"), "must be 'tilted'.*'cauchy'"),
+    "given_by_name": (lambda: rg.Paper(noise="given"), "noise=lambda batch: variances"),
+    "given_class": (lambda: rg.Paper(noise=GivenNoise), "noise=lambda batch: variances"),
+    "negative": (lambda: rg.Full(noise=lambda b: -known_noise(b)), "must be finite and not neg"),
+    "zero": (lambda: rg.Full(noise=lambda b: 0 * known_noise(b)), "variances must be above zero"),
+    "none": (lambda: rg.Full(noise=lambda b: None), "noise_variance returned None"),
+    "misshapen": (lambda: rg.Full(noise=lambda b: torch.ones(3)), "noise_variance returned"),
+    "ridge": (lambda: rg.Full(ridge="large"), "ridge must be a finite number.*got 'large'"),
 }
 
 
 @pytest.mark.parametrize("id", REFUSED)
 def test_what_makes_no_sense_is_refused_and_changes_nothing(one, id):
-    options, message = REFUSED[id]
+    method, message = REFUSED[id]
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    refused(message, uq.calibrate, one.valid, **options)
+    refused(message, lambda: uq.calibrate(one.valid, method=method()))
     assert uq.calibration_report is None
+
+
+WRONG_GROUPS = {
+    "name": ("colour", "groups must be 'bar' or callable"),
+    "labels": (lambda batch: torch.rand(3), "one whole number per row"),
+}
+
+
+@pytest.mark.parametrize("id", WRONG_GROUPS)
+def test_groups_that_make_no_sense_are_refused_and_change_nothing(one, fresh, id):
+    groups, message = WRONG_GROUPS[id]
+    uq = calibrated(one)
+    report = uq.calibration_report
+    refused(message, uq.conformalize, fresh, groups=groups)
+    assert uq.calibration_report is report
 
 
 def test_bars_by_groups_need_training_rows(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train, keep_rows=0)
-    refused("the fit kept no training rows", uq.calibrate, one.valid, conformal=0.5, groups="bar")
+    uq.calibrate(one.valid)
+    refused("the fit kept no training rows", uq.conformalize, one.test, groups="bar")
 
 
 @pytest.mark.parametrize("groups", [None, "bar", side], ids=["all", "bar", "function"])
 def test_conformal_rows_guarantee_intervals_and_survive_a_file(one, fresh, groups, tmp_path):
-    uq = calibrated(one, conformal=fresh, groups=groups, support=(-9.0, None))
+    uq = calibrated(one, support=(-9.0, None)).conformalize(fresh, groups=groups)
     p, (x, y) = uq.predict(one.test[0]), fresh
     own = uq.predict(x)
     low, high = own.interval(0.9, conformal=True)
@@ -191,7 +201,7 @@ def six_and_others(batch):
 
 
 def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, fresh, tmp_path):
-    uq = calibrated(one, conformal=fresh, groups=six_and_others)
+    uq = calibrated(one).conformalize(fresh, groups=six_and_others)
     assert "need 9 rows: 3 with 6 rows" in str(uq.calibration_report)
     again = reloaded(uq, one, tmp_path, groups=six_and_others)
     assert str(again.calibration_report) == str(uq.calibration_report)
@@ -204,31 +214,25 @@ def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, 
         with pytest.warns(UserWarning, match="3 with 6 rows"):
             table = p.to_numpy(conformal=True)
         assert (table["high"][:6] == math.inf).all()
-    merged = calibrated(one, conformal=fresh, groups=six_and_others, merge_groups=50)
-    assert "small groups are merged: 0, 3 with 200 rows" in str(merged.calibration_report)
-    low, high = merged.predict(one.test[0]).interval(0.9, conformal=True)
-    assert low.isfinite().all() and high.isfinite().all()
 
 
-def test_rows_to_merge_groups_by_are_a_number_and_belong_to_groups(one):
-    uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    refused("Pass groups= as well", uq.calibrate, one.valid, conformal=0.5, merge_groups=50)
-    for wrong in (0, True, 0.5, "bar"):
-        options = {"conformal": 0.5, "groups": side, "merge_groups": wrong}
-        refused("number of rows below which", uq.calibrate, one.valid, **options)
-
-
-def test_a_share_of_the_rows_is_set_aside_and_fits_nothing(one):
-    uq = calibrated(one, conformal=0.25)
-    assert uq.calibration_report.rows == 90
-    assert "Conformal intervals from 30 rows" in str(uq.calibration_report)
-    assert "Calibrated on 90 validation rows and 240 training rows (" in str(uq.calibration_report)
-    refused("needs validation data", uq.calibrate, conformal=0.25)
+def test_conformal_rows_fit_nothing_and_are_replaced_by_the_next(one, fresh):
+    uq = calibrated(one)
+    bars = uq.predict(one.test[0])
+    uq.conformalize(*one.test).conformalize(fresh)
+    alike(uq.predict(one.test[0]), bars, 0)
+    text = str(uq.calibration_report)
+    assert "Calibrated on 120 validation rows and 240 training rows (" in text
+    assert text.count("Conformal intervals from") == 1
+    assert "Conformal intervals from 200 rows" in text
+    uq.calibrate(one.valid)
+    assert uq.calibration.conformal is None
+    assert "Conformal" not in str(uq.calibration_report)
 
 
 def test_without_conformal_rows_there_is_no_guarantee(one):
     p = calibrated(one).predict(one.test[0])
-    refused(r"conformal=rows", p.interval, 0.9, conformal=True)
+    refused("rows that were used for nothing else", p.interval, 0.9, conformal=True)
 
 
 def test_functions_that_a_file_lacks_are_asked_for_and_taken_only_where_they_belong(
@@ -243,13 +247,13 @@ def test_functions_that_a_file_lacks_are_asked_for_and_taken_only_where_they_bel
     refused("is 'features', not a function", reloaded, plain, one, tmp_path, noise=known_noise)
     unfitted = rg.LastLayerRigidity(one.model).fit(one.train)
     refused("not calibrated", reloaded, unfitted, one, tmp_path, noise=known_noise)
-    grouped = reloaded(calibrated(one, conformal=fresh, groups=side), one, tmp_path)
+    grouped = reloaded(calibrated(one).conformalize(fresh, groups=side), one, tmp_path)
     with pytest.warns(UserWarning, match="no group"):
         grouped.predict(one.test[0]).interval(0.9, conformal=True)
 
 
 def test_a_state_dict_and_copies_keep_the_whole_calibration(one, fresh):
-    uq = calibrated(one, conformal=fresh, groups="bar", support=(-9.0, 9.0))
+    uq = calibrated(one, support=(-9.0, 9.0)).conformalize(fresh, groups="bar")
     other = rg.LastLayerRigidity(copy.deepcopy(one.model))
     other.load_state_dict(uq.state_dict())
     the_same(other, uq, one.test[0])
@@ -261,7 +265,7 @@ def test_a_state_dict_and_copies_keep_the_whole_calibration(one, fresh):
 
 def test_several_targets_survive_a_file(tmp_path):
     data = sets(targets=2)
-    uq = calibrated(data, conformal=0.3)
+    uq = calibrated(data).conformalize(data.test)
     the_same(reloaded(uq, data, tmp_path), uq, data.test[0])
 
 
@@ -280,7 +284,7 @@ def test_weights_survive_a_file(one, tmp_path):
 def test_the_report_says_in_plain_words_what_was_chosen(one):
     text = str(calibrated(one).calibration_report)
     for phrase in (
-        '120 validation rows and 240 training rows (leave-one-out), criterion "auto" (',
+        "120 validation rows and 240 training rows (leave-one-out), ",
         "distribution    tilted, ",
         "degrees of freedom",
         "chosen: the full model. Cross-validated NLL per row (lower is better):",
@@ -327,9 +331,8 @@ def test_the_default_refuses_a_ridge_that_swamps_every_direction():
         assert report.effective_rank > 0.99
         if report.effective_rank < 1.01:
             assert "where the data determine one direction" in str(report)
-    swamped = uq.calibrate(
-        *valid, method=rg.Full(ridge=1e8)
-    ).calibration_report  # as the user wants it
+    uq.calibrate(*valid, method=rg.Full(ridge=1e8))  # as the user wants it
+    swamped = uq.calibration_report
     assert swamped.ridge == 1e8
     assert "swamps every direction that the data determine" in str(swamped)
 
@@ -344,17 +347,20 @@ def test_a_handful_of_calibration_rows_gets_a_warning():
     assert not uq.calibrate(x, y).calibration_report.few
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"conformal": 0.5}, {"criterion": "nll", "conformal": 0.5}]
-)
-def test_early_stopping_is_asked_once_and_can_be_answered(options):
-    uq, valid = noise_alone()
-    asked = str(uq.calibrate(*valid, **options).calibration_report)
+@pytest.mark.parametrize("conformal", [False, True])
+def test_early_stopping_is_asked_once_and_can_be_answered(conformal):
+    uq, (x, y) = noise_alone()
+
+    def report(early_stopped=None):
+        uq.calibrate(x[:10], y[:10], early_stopped=early_stopped)
+        if conformal:
+            uq.conformalize(x[10:], y[10:])
+        return str(uq.calibration_report)
+
+    asked = report()
     assert asked.count("early stopping") == 1
     assert "early_stopped=False" in asked
-    assert "early stopping" not in str(
-        uq.calibrate(*valid, early_stopped=False, **options).calibration_report
-    )
-    told = str(uq.calibrate(*valid, early_stopped=True, **options).calibration_report)
+    assert "early stopping" not in report(early_stopped=False)
+    told = report(early_stopped=True)
     assert told.count("These validation rows chose the checkpoint (early stopping)") == 1
     assert "?" not in told.partition("early stopping")[2]

@@ -170,8 +170,7 @@ def test_every_source_waits_for_the_same_blocks(how, block_sizes, monkeypatch):
     batches = list(zip(x.split(50), y.split(50), strict=True))
     loader = torch.utils.data.DataLoader(list(zip(x, y, strict=True)), 50)
     sources = {"tensors": (x, y), "list": batches, "loader": loader, "iterable": iter(batches)}
-    options = {"batch_size": 50} if how == "tensors" else {}
-    rg.LastLayerRigidity(net()).fit(sources[how], **options)
+    rg.LastLayerRigidity(net(), batch_size=50).fit(sources[how])
     # 512 rows at least, in whole batches
     full = [50 * i for i in range(1, 11)]
     assert block_sizes == [full, full, full[:6]]
@@ -232,8 +231,8 @@ def test_a_model_that_begins_to_use_one_memory_is_right(source):
     Warming.calls = 0
     model = Warming()
     batches = list(zip(x.split(20), y.split(20), strict=True))
-    given, options = ((x, y), {"batch_size": 20}) if source == "tensors" else (batches, {})
-    uq = rg.LastLayerRigidity(model, layer="last").fit(given, **options)
+    given = (x, y) if source == "tensors" else batches
+    uq = rg.LastLayerRigidity(model, layer="last", batch_size=20).fit(given)
     h = torch.tanh(model.first(x)).detach().to(F64)
     torch.testing.assert_close(uq.gram.matrix[:-1, :-1], h.mT @ h, rtol=1e-6, atol=1e-6)
 
@@ -248,8 +247,8 @@ def test_weights_that_are_written_to_during_a_fit_are_noticed():
                 model[0].weight.mul_(3)
         return torch.ones(len(batch[0]))
 
-    uq = rg.LastLayerRigidity(model)
-    refused("weights changed during the fit", uq.fit, (x, y), sample_weight=weigh, batch_size=90)
+    uq = rg.LastLayerRigidity(model, batch_size=90)
+    refused("weights changed during the fit", uq.fit, (x, y), sample_weight=weigh)
     refused("fit", lambda: uq.gram, error=Exception)
 
 
@@ -368,8 +367,7 @@ def test_views_that_begin_at_an_odd_number_are_hashed():
 def test_weights_may_come_with_a_graph():
     (x, y), model = data(), net()
     scale = nn.Linear(5, 1)
-    uq = rg.LastLayerRigidity(model)
-    uq.batch_size = 90
+    uq = rg.LastLayerRigidity(model, batch_size=90)
     uq.fit((x, y), sample_weight=lambda b: scale(b[0])[:, 0].exp())
     f, w = whole(model, x), scale(x).exp().detach().to(F64)
     torch.testing.assert_close(uq.gram.matrix, f.mT @ (w * f), rtol=1e-5, atol=1e-5)
@@ -414,7 +412,8 @@ def test_predictions_without_targets_are_looked_at_too():
     x, _ = data(900)
     x[x[:, 0] > 2.0, 0] = 1.0
     x[745, 0] = 3.0
-    refused("Batch 7: NaN or infinity", rg.LastLayerRigidity(Spoilt()).fit, x, batch_size=100)
+    uq = rg.LastLayerRigidity(Spoilt(), batch_size=100)
+    refused("Batch 7: NaN or infinity", uq.fit, x)
 
 
 def test_features_that_change_their_precision_on_the_way_are_added_in_double():

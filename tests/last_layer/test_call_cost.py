@@ -11,10 +11,8 @@ import rigidities as rg
 from tests.support.operations import Operations
 from tests.support.tensors import close
 
-PAPER = {"criterion": "nll"}
 
-
-def calibrated(targets: int = 1, **options: object) -> tuple[rg.LastLayerRigidity, torch.Tensor]:
+def calibrated(targets: int = 1, method: str = "full") -> tuple[rg.LastLayerRigidity, torch.Tensor]:
     """Of an 8-50-1 net whose noise follows an input, by 300 rows; and rows to call it with."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, 8, generator=generator)
@@ -23,8 +21,8 @@ def calibrated(targets: int = 1, **options: object) -> tuple[rg.LastLayerRigidit
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 50), nn.Tanh(), nn.Linear(50, targets))
-    uq = rg.LastLayerRigidity(model, progress=False).fit((x[:300], y[:300]))
-    uq.calibrate((x[300:], y[300:]), **options)
+    uq = rg.LastLayerRigidity(model).fit((x[:300], y[:300]))
+    uq.calibrate((x[300:], y[300:]), method=method)
     return uq, x[:4].clone()
 
 
@@ -38,12 +36,11 @@ def operations(module: nn.Module, x: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize(
-    ("options", "called", "frozen"),
-    [(PAPER, 12, 8), ({}, 46, 46)],
-    ids=["paper's form", "default"],
+    ("method", "called", "frozen"),
+    [("paper", 12, 8), ("full", 46, 46)],
 )
-def test_a_call_takes_few_operations(options, called, frozen):
-    uq, x = calibrated(**options)
+def test_a_call_takes_few_operations(method, called, frozen):
+    uq, x = calibrated(method=method)
     assert operations(uq.model, x) == 5  # of the bare model, two of them views
     assert operations(uq, x) <= called
     assert operations(uq.freeze(), x) <= frozen
@@ -56,10 +53,10 @@ def test_several_targets_take_hardly_more():
     assert operations(uq.freeze(), x) <= 55
 
 
-@pytest.mark.parametrize("options", [PAPER, {}], ids=["paper's form", "default"])
+@pytest.mark.parametrize("method", ["paper", "full"])
 @pytest.mark.parametrize("targets", [1, 3])
-def test_a_call_a_frozen_module_and_predict_give_the_same_bars(options, targets):
-    uq, x = calibrated(targets, **options)
+def test_a_call_a_frozen_module_and_predict_give_the_same_bars(method, targets):
+    uq, x = calibrated(targets, method)
     _, std = uq(x)
     close(uq.freeze()(x)[1], std, 1e-6)
     close(uq.predict(x).std, std, 1e-6)
@@ -71,10 +68,10 @@ import rigidities as rg
 x = torch.randn(60, 3)
 y = x.sum(1, keepdim=True)
 model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-uq = rg.LastLayerRigidity(model).fit((x, y), progress=False)
-uq.calibrate((x, y + torch.randn(60, 1)), progress=False)
+uq = rg.LastLayerRigidity(model).fit((x, y))
+uq.calibrate((x, y + torch.randn(60, 1)))
 uq(x)
-uq.predict(x, progress=False).interval()
+uq.predict(x).interval()
 uq.freeze()(x)
 print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """

@@ -106,10 +106,9 @@ def net(targets: int) -> nn.Module:
     return model
 
 
-def fitted(loss, target: Tensor, **options) -> rg.LastLayerRigidity:
-    return rg.LastLayerRigidity(net(target.shape[1])).fit(
-        X[:160], target[:160], loss=loss, **options
-    )
+def fitted(loss, target: Tensor, batch_size: int | None = None) -> rg.LastLayerRigidity:
+    uq = rg.LastLayerRigidity(net(target.shape[1]), batch_size=batch_size)
+    return uq.fit(X[:160], target[:160], loss=loss)
 
 
 @pytest.fixture
@@ -142,8 +141,7 @@ def test_a_loss_that_is_not_smallest_at_the_target_has_no_error_bars(case):
 def test_a_loss_that_is_smallest_at_the_target_has_error_bars(case):
     loss, target = REGRESSION[case]
     uq = fitted(loss, target)
-    report = uq.calibrate(X[160:], target[160:], method="paper").calibration_report
-    assert uq.calibration_report is report
+    uq.calibrate(X[160:], target[160:], method="paper")
     assert bool(uq.predict(X).std.isfinite().all())
 
 
@@ -181,7 +179,7 @@ def test_more_rows_merges_and_files_keep_the_refusal(classifier, tmp_path):
     classifier.save(tmp_path / "uq")
     again = rg.LastLayerRigidity.load(tmp_path / "uq", classifier.model)
     refuses_error_bars(again)
-    again.set_loss(loss)
+    again = rg.LastLayerRigidity.load(tmp_path / "uq", classifier.model, loss=loss)
     refuses_error_bars(again)
     refuses_error_bars(again.partial_fit(X[160:200], target[160:200]))
     other = rg.LastLayerRigidity(classifier.model).fit(X[200:], target[200:], loss=loss)

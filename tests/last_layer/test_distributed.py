@@ -65,14 +65,11 @@ def everything(rank, size, folder, options):
         assert torch.equal(mine.hashes, theirs.hashes), name
         assert mine.limit == theirs.limit, name
     uq.partial_fit(batches(own(more)))
-    one.process_group = False
     assert near(uq.gram.matrix, one.partial_fit(tuple(more)).gram.matrix)
     uq.forget(batches(own(more)))
-    one.process_group = False
     assert near(uq.gram.matrix, one.forget(tuple(more)).gram.matrix)
     uq.save(folder / f"fit{rank}", rows=True)
     report = uq.calibrate(batches(own(valid))).calibration_report
-    one.process_group = False
     alone = one.calibrate(tuple(valid)).calibration_report
     assert report.rows == alone.rows == 400
     assert report.nll == pytest.approx(alone.nll, rel=1e-6)
@@ -87,7 +84,7 @@ def everything(rank, size, folder, options):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("size", "options"),
-    [(4, {}), (2, {"method": "qr"}), (2, {"precision": "mixed"}), (2, {"sample": 64})],
+    [(4, {}), (2, {"method": "qr"}), (2, {"precision": "mixed"}), (2, {"keep_rows": 64})],
     ids=["gram", "qr", "mixed", "few rows kept"],
 )
 def test_ranks_end_with_the_fit_of_one_process_and_with_the_same_bytes(size, options, tmp_path):
@@ -101,21 +98,20 @@ def test_ranks_end_with_the_fit_of_one_process_and_with_the_same_bytes(size, opt
 def several(rank, size):
     """Targets, weights, derivatives, conformal groups and a refit."""
     own = partial(shared, rank=rank, size=size)
-    train, valid = ([part.double() for part in data(400, 3, seed)] for seed in (1, 2))
+    train, valid, fresh = ([part.double() for part in data(400, 3, seed)] for seed in (1, 2, 3))
     weight = lambda batch: 0.5 + batch[0][:, 0].abs()  # noqa: E731
     model = net(3).double()
     uq = rg.LastLayerRigidity(model).fit(batches(own(train)), loss="huber", sample_weight=weight)
-    one = rg.LastLayerRigidity(model)
-    one.process_group = False
+    one = rg.LastLayerRigidity(model, process_group=False)
     one.fit(tuple(train), loss="huber", sample_weight=weight)
     assert uq.gram.targets == one.gram.targets == 3
     assert close(uq.gram.matrix, one.gram.matrix)
     groups = lambda batch: (batch[0][:, 1] > 0).long()  # noqa: E731
-    options = {"criterion": "nll", "noise": lambda batch: 1 + batch[0][:, 0] ** 2}
-    options |= {"conformal": 0.5, "groups": groups}
-    uq.calibrate(batches(own(valid)), **options)
-    one.process_group = False
-    one.calibrate(tuple(valid), **options)
+    method = rg.Paper(noise=lambda batch: 1 + batch[0][:, 0] ** 2)
+    uq.calibrate(batches(own(valid)), method=method)
+    uq.conformalize(batches(own(fresh)), groups=groups)
+    one.calibrate(tuple(valid), method=method)
+    one.conformalize(tuple(fresh), groups=groups)
     assert close(uq.scale, one.scale, 1e-9)
     mine, theirs = (
         each.predict([tuple(valid)]).interval(0.8, conformal=True) for each in (uq, one)
@@ -124,7 +120,6 @@ def several(rank, size):
     plain = rg.LastLayerRigidity(model).fit(batches(own(train)))
     refitted = plain.refit(batches(own(valid)))
     alone = rg.LastLayerRigidity(model, process_group=False).fit(tuple(train))
-    alone.process_group = False
     alone = alone.refit(tuple(valid))
     assert close(refitted.model[-1].weight, alone.model[-1].weight, 1e-9)
     assert refitted.refitted.judged == alone.refitted.judged == 400
@@ -142,15 +137,15 @@ def derivatives(rank, size):
     model, train = net().double(), [part.double() for part in data(80, 1, 1)]
     slope = lambda batch: torch.cos(batch[0]) * (batch[0][:, :1] > -9)  # noqa: E731
     own = partial(shared, rank=rank, size=size)
-    fit = {"gradients": 0, "gradient_target": slope}
-    uq = rg.LastLayerRigidity(model).fit(batches(own(train)), **fit)
-    one = rg.LastLayerRigidity(model, process_group=False).fit(tuple(train), **fit)
+    loss = rg.GradientLoss(0, target=slope)
+    uq = rg.LastLayerRigidity(model).fit(batches(own(train)), gradient_loss=loss)
+    one = rg.LastLayerRigidity(model, process_group=False).fit(tuple(train), gradient_loss=loss)
     valid = [part.double() for part in data(80, 1, 2)]
     uq.calibrate(batches(own(valid)), method="paper")
-    one.process_group = False
     one.calibrate(tuple(valid), method="paper")
-    assert close(uq.gradient_scale, one.gradient_scale, 1e-9)
-    return uq.gradient_scale
+    scale = uq.calibration_report.gradient_scale
+    assert close(scale, one.calibration_report.gradient_scale, 1e-9)
+    return scale
 
 
 def test_derivatives_are_calibrated_on_the_rows_of_all_ranks():
@@ -179,27 +174,17 @@ def refusals(rank, size):
     asked(lambda: uq.fit(train))
     asked(lambda: uq.fit((nan, own[1])))
     asked(lambda: uq.fit(own) if rank else uq.partial_fit(own))
-    asked(
-        lambda: (
-            rg.LastLayerRigidity(net()).calibrate(own).calibration_report
-            if rank
-            else uq.calibrate(own).calibration_report
-        )
-    )
-    asked(lambda: uq.calibrate(data(400, 1, 2)).calibration_report)
+    asked(lambda: (rg.LastLayerRigidity(net()) if rank else uq).calibrate(own))
+    asked(lambda: uq.calibrate(data(400, 1, 2)))
     asked(lambda: uq.fit([]))
     asked(lambda: uq.forget(tuple(shared(data(400, 1, 7), rank, size))))
     mine = rg.LastLayerRigidity(net(), process_group=False).fit(own)
-    asked(lambda: mine.calibrate(own).calibration_report)
+    asked(lambda: mine.calibrate(own))
     mine = rg.LastLayerRigidity(net(), process_group=False).fit((train[0], train[1] + rank))
     asked(lambda: mine.partial_fit(own))
     valid = tuple(shared(data(400, 1, 2), rank, size))
-    asked(lambda: uq.calibrate(valid).conformalize([None, 0.5][rank]).calibration_report)
-    asked(
-        lambda: (
-            uq.calibrate(valid, method=rg.Full(support=[None, (-99, 99)][rank])).calibration_report
-        )
-    )
+    asked(lambda: uq.calibrate(valid, method=["full", "paper"][rank]))
+    asked(lambda: uq.calibrate(valid, method=rg.Full(support=[None, (-99, 99)][rank])))
     asked(lambda: uq.forget(own, check=bool(rank)))
     asked(lambda: uq.refit(valid, add=bool(rank)))
     asked(lambda: uq.predict(valid[0], input_covariance=[None, 0.1][rank], gather=True))
@@ -208,8 +193,10 @@ def refusals(rank, size):
     mine = rg.LastLayerRigidity(net()).fit(own)
     mine.process_group = False
     mine.calibrate(valid, method="paper")
+    mine.process_group = None
     asked(lambda: mine.predict(valid[0], gather=True))
     uq.calibrate(valid)
+    asked(lambda: uq.conformalize(valid, groups=[None, "bar"][rank]))
     return said
 
 
@@ -238,6 +225,7 @@ def test_ranks_that_differ_are_refused_on_all_of_them_and_nothing_is_lost():
         "There is no fit yet",
         "checkpoint must be a file in a folder that exists",
         "differ in their calibration",
+        "differ in their options",
     ]
     for part, one, other in zip(parts, here, there, strict=True):
         assert part in one and part in other, (part, one, other)
@@ -278,19 +266,15 @@ def parts_of_a_job(rank, size):
     train = data(400, 1, 1)
     dist.new_group([0, 1])  # so that one of the few is in more groups than the other
     few = dist.new_group([1, 3])
-    uq = rg.LastLayerRigidity(net())
+    uq = rg.LastLayerRigidity(net(), process_group=few)
     if rank in (1, 3):
         half = tuple(part[rank // 2 :: 2] for part in train)
-        uq.process_group = few
         uq.fit(half)
-        uq.process_group = few
         return uq.fit(half).gram.count
     if rank == 0:
         with pytest.raises(ValueError, match="not in the group"):
-            uq.process_group = few
             uq.fit(train)
-    uq.process_group = False
-    return uq.fit(train).gram.count
+    return rg.LastLayerRigidity(net(), process_group=False).fit(train).gram.count
 
 
 def test_a_group_of_ranks_or_one_by_itself_fits_without_the_others():

@@ -356,7 +356,7 @@ def test_a_rank_that_is_too_low_is_said_where_it_is_asked_for_and_kept(fit, x, t
 
 def test_moments_and_quantiles_are_those_of_the_values(fit, x):
     ens = ensemble(fit, 200)
-    spread = ens.propagate(lambda y: y.sum(0), x, batch_size=37)
+    spread = ens.propagate(lambda y: y.sum(0), list(x.split(37)))
     values = np.stack([y.numpy().astype(float).sum(0) for y in ens(x).detach()])
     np.testing.assert_allclose(spread.values, values, rtol=1e-4, atol=1e-4)
     values = spread.values.numpy()

@@ -18,13 +18,13 @@ from tests.support.storms import THREADS, storm
 F64 = torch.float64
 CALIBRATIONS = {
     "uncalibrated": None,
-    "nll": {"criterion": "nll"},
-    "constant noise": {"criterion": "nll", "noise": "constant"},
-    "bayes, student-t": {"criterion": "nll", "noise": "bayes", "distribution": "student-t"},
-    "auto": {},
-    "auto, bounded": {"support": (-0.5, 0.5)},
-    "auto, student-t": {"distribution": "student-t"},
-    "auto, no guard": {"guard": False, "distribution": "gaussian"},
+    "paper": "paper",
+    "constant noise": rg.Paper(noise="constant"),
+    "bayes, student-t": rg.Paper(noise="bayes", distribution="student-t"),
+    "full": "full",
+    "full, bounded": rg.Full(support=(-0.5, 0.5)),
+    "full, student-t": rg.Full(distribution="student-t"),
+    "full, no guard": rg.Full(guard=False, distribution="gaussian"),
 }
 LEVELS = (0.05, 0.5, 0.9)
 LINEAR = [id for id in zoo.IDS if zoo.build(id).outcome in ("plain", "linear", "part")]
@@ -36,12 +36,12 @@ def clamped(data, bounds):
     return data if bounds is None else (data[0], data[1].clamp(*bounds))
 
 
-def calibrated(targets=1, options=None, model=None, dtype=torch.float32):
+def calibrated(targets=1, method=None, model=None, dtype=torch.float32):
     one = trained(targets)
     train, valid = (tuple(t.to(dtype) for t in part) for part in (one.train, one.valid))
     uq = rg.LastLayerRigidity((model or one.model).to(dtype)).fit(train)
-    if options is not None:
-        uq.calibrate(clamped(valid, options.get("support")), **options)
+    if method is not None:
+        uq.calibrate(clamped(valid, getattr(method, "support", None)), method=method)
     return uq, one.test[0].to(dtype)
 
 
@@ -55,14 +55,14 @@ def close(found, expected, rtol=2e-6):
 
 
 @pytest.mark.filterwarnings("ignore:The error bars are not calibrated")
-@pytest.mark.parametrize("options", CALIBRATIONS.values(), ids=CALIBRATIONS)
+@pytest.mark.parametrize("method", CALIBRATIONS.values(), ids=CALIBRATIONS)
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "scaled"])
 @pytest.mark.parametrize("targets", [1, 2])
-def test_a_frozen_module_gives_the_numbers_of_every_calibration(targets, wrapped, options):
+def test_a_frozen_module_gives_the_numbers_of_every_calibration(targets, wrapped, method):
     model = scaled(trained(targets).model) if wrapped else None
-    if wrapped and options is not None and "support" in options:
-        options = {"support": (99.0, 101.0)}
-    uq, x = calibrated(targets, options, model, F64)
+    if wrapped and getattr(method, "support", None) is not None:
+        method = rg.Full(support=(99.0, 101.0))
+    uq, x = calibrated(targets, method, model, F64)
     mean, std = uq(x)
     for found, expected in zip(uq.freeze()(x), (mean, std), strict=True):
         close(found, expected, 1e-9)
@@ -132,15 +132,15 @@ def test_a_model_that_writes_into_its_own_zeros_is_frozen():
 
 def test_a_large_constant_beside_the_readout_costs_no_digits():
     far = Net(lambda net, x: net.inner(x) + 1e3, inner=trained().model)
-    uq, x = calibrated(1, {"criterion": "nll", "ridge": 1.0}, far)
+    uq, x = calibrated(1, rg.Paper(ridge=1.0), far)
     close(uq.freeze()(x)[1], uq(x)[1], 1e-4)
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "scaled"])
 def test_members_are_those_of_the_ensemble(wrapped):
     model = scaled(trained(2).model) if wrapped else None
-    for options in ({"criterion": "nll"}, {}):
-        uq, x = calibrated(2, options, model, F64)
+    for method in ("paper", "full"):
+        uq, x = calibrated(2, method, model, F64)
         draws = [torch.Generator().manual_seed(5) for _ in "12"]
         (members,) = uq.freeze(("members",), members=6, generator=draws[0])(x)
         close(members, uq.ensemble(6, generator=draws[1])(x), 1e-9)
@@ -176,16 +176,16 @@ def test_a_known_noise_is_left_to_the_caller():
 
 
 def test_unknown_outputs_are_refused():
-    uq, _ = calibrated(1, {"criterion": "nll"})
+    uq, _ = calibrated(1, "paper")
     refused(f"names from {OUTPUTS[0]}.*got \\('variance',\\)", uq.freeze, ("variance",))
     refused("level must lie between 0 and 1", uq.freeze, ("quantiles",), quantiles=(1.0,))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("options", [{"criterion": "nll"}, {}], ids=["nll", "auto"])
+@pytest.mark.parametrize("method", ["paper", "full"])
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "scaled"])
-def test_threads_get_their_own_rows(wrapped, options):
-    uq, x = calibrated(1, options, scaled(trained().model) if wrapped else None)
+def test_threads_get_their_own_rows(wrapped, method):
+    uq, x = calibrated(1, method, scaled(trained().model) if wrapped else None)
     frozen = uq.freeze()
     batches = [x[i % 64 : i % 64 + 1 + i % 7] for i in range(400)]
     pairs = [(batch, frozen(batch)) for batch in batches]
@@ -199,7 +199,7 @@ def test_threads_get_their_own_rows(wrapped, options):
 
 
 def test_a_snapshot_and_its_model_leave_each_other_alone():
-    uq, x = calibrated(1, {"criterion": "nll"})
+    uq, x = calibrated(1, "paper")
     uq.model.train()
     before = copy.deepcopy(uq.model.state_dict())
     frozen = uq.freeze()
@@ -215,13 +215,13 @@ def test_a_snapshot_and_its_model_leave_each_other_alone():
         assert torch.equal(found, known)
 
 
-@pytest.mark.parametrize("options", [{"criterion": "nll"}, {}], ids=["nll", "auto"])
-def test_copies_pickles_and_state_dicts_give_the_same(options):
-    uq, x = calibrated(2, options)
+@pytest.mark.parametrize("method", ["paper", "full"])
+def test_copies_pickles_and_state_dicts_give_the_same(method):
+    uq, x = calibrated(2, method)
     frozen = uq.freeze()
     loaded = copy.deepcopy(frozen)
     loaded.load_state_dict({k: torch.zeros_like(v) for k, v in loaded.state_dict().items()})
-    assert float(loaded(x)[1].abs().max()) < 1e-6 or options == {}
+    assert float(loaded(x)[1].abs().max()) < 1e-6 or method == "full"
     loaded.load_state_dict(frozen.state_dict(), assign=True)
     for again in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen)), loaded):
         for found, known in zip(again(x), frozen(x), strict=True):
@@ -230,7 +230,7 @@ def test_copies_pickles_and_state_dicts_give_the_same(options):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, F64])
 def test_a_cast_leaves_the_statistics_their_digits(dtype):
-    uq, x = calibrated(1, {})
+    uq, x = calibrated(1, "full")
     frozen = uq.freeze()
     expected = frozen(x)[1]
     frozen.to(dtype)
@@ -242,7 +242,7 @@ def test_a_cast_leaves_the_statistics_their_digits(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_features_are_multiplied_in_float32(dtype):
-    uq, x = calibrated(1, {"criterion": "nll"})
+    uq, x = calibrated(1, "paper")
     form = QuadraticForm.of(uq.posterior, dtype)
     features = uq.features(x).to(dtype)
     assert form.dtype == torch.float32 and form.half is None  # no tensor cores here
@@ -265,7 +265,7 @@ def test_two_halves_hold_twice_the_digits_whatever_the_size(dtype, digits, size)
 
 
 def test_a_split_form_gives_the_same_for_half_and_for_other_features():
-    uq, x = calibrated(1, {"criterion": "nll"})
+    uq, x = calibrated(1, "paper")
     plain = QuadraticForm.of(uq.posterior, torch.float32)
     split = QuadraticForm(plain.factor, torch.float32, 0.0, torch.bfloat16)
     half = uq.features(x)[:, :-1].bfloat16()
@@ -277,7 +277,7 @@ def test_a_split_form_gives_the_same_for_half_and_for_other_features():
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "scaled"])
 def test_a_truncation_errs_by_no_more_than_it_says(wrapped):
     model = scaled(trained().model) if wrapped else None
-    uq, x = calibrated(1, {"criterion": "nll", "noise": "constant", "ridge": 1e-4}, model)
+    uq, x = calibrated(1, rg.Paper(noise="constant", ridge=1e-4), model)
     exact = uq.predict(x).epistemic.double()
     for rank in (2, 6):
         frozen = uq.freeze(("epistemic", "std"), rank=rank)
@@ -290,7 +290,7 @@ def test_a_truncation_errs_by_no_more_than_it_says(wrapped):
 
 
 def test_an_accuracy_takes_the_rank_it_needs_or_all():
-    uq, x = calibrated(1, {"criterion": "nll", "ridge": 1.0})
+    uq, x = calibrated(1, rg.Paper(ridge=1.0))
     loose = uq.freeze(accuracy=10.0)
     assert 0 < loose.error <= 10.0
     whole = uq.freeze(accuracy=0.0)
@@ -301,7 +301,7 @@ def test_an_accuracy_takes_the_rank_it_needs_or_all():
 
 
 def test_a_small_ridge_is_truncated_in_float64():
-    uq, x = calibrated(1, {"criterion": "nll", "ridge": 1e-8})
+    uq, x = calibrated(1, rg.Paper(ridge=1e-8))
     frozen = uq.freeze(rank=4)
     assert frozen.norm.kept.dtype == F64
     cut = uq.posterior.truncate(4).with_scale(1.0).variance(uq.features(x)).sqrt() * uq.scale
@@ -317,7 +317,7 @@ def test_a_batch_of_the_fits_kind_goes_through_the_users_forward():
 
 
 def test_autocast_does_not_reach_the_statistics():
-    uq, x = calibrated(1, {"criterion": "nll"})
+    uq, x = calibrated(1, "paper")
     frozen = uq.freeze()
     with torch.autocast("cpu", torch.bfloat16):
         for found, expected in zip(frozen(x), uq(x), strict=True):
@@ -325,14 +325,14 @@ def test_autocast_does_not_reach_the_statistics():
 
 
 def test_bars_are_differentiable_by_the_inputs():
-    uq, x = calibrated(1, {"criterion": "nll"}, dtype=F64)
+    uq, x = calibrated(1, "paper", dtype=F64)
     frozen = uq.freeze()
     x = x[:2].requires_grad_()
     assert torch.autograd.gradcheck(lambda x: frozen(x)[1], (x,))
 
 
 def test_training_rows_say_what_is_familiar():
-    uq, _ = calibrated(2, {"criterion": "nll"})
+    uq, _ = calibrated(2, "paper")
     epistemic = uq.predict(trained(2).train[0]).epistemic
     close(torch.tensor(uq.familiar()), epistemic.quantile(0.99, 0), 1e-4)
     bare = rg.LastLayerRigidity(uq.model).fit(trained(2).train, keep_rows=0)
@@ -359,7 +359,7 @@ def test_a_wide_readout_is_multiplied_in_blocks(bias, targets):
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "scaled"])
 def test_a_first_call_in_inference_mode_does_not_bind_the_next(wrapped):
-    uq, x = calibrated(1, {"criterion": "nll"}, scaled(trained().model) if wrapped else None)
+    uq, x = calibrated(1, "paper", scaled(trained().model) if wrapped else None)
     frozen = uq.freeze()
     with torch.inference_mode():
         expected = frozen(x)

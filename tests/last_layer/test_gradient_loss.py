@@ -48,7 +48,7 @@ READOUTS = (
 @pytest.mark.parametrize("id", READOUTS)
 def test_each_derivative_adds_its_outer_product_to_the_gram(id):
     case, test = (dense.trimmed(zoo.build(id, draw), 4) for draw in (0, 3))
-    uq = fitted_to(case, [case.data], gradients=wrt(id), gradient_weight=BETA)
+    uq = fitted_to(case, [case.data], gradient_loss=rg.GradientLoss(wrt(id), weight=BETA))
     uq.calibrate([zoo.build(id, 2).data], method=rg.Paper(ridge=RIDGE))
     values = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
     slopes = oracle.rows(dense.of_case(case).features)
@@ -66,7 +66,8 @@ def test_a_model_without_a_graph_is_refused_with_a_hint():
     id = "forward_without_gradients_with_its_features"
     case = zoo.build(id)
     uq = rg.LastLayerRigidity(case.model, **case.options)
-    refused(r"Batch 0.*no_grad.*wrt=", uq.fit, [case.data], gradients=0)
+    loss = rg.GradientLoss(0)
+    refused(r"Batch 0.*no_grad.*wrt=", uq.fit, [case.data], gradient_loss=loss)
     uq.fit([case.data])
 
 
@@ -84,13 +85,12 @@ def test_forward_and_reverse_mode_add_the_same_rows_in_any_chunks(monkeypatch, i
     case = zoo.build(id)
     slope = normal(*dense.of_case(case).slope.shape, seed=0)
     weights = normal(len(slope), seed=1).exp()
-    options = {"gradients": wrt(id), "gradient_target": lambda b: slope}
-    options["gradient_weight"] = lambda b: weights
+    loss = rg.GradientLoss(wrt(id), weight=lambda b: weights, target=lambda b: slope)
     expected, found = (rg.LastLayerRigidity(case.model, **case.options) for _ in range(2))
-    expected.fit([case.data], **options)
+    expected.fit([case.data], gradient_loss=loss)
     monkeypatch.setattr(feature_derivatives, "FORWARD_COST", cost)
     monkeypatch.setattr(feature_derivatives, "NUMBERS_AT_ONCE", numbers)
-    found.fit([case.data], **options)
+    found.fit([case.data], gradient_loss=loss)
     each_close(state(found), state(expected))
     assert found.gram.count == expected.gram.count
 
@@ -140,11 +140,11 @@ def data(rows=15, targets=1, seed=0):
     return Data(normal(rows, 3, seed=seed), normal(rows, targets, seed=seed + 1), slope)
 
 
-def fit(given, targets=1, **options):
+def fit(given, targets=1, weight=BETA, **options):
     uq = rg.LastLayerRigidity(net(targets))
     batches = [d.batch for d in given] if isinstance(given, list) else [given.batch]
-    own = {"gradients": "input", "gradient_target": "slope", "gradient_weight": BETA}
-    return uq.fit(batches, **own | options)
+    loss = rg.GradientLoss("input", weight=weight, target="slope")
+    return uq.fit(batches, gradient_loss=loss, **options)
 
 
 def statistic(given, weight=BETA, targets=1, value_weight=1.0):
@@ -210,8 +210,9 @@ def test_residuals_and_scales_find_their_target_where_the_outputs_are_in_another
     case, valid = zoo.build(id), dense.trimmed(zoo.build(id, 2), 4)
     slopes = [normal(len(c.target), 2, 3, 3, 5, seed=0) for c in (case, valid)]
     slopes[1][:, 1] *= 4.0  # the second target's are worse
-    uq = rg.LastLayerRigidity(case.model)
-    uq.fit([case.data], gradient_loss=rg.GradientLoss(0, weight=BETA, target=lambda b: slopes[0]))
+    by_rows = {len(slope): slope for slope in slopes}
+    loss = rg.GradientLoss(0, weight=BETA, target=lambda batch: by_rows[len(batch[0])])
+    uq = rg.LastLayerRigidity(case.model).fit([case.data], gradient_loss=loss)
     f = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
     g, r = dense.of_case(case), case.target - case.model(*case.args).detach()
     rows = torch.cat([f, oracle.rows(g.features)])
@@ -223,26 +224,18 @@ def test_residuals_and_scales_find_their_target_where_the_outputs_are_in_another
         mine = torch.cat([cross[8 * k : 8 * k + 8], cross[16 + k : 17 + k]])
         close(uq.gram.cross[:, k], mine)
     with pytest.warns(UserWarning, match="144 derivatives"):  # of steps that see not all inputs
-        uq.calibrate(
-            [valid.data],
-            ridge=RIDGE,
-            gradients=0,
-            gradient_target=lambda b: slopes[1],
-            criterion="nll",
-        )
+        uq.calibrate([valid.data], method=rg.Paper(ridge=RIDGE))
     g = dense.of_case(valid)
     q = oracle.quadratic(rows, g.features, RIDGE, weights)
     moved = q > 0
     error = slopes[1] - g.slope
     expected = [dense.scale(error[:, k][moved[:, k]], q[:, k][moved[:, k]]) for k in range(2)]
-    close(uq.gradient_scale, torch.tensor(expected, dtype=F64))
+    close(uq.calibration_report.gradient_scale, torch.tensor(expected, dtype=F64))
 
 
-def without_targets(given, targets=1, **options):
-    uq = rg.LastLayerRigidity(net(targets))
-    return uq.fit(
-        (given.x, given.y), **{"gradient_weight": BETA, **options}, gradient_loss=rg.GradientLoss(0)
-    )
+def without_targets(given, targets=1, weight=BETA, batch_size=None):
+    uq = rg.LastLayerRigidity(net(targets), batch_size=batch_size)
+    return uq.fit((given.x, given.y), gradient_loss=rg.GradientLoss(0, weight=weight))
 
 
 @pytest.mark.parametrize("targets", [1, 3])
@@ -273,7 +266,7 @@ def test_a_light_weight_of_derivatives_hardly_changes_the_error_bar_of_a_differe
     given.y += net(2)(given.x).detach()
     difference = lambda y: y[:, 0] - y[:, 1]  # noqa: E731
     plain = rg.LastLayerRigidity(net(2)).fit((given.x, given.y))
-    light = without_targets(given, 2, gradient_weight=1e-9)
+    light = without_targets(given, 2, weight=1e-9)
     stds = []
     for uq in (plain, light):
         uq.calibrate((valid.x, valid.y), method=rg.Paper(ridge=RIDGE))
@@ -307,10 +300,11 @@ def test_the_evidence_counts_the_derivatives_with_targets(ridge):
 
 def test_the_evidence_without_targets_of_the_derivatives_is_refused_with_the_cause():
     given, valid = data(30), data(30, seed=7)
-    with pytest.raises(ValueError, match=r"derivatives without targets.*gradient_target="):
+    with pytest.raises(ValueError, match=r"derivatives without targets.*target="):
         without_targets(given).calibrate((valid.x, valid.y), method=rg.Paper(criterion="evidence"))
     alone = rg.LastLayerRigidity(net()).fit([given.x], gradient_loss=rg.GradientLoss(0))
-    refused(r"Call fit with \(x, y\)", alone.calibrate, (valid.x, valid.y), criterion="evidence")
+    by_evidence = rg.Paper(criterion="evidence")
+    refused(r"Call fit with \(x, y\)", alone.calibrate, (valid.x, valid.y), method=by_evidence)
     fit(given).calibrate([valid.batch], method=rg.Paper(criterion="evidence"))
 
 
@@ -335,20 +329,14 @@ def test_a_model_trained_on_values_and_derivatives_has_the_posterior_of_least_sq
     """Generalised least squares: Cov w = (sum f f^T + beta sum g g^T + s)^-1, for any query."""
     given, new = data(rows=20), data(rows=5, seed=9)
     uq = fit(given)
-    uq.calibrate(
-        [data(seed=20).batch],
-        ridge=RIDGE,
-        gradients="input",
-        gradient_target="slope",
-        criterion="nll",
-    )
+    uq.calibrate([data(seed=20).batch], method=rg.Paper(ridge=RIDGE))
     inverse = torch.linalg.inv(statistic(given)[0].matrix + RIDGE * torch.eye(7, dtype=F64))
     f = dense.features(uq.model, run, NAMES, new.x)[:, 0]
     g = dense.derivatives(uq.model, run, NAMES, new.x).of_each_row().features[:, 0]
     p, slope = uq.predict(new.x), uq.gradient(new.x)
     close(p.epistemic[:, 0], uq.scale.square() * torch.einsum("nd,de,ne->n", f, inverse, f))
     q = torch.einsum("nid,de,nie->ni", g, inverse, g)
-    close(slope.variance, uq.gradient_scale.square() * q)
+    close(slope.variance, uq.calibration_report.gradient_scale.square() * q)
     without = rg.LastLayerRigidity(uq.model).fit((given.x, given.y))
     without.calibrate((given.x + 1, given.y), method=rg.Paper(ridge=RIDGE))
     assert bool((without.predict(new.x).rigidity < p.rigidity).all())
@@ -372,7 +360,7 @@ def test_a_repeated_derivative_weighs_as_often_as_it_is_given():
 def test_each_row_may_have_a_weight_of_its_own():
     given = data()
     weights = torch.arange(15.0, dtype=F64)  # zero for the first
-    uq = fit(given, gradient_weight=lambda b: weights)
+    uq = fit(given, weight=lambda b: weights)
     expected = statistic(given, weights)[0]
     close(uq.gram.matrix, expected.matrix)
     close(uq.gram.cross[:, 0], expected.cross)
@@ -411,8 +399,7 @@ def test_values_with_a_curvature_of_their_own_leave_the_derivatives_their_weight
         close(uq.gram.matrix[k], expected.matrix)
 
 
-# --- distributions
-# ---------------------------------------------------------------------------------------
+# --- batches and order --------------------------------------------------------------------------
 
 
 def state(uq):
@@ -427,8 +414,7 @@ def test_batching_and_order_do_not_matter():
     each_close(state(fit(parts, 2)), whole, 1e-12)
     dataset = TensorDataset(given.x, given.y)
     for train, size in (((given.x, given.y), 4), (DataLoader(dataset, batch_size=2), None)):
-        uq = rg.LastLayerRigidity(net(2))
-        uq.batch_size = size
+        uq = rg.LastLayerRigidity(net(2), batch_size=size)
         uq.fit(train, gradient_loss=rg.GradientLoss(0, weight=BETA))
         close(uq.gram.matrix, whole[0], 1e-12)
         assert uq.gram.count == 15 * 4
@@ -481,12 +467,8 @@ def test_the_callers_grad_mode_does_not_matter(mode):
         uq = fit(given)
         scale = uq.calibrate([data(seed=7).batch], method="paper").calibration_report.gradient_scale
     each_close(state(uq), expected)
-    close(
-        scale,
-        fit(given)
-        .calibrate([data(seed=7).batch], method="paper")
-        .calibration_report.gradient_scale,
-    )
+    other = fit(given).calibrate([data(seed=7).batch], method="paper")
+    close(scale, other.calibration_report.gradient_scale)
 
 
 def test_the_model_is_left_as_it_was():
@@ -518,8 +500,8 @@ def test_targets_of_derivatives_come_from_a_key_an_attribute_or_a_function():
     attribute = rg.LastLayerRigidity(net(), forward=lambda m, b: m(b.x), target=lambda b: b.y)
     attribute.fit([given], gradient_loss=rg.GradientLoss("x", weight=BETA, target="slope"))
     function = rg.LastLayerRigidity(net())
-    options = {"gradient_weight": BETA, "gradient_target": lambda b: given.slope}
-    function.fit([(given.x, given.y)], **options, gradient_loss=rg.GradientLoss(0))
+    loss = rg.GradientLoss(0, weight=BETA, target=lambda b: given.slope)
+    function.fit([(given.x, given.y)], gradient_loss=loss)
     for uq in (attribute, function):
         each_close(state(uq), expected)
 
@@ -556,8 +538,7 @@ def test_the_scale_of_derivatives_comes_from_their_residuals_at_the_chosen_ridge
     ).calibration_report
     expected = expected_scale(uq, uq.gram.matrix, valid, targets)
     close(report.gradient_scale, expected)
-    assert torch.equal(uq.gradient_scale, report.gradient_scale)
-    assert not torch.allclose(uq.gradient_scale, uq.scale)
+    assert not torch.allclose(report.gradient_scale, uq.scale)
     assert f"of derivatives  {float(expected[0]):.4g}" in str(report)
     found = uq.gradient(valid.x[:4]).variance
     unit = rg.LastLayerRigidity(net(targets))
@@ -567,20 +548,21 @@ def test_the_scale_of_derivatives_comes_from_their_residuals_at_the_chosen_ridge
     close(found, unit.gradient(valid.x[:4]).variance * (ratio[:, None] if targets > 1 else ratio))
 
 
-def test_the_scale_of_derivatives_may_be_calibrated_without_a_fit_to_them_and_dropped():
+@pytest.mark.parametrize("wrt", [0, "input", None])
+def test_derivatives_that_were_not_trained_are_calibrated_and_leave_the_gram_alone(wrt):
     given, valid = data(40), data(40, seed=7)
-    uq = rg.LastLayerRigidity(net()).fit((given.x, given.y))
-    uq.calibrate(
-        (valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope, criterion="nll"
-    )
-    close(uq.gradient_scale, expected_scale(uq, uq.gram.matrix, valid))
-    uq.calibrate(
-        (valid.x, valid.y), gradient_target=lambda b: valid.slope, criterion="nll"
-    )  # one input alone
-    close(uq.gradient_scale, expected_scale(uq, uq.gram.matrix, valid))
-    assert not torch.equal(uq.gradient_scale, uq.scale)
+    plain = rg.LastLayerRigidity(net()).fit((given.x, given.y))
+    uq = rg.LastLayerRigidity(net())
+    loss = rg.GradientLoss(wrt, weight=0, target=lambda b: valid.slope)
+    uq.fit((given.x, given.y), gradient_loss=loss)
+    each_close(state(uq), state(plain), rtol=0)
+    assert uq.gram.count == plain.gram.count == 40
     uq.calibrate((valid.x, valid.y), method="paper")
-    assert torch.equal(uq.gradient_scale, uq.scale)
+    plain.calibrate((valid.x, valid.y), method="paper")
+    assert torch.equal(uq.scale, plain.scale)
+    scale = uq.calibration_report.gradient_scale
+    close(scale, expected_scale(uq, uq.gram.matrix, valid))
+    close(uq.gradient(valid.x).std, plain.gradient(valid.x).std * scale / plain.scale)
 
 
 def test_without_targets_derivatives_have_the_scale_of_the_values():
@@ -588,7 +570,10 @@ def test_without_targets_derivatives_have_the_scale_of_the_values():
     uq = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradient_loss=rg.GradientLoss(0))
     report = uq.calibrate((valid.x, valid.y), method="paper").calibration_report
     assert report.gradient_scale is None
-    assert torch.equal(uq.gradient_scale, uq.scale)
+    q = 1 / uq.posterior.rigidity(
+        dense.derivatives(uq.model, run, NAMES, valid.x).of_each_row().features
+    )
+    close(uq.gradient(valid.x).variance, uq.scale.square() * q.reshape(valid.x.shape))
     assert "derivatives" not in str(report)
 
 
@@ -597,33 +582,32 @@ def test_derivatives_that_no_weight_moves_are_left_out_of_the_scale_with_a_warni
     trunk = nn.Sequential(nn.Linear(2, 5), nn.Tanh())
     model = zoo.Net(run, trunk=trunk, head=nn.Linear(5, 1)).double()
     given, valid = data(30), data(30, seed=7)
-    uq = rg.LastLayerRigidity(model).fit((given.x, given.y))
+    loss = rg.GradientLoss(0, weight=0, target=lambda b: valid.slope)
+    uq = rg.LastLayerRigidity(model).fit((given.x, given.y), gradient_loss=loss)
     with pytest.warns(UserWarning, match="30 derivatives.*left out"):
-        uq.calibrate(
-            (valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope, criterion="nll"
-        )
-    half = lambda b: valid.slope[:, :2]  # noqa: E731
+        uq.calibrate((valid.x, valid.y), method="paper")
+    half = rg.GradientLoss(0, weight=0, target=lambda b: valid.slope[:, :2])
     alone = zoo.Net(lambda m, x: m.head(m.trunk(x)), trunk=trunk, head=model.head)
-    same = rg.LastLayerRigidity(alone).fit((given.x[:, :2], given.y))
-    same.calibrate((valid.x[:, :2], valid.y), gradients=0, gradient_target=half, criterion="nll")
-    close(uq.gradient_scale, same.gradient_scale)
+    same = rg.LastLayerRigidity(alone).fit((given.x[:, :2], given.y), gradient_loss=half)
+    same.calibrate((valid.x[:, :2], valid.y), method="paper")
+    close(uq.calibration_report.gradient_scale, same.calibration_report.gradient_scale)
 
 
 def test_forces_of_structures_get_a_scale():
     id = "sum_over_atoms_with_species_shifts"
     case, valid = zoo.build(id), zoo.build(id, 2)
-    target = normal(*valid.data.x.shape, seed=0)
-    uq = rg.LastLayerRigidity(case.model, **case.options).fit(
-        [case.data], gradient_loss=rg.GradientLoss("x")
-    )
-    uq.calibrate(
-        [valid.data], ridge=RIDGE, gradients="x", gradient_target=lambda b: target, criterion="nll"
-    )
+    loss = rg.GradientLoss("x", target=lambda batch: normal(*batch.x.shape, seed=0))
+    uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data], gradient_loss=loss)
+    uq.calibrate([valid.data], method=rg.Paper(ridge=RIDGE))
+    target = loss.target(valid.data)
     g = dense.of_case(valid)
     f = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
     rows = torch.cat([f, oracle.rows(dense.of_case(case).features)])
     q = oracle.quadratic(rows, g.features, RIDGE)
-    close(uq.gradient_scale, torch.tensor([dense.scale(target - g.slope, q)], dtype=F64))
+    close(
+        uq.calibration_report.gradient_scale,
+        torch.tensor([dense.scale(target - g.slope, q)], dtype=F64),
+    )
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -642,7 +626,9 @@ def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
     else:
         again = rg.LastLayerRigidity(uq.model)
         again.load_state_dict(uq.state_dict())
-    assert torch.equal(again.gradient_scale, uq.gradient_scale)
+    assert torch.equal(
+        again.calibration_report.gradient_scale, uq.calibration_report.gradient_scale
+    )
     assert str(again.calibration_report) == str(uq.calibration_report)
     close(again.gradient(more.x).std, uq.gradient(more.x).std, 1e-12)
     for one in (uq, again):
@@ -651,24 +637,28 @@ def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
     for one in (uq, again):
         one.forget([more.batch])
         one.calibrate([data(30, seed=7).batch], method="paper")
-    close(again.gradient_scale, uq.gradient_scale, 1e-9)
+    close(again.calibration_report.gradient_scale, uq.calibration_report.gradient_scale, 1e-9)
 
 
 def test_functions_must_be_given_again_after_loading(tmp_path):
     given, more = data(30), data(5, seed=3)
-    functions = {
-        "gradient_weight": lambda b: torch.full((len(b["input"]),), 2.0),
-        "gradient_target": lambda b: b["slope"],
-    }
+    loss = rg.GradientLoss(
+        "input",
+        weight=lambda b: torch.full((len(b["input"]),), 2.0),
+        target=lambda b: b["slope"],
+    )
     uq = rg.LastLayerRigidity(net(), forward=lambda m, b: m(b["input"]), target=lambda b: b["y"])
-    uq.fit([given.batch], **functions, gradient_loss=rg.GradientLoss("input"))
+    uq.fit([given.batch], gradient_loss=loss)
     uq.calibrate([data(30, seed=7).batch], method="paper")
     uq.save(tmp_path / "uq.safetensors")
     options = {"forward": lambda m, b: m(b["input"]), "target": lambda b: b["y"]}
-    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", uq.model, **options)
+    load = functools.partial(
+        rg.LastLayerRigidity.load, tmp_path / "uq.safetensors", uq.model, **options
+    )
+    again = load()
     close(again.gradient([more.batch], "input").std, uq.gradient([more.batch], "input").std)
-    refused("set_loss", again.partial_fit, [more.batch])
-    again.set_loss(gradients="input", **functions)
+    refused(r"load\(path, model,.*gradient_loss=", again.partial_fit, [more.batch])
+    again = load(gradient_loss=loss)
     uq.partial_fit([more.batch])
     again.partial_fit([more.batch])
     each_close(state(again), state(uq), 1e-12)
@@ -697,24 +687,19 @@ def with_nan(t):
 
 
 BAD_FITS = {
-    "zero_weight": ({"gradient_weight": 0.0}, r"positive.*got 0"),
-    "negative_weight": ({"gradient_weight": -1.0}, r"positive.*got -1"),
-    "nan_weight": ({"gradient_weight": math.nan}, r"positive.*got nan"),
-    "infinite_weight": ({"gradient_weight": math.inf}, r"positive.*got inf"),
-    "word_for_a_weight": ({"gradient_weight": "much"}, r"gradient_weight.*'?much"),
-    "negative_weights": ({"gradient_weight": lambda b: -torch.ones(15)}, "negative"),
-    "nan_weights": ({"gradient_weight": lambda b: torch.full((15,), math.nan)}, "finite"),
-    "too_few_weights": ({"gradient_weight": lambda b: torch.ones(4)}, r"\(4,\).*15 rows"),
-    "unknown_input": ({"gradients": "pos"}, "no input 'pos'"),
-    "target_alone": ({"gradients": None}, "gradient_target= needs gradients="),
-    "weight_alone": (
-        {"gradients": None, "gradient_target": None, "gradient_weight": 3.0},
-        "gradients=",
-    ),
-    "wrong_shape": ({"gradient_target": lambda b: torch.ones(15, 2)}, r"\(15, 2\).*\(15, 3\)"),
-    "flat_target": ({"gradient_target": lambda b: torch.ones(45)}, r"\(45,\).*\(15, 3\)"),
-    "nan_target": ({"gradient_target": lambda b: with_nan(data().slope)}, "NaN"),
-    "missing_target": ({"gradient_target": "forces"}, "forces"),
+    "zero_weight_alone": ({"weight": 0, "target": None}, r"weight 0.*needs their target="),
+    "negative_weight": ({"weight": -1.0}, r"not negative.*got -1"),
+    "nan_weight": ({"weight": math.nan}, r"finite.*got nan"),
+    "infinite_weight": ({"weight": math.inf}, r"finite.*got inf"),
+    "word_for_a_weight": ({"weight": "much"}, r"weight of a GradientLoss.*'?much"),
+    "negative_weights": ({"weight": lambda b: -torch.ones(15)}, "negative"),
+    "nan_weights": ({"weight": lambda b: torch.full((15,), math.nan)}, "finite"),
+    "too_few_weights": ({"weight": lambda b: torch.ones(4)}, r"\(4,\).*15 rows"),
+    "unknown_input": ({"wrt": "pos"}, "no input 'pos'"),
+    "wrong_shape": ({"target": lambda b: torch.ones(15, 2)}, r"\(15, 2\).*\(15, 3\)"),
+    "flat_target": ({"target": lambda b: torch.ones(45)}, r"\(45,\).*\(15, 3\)"),
+    "nan_target": ({"target": lambda b: with_nan(data().slope)}, "NaN"),
+    "missing_target": ({"target": "forces"}, "forces"),
 }
 
 
@@ -724,11 +709,11 @@ def test_a_bad_fit_is_refused_and_leaves_the_object_as_it_was(case):
     given, uq = data(), calibrated_fit()
     before, x = [t.clone() for t in state(uq)], normal(3, 3, seed=1)
     std = uq.gradient(x).std
-    options = {"gradients": "input", "gradient_target": "slope", **options}
+    options = {"wrt": "input", "target": "slope", **options}
     batch = given.batch
-    if options["gradient_target"] != "slope":
+    if options["target"] != "slope":
         del batch["slope"]
-    refused(message, uq.fit, [batch], error=(ValueError, TypeError), **options)
+    refused(message, lambda: uq.fit([batch], gradient_loss=rg.GradientLoss(**options)))
     each_close(state(uq), before, rtol=0)
     assert torch.equal(uq.gradient(x).std, std)
     uq.partial_fit([given.batch])
@@ -745,26 +730,28 @@ def test_a_bad_batch_in_the_middle_of_a_partial_fit_changes_nothing():
 
 
 BAD_CALIBRATIONS = {
-    "missing": ({"gradient_target": "forces"}, "forces"),
-    "wrong_shape": ({"gradient_target": lambda b: torch.ones(7, 2)}, r"\(7, 2\).*\(7, 3\)"),
-    "nan": ({"gradient_target": lambda b: torch.full((7, 3), math.nan)}, "NaN"),
-    "unknown_input": (
-        {"gradients": "pos", "gradient_target": lambda b: torch.ones(7, 3)},
-        "no input 'pos'",
-    ),
-    "input_alone": ({"gradients": 0}, "gradient_target"),
+    "missing": (None, "'slope' finds nothing"),
+    "wrong_shape": (torch.ones(7, 2), r"\(7, 2\).*\(7, 3\)"),
+    "nan": (torch.full((7, 3), math.nan), "NaN"),
 }
 
 
+@pytest.mark.parametrize("weight", [0, BETA])
 @pytest.mark.parametrize("case", BAD_CALIBRATIONS)
-def test_a_bad_calibration_is_refused_and_leaves_the_last_one(case):
-    options, message = BAD_CALIBRATIONS[case]
+def test_a_bad_calibration_is_refused_and_leaves_the_last_one(case, weight):
+    slope, message = BAD_CALIBRATIONS[case]
     given, valid = data(30), data(7, seed=7)
-    uq = rg.LastLayerRigidity(net()).fit((given.x, given.y))
-    uq.calibrate(
-        (valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope, criterion="nll"
-    )
+    uq = fit(given, weight=weight).calibrate([valid.batch], method="paper")
     report, std = uq.calibration_report, uq.gradient(given.x).std
-    refused(message, uq.calibrate, (valid.x + 1, valid.y), ridge=3.0, **options)
+    bad = {"input": valid.x + 1, "y": valid.y, "slope": slope}
+    if slope is None:
+        del bad["slope"]
+    refused(message, uq.calibrate, [bad], method=rg.Paper(ridge=3.0))
     assert uq.calibration_report is report
     assert torch.equal(uq.gradient(given.x).std, std)
+
+
+@pytest.mark.parametrize("weight", [0, BETA])
+def test_an_unknown_input_of_derivatives_is_refused_by_the_fit(weight):
+    loss = rg.GradientLoss("pos", weight=weight, target="slope")
+    refused("no input 'pos'", rg.LastLayerRigidity(net()).fit, [data().batch], gradient_loss=loss)

@@ -61,8 +61,9 @@ def test_means_of_atoms_add_up_to_the_energy_and_heads_tell_the_species():
 def test_owners_count_on_over_batches():
     uq, case = fitted("mean_over_time_steps")
     x = case.args[0]
+    whole = uq.local(x)
     uq.batch_size = 5
-    whole, split = uq.local(x), uq.local(x)
+    split = uq.local(x)
     torch.testing.assert_close(split.share, whole.share)
     assert split.owners.tolist() == whole.owners.tolist()
 

@@ -250,8 +250,8 @@ def test_a_file_whose_loss_was_a_function_needs_it_again(two, tmp_path):
     one, other = halves(two, loss=power)
     other.save(tmp_path / "b", rows=True)
     again = rg.LastLayerRigidity.load(tmp_path / "b", two.model)
-    refused("weights of argument 1 of merge were functions.*set_loss", one.merge, again)
-    again.set_loss(power)
+    refused("weights of argument 1 of merge were functions.*loss=", one.merge, again)
+    again = rg.LastLayerRigidity.load(tmp_path / "b", two.model, loss=power)
     check_same(one.merge(again), fit(two, slice(ROWS), loss=power))
 
 
@@ -277,8 +277,8 @@ def test_of_many_rows_a_share_is_judged_and_the_message_says_which(two, monkeypa
 
 
 def test_the_smaller_of_two_samples_is_kept(two):
-    one, other = fit(two, slice(30), sample=25), fit(two, slice(30, ROWS), sample=12)
-    check_same(one.merge(other), fit(two, slice(ROWS), sample=12))
+    one, other = fit(two, slice(30), keep_rows=25), fit(two, slice(30, ROWS), keep_rows=12)
+    check_same(one.merge(other), fit(two, slice(ROWS), keep_rows=12))
 
 
 def test_without_all_samples_there_is_none_and_one_notice(two, tmp_path):

@@ -34,9 +34,10 @@ def made(seed=0, inputs=3):
     return model, x, y
 
 
-def fitted(seed=0, **options):
+def fitted(seed=0, batch_size=None):
     model, x, y = made(seed)
-    uq = rg.LastLayerRigidity(model).fit(x[:ROWS], y[:ROWS], novelty=True, **options)
+    uq = rg.LastLayerRigidity(model, batch_size=batch_size)
+    uq.fit(x[:ROWS], y[:ROWS], novelty=True)
     uq.calibrate(x[ROWS:], y[ROWS:], method="paper")
     return uq, model, x, y
 
@@ -574,8 +575,7 @@ def test_wide_inputs_that_are_new_are_seen_through_the_projection():
 
 
 def test_predictions_carry_it_in_the_shape_of_the_output():
-    uq, _, x, _ = fitted()
-    uq.batch_size = 100
+    uq, _, x, _ = fitted(batch_size=100)
     p = uq.predict(x)
     largest = uq.novelty(x).largest
     assert p.novelty.shape == p.mean.shape

@@ -47,11 +47,11 @@ class Parts:
         return covariance_between(self.tap, self.joint, self.batches(data, batch_size), second)
 
 
-def parts_of(net, dtype=None, **options):
+def parts_of(net, dtype=None):
     model = net.model if dtype is None else net.model.to(dtype)
     sets = [tuple(t if dtype is None else t.to(dtype) for t in pair) for pair in net[1:]]
     uq = rg.LastLayerRigidity(model).fit(sets[0])
-    uq.calibrate(sets[1], **({"criterion": "nll"} | options))
+    uq.calibrate(sets[1], method="paper")
     return Parts(uq), sets[2][0]
 
 
@@ -252,12 +252,10 @@ def test_covariance_has_the_outputs_shape_on_both_sides(parts, x, three):
     assert parts.covariance(x[:7], x[:5]).shape == (7, 5)
     parts, x = three
     dense = dense_covariance(parts, trained(targets=3).train, x)
-    parts.batch_size = 37
-    found = parts.covariance(x)
+    found = parts.covariance(x, batch_size=37)
     assert found.shape == (200, 3, 200, 3)
     torch.testing.assert_close(found.reshape(600, 600), dense, rtol=1e-8, atol=1e-12)
-    parts.batch_size = 17
-    cross = parts.covariance(x[:50], x[30:90])
+    cross = parts.covariance(x[:50], x[30:90], batch_size=17)
     torch.testing.assert_close(cross, found[:50, :, 30:90], rtol=1e-10, atol=1e-14)
     variance = found.reshape(600, 600).diagonal().reshape(200, 3)
     torch.testing.assert_close(variance, parts.uq.predict(x).epistemic, rtol=1e-8, atol=0)
@@ -342,8 +340,7 @@ def test_the_second_order_mean_of_a_quadratic_is_exact(three, quantities):
     b = torch.randn(quantities, 30, dtype=F64, generator=generator)
     fn = lambda y: torch.einsum("i,qij,j->q", y.reshape(-1), a, y.reshape(-1)) + b @ y.reshape(-1)  # noqa: E731
     covariance = dense_covariance(parts, trained(targets=3).train, x[:10])
-    parts.batch_size = 4
-    derived = parts.propagate(fn, x[:10], second_order=True)
+    derived = parts.propagate(fn, x[:10], second_order=True, batch_size=4)
     mean = fn(parts.uq.model(x[:10])).detach()
     expected = mean + torch.einsum("qij,ij->q", a, covariance)
     torch.testing.assert_close(derived.mean, expected, rtol=1e-8, atol=1e-10)
@@ -358,8 +355,7 @@ def test_the_second_order_mean_of_a_quadratic_is_exact(three, quantities):
 def test_batches_and_order_do_not_matter(three):
     parts, x = three
     once, shuffle = parts.propagate(curved, x), torch.randperm(200, generator=torch.Generator())
-    parts.batch_size = 7
-    many = parts.propagate(curved, x)
+    many = parts.propagate(curved, x, batch_size=7)
     torch.testing.assert_close(many.covariance, once.covariance, rtol=1e-10, atol=1e-16)
     torch.testing.assert_close(many.mean, once.mean)
     back = shuffle.argsort()
@@ -488,14 +484,12 @@ def test_gradient_modes_do_not_matter(parts, x):
 @pytest.mark.parametrize("fn", [curved, torch.exp])
 @pytest.mark.parametrize("kept", [0, 39_999])
 def test_features_that_were_not_kept_are_read_again(parts, x, monkeypatch, fn, kept):
-    parts.batch_size = 16
-    expected = parts.propagate(fn, x)
+    expected = parts.propagate(fn, x, batch_size=16)
     calls = []
     tap = parts.tap
     parts.tap = lambda *a, **k: calls.append(1) or tap(*a, **k)
     monkeypatch.setattr(joint_outputs, "MEMORY_BYTES", kept)
-    parts.batch_size = 16
-    got = parts.propagate(fn, x)
+    got = parts.propagate(fn, x, batch_size=16)
     torch.testing.assert_close(got.rows, expected.rows, rtol=1e-12, atol=1e-16)
     assert len(calls) == (26 if kept == 0 else 13 + 1)  # 12 batches of 3.2 kB fit
 
@@ -586,15 +580,15 @@ def test_errors_inside_the_function_come_through(parts, x):
 # --- through the façade -------------------------------------------------------------------------
 
 
-def test_the_facade_hands_everything_on(three):
+def test_the_facade_hands_everything_on(three, monkeypatch):
     parts, x = three
     expected = parts.propagate(curved, x, second_order=True)
+    monkeypatch.setattr(parts.uq, "batch_size", 31)
     for data in (x, (batch for batch in x.split(16)), DataLoader(TensorDataset(x), batch_size=50)):
-        parts.uq.batch_size = 31
         got = parts.uq.propagate(curved, data, second_order=True)
         torch.testing.assert_close(got.covariance, expected.covariance, rtol=1e-9, atol=1e-15)
         torch.testing.assert_close(got.mean, expected.mean)
-    parts.uq.batch_size = 4
+    monkeypatch.setattr(parts.uq, "batch_size", 4)
     found = parts.uq.covariance(x[:9], x[5:12])
     torch.testing.assert_close(found, parts.covariance(x[:9], x[5:12]))
     torch.testing.assert_close(parts.uq.covariance(x[:9]), parts.covariance(x[:9]))

@@ -24,7 +24,7 @@ from rigidities.last_layer.frozen import OUTPUTS, Frozen
 from tests.support.nets import Net, trained
 from tests.support.refusals import refused
 
-FORMS = {"paper's form": {"criterion": "nll"}, "default": {}}
+FORMS = {"paper's form": "paper", "default": "full"}
 TARGETS = {"one target": 1, "several targets": 3}
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 RELEASE = tuple(int(number) for number in torch.__version__.split(".")[:2])
@@ -55,7 +55,7 @@ def fitted(
     train, valid = ([part.to(dtype) for part in rows] for rows in (net.train, net.valid))
     model = (Net(scaled, inner=net.model) if wrapped else net.model).to(dtype)
     uq = rg.LastLayerRigidity(model, progress=False).fit(tuple(train))
-    uq.calibrate(tuple(valid), **FORMS[form])
+    uq.calibrate(tuple(valid), method=FORMS[form])
     return uq, net.test[0].to(dtype)
 
 

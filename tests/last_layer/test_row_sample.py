@@ -15,8 +15,9 @@ def sample_of(uq):
     return uq._fit.require_state().statistics.sample
 
 
-def fitted(net, train=None, **options):
-    return rg.LastLayerRigidity(net.model).fit(net.train if train is None else train, **options)
+def fitted(net, train=None, batch_size=None, **options):
+    uq = rg.LastLayerRigidity(net.model, batch_size=batch_size)
+    return uq.fit(net.train if train is None else train, **options)
 
 
 def same(one, other, **tolerance):
@@ -52,15 +53,15 @@ def test_few_rows_are_all_kept_as_the_model_gives_them(net3):
 def test_order_and_batches_do_not_change_what_a_fit_keeps(net, batch_size):
     x, y = net.train
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    one = sample_of(fitted(net, sample=40))
-    other = sample_of(fitted(net, (x[order], y[order]), sample=40, batch_size=batch_size))
+    one = sample_of(fitted(net, keep_rows=40))
+    other = sample_of(fitted(net, (x[order], y[order]), keep_rows=40, batch_size=batch_size))
     assert len(one.hashes) == 40
     same(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_kept_does_not_hang_on_the_size_of_the_target(net):
     x, y = torch.randn(4000, 4), torch.randn(4000, 1)
-    kept = sample_of(fitted(net, (x, y), sample=1000)).rows
+    kept = sample_of(fitted(net, (x, y), keep_rows=1000)).rows
     target = kept.mean + kept.residual
     share = torch.isin(y, target.float()).double().reshape(-1)
     for half in (y > 0, y.abs() > 0.67, torch.arange(4000) < 2000):
@@ -70,8 +71,8 @@ def test_what_is_kept_does_not_hang_on_the_size_of_the_target(net):
 
 def test_data_that_are_added_are_as_those_of_the_fit(net):
     x, y = net.train
-    whole = sample_of(fitted(net, sample=60))
-    uq = fitted(net, (x[:100], y[:100]), sample=60)
+    whole = sample_of(fitted(net, keep_rows=60))
+    uq = fitted(net, (x[:100], y[:100]), keep_rows=60)
     before, copy = sample_of(uq), sample_of(uq).clone()
     uq.partial_fit((x[100:], y[100:]))
     same(sample_of(uq), whole, rtol=1e-4, atol=1e-5)
@@ -80,7 +81,7 @@ def test_data_that_are_added_are_as_those_of_the_fit(net):
 
 def test_forgotten_rows_leave_the_sample(net):
     x, y = net.train
-    uq = fitted(net, (torch.cat([x, x[:50]]), torch.cat([y, y[:50]])), sample=60)
+    uq = fitted(net, (torch.cat([x, x[:50]]), torch.cat([y, y[:50]])), keep_rows=60)
     before = sample_of(uq)
     uq.batch_size = 11
     uq.forget((x[:150], y[:150]))
@@ -182,10 +183,10 @@ def test_the_sample_of_structures_is_known_by_the_bits_of_features_and_target():
 def test_no_sample_is_kept_without_targets_or_where_none_is_wanted(net):
     x, y = net.train
     assert sample_of(fitted(net, x)) is None
-    assert sample_of(fitted(net, sample=0)) is None
+    assert sample_of(fitted(net, keep_rows=0)) is None
     uq = fitted(net)
     assert sample_of(uq.partial_fit([(x[:9], y[:9])])) is not None
-    refused("whole number of rows", fitted, net, sample=-1)
+    refused("whole number of rows", fitted, net, keep_rows=-1)
 
 
 def test_a_data_set_that_changes_its_number_of_targets_keeps_no_sample():
@@ -204,7 +205,7 @@ def test_derivatives_of_the_loss_bring_no_rows():
 
 
 def test_rows_stand_in_a_file_where_asked_for_and_never_in_a_state_dict(net, tmp_path):
-    uq, load = fitted(net, sample=60), rg.LastLayerRigidity.load
+    uq, load = fitted(net, keep_rows=60), rg.LastLayerRigidity.load
     uq.save(tmp_path / "without")
     uq.save(tmp_path / "with", rows=True)
     assert not any(name.startswith("rows") for name in uq.get_extra_state()["tensors"])

@@ -109,11 +109,19 @@ def test_functions_do_not_survive_a_file_and_are_asked_for(net, path):
     uq.save(path)
     again = load(path, net.model)
     again(net.test[0])
-    refused("set_loss", again.partial_fit, net.test)
-    refused("set_loss", again.calibrate, net.valid)
-    again.set_loss("mse", weight).partial_fit(net.test)
+    remedy = r"load\(path, model, loss=\.\.\., sample_weight="
+    refused(remedy, again.partial_fit, net.test)
+    refused(remedy, again.calibrate, net.valid)
+    again = load(path, net.model, sample_weight=weight).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
-    refused("loss of this fit is already known", again.set_loss, "huber")
+    again.save(path)
+    again = load(path, net.model, loss="mse", sample_weight=weight)
+    again.calibrate(net.valid, method="paper")
+
+
+def test_a_loss_that_the_file_holds_is_not_replaced(net, saved):
+    _, path = saved
+    refused("loss of this fit is already known", load, path, net.model, loss="huber")
 
 
 def test_a_file_loads_into_the_model_in_another_dtype(net, saved):

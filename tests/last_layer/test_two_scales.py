@@ -83,15 +83,14 @@ def dense(targets, x, other=None):
 
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_the_covariance_is_the_dense_one_for_repeated_rows_too(targets, batch_size):
+def test_the_covariance_is_the_dense_one_for_repeated_rows_too(targets, batch_size, monkeypatch):
     net, uq, x = nets(targets)
     size = len(x) * targets
-    uq.batch_size = batch_size
+    monkeypatch.setattr(uq, "batch_size", batch_size)
     found = uq.covariance(x).reshape(size, size)
     close(found, dense(targets, x))
     close(found.diagonal().reshape(-1, targets), uq.predict(x).epistemic)
     y = net.test[0][5:30]
-    uq.batch_size = batch_size
     cross = uq.covariance(x, y).reshape(size, -1)
     close(cross, dense(targets, x, y))
 
@@ -99,10 +98,10 @@ def test_the_covariance_is_the_dense_one_for_repeated_rows_too(targets, batch_si
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("quantities", [3, 200])  # by reverse mode, by forward mode
-def test_a_linear_function_is_exact_with_both_scales(targets, batch_size, quantities):
+def test_a_linear_function_is_exact_with_both_scales(targets, batch_size, quantities, monkeypatch):
     _, uq, x = nets(targets)
     a = torch.randn(quantities, len(x) * targets, dtype=F64, generator=seeded())
-    uq.batch_size = batch_size
+    monkeypatch.setattr(uq, "batch_size", batch_size)
     derived = uq.propagate(lambda y: a @ y.reshape(-1), x)
     expected = a @ dense(targets, x) @ a.T
     close(derived.covariance, expected)
@@ -110,10 +109,10 @@ def test_a_linear_function_is_exact_with_both_scales(targets, batch_size, quanti
 
 
 @pytest.mark.parametrize("targets", [1, 3])
-def test_a_curved_function_is_exact_to_its_order_with_both_scales(targets):
+def test_a_curved_function_is_exact_to_its_order_with_both_scales(targets, monkeypatch):
     net, uq, x = nets(targets)
     fn = lambda y: torch.stack([y.square().sum(), y.flatten().cumprod(0)[2], y.exp().mean()])  # noqa: E731
-    uq.batch_size = 5
+    monkeypatch.setattr(uq, "batch_size", 5)
     derived = uq.propagate(fn, x, second_order=True)
     point, covariance = net.model(x).detach(), dense(targets, x)
     slope = torch.autograd.functional.jacobian(fn, point).reshape(3, -1)
@@ -226,7 +225,7 @@ def test_a_row_deviates_alike_in_every_batch_and_order(options):
     close(ens(x[order]), whole[:, order])
     close(ens(x[5:6]), whole[:, 5:6])
     close(ens(torch.cat([x[:3], x[:3]])), whole[:, [0, 1, 2, 0, 1, 2]])
-    close(ens.propagate(lambda y: y, x, batch_size=7).values, whole)
+    close(ens.propagate(lambda y: y, list(x.split(7))).values, whole)
     nearly = x[:1] + 1e-9
     assert float((ens(nearly) - whole[:, :1]).abs().max()) > 1e-3  # another row
 

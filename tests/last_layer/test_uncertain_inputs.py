@@ -153,21 +153,16 @@ def test_a_linear_model_is_exact_to_first_order():
     close(uq.predict(X["flat"], input_covariance=s).from_inputs, expected)
 
 
-def test_batches_get_their_own_rows():
+def test_batches_get_their_own_rows(monkeypatch):
     uq, x, s = mlp(2), X["flat"], covariances(ROWS, 3)
     whole = uq.predict(x, input_covariance=s).from_inputs
     y = normal(ROWS, 2, seed=0)
-    variants = [
-        (x, {"batch_size": 1}),
-        (x, {"batch_size": 4}),
-        ([x[:1], x[1:]], {}),
-        (DataLoader(TensorDataset(x, y), batch_size=4), {}),
-        ((x, y), {}),
-    ]
-    for data, options in variants:
-        close(uq.predict(data, input_covariance=s, **options).from_inputs, whole)
+    for data in ([x[:1], x[1:]], DataLoader(TensorDataset(x, y), batch_size=4), (x, y)):
+        close(uq.predict(data, input_covariance=s).from_inputs, whole)
+    for batch_size in (1, 4):
+        monkeypatch.setattr(uq, "batch_size", batch_size)
+        close(uq.predict(x, input_covariance=s).from_inputs, whole)
     rows = normal(ROWS, 3, seed=1).exp()
-    uq.batch_size = 4
     close(
         uq.predict(x, input_covariance=rows).from_inputs,
         dense.from_inputs(slopes("flat", 2), torch.diag_embed(rows)),
@@ -448,9 +443,9 @@ def test_a_bad_covariance_is_refused_and_leaves_the_object_as_it_was(case):
 
 
 def test_rows_are_counted_over_all_batches():
-    uq, x = mlp(), X["flat"]
-    refused("5 rows, fewer", uq.predict, x, input_covariance=torch.ones(5, 3), batch_size=2)
-    refused("7 rows for 6", uq.predict, x, input_covariance=torch.ones(7, 3), batch_size=2)
+    uq, batches = mlp(), list(X["flat"].split(2))
+    refused("5 rows, fewer", uq.predict, batches, input_covariance=torch.ones(5, 3))
+    refused("7 rows for 6", uq.predict, batches, input_covariance=torch.ones(7, 3))
 
 
 @pytest.mark.parametrize("samples", [1, -1, 1.5])

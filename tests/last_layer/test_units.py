@@ -134,20 +134,20 @@ def test_features_of_a_function_count_in_their_targets_units_too():
     close(quadratic(uq, FAR), expected)
 
 
-CRITERIA = {
-    "auto": {},
-    "nll": {"criterion": "nll", "noise": "constant"},
-    "evidence": {"criterion": "evidence", "noise": "bayes"},
+METHODS = {
+    "full": rg.Full(),
+    "nll": rg.Paper(noise="constant"),
+    "evidence": rg.Paper(criterion="evidence", noise="bayes"),
 }
 
 
-@pytest.mark.parametrize("name", CRITERIA)
-def test_calibrated_bars_scale_with_their_own_target(name):
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_calibrated_bars_scale_with_their_own_target(method):
     found = []
     for scale in (1.0, 1e4):
         model = TwoOutputs(scale)
         uq = fitted(model, data(model, 300))
-        uq.calibrate(*data(model, 200, seed=30), **CRITERIA[name])
+        uq.calibrate(*data(model, 200, seed=30), method=method)
         x, _ = data(model, 4, seed=40)
         covariance = uq.covariance(x).reshape(4, 2, 4, 2)
         between = torch.outer(model.units, model.units)[:, None]

@@ -160,7 +160,7 @@ def lightning(rank):
 
     quiet = {"logger": False, "enable_progress_bar": False}
     kept = ModelCheckpoint(tempfile.mkdtemp(), monitor="loss", mode="max")  # the first one's folder
-    callback = RigidityCallback(every_best=True, calibrate={"criterion": "nll"})
+    callback = RigidityCallback(every_best=True, calibrate={"method": "paper"})
     trainer = lightning.Trainer(
         strategy="ddp",
         accelerator="cpu",
@@ -173,7 +173,6 @@ def lightning(rank):
     module = Regressor()
     trainer.fit(module, loader(rows(), shuffle=True), loader(rows(31, seed=5)))
     alone = rg.LastLayerRigidity(module.uq.model, process_group=False).fit(rows())
-    alone.process_group = False
     alone.calibrate(rows(31, seed=5), method="paper")
     model = rg.whole(module.net)
     later = compared(model, model, trainer.train_dataloader)
@@ -181,7 +180,6 @@ def lightning(rank):
     same = Regressor()
     same.load_state_dict(torch.load(kept.best_model_path, weights_only=True)["state_dict"])
     best = rg.LastLayerRigidity(same, process_group=False).fit(rows())
-    best.process_group = False
     best.calibrate(rows(31, seed=5), method="paper")
     read = rg.LastLayerRigidity.load(kept.best_model_path + SUFFIX, same)
     torch.distributed.barrier()

@@ -188,7 +188,7 @@ def test_a_calibration_warns_or_refuses_where_mixed_precision_is_too_coarse():
         report = uq.calibrate(data, method=rg.Paper(ridge=2e-6 * largest)).calibration_report
     assert 1e-3 < report.rounding < 0.5 and report.warnings
     kept, ridge = uq.calibration_report, 1e-10 * largest
-    refused("mixed precision", uq.calibrate, data, criterion="nll", ridge=ridge)
+    refused("mixed precision", uq.calibrate, data, method=rg.Paper(ridge=ridge))
     assert uq.calibration_report is kept
     double = rg.LastLayerRigidity(model).fit((x[:3000], y[:3000]))
     assert double.calibrate(data, method=rg.Paper(ridge=ridge)).calibration_report.rounding == 0

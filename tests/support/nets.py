@@ -82,9 +82,18 @@ def _trained(targets: int, seed: int, steps: int, _: torch.dtype) -> Trained:
     return Trained(model, *sets)
 
 
-def calibrated(uq: rg.LastLayerRigidity, valid: Any, **options: Any) -> rg.LastLayerRigidity:
-    uq.calibrate(valid, **({"criterion": "nll"} | options))
-    return uq
+def calibrated(
+    uq: rg.LastLayerRigidity, valid: Any, ridge: float | None = None
+) -> rg.LastLayerRigidity:
+    return uq.calibrate(valid, method=rg.Paper(ridge=ridge))
+
+
+def derivative_scale(uq: rg.LastLayerRigidity) -> Tensor:
+    """The scale of derivatives: their own where they were calibrated, else that of the values."""
+    report = uq.calibration_report
+    if report is None or report.gradient_scale is None:
+        return uq.scale
+    return report.gradient_scale
 
 
 def fitted(net: Trained, **options: Any) -> rg.LastLayerRigidity:

@@ -6,6 +6,8 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from tests.support.nets import derivative_scale
+
 CUTOFF = 3.0
 VOIGT = [(0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1)]
 
@@ -58,5 +60,5 @@ def strained_bars(host, atoms, eps=1e-5):
         columns.append((ends[0] - ends[1]) / (2 * eps))
     matrix = host.uq.gram.matrix.squeeze().numpy() + host.uq.ridge * np.eye(host.uq.gram.width)
     variance = [g @ np.linalg.solve(matrix, g) for g in columns]
-    unit = float(host.uq.gradient_scale) * host.energy_unit
+    unit = float(derivative_scale(host.uq)) * host.energy_unit
     return unit * np.sqrt(variance) / atoms.get_volume()

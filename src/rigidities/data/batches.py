@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from operator import itemgetter, length_hint
 from typing import Any, NamedTuple, TypeVar
 
@@ -369,8 +370,11 @@ def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = F
         ValueError: The batch size is not positive, or tensors have different lengths.
         TypeError: The data are of no type in the table.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
+        raise ValueError(
+            "batch_size must be a number of rows of at least 1, or None for the default, got "
+            f"{batch_size!r}."
+        )
     tensors = _sliceable(data, any_order=any_order)
     if tensors is not None:
         loader_size = data.batch_size if isinstance(data, DataLoader) else None

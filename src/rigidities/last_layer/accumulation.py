@@ -177,6 +177,9 @@ def accumulate(
         if tap is None:
             first_batch = batch
             tap = find(batch)
+            if weighing.gradients is not None:
+                # Derivatives that are only calibrated later need an input that exists, too.
+                weighing.gradients.slot(tap, batch)
         try:
             block = _block(tap, batch, number, weighing)
         except ValueError as error:

@@ -134,8 +134,8 @@ def open_job(
     is_alone = group is False or not (dist.is_available() and dist.is_initialized())
     if not is_alone and dist.get_rank(group) < 0:
         raise ValueError(
-            f"This process is not in the group that was given to {call}(process_group=). Call it "
-            "only on the processes of the group, or pass process_group=False."
+            f"This process is not in the group that was given as process_group=. Call {call} only "
+            "on the processes of the group, or set process_group=False."
         )
     if is_alone or dist.get_world_size(group) == 1:
         yield Job()
@@ -582,7 +582,7 @@ def _meet(group: Any, call: str, must_agree: Callable[[], dict[str, Any]]) -> _C
         raise RuntimeError(
             f"The processes could not meet at the beginning of {call}: one of them has ended, or "
             "made no such call within the timeout of the group. Make the same calls on all "
-            "processes, or pass process_group=False for a call of a single process."
+            "processes, or set process_group=False for a call of a single process."
         ) from problem
     if error is not None:
         raise error
@@ -607,7 +607,7 @@ def _require_same_call(introductions: list[_Introduction]) -> None:
         if introduction.call != first:
             raise ValueError(
                 f"Rank 0 calls {first}, rank {number} calls {introduction.call}: all processes "
-                "must make the same calls in the same order. Pass process_group=False for a call "
+                "must make the same calls in the same order. Set process_group=False for a call "
                 "of a single process."
             )
 

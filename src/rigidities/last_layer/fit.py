@@ -302,7 +302,7 @@ class FitState:
         """
         if rows and self.statistics.sample is None:
             raise ValueError(
-                "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
+                "This fit keeps no rows: it had no targets or keep_rows=0, or was loaded from a "
                 "file without them. Call fit(x, y) again, or save with rows=False."
             )
         binding = self.binding.snapshot(probes=probes)

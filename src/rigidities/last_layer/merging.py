@@ -30,7 +30,7 @@ REMEDIES = {
     "loss": "Fit every part with the same loss= and weights",
     "precision": "Fit every part with the same precision=",
     "method": "Fit every part with the same method=",
-    "sample": "Use the same sample= for every part",
+    "sample": "Use the same keep_rows= for every part",
     "options": "Make the call with the same options everywhere",
     "rows": "First fit, load or merge the same data on every process",
     "calibration": "First calibrate together on all processes",

@@ -95,7 +95,7 @@ class Validation:
 
     @property
     def full(self) -> bool:
-        """Whether the full model is asked for, criterion="auto"."""
+        """Whether the full model is asked for, `Full`."""
         return self.wanted.criterion == AUTO
 
     def gathered(self, batches: Iterable[Batch], *, compared: bool = True) -> Gathering:
@@ -251,7 +251,10 @@ class Validation:
         score = None
         if wanted.criterion == "evidence" and wanted.ridge is None:
             if self.tap.weights is None:
-                raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
+                raise ValueError(
+                    "Paper(criterion='evidence') needs the readout's weights, which features= does "
+                    "not give. Use another criterion, or layer=."
+                )
             score = self._evidence()
         return search_report(
             residuals,
@@ -287,7 +290,7 @@ class Validation:
             merge_below=choices.merge_groups,
         )
         all_remarks = [*report.remarks, *conformal.sentences]
-        # Criteria other than "auto" do not ask about early stopping by themselves.
+        # `Paper` does not ask about early stopping by itself.
         early_stopping = self.wanted.early_stopping_remark
         if early_stopping and early_stopping not in all_remarks:
             all_remarks.append(early_stopping)
@@ -536,8 +539,8 @@ def require_groups(groups: Any, conformal: Any, merge_groups: Any) -> None:
 def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:
     """The data whose rows are fitted, and the training data beside them.
 
-    Leave-one-out takes training data alone, which are then the rows to fit. `auto` takes either or
-    both, other criteria validation data alone.
+    Leave-one-out takes training data alone, which are then the rows to fit. The full model
+    takes either or both, other criteria take validation data alone.
 
     Raises:
         ValueError: The criterion needs other data.
@@ -545,16 +548,17 @@ def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:
     if criterion == "loo":
         if train is None or valid is not None:
             raise ValueError(
-                "criterion='loo' uses the training data and no validation data: "
-                "calibrate(train=(x, y), criterion='loo')."
+                "Paper(criterion='loo') uses the training data and no validation data: "
+                "calibrate(train=(x, y), method=Paper(criterion='loo'))."
             )
         return train, None
     if criterion == AUTO:
         return valid, train
     if train is not None:
         raise ValueError(
-            f"train= is for criterion='loo' and 'auto'; {criterion!r} uses validation data."
+            "train= is for Full and for Paper(criterion='loo'). "
+            f"Paper(criterion={criterion!r}) uses validation data: calibrate(x, y)."
         )
     if valid is None:
-        raise ValueError(f"criterion={criterion!r} needs validation data: calibrate(x, y).")
+        raise ValueError(f"Paper(criterion={criterion!r}) needs validation data: calibrate(x, y).")
     return valid, None

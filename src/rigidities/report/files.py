@@ -34,11 +34,11 @@ LoadFit = Callable[[Path, nn.Module], FittedPredictor]
 
 _ADVICE_FOR_TABLES = {
     "uneven": "`rigidities tabular` learns a noise that follows the inputs. In Python, use "
-    "calibrate(valid, noise='features').",
+    "calibrate(x, y) with its default method.",
     "skew": "`rigidities tabular` learns a distribution that can be skewed. In Python, use "
-    "calibrate(valid, distribution='tilted').",
+    "calibrate(x, y) with its default method.",
     "tails": "`rigidities tabular` learns a distribution with heavy tails. In Python, use "
-    "calibrate(valid, distribution='student-t').",
+    "calibrate(x, y) with its default method.",
     "bias": "More rows or another model may help. In Python, use refit().",
     "centre": "In Python, use p.centre as the prediction.",
 }

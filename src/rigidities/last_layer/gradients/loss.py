@@ -102,9 +102,17 @@ class GradientLoss:
         """The key of a batch's entry with the derivatives' target, not an input of the model."""
         return self.target if isinstance(self.target, str) else None
 
+    def slot(self, tap: AnyTap, batch: Batch) -> Slot:
+        """Where the input stands in a batch.
+
+        Raises:
+            ValueError: There is no such input, or derivatives by it are not possible.
+        """
+        return Slot.find(batch, self.wrt, tap)
+
     def feature_map(self, tap: AnyTap, batch: Batch) -> FeatureMap:
         """Output and features of a batch as functions of the input."""
-        return FeatureMap.of(tap, batch, Slot.find(batch, self.wrt, tap))
+        return FeatureMap.of(tap, batch, self.slot(tap, batch))
 
     def rows(self, tap: AnyTap, batch: Batch) -> Iterator[GradientRows]:
         """What the derivatives of one batch add to the Gram, one chunk after the other."""

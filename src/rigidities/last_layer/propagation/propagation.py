@@ -15,13 +15,13 @@ derivatives. Both together give J T, whose rows or sums of squares become a `Der
 
 Only the **epistemic** part propagates: noise does not correlate between predictions. Where the
 target is a mean of n noisy observations, add noise / n yourself. Where a calibration has a joint
-scale (`criterion="auto"`), what predictions share has that scale, and each distinct row adds a
-deviation of its own up to the scale of single predictions (see `joint`). Other criteria have one
+scale (`Full`), what predictions share has that scale, and each distinct row adds a
+deviation of its own up to the scale of single predictions (see `joint`). `Paper` has one
 scale for both. With `noise="none"` it is set by residuals that contain the noise too, which does
 not average out here: for means of 500 predictions, against 120 retrained networks on each of three
 data sets (the experiment `propagation`), the error bar was 9 to 101 times the actual error. With a
-floor, `noise="constant"`, it was 6 to 24 times, with `criterion="evidence", noise="bayes"` 0.9 to
-1.0 times.
+floor, `noise="constant"`, it was 6 to 24 times, with
+`Paper(criterion="evidence", noise="bayes")` 0.9 to 1.0 times.
 """
 
 from __future__ import annotations

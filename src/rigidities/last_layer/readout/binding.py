@@ -58,7 +58,7 @@ _SEARCHED = ("No linear map", "The output does not depend on", "The parameters")
 _DERIVATIVE = (
     "The model returns derivatives of a network with respect to its inputs (forces, a "
     "Hamiltonian's flow). Wrap the network that it differentiates, the energy: fit(x, y, "
-    "gradients=..., gradient_target=...) includes the derivatives that were trained, and "
+    "gradient_loss=GradientLoss(...)) includes the derivatives that were trained, and "
     "uq.gradient(x) returns them with error bars. Without this:"
 )
 _FUNCTION = (
