@@ -70,8 +70,8 @@ for _ in range(400):
 
 # Error bars of energies and forces, with the same loss as in training.
 uq = rg.LastLayerRigidity(model)
-uq.fit(train, gradients="pos", gradient_weight=GRADIENT_WEIGHT, gradient_target="slope")
-print(uq.calibrate(valid))
+uq.fit(train, gradient_loss=rg.GradientLoss("pos", weight=GRADIENT_WEIGHT, target="slope"))
+print(uq.calibrate(valid).calibration_report)
 
 
 def print_quality(name, prediction, truth):

@@ -34,7 +34,7 @@ for _ in range(2000):
     optimiser.step()
 
 uq = rg.LastLayerRigidity(model).fit((r, energy))
-uq.calibrate(noisy_energies(80), criterion="evidence", noise="bayes")
+uq.calibrate(noisy_energies(80), method=rg.Paper(criterion="evidence", noise="bayes"))
 
 # Newton's method finds the zero of the model's own V'.
 minimum = torch.tensor([[1.5]])

@@ -153,12 +153,12 @@ class SkewedErrors:
 
     def intervals(self, kept, x):
         """Intervals at x: of the distribution, with the guarantee, and with it in both groups."""
-        self.uq.calibrate(self.valid, **PAPER, conformal=kept)
+        self.uq.calibrate(self.valid, **PAPER).conformalize(kept)
         p = self.uq.predict(x)
         by_distribution = p.interval(0.9)
         guaranteed = p.interval(0.9, conformal=True)
         groups = {"groups": lambda batch: batch[0][:, 1] > 0}
-        self.uq.calibrate(self.valid, **PAPER, conformal=kept, **groups)
+        self.uq.calibrate(self.valid, **PAPER, **groups).conformalize(kept)
         # Groups are a function of batches as the fit had them: inputs and targets.
         in_groups = self.uq.predict((x, x[:, :1])).interval(0.9, conformal=True)
         return by_distribution, guaranteed, in_groups

@@ -60,7 +60,7 @@ for _ in range(300):
 
 # %%
 uq = rg.LastLayerRigidity(model).fit((x_train, y_train))
-print(uq.calibrate((x_valid, y_valid)))
+print(uq.calibrate((x_valid, y_valid)).calibration_report)
 
 # %% [markdown]
 # ## What they look like
