@@ -195,11 +195,11 @@ def skewed():
     right.hist(true_values, 60, range=(-3, 12), density=True, color=GREY, alpha=0.35, label="truth")
     left.plot(x[1000:1300], y[1000:1300], ".", color=GREY, ms=3, label="new rows")
     ways = (
-        ("one Gaussian bar", ORANGE, {"criterion": "nll", "noise": "constant"}),
-        ("default", BLUE, {"support": (0, None)}),
+        ("one Gaussian bar", ORANGE, rg.Paper(noise="constant")),
+        ("default", BLUE, rg.Full(support=(0, None))),
     )
-    for name, colour, options in ways:
-        uq.calibrate(x[1000:], y[1000:], **options)
+    for name, colour, method in ways:
+        uq.calibrate(x[1000:], y[1000:], method=method)
         low, high = uq.predict(line).interval(0.9)
         draw_band(left, line, low[:, 0], high[:, 0], colour, name)
         p = uq.predict(wet)
@@ -207,7 +207,7 @@ def skewed():
         cumulative = torch.stack([p.cdf(value.reshape(1, 1))[0, 0] for value in values])
         density = cumulative.diff() / values.diff()
         middles = (values[1:] + values[:-1]) / 2
-        if "support" in options:
+        if method.support is not None:
             density[middles < 0.1] = math.nan
         right.plot(middles, density, color=colour, label=name)
         low, high = p.interval(0.9)
@@ -751,8 +751,8 @@ def coming_from_mapie():
     share = share_covered(at_new - half, at_new + half, y_new)
     label = f"absolute residuals: {share:.0f} % covered"
     draw_band(axes[0], line, mean[:, 0] - half, mean[:, 0] + half, ORANGE, label)
-    share = share_covered(*uq.predict(x_new).interval(0.9, conformal=True), y_new)
-    low, high = uq.predict(line).interval(0.9, conformal=True)
+    share = share_covered(*uq.predict(x_new).interval(0.9), y_new)
+    low, high = uq.predict(line).interval(0.9)
     label = f"default, conformal: {share:.0f} % covered"
     draw_band(axes[1], line, low[:, 0], high[:, 0], BLUE, label)
     for panel in axes:
