@@ -111,7 +111,8 @@ for _ in range(300):
 # Error bars of energies and forces, with the same loss as in training.
 uq = rg.LastLayerRigidity(model)
 uq.fit(train, gradient_loss=rg.GradientLoss("positions", weight=GRADIENT_WEIGHT, target="slope"))
-print(uq.calibrate(valid).calibration_report)
+uq.calibrate(valid)
+print(uq.calibration_report)
 
 
 def print_row(step, atoms, results):

@@ -33,7 +33,7 @@ for _ in range(2000):
     torch.nn.functional.mse_loss(model(r), energy).backward()
     optimiser.step()
 
-uq = rg.LastLayerRigidity(model).fit((r, energy))
+uq = rg.LastLayerRigidity(model).fit(r, energy)
 uq.calibrate(noisy_energies(80), method=rg.Paper(criterion="evidence", noise="bayes"))
 
 # Newton's method finds the zero of the model's own V'.
