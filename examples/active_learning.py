@@ -55,8 +55,8 @@ def main(seeds=3, start=30, batch=20):
 
         # One pass over the training rows is enough for the error bars of all other rows.
         network = trained_network(train, measurement(train))
-        uq = rg.LastLayerRigidity(network).fit((train, measurement(train)))
-        uq.calibrate((valid, measurement(valid)))
+        uq = rg.LastLayerRigidity(network).fit(train, measurement(train))
+        uq.calibrate(valid, measurement(valid))
 
         choices = {
             "random": torch.arange(batch),  # the pool is already in random order

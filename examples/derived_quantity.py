@@ -27,7 +27,7 @@ for _ in range(600):
 uq = rg.LastLayerRigidity(model).fit(train)
 # As in Bayesian linear regression: the scatter of the measurements is not an error of the model,
 # and the training data determine how the errors of different predictions are correlated.
-uq.calibrate(valid, criterion="evidence", noise="bayes")
+uq.calibrate(valid, method=rg.Paper(criterion="evidence", noise="bayes"))
 
 
 def report(name, quantity, x):

@@ -1,7 +1,7 @@
 """A force with its error bar, from a network trained on energies and forces.
 
 Three atoms attract and repel each other in pairs. The network sees their distances. Forces are the
-negative derivatives of its energy with respect to the positions. `fit(gradients="pos")` includes
+negative derivatives of its energy with respect to the positions. `fit(gradient_loss=...)` includes
 what the forces taught the network, and `calibrate` finds a separate error scale for them.
 """
 
@@ -70,8 +70,9 @@ for _ in range(400):
 
 # Error bars of energies and forces, with the same loss as in training.
 uq = rg.LastLayerRigidity(model)
-uq.fit(train, gradients="pos", gradient_weight=GRADIENT_WEIGHT, gradient_target="slope")
-print(uq.calibrate(valid))
+uq.fit(train, gradient_loss=rg.GradientLoss("pos", weight=GRADIENT_WEIGHT, target="slope"))
+uq.calibrate(valid)
+print(uq.calibration_report)
 
 
 def print_quality(name, prediction, truth):

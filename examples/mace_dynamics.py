@@ -94,7 +94,8 @@ for _ in range(30):
 
 # Error bars, with the same loss as in training.
 host.fit(train, forces_weight=FORCES_WEIGHT)
-print(host.calibrate(valid))
+host.calibrate(valid)
+print(host.uq.calibration_report)
 
 # Dynamics at a rising temperature that stop at the limit. The error bars of forces cost most. With
 # `force_bars=False` they are computed only on request, not in every step.

@@ -110,8 +110,9 @@ for _ in range(300):
 
 # Error bars of energies and forces, with the same loss as in training.
 uq = rg.LastLayerRigidity(model)
-uq.fit(train, gradients="positions", gradient_weight=GRADIENT_WEIGHT, gradient_target="slope")
-print(uq.calibrate(valid))
+uq.fit(train, gradient_loss=rg.GradientLoss("positions", weight=GRADIENT_WEIGHT, target="slope"))
+uq.calibrate(valid)
+print(uq.calibration_report)
 
 
 def print_row(step, atoms, results):

@@ -33,8 +33,8 @@ for _ in range(2000):
     torch.nn.functional.mse_loss(model(r), energy).backward()
     optimiser.step()
 
-uq = rg.LastLayerRigidity(model).fit((r, energy))
-uq.calibrate(noisy_energies(80), criterion="evidence", noise="bayes")
+uq = rg.LastLayerRigidity(model).fit(r, energy)
+uq.calibrate(noisy_energies(80), method=rg.Paper(criterion="evidence", noise="bayes"))
 
 # Newton's method finds the zero of the model's own V'.
 minimum = torch.tensor([[1.5]])

@@ -68,15 +68,13 @@ class Service:
         rows = 30 * BLOCK  # that arrive in one block, on average
         self.fitted_blocks = deque(zip(x.split(rows), y.split(rows), strict=True))
         self.window = deque(recent_blocks)
-        # The criterion "nll" needs no sample of the training rows.
-        self.uq = rg.LastLayerRigidity(model).fit(train, sample=0)
+        # The paper's form needs no sample of the training rows.
+        self.uq = rg.LastLayerRigidity(model).fit(train, keep_rows=0)
         self.calibrate()
 
     def calibrate(self):
         """Choose ridge, scale and noise on the window."""
-        self.uq.calibrate(
-            joined(self.window), criterion="nll", noise="constant", distribution="gaussian"
-        )
+        self.uq.calibrate(joined(self.window), method=rg.Paper(noise="constant"))
 
     def interval(self, x):
         """The central 90 %, before any label of these rows is known."""

@@ -52,7 +52,7 @@ def _draw_intervals(axes, curve, band, points):
     y, y_valid = (torch.sin(1.7 * at) + 0.1 * torch.randn_like(at) for at in (x, x_valid))
     model = Fixed(x, y, steep=1.1, ridge=0.02)
     uq = rg.LastLayerRigidity(model).fit((x, y))
-    uq.calibrate((x_valid, y_valid), criterion="evidence", noise="bayes")
+    uq.calibrate((x_valid, y_valid), method=rg.Paper(criterion="evidence", noise="bayes"))
     line = torch.linspace(-3, 3, 241)[:, None]
     prediction = uq.predict(line)
     # The inner band is drawn on the outer one, so that it looks darker than it is painted.

@@ -70,7 +70,7 @@ def epistemic_and_noise():
         uq = rg.LastLayerRigidity(model).fit((x, y))
         x_valid = 2 * torch.rand(500, 1) - 1
         y_valid = torch.sin(3 * x_valid) + 0.2 * torch.randn(500, 1)
-        uq.calibrate((x_valid, y_valid), criterion="evidence", noise="bayes")
+        uq.calibrate((x_valid, y_valid), method=rg.Paper(criterion="evidence", noise="bayes"))
         p = uq.predict(line)
         mean = p.mean[:, 0]
         of_measurement = 1.645 * p.std[:, 0]
@@ -220,7 +220,7 @@ def misspecified():
         below.bar(places, shares, 0.085, color=colour, alpha=0.7, label=label)
 
     uq = rg.LastLayerRigidity(model).fit(x_train, y_train)
-    uq.calibrate(valid, criterion="evidence", noise="bayes")
+    uq.calibrate(valid, method=rg.Paper(criterion="evidence", noise="bayes"))
     draw_calibrated("constant noise", BLUE, shift=-0.045)
     uq.calibrate(valid)
     draw_calibrated("default", ORANGE, shift=0.045)
@@ -287,7 +287,7 @@ def seen():
         train, valid = data(200), data(200)
         network = trained(*train, nn.Tanh, seed, steps=300)
         x_test, y_test = data(5000)
-        uq = rg.LastLayerRigidity(network).fit(*train, sample=0)
+        uq = rg.LastLayerRigidity(network).fit(*train, keep_rows=0)
         mixed = tuple(torch.cat([a[:100], b[:100]]) for a, b in zip(valid, train, strict=True))
         for name, rows in zip(covered, (valid, mixed, train), strict=True):
             with warnings.catch_warnings():

@@ -137,10 +137,10 @@ def plain():
     line = torch.linspace(-1.1, 1.1, 133)[:, None]
     uq = fitted(x, y, steep=2.0, ridge=1e-4)
     figure, all_axes = plt.subplots(1, 3, figsize=(9, 3.2), sharey=True)
-    uq.calibrate(valid, criterion="nll")
+    uq.calibrate(valid, method="paper")
     draw_constant_bar(all_axes[0], uq, valid, line)
     draw_interval(all_axes[1], uq, line)
-    uq.calibrate(valid, criterion="nll", noise="constant")
+    uq.calibrate(valid, method=rg.Paper(noise="constant"))
     draw_interval(all_axes[2], uq, line)
     titles = ("one constant bar", "the paper's form", "plus a constant noise")
     for axes, title in zip(all_axes, titles, strict=True):
@@ -163,7 +163,7 @@ def noise():
     figure, both_axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True)
     panels = (("constant", "a constant noise"), ("features", "noise that follows the inputs"))
     for axes, (kind, title) in zip(both_axes, panels, strict=True):
-        uq.calibrate(valid, noise=kind, distribution="gaussian", guard=False)
+        uq.calibrate(valid, method=rg.Full(noise=kind, distribution="gaussian", guard=False))
         draw_interval(axes, uq, line)
         draw_points(axes, x, y)
         axes.set(xlabel="input", title=title, ylim=(-2, 2.4))
@@ -189,7 +189,7 @@ def tails():
         ("gaussian", "Gaussian", ORANGE),
         ("student-t", "Student-t", BLUE),
     ):
-        uq.calibrate(valid, noise="constant", distribution=kind)
+        uq.calibrate(valid, method=rg.Full(noise="constant", distribution=kind))
         p = uq.predict(centre)
         axes.semilogy(offset, p.log_prob(p.mean + offset).exp(), color=colour, label=name)
         for level, height in ((0.9, 2.6e-4), (0.99, 1.2e-4)):
@@ -220,7 +220,7 @@ def shape():
     missed = all_axes[2]
     panels = (("student-t", "symmetric", ORANGE, -0.2), ("tilted", "tilted", BLUE, 0.2))
     for axes, (kind, title, colour, shift) in zip(all_axes, panels, strict=False):
-        uq.calibrate(valid, distribution=kind)
+        uq.calibrate(valid, method=rg.Full(distribution=kind))
         draw_interval(axes, uq, line, colour)
         draw_points(axes, x, y)
         axes.set(xlabel="input", title=title, ylim=(-2.2, 3))
@@ -237,7 +237,7 @@ def shape():
 
 
 def guard():
-    """Bars beyond the training rows, with and without the guard."""
+    """Bars beyond the training rows: with the guard and without it."""
     torch.manual_seed(0)
     x = inputs(900)
     y = wave(x) + 0.15 * torch.randn(900, 1)
@@ -245,12 +245,11 @@ def guard():
     uq = fitted(x[:600], y[:600], steep=1.0, ridge=1e-2)
     line = torch.linspace(-2, 2, 401)[:, None]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8))
-    rules = ((True, "the guard", BLUE), (False, "guard=False", ORANGE))
-    for rule, name, colour in rules:
-        uq.calibrate(valid, guard=rule, noise="constant")
+    for guarded, name, colour in ((True, "the guard", BLUE), (False, "guard=False", ORANGE)):
+        uq.calibrate(valid, method=rg.Full(noise="constant", guard=guarded))
         p = uq.predict(line)
         low, high = p.interval(0.9)
-        if rule:
+        if guarded:
             edges = guard_edges(uq, line)
             reference = uq.calibration.guard.reference.item()
             draw_band(left, line, low[:, 0], high[:, 0], colour, f"90 %, {name}")
@@ -290,7 +289,7 @@ def ladder():
         x = inputs(rows)
         y = wave(x) + (0.04 + 0.16 * (1 + x)) * skewed(rows)
         uq = fitted(x[:train_rows], y[:train_rows], steep=1.0, ridge=1e-2)
-        report = uq.calibrate(x[train_rows:], y[train_rows:])
+        report = uq.calibrate(x[train_rows:], y[train_rows:]).calibration_report
         names = list(report.ladder)
         scores = [report.ladder[name] for name in names]
         colours = [BLUE if name == report.rung else GREY for name in names]
@@ -338,7 +337,7 @@ def targets():
 
 
 def criteria():
-    """Intervals by three criteria on the same rows."""
+    """Intervals by three methods on the same rows."""
     torch.manual_seed(2)
 
     def data(rows):
@@ -351,13 +350,13 @@ def criteria():
     uq = fitted(x, y, steep=3.0, ridge=1e-2)
     line = torch.linspace(-1.15, 1.15, 139)[:, None]
     panels = (
-        ('"nll"', {"criterion": "nll"}),
-        ('"evidence", noise="bayes"', {"criterion": "evidence", "noise": "bayes"}),
-        ('"auto"', {}),
+        ("the paper's form", rg.Paper()),
+        ('"evidence", noise="bayes"', rg.Paper(criterion="evidence", noise="bayes")),
+        ("the default", rg.Full()),
     )
     figure, all_axes = plt.subplots(1, 3, figsize=(9, 3.2), sharey=True)
-    for axes, (title, options) in zip(all_axes, panels, strict=True):
-        uq.calibrate(valid, **options)
+    for axes, (title, method) in zip(all_axes, panels, strict=True):
+        uq.calibrate(valid, method=method)
         draw_interval(axes, uq, line)
         draw_points(axes, x, y)
         axes.plot(line, wave(line), color=GREY, ls="--", lw=1.2, label="truth")

@@ -64,7 +64,7 @@ def active_learning():
     labelled = 0.5 * torch.randn(90, 2).clamp(-2, 2)
     uq = rg.LastLayerRigidity(Bumps()).fit(labelled[:60], measured(labelled[:60])).refit()
     valid = labelled[60:]
-    uq.calibrate(valid, measured(valid), criterion="evidence", noise="bayes")
+    uq.calibrate(valid, measured(valid), method=rg.Paper(criterion="evidence", noise="bayes"))
     pool = 2 * torch.rand(2000, 2) - 1
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.0))
@@ -157,7 +157,7 @@ def targets():
     y = y + torch.tensor([0.05, 0.35]) * torch.randn(1500, 2)
     model = network_with_best_readout(x[:800], y[:800], width=20)
     uq = rg.LastLayerRigidity(model).fit(x[:800], y[:800])
-    uq.calibrate(x[800:], y[800:], criterion="evidence", noise="bayes")
+    uq.calibrate(x[800:], y[800:], method=rg.Paper(criterion="evidence", noise="bayes"))
     sd, mu = torch.tensor([10.0, 2.0]), torch.tensor([300.0, 5.0])
     line = torch.linspace(-1, 1, 101)[:, None]
     p = uq.predict(line) * sd + mu
@@ -195,11 +195,11 @@ def skewed():
     right.hist(true_values, 60, range=(-3, 12), density=True, color=GREY, alpha=0.35, label="truth")
     left.plot(x[1000:1300], y[1000:1300], ".", color=GREY, ms=3, label="new rows")
     ways = (
-        ("one Gaussian bar", ORANGE, {"criterion": "nll", "noise": "constant"}),
-        ("default", BLUE, {"support": (0, None)}),
+        ("one Gaussian bar", ORANGE, rg.Paper(noise="constant")),
+        ("default", BLUE, rg.Full(support=(0, None))),
     )
-    for name, colour, options in ways:
-        uq.calibrate(x[1000:], y[1000:], **options)
+    for name, colour, method in ways:
+        uq.calibrate(x[1000:], y[1000:], method=method)
         low, high = uq.predict(line).interval(0.9)
         draw_band(left, line, low[:, 0], high[:, 0], colour, name)
         p = uq.predict(wet)
@@ -207,7 +207,7 @@ def skewed():
         cumulative = torch.stack([p.cdf(value.reshape(1, 1))[0, 0] for value in values])
         density = cumulative.diff() / values.diff()
         middles = (values[1:] + values[:-1]) / 2
-        if "support" in options:
+        if method.support is not None:
             density[middles < 0.1] = math.nan
         right.plot(middles, density, color=colour, label=name)
         low, high = p.interval(0.9)
@@ -238,7 +238,7 @@ def derived():
     model = nn.Sequential(body, nn.Linear(8, 1, bias=False)).requires_grad_(False)
     model[1].weight[:] = torch.linalg.lstsq(body(x[:60]), y[:60]).solution.T
     uq = rg.LastLayerRigidity(model).fit(x[:60], y[:60])
-    uq.calibrate(x[400:], y[400:], criterion="evidence", noise="bayes")
+    uq.calibrate(x[400:], y[400:], method=rg.Paper(criterion="evidence", noise="bayes"))
 
     line = torch.linspace(-1, 1, 201)[:, None]
 
@@ -320,8 +320,8 @@ def forces():
     goal = torch.cat([train["y"], weight**0.5 * train["slope"].reshape(-1, 1)])
     model.readout.weight[:] = torch.linalg.lstsq(rows, goal).solution.T
     uq = rg.LastLayerRigidity(model)
-    uq.fit(train, gradients="pos", gradient_weight=weight, gradient_target="slope")
-    uq.calibrate(valid, criterion="evidence", noise="bayes")
+    uq.fit(train, gradient_loss=rg.GradientLoss("pos", weight=weight, target="slope"))
+    uq.calibrate(valid, method=rg.Paper(criterion="evidence", noise="bayes"))
 
     height = torch.linspace(0.35, 1.85, 120)
     pos = torch.tensor(TRIANGLE).repeat(120, 1, 1)
@@ -349,7 +349,7 @@ def propagation():
     y = torch.sin(3 * x[:, :1]) * torch.exp(x[:, 1:]) + 0.1 * torch.randn(600, 1)
     model = trained(x[:400], y[:400], nn.Tanh, seed=0, steps=300)
     uq = rg.LastLayerRigidity(model).fit(x[:400], y[:400])
-    uq.calibrate(x[400:], y[400:], criterion="evidence", noise="bayes")
+    uq.calibrate(x[400:], y[400:], method=rg.Paper(criterion="evidence", noise="bayes"))
     inputs = 2 * torch.rand(10000, 2) - 1
     counts = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 10000]
     variances = uq.predict(inputs).epistemic[:, 0]
@@ -477,8 +477,8 @@ def files():
             torch.manual_seed(0)
             x, y = torch.randn(rows, 4), torch.randn(rows, 1)
             model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
-            uq = rg.LastLayerRigidity(model).fit(x, y, sample=0)
-            uq.calibrate(torch.randn(200, 4), torch.randn(200, 1), criterion="nll")
+            uq = rg.LastLayerRigidity(model).fit(x, y, keep_rows=0)
+            uq.calibrate(torch.randn(200, 4), torch.randn(200, 1), method="paper")
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "uq.safetensors"
                 uq.save(path)
@@ -741,7 +741,7 @@ def coming_from_mapie():
     scores = (kept[1] - network(kept[0])).abs().detach()[:, 0].sort().values
     half = scores[math.ceil(501 * 0.9) - 1]
     uq = rg.LastLayerRigidity(network).fit(x, y)
-    uq.calibrate(valid, conformal=kept)
+    uq.calibrate(valid).conformalize(kept)
 
     line = torch.linspace(-1, 1, 101)[:, None]
     mean = network(line).detach()
@@ -751,8 +751,8 @@ def coming_from_mapie():
     share = share_covered(at_new - half, at_new + half, y_new)
     label = f"absolute residuals: {share:.0f} % covered"
     draw_band(axes[0], line, mean[:, 0] - half, mean[:, 0] + half, ORANGE, label)
-    share = share_covered(*uq.predict(x_new).interval(0.9, conformal=True), y_new)
-    low, high = uq.predict(line).interval(0.9, conformal=True)
+    share = share_covered(*uq.predict(x_new).interval(0.9), y_new)
+    low, high = uq.predict(line).interval(0.9)
     label = f"default, conformal: {share:.0f} % covered"
     draw_band(axes[1], line, low[:, 0], high[:, 0], BLUE, label)
     for panel in axes:

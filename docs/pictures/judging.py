@@ -128,9 +128,6 @@ def rows():
     return figure
 
 
-PAPER = {"criterion": "nll", "noise": "none", "distribution": "gaussian"}
-
-
 class SkewedErrors:
     """The example of the page on coverage: skewed errors, larger where the second input is above 0.
 
@@ -144,7 +141,7 @@ class SkewedErrors:
         model = nn.Sequential(body, nn.Linear(20, 1, bias=False)).requires_grad_(False)
         x, y = self.train
         model[1].weight[:] = torch.linalg.lstsq(body(x), y).solution.T
-        self.uq = rg.LastLayerRigidity(model).fit(self.train)
+        self.uq = rg.LastLayerRigidity(model).fit(self.train).calibrate(self.valid, method="paper")
 
     def draw(self, rows):
         x = 2 * torch.rand(rows, 2) - 1
@@ -153,14 +150,12 @@ class SkewedErrors:
 
     def intervals(self, kept, x):
         """Intervals at x: of the distribution, with the guarantee, and with it in both groups."""
-        self.uq.calibrate(self.valid, **PAPER, conformal=kept)
-        p = self.uq.predict(x)
-        by_distribution = p.interval(0.9)
-        guaranteed = p.interval(0.9, conformal=True)
-        groups = {"groups": lambda batch: batch[0][:, 1] > 0}
-        self.uq.calibrate(self.valid, **PAPER, conformal=kept, **groups)
+        p = self.uq.conformalize(kept).predict(x)
+        by_distribution = p.interval(0.9, conformal=False)
+        guaranteed = p.interval(0.9)
         # Groups are a function of batches as the fit had them: inputs and targets.
-        in_groups = self.uq.predict((x, x[:, :1])).interval(0.9, conformal=True)
+        self.uq.conformalize(kept, groups=lambda batch: batch[0][:, 1] > 0)
+        in_groups = self.uq.predict((x, x[:, :1])).interval(0.9)
         return by_distribution, guaranteed, in_groups
 
 

@@ -50,7 +50,7 @@ def coverage():
     random = np.random.default_rng(0)
     X = random.normal(size=(12000, 3))
     y = X @ [1.0, -2.0, 0.5] + random.standard_t(2.5, size=12000)
-    reg = RigidityRegressor(Ridge(), criterion="nll", conformal=2000, random_state=0)
+    reg = RigidityRegressor(Ridge(), method="paper", conformal=2000, random_state=0)
     reg.fit(X[:4000], y[:4000])
     levels = np.linspace(0.05, 0.95, 19)
     figure, axes = plt.subplots(figsize=(4.8, 4.2))

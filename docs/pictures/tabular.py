@@ -26,11 +26,11 @@ def logarithm():
         scaled = age / 9 - 1
         torch.manual_seed(1)
         network = Fixed(scaled[:140], y[:140], width=12, steep=0.7, ridge=1e-2)
-        uq = rg.LastLayerRigidity(network).fit(scaled[:140], y[:140], progress=False)
+        uq = rg.LastLayerRigidity(network).fit(scaled[:140], y[:140])
         # One bar for all rows, on the scale that is learnt.
-        options = {"criterion": "nll", "noise": "constant", "progress": False}
-        uq.calibrate(scaled[140:], y[140:], early_stopped=False, **options)
-        p = uq.predict(grid / 9 - 1, progress=False)
+        method = rg.Paper(noise="constant")
+        uq.calibrate(scaled[140:], y[140:], method=method, early_stopped=False)
+        p = uq.predict(grid / 9 - 1)
         p = in_target_unit(p) if learns_logarithm else p
         low, high = p.interval(0.9)
         colour = BLUE if learns_logarithm else ORANGE

@@ -55,12 +55,12 @@ for _ in range(300):
 # ## Error bars
 #
 # `fit` passes once over the rows that trained the model. It adds up a matrix of the features that
-# enter the last layer. `calibrate` finds the size of the bars on rows that the model has not seen,
-# and returns a report. Read the lines of the report that begin with `!`.
+# enter the last layer. `calibrate` finds the size of the bars on rows that the model has not seen.
+# `uq.calibration_report` says what it found. Read its lines that begin with `!`.
 
 # %%
-uq = rg.LastLayerRigidity(model).fit((x_train, y_train))
-print(uq.calibrate((x_valid, y_valid)))
+uq = rg.LastLayerRigidity(model).fit(x_train, y_train).calibrate(x_valid, y_valid)
+print(uq.calibration_report)
 
 # %% [markdown]
 # ## What they look like
