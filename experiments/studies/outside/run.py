@@ -22,7 +22,7 @@ from experiments.studies.outside import page, work
 NEITHER = (0.85, 0.995)
 """Coverages of 90 % intervals between which a network's bars are neither narrow nor idle."""
 
-BESIDE = "q"
+BESIDE = "unguarded"
 """The form with which the others are compared, network by network."""
 
 Networks = Sequence[Mapping[str, Any]]

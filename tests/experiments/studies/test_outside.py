@@ -73,13 +73,13 @@ def test_every_form_is_judged_on_both_sides(synthetic: Path) -> None:
         train, valid, protocol, range(work.FIRST_SEED + 500, work.FIRST_SEED + 503)
     ).best.module(0)
     uq = error_bars.fitted(net, (train[0][0], train[1][0]))
-    uq.calibrate((valid[0][0], valid[1][0]), method=rg.Full(guard="q"))
+    uq.calibrate((valid[0][0], valid[1][0]), method=rg.Full(guard=False))
     rows = row_scores(uq.predict(x[0]), y[0])
     near = torch.arange(len(y[0])) < divided.inside
     for side, mask in (("inside", near), ("outside", ~near)):
         scores = summary(rows.picked(mask))
         for name in work.KEPT:
-            assert first["forms"]["q"][side][name] == pytest.approx(scores[name])
+            assert first["forms"]["unguarded"][side][name] == pytest.approx(scores[name])
 
 
 def net(default: float, other: float) -> dict[str, Any]:
