@@ -113,7 +113,7 @@ def trial(seed: int) -> list[dict[str, Any]]:
             module = learners.boosted(rows, codes, seed, one.settings)[1]
         else:
             module = learners.linear(rows, codes)
-        uq = LastLayerRigidity(module).fit(rows)
+        uq = LastLayerRigidity(module, progress=False).fit(rows)
         uq.calibrate(x[valid], learnt[valid], early_stopped=False)
         p = uq.predict(fresh_x)
         p = in_target_unit(p) if one.logarithm else p

@@ -153,7 +153,7 @@ def last_layer_bars(
     x: np.ndarray,
 ) -> Bars:
     """A module fitted and calibrated by `LastLayerRigidity`."""
-    uq = rg.LastLayerRigidity(model).fit(train)
+    uq = rg.LastLayerRigidity(model, progress=False).fit(train)
     report = uq.calibrate(valid).calibration_report
     assert report is not None
     return uq.predict(torch.from_numpy(x)), report

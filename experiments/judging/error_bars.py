@@ -78,7 +78,7 @@ class Bars:
 
 def fitted(net: nn.Module, train: Rows) -> rg.LastLayerRigidity:
     """Error bars of a network after one pass over the training rows."""
-    return rg.LastLayerRigidity(net).fit(train)
+    return rg.LastLayerRigidity(net, progress=False).fit(train)
 
 
 def bars(

@@ -207,9 +207,9 @@ def _epoch(work: Workload, network: nn.Module, train: loop.Rows, loss: loop.Loss
 
 def _our_steps(network: nn.Module, train: loop.Rows, valid: loop.Rows) -> dict[str, Task]:
     """What the rigidities add to a training; the wrapper of a fit is made anew each time."""
-    fitted = rg.LastLayerRigidity(network).fit(train)
+    fitted = rg.LastLayerRigidity(network, progress=False).fit(train)
     return {
-        "fit": lambda: rg.LastLayerRigidity(network).fit(train),
+        "fit": lambda: rg.LastLayerRigidity(network, progress=False).fit(train),
         "calibrate": lambda: fitted.calibrate(valid, method="paper"),
     }
 
@@ -223,7 +223,7 @@ def _predictions(
     seed: int,
 ) -> dict[str, Task]:
     """Predictions for inputs x by every method, each of them a task."""
-    uq = rg.LastLayerRigidity(network).fit(train)
+    uq = rg.LastLayerRigidity(network, progress=False).fit(train)
     uq.calibrate(valid, method="paper")
     uq.batch_size = work.block
     with_dropout = work.net(seed, dropout=True)

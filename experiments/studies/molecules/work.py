@@ -70,7 +70,7 @@ def judged(
             data, seed=seed, epochs=epochs, keep=molecules is None
         )
         network = trained.net.to(device())
-        uq = rg.LastLayerRigidity(readouts(network))
+        uq = rg.LastLayerRigidity(readouts(network), progress=False)
         train_features = hidden(network, data.environments(data.train))
         uq.fit(train_features.batches(BATCH), sample_weight=loss_weight)
         valid_features = hidden(network, data.environments(data.valid))

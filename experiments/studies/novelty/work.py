@@ -144,7 +144,7 @@ def _watching(network: nn.Module, train: Any, valid: Any) -> rg.LastLayerRigidit
         train: training batches.
         valid: validation batches.
     """
-    uq = rg.LastLayerRigidity(network, forward=_output)
+    uq = rg.LastLayerRigidity(network, forward=_output, progress=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=REPEATED)
         warnings.filterwarnings("ignore", message="Whether")  # rows of atoms have no hashes

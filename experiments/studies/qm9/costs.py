@@ -49,7 +49,7 @@ def measured(*, seed: int, train: int, valid: int, molecules: int | None) -> dic
         network.standardise(train_molecules.x.cpu())
         batches = list(train_molecules.batches(FIT_BATCH))
         del train_molecules  # the batches hold copies
-        uq = rg.LastLayerRigidity(network.to(device()))
+        uq = rg.LastLayerRigidity(network.to(device()), progress=False)
         fit = fit_cost(uq, batches)
         del batches
 

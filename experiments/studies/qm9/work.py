@@ -73,7 +73,7 @@ def judged(
         trained = nets.of_split(data, split=split, seed=seed, epochs=epochs, keep=keep)
         train_molecules = data.environments(data.train)
         valid_molecules = data.environments(data.valid)
-        uq = rg.LastLayerRigidity(trained.net.to(device()))
+        uq = rg.LastLayerRigidity(trained.net.to(device()), progress=False)
         uq.fit(train_molecules.batches(BATCH), sample_weight=loss_weight)
         del train_molecules  # gigabytes of descriptors
         calibrations = {

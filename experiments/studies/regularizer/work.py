@@ -132,7 +132,7 @@ def without_bias(network: Judged, bin_size: int) -> dict[str, float]:
         rank correlation of the two; and the change of the log ridge.
     """
     with_ones = network.uq
-    without_ones = rg.LastLayerRigidity(network.net, features=_hidden_features)
+    without_ones = rg.LastLayerRigidity(network.net, features=_hidden_features, progress=False)
     without_ones.fit(network.train)
     error_bars.calibrated(with_ones, network.valid, error_bars.PAPER)
     error_bars.calibrated(without_ones, network.valid, error_bars.PAPER)

@@ -54,7 +54,7 @@ def judged(
     training = loop.fitted(
         network, samples.train, samples.valid, protocol, network_seed, what=f"net {split}"
     )
-    uq = rg.LastLayerRigidity(training.net).fit(samples.train)
+    uq = rg.LastLayerRigidity(training.net, progress=False).fit(samples.train)
     calibrations = {
         "paper": error_bars.BINS,
         "nll": error_bars.PAPER,

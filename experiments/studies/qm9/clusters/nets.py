@@ -154,5 +154,5 @@ def fitted(net: FromPositions, train: Sequence[Batch], *, forces: bool) -> rg.La
     """
     weight = BETA if forces else 0.0
     gradient_loss = rg.GradientLoss("positions", weight=weight, target="slope")
-    uq = rg.LastLayerRigidity(net)
+    uq = rg.LastLayerRigidity(net, progress=False)
     return uq.fit(list(train), sample_weight=loss_weight, gradient_loss=gradient_loss)

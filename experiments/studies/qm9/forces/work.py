@@ -301,7 +301,7 @@ def of_forces(
     with samples.drawn(0, seed, train=train, valid=valid, molecules=molecules) as data:
         keep = molecules is None
         trained = nets.of_split(data, split=0, seed=seed, epochs=epochs, keep=keep)
-        uq = rg.LastLayerRigidity(trained.net.to(device()), forward=energies)
+        uq = rg.LastLayerRigidity(trained.net.to(device()), forward=energies, progress=False)
         train_molecules = data.environments(data.train)
         valid_molecules = data.environments(data.valid)
         uq.fit(train_molecules.batches(BATCH), sample_weight=loss_weight)

@@ -267,7 +267,7 @@ def trained(task: Task, labelled: Tensor, seed: int, *, steps: int, checks: int)
 
 def fitted(net: torch.nn.Module, task: Task, labelled: Tensor) -> rg.LastLayerRigidity:
     """Error bars from the labelled molecules, calibrated on the validation molecules."""
-    uq = rg.LastLayerRigidity(net.to(device()))
+    uq = rg.LastLayerRigidity(net.to(device()), progress=False)
     uq.fit(batches_of(task.pool, labelled), sample_weight=loss_weight)
     uq.calibrate(task.valid.batches(BATCH), method="paper")
     return uq
