@@ -82,7 +82,7 @@ def model_row(rows: int, width: int, condition: float) -> Row:
     uq = rg.LastLayerRigidity(model).fit((x, y))
     # Small enough beside the least eigenvalue, of order trace / condition^2, to change little.
     ridge = float(uq.gram.matrix.trace()) / width / condition**2 * 1e-3
-    uq.calibrate((test_x, test_y), ridge=ridge, criterion="nll")
+    uq.calibrate((test_x, test_y), method=rg.Paper(ridge=ridge))
     _, std = uq(test_x)
     variance = (std[:, 0].double() / float(uq.scale)).square()
     error = largest_error(variance, dense.quadratic(train, features, ridge=ridge))

@@ -43,7 +43,7 @@ def time_rows(train: Workload, valid: Workload, *, rounds: int) -> list[Row]:
 
     def calibrate() -> float:
         uq = fit(train)
-        return clocked(lambda: uq.calibrate((valid.x, valid.y), criterion="nll"))
+        return clocked(lambda: uq.calibrate((valid.x, valid.y), method="paper"))
 
     tasks: dict[str, Task] = {"calibrate": calibrate, "bare": valid.bare_pass, "point": point}
     timings = interleaved(tasks, rounds=rounds)
@@ -96,7 +96,8 @@ class GridPoint:
 
 def criterion_row(train: Workload, valid: Workload) -> Row:
     """The criterion at the calibrated ridge and scale less the best of the grid."""
-    report = fit(train).calibrate((valid.x, valid.y), criterion="nll")
+    report = fit(train).calibrate((valid.x, valid.y), method="paper").calibration_report
+    assert report is not None
     ridge = float(report.ridge)
     scale = float(report.scale)
     train_features = dense.features(train, train.x)

@@ -113,9 +113,9 @@ def trial(seed: int) -> list[dict[str, Any]]:
             module = learners.boosted(rows, codes, seed, one.settings)[1]
         else:
             module = learners.linear(rows, codes)
-        uq = LastLayerRigidity(module).fit(rows, progress=False)
-        uq.calibrate(x[valid], learnt[valid], early_stopped=False, progress=False)
-        p = uq.predict(fresh_x, progress=False)
+        uq = LastLayerRigidity(module, progress=False).fit(rows)
+        uq.calibrate(x[valid], learnt[valid], early_stopped=False)
+        p = uq.predict(fresh_x)
         p = in_target_unit(p) if one.logarithm else p
         ends = [end[:, 0] for end in p.interval(LEVEL)]
         name = one.kind + (", log target" if one.logarithm else "")

@@ -26,8 +26,8 @@ from benchmarks.frame.workload import Workload, train, workload
 from benchmarks.gpu import Case, case_workload, consumed
 from benchmarks.speed import calibrated, called
 
-CRITERIA = {"default": "auto", "paper's form": "nll"}
-"""The criterion of each calibration."""
+METHODS = {"default": "full", "paper's form": "paper"}
+"""The method of each calibration."""
 PREDICTION_LIMITS = {
     "predict, default": 2.6,
     "uq(x) batch by batch, default": 1.9,
@@ -76,8 +76,8 @@ def run(*, quick: bool = False) -> list[Row]:
 def prediction_rows(work: Workload, *, rounds: int) -> list[Row]:
     """Predict, and loops over ``uq(x)`` and ``freeze()``, by both calibrations, in bare passes."""
     predicting: dict[str, Task] = {}
-    for name, criterion in CRITERIA.items():
-        uq = calibrated(work, criterion)
+    for name, method in METHODS.items():
+        uq = calibrated(work, method)
         predicting[f"predict, {name}"] = partial(uq.predict, work.x)
         predicting[f"uq(x) batch by batch, {name}"] = partial(answers, uq, work)
         predicting[f"freeze() batch by batch, {name}"] = partial(called, uq.freeze(), work)
@@ -108,7 +108,7 @@ def sample_row(work: Workload, *, rounds: int) -> Row:
     tasks: dict[str, Task] = {
         "bare": work.bare_pass,
         "with": lambda: uq.fit((work.x, work.y)),
-        "without": lambda: without.fit((work.x, work.y), sample=0),
+        "without": lambda: without.fit((work.x, work.y), keep_rows=0),
     }
     timings = interleaved(tasks, rounds=rounds)
     figures = {name: timings.ratio(name, "bare").median for name in ("with", "without")}
@@ -151,7 +151,7 @@ def one_row_rows(work: Workload, *, rounds: int, compiled: bool = True) -> list[
 def one_row_calls(work: Workload, x: Tensor, *, compiled: bool) -> dict[str, Task]:
     """One call each of the bare model, the eager wrappers and the frozen modules."""
     paper = calibrated(work)
-    default = calibrated(work, "auto")
+    default = calibrated(work, "full")
     frozen_paper = paper.freeze()
     frozen_default = default.freeze()
     calls: dict[str, Task] = {
@@ -215,8 +215,8 @@ def device_rows(*, rounds: int) -> list[Row]:
         "bare compiled": partial(called, compiled_model, work),
     }
     predicting: dict[str, Task] = {}
-    for name, criterion in CRITERIA.items():
-        uq = calibrated(work, criterion)
+    for name, method in METHODS.items():
+        uq = calibrated(work, method)
         frozen = uq.freeze()
         compiled = torch.compile(frozen, mode="reduce-overhead")
         predicting[f"uq(x), {name}"] = partial(consumed, uq, work)
@@ -295,12 +295,11 @@ def main(rows: int, width: int, targets: int, default: int, threads: int) -> Non
     work = workload(train_rows + rows, width=width, targets=targets)
     uq = rg.LastLayerRigidity(work.model).fit((work.x[:train_rows], work.y[:train_rows]))
     validation_rows = (work.x[train_rows:], work.y[train_rows:])
-    criterion = "auto" if default else "nll"
-    reports = []
+    method = "full" if default else "paper"
     before = peak_bytes()
-    seconds = clocked(lambda: reports.append(uq.calibrate(validation_rows, criterion=criterion)))
+    seconds = clocked(lambda: uq.calibrate(validation_rows, method=method))
     growth = (peak_bytes() - before) / 2**30
-    first_line = str(reports[0]).splitlines()[0]
+    first_line = str(uq.calibration_report).splitlines()[0]
     print(json.dumps({"seconds": seconds, "growth": growth, "report": first_line}))
 
 

@@ -49,7 +49,7 @@ def timed(work: Workload, *, rounds: int) -> Timings:
     """Seconds of the bare pass, of several ensembles, and of the product alone."""
     few = ensemble(work, FEW)
     many = ensemble(work, MANY)
-    two_scales = ensemble(work, FEW, criterion="auto")
+    two_scales = ensemble(work, FEW, method="full")
     tasks: dict[str, Task] = {
         "bare": work.bare_pass,
         "few": lambda: called(few, work),
@@ -85,7 +85,7 @@ def least(timings: Timings) -> Ratio:
     )
 
 
-def ensemble(work: Workload, members: int, *, criterion: str = "nll") -> Ensemble:
+def ensemble(work: Workload, members: int, *, method: str = "paper") -> Ensemble:
     """Independent members of a calibrated fit: of one scale, or of the default's two."""
     generator = torch.Generator().manual_seed(0)
-    return calibrated(work, criterion).ensemble(members, generator=generator)
+    return calibrated(work, method).ensemble(members, generator=generator)

@@ -201,7 +201,7 @@ def error_row(case: Case, work: Workload) -> Row:
     train = replace(work, x=work.x[:-valid], y=work.y[:-valid])
     single_train = replace(train, model=copy.deepcopy(work.model).float(), x=train.x.float())
     rows = work.x[-valid:][: work.batch_size]
-    variance = uq.predict(rows, batch_size=work.batch_size).epistemic.double().flatten()
+    variance = uq.predict(rows).epistemic.double().flatten()
     scale_squared = uq.scale.to(rows.device).double() ** 2
     # The same half-precision features in float64, and features of a model in single precision.
     same_features = scale_squared * dense_quadratic(train, rows, uq.ridge)

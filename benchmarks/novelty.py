@@ -25,18 +25,18 @@ def novelty_rows(work: Workload, rounds: int) -> list[Row]:
     batches = list(work.batches())
     inputs = [x for x, _ in batches]
     fresh = (work.x[:1000] + 0.01, work.y[:1000])  # rows that were not trained on
-    watching = rg.LastLayerRigidity(work.model).fit(batches, novelty=True, progress=False)
-    watching.calibrate(fresh, criterion="nll", progress=False)
-    plain = rg.LastLayerRigidity(work.model).fit(batches, progress=False)
-    plain.calibrate(fresh, criterion="nll", progress=False)
+    watching = rg.LastLayerRigidity(work.model, progress=False).fit(batches, novelty=True)
+    watching.calibrate(fresh, method="paper")
+    plain = rg.LastLayerRigidity(work.model, progress=False).fit(batches)
+    plain.calibrate(fresh, method="paper")
     tasks: dict[str, Task] = {
         "bare": work.bare_pass,
-        "fit": lambda: rg.LastLayerRigidity(work.model).fit(batches, progress=False),
-        "fit with novelty": lambda: rg.LastLayerRigidity(work.model).fit(
-            batches, novelty=True, progress=False
+        "fit": lambda: rg.LastLayerRigidity(work.model, progress=False).fit(batches),
+        "fit with novelty": lambda: rg.LastLayerRigidity(work.model, progress=False).fit(
+            batches, novelty=True
         ),
-        "predict": lambda: plain.predict(inputs, progress=False),
-        "predict with novelty": lambda: watching.predict(inputs, progress=False),
+        "predict": lambda: plain.predict(inputs),
+        "predict with novelty": lambda: watching.predict(inputs),
     }
     timings = interleaved(tasks, rounds=rounds)
     unit = "bare passes a layer"

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import rigidities as rg
 from benchmarks.frame.apart import ROOT, environment_python, rows_apart
 from benchmarks.frame.results import Row, at_most, for_information, not_run
 from benchmarks.frame.timing import Task, Timings, figure, interleaved
@@ -110,7 +111,7 @@ def measured(*, quick: bool) -> list[Row]:
     torch.set_default_dtype(torch.float64)
     mace_calculator = MACECalculator(models=network(), device="cpu", default_dtype="float64")
     host = mace(mace_calculator).fit([crystal(8, seed) for seed in range(16)])
-    host.calibrate([crystal(8, seed) for seed in range(16, 24)], criterion="nll", ridge=1e-3)
+    host.calibrate([crystal(8, seed) for seed in range(16, 24)], method=rg.Paper(ridge=1e-3))
     table = accuracy_rows(host, mace_calculator)
     for size in [8] if quick else CELLS:
         timings = timed(host, mace_calculator, crystal(size, 99), quick=quick)
@@ -236,7 +237,7 @@ def dense_bars(host: Any, atoms: Any) -> np.ndarray:
     jacobian = torch.stack(derivatives)  # (features, 3 atoms + 6)
     matrix = host.uq.gram.matrix.squeeze() + host.uq.ridge * torch.eye(len(jacobian))
     variance = (jacobian * torch.linalg.solve(matrix, jacobian)).sum(0)
-    bars: np.ndarray = (host.uq.gradient_scale * variance.sqrt()).numpy()
+    bars: np.ndarray = (host.uq.scale * variance.sqrt()).numpy()
     bars[x.numel() :] /= atoms.get_volume()
     return bars
 

@@ -153,7 +153,7 @@ def together(size: int, folder: Path, rows: int, width: int) -> float:
 def fit_share(rank: int, size: int, folder: Path, rows: int, width: int) -> None:
     """The work of one rank: a fit to batches number rank, rank + size, ..."""
     model = network(width)
-    rg.LastLayerRigidity(model).fit(stream(FEW), process_group=False)
+    rg.LastLayerRigidity(model, process_group=False).fit(stream(FEW))
     uq = rg.LastLayerRigidity(model)
     dist.barrier()
     seconds = clocked(lambda: uq.fit(stream(rows, first=rank, step=size)))

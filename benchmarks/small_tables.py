@@ -153,9 +153,10 @@ def last_layer_bars(
     x: np.ndarray,
 ) -> Bars:
     """A module fitted and calibrated by `LastLayerRigidity`."""
-    uq = rg.LastLayerRigidity(model).fit(train, progress=False)
-    report = uq.calibrate(valid, progress=False)
-    return uq.predict(torch.from_numpy(x), progress=False), report
+    uq = rg.LastLayerRigidity(model, progress=False).fit(train)
+    report = uq.calibrate(valid).calibration_report
+    assert report is not None
+    return uq.predict(torch.from_numpy(x)), report
 
 
 LEARNERS: dict[str, Callable[[Table, np.ndarray, int], Bars]] = {

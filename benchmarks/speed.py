@@ -1,7 +1,7 @@
 """Fits and predictions against the bare forward pass over the same batches (plain linear head).
 
 Fits come from each kind of source and stand beside a loop written by hand; what a fit does for each
-batch stands there in counts. Predictions are those of the paper's form (``criterion="nll"``); the
+batch stands there in counts. Predictions are those of the paper's form (``method="paper"``); the
 benchmark ``default`` has those of the default calibration beside them.
 """
 
@@ -94,15 +94,13 @@ def called(module: nn.Module, work: Workload) -> None:
 
 def calibrated(
     work: Workload,
-    criterion: str = "nll",
+    method: str = "paper",
     *,
     batch_size: int | None = None,
     precision: str = "auto",
 ) -> rg.LastLayerRigidity:
     """Fitted to all but the last tenth of the rows and calibrated on those, in the paper's form."""
     valid = len(work.x) // 10
-    uq = rg.LastLayerRigidity(work.model)
-    uq.fit((work.x[:-valid], work.y[:-valid]), batch_size=batch_size, precision=precision)
-    validation_rows = (work.x[-valid:], work.y[-valid:])
-    uq.calibrate(validation_rows, criterion=criterion, batch_size=batch_size)
-    return uq
+    uq = rg.LastLayerRigidity(work.model, batch_size=batch_size)
+    uq.fit((work.x[:-valid], work.y[:-valid]), precision=precision)
+    return uq.calibrate((work.x[-valid:], work.y[-valid:]), method=method)

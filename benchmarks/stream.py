@@ -133,7 +133,7 @@ def main(seconds: int, width: int, threads: int) -> None:
         uq.forget(update_rows(step % places))
         step += 1
         if step % 20 == 0:
-            uq.calibrate((x[CIRCLE:], y[CIRCLE:]), criterion="nll")
+            uq.calibrate((x[CIRCLE:], y[CIRCLE:]), method="paper")
             uq.predict(x[:ROWS]).interval(0.9)
             memory.append((elapsed / 60, resident_mib()))
         elapsed = time.monotonic() - start

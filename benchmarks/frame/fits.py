@@ -115,8 +115,8 @@ def bare_pass(model: nn.Module, data: Source) -> None:
 
 def fitted(model: nn.Module, data: Source, precision: str = "auto") -> rg.LastLayerRigidity:
     """A fresh fit with the default settings."""
-    uq = rg.LastLayerRigidity(model)
-    return uq.fit(data.data, batch_size=data.batch_size, precision=precision)
+    uq = rg.LastLayerRigidity(model, batch_size=data.batch_size)
+    return uq.fit(data.data, precision=precision)
 
 
 def naive_loop(model: nn.Sequential, data: Source, dtype: torch.dtype) -> Tensor:

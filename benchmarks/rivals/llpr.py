@@ -63,9 +63,9 @@ class Rival:
         self.llpr.compute_cholesky_decomposition(ridge)
 
     def calibrate(self, batches: Sequence[Structures]) -> float:
-        """The multiplier by its default method, which is returned."""
+        """The multiplier of the greatest likelihood, which is returned."""
         valid = self.collate(self.dataset(batches))
-        self.llpr.calibrate(valid, self.batch_size, False, "absolute_residuals")
+        self.llpr.calibrate(valid, self.batch_size, False, "squared_residuals")
         return float(self.llpr._get_multiplier(UNCERTAINTY))
 
     def std(self, batches: Sequence[Structures]) -> Tensor:

@@ -49,8 +49,9 @@ WAYS: dict[str, Way] = {"layers named": by_layers, "features given": by_features
 REL = "relative"
 IMPOSED = (
     "imposed on LastLayerRigidity: sample_weight 1/n^2 (it divides features by the number of atoms "
-    "n), ridge={:.3g} (its regularizer, added to the diagonal as it is), criterion='absolute' (its "
-    "default multiplier). The features are sums over the atoms of each element, side by side"
+    "n), ridge={:.3g} (its regularizer, added to the diagonal as it is). Its multiplier is that of "
+    "squared residuals, the likelihood's. The features are sums over the atoms of each element, "
+    "side by side"
 )
 
 
@@ -117,11 +118,10 @@ def atoms(batches: Sequence[Structures]) -> Tensor:
 
 
 def calibrated(case: Comparison, way: Way, power: int) -> rg.LastLayerRigidity:
-    """The façade with weights n^-power, the relative ridge and metatrain's calibration."""
+    """The façade with weights n^-power, the relative ridge and the scale of the likelihood."""
     uq = way(case.network).fit(case.train, sample_weight=lambda batch: batch.sizes**-power)
     ridge = case.ridge if power == 2 else RIDGE * float(uq.gram.diagonal.mean())
-    uq.calibrate(case.valid, criterion="absolute", ridge=ridge)
-    return uq
+    return uq.calibrate(case.valid, method=rg.Paper(ridge=ridge))
 
 
 def dense_variance(train: Any, rows: Any, ridge: float) -> Any:

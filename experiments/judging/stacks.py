@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import rigidities as rg
 from experiments.data.california import Pair, Samples
 from experiments.judging import error_bars, scores
-from experiments.judging.error_bars import Bars, Calibration
+from experiments.judging.error_bars import Bars, Method
 from experiments.judging.predictive import row_scores
 from experiments.judging.scores import Rows
 from experiments.training import descent
@@ -46,9 +46,9 @@ class Judged:
         with torch.no_grad():
             return error_bars.constant(self.net(self.valid[0]), self.valid[1])
 
-    def bars(self, how: Calibration) -> Bars:
+    def bars(self, method: Method) -> Bars:
         """Error bars of the test rows, calibrated on the validation rows."""
-        return error_bars.bars(self.uq, self.valid, self.test[0], how)
+        return error_bars.bars(self.uq, self.valid, self.test[0], method)
 
     def rows(self, bars: Bars, of: Tensor | None = None) -> Rows:
         """The test rows in float64.

@@ -317,10 +317,10 @@ of the rigidity, and add four parts:
 
 This study adds the parts one by one and finally removes the guard from the whole. The trained
 networks stay as they are. Each step uses the library's own calibration,
-`calibrate(valid, criterion="auto", noise=..., distribution=...)`, guard included. The paper's form
-is `criterion="nll"` without noise. All forms are calibrated on the validation rows that also
-stopped the training, and judged on test rows. NLL is the negative log-likelihood in nats per row;
-CRPS is the continuous ranked probability score. Lower is better for both."""
+`calibrate(valid, method=rg.Full(noise=..., distribution=...))`, guard included. The paper's form is
+`method="paper"`, without noise. All forms are calibrated on the validation rows that also stopped
+the training, and judged on test rows. NLL is the negative log-likelihood in nats per row; CRPS is
+the continuous ranked probability score. Lower is better for both."""
 
 CAPTION = (
     "Above: NLL in the domain minus that of the paper's form, mean over the networks (NLL of cells "

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import rigidities as rg
 from experiments.data import california, outside, uci
 from experiments.data.benchmark import OFFICIAL, STEPS, Samples, divisions, standardised
 from experiments.judging import error_bars
-from experiments.judging.error_bars import REPEATED, Calibration
+from experiments.judging.error_bars import REPEATED
 from experiments.judging.predictive import row_scores, summary
 from experiments.training import kept
 from experiments.training.stack import Stack
@@ -28,11 +29,11 @@ from rigidities import metrics
 
 FORMS = {
     "paper": error_bars.PAPER,
-    "floor": Calibration("auto", "constant", "gaussian"),
-    "floor_t": Calibration("auto", "constant", "student-t"),
-    "head_t": Calibration("auto", "features", "student-t"),
-    "all": Calibration("auto", "features", "tilted"),
-    "unguarded": Calibration("auto", "features", "tilted", guard=False),
+    "floor": rg.Full(noise="constant", distribution="gaussian"),
+    "floor_t": rg.Full(noise="constant", distribution="student-t"),
+    "head_t": rg.Full(distribution="student-t"),
+    "all": error_bars.FULL,
+    "unguarded": rg.Full(guard=False),
 }
 """From the paper's form to the default, "all", part by part; and the default without its guard."""
 
@@ -107,8 +108,8 @@ def judged(case: Case) -> dict[str, Any]:
     forms: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=REPEATED)
-        for form, calibration in FORMS.items():
-            error_bars.calibrated(uq, case.valid, calibration)
+        for form, method in FORMS.items():
+            uq.calibrate(case.valid, method=method)
             prediction = uq.predict(x)
             rows = row_scores(prediction, y, case.step).in_unit(case.unit)
             scores: dict[str, Any] = {}

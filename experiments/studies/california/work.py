@@ -24,8 +24,8 @@ from rigidities import metrics
 CALIBRATIONS = {
     "paper": error_bars.BINS,
     "nll": error_bars.PAPER,
-    "auto": error_bars.AUTO,
-    "bayes": error_bars.Calibration("evidence", "bayes"),
+    "auto": error_bars.FULL,
+    "bayes": error_bars.BAYES,
 }
 """The paper's bins; the likelihood; the library's default; and the ridge of the greatest evidence
 with Bayesian linear regression's noise, as a warning."""
@@ -98,25 +98,23 @@ def histogram(*, bins: int) -> dict[str, Any]:
     return longitudes([-3 + 6 * k / bins for k in range(bins + 1)])
 
 
-def farthest(
-    uq: rg.LastLayerRigidity, valid: Pair, calibration: error_bars.Calibration
-) -> dict[str, float]:
+def farthest(uq: rg.LastLayerRigidity, valid: Pair, method: error_bars.Method) -> dict[str, float]:
     """Calibrate on the validation rows of small bars and judge those of the largest.
 
     Args:
         uq: a fitted rigidity, whose calibration is replaced.
         valid: the validation rows.
-        calibration: how to calibrate, first on all rows to order them by their bars.
+        method: how to calibrate, first on all rows to order them by their bars.
 
     Returns:
         The coverage of 90 % intervals and the NLL of the share `FARTHEST` of the rows.
     """
-    error_bars.calibrated(uq, valid, calibration)
+    uq.calibrate(valid, method=method)
     x, y = valid
     order = uq.predict(x).std.flatten().argsort(stable=True)
     far_count = int(FARTHEST * len(x))
     near, far = order.split([len(x) - far_count, far_count])
-    error_bars.calibrated(uq, (x[near], y[near]), calibration)
+    uq.calibrate(x[near], y[near], method=method)
     far_scores = summary(row_scores(uq.predict(x[far]), y[far]))
     return {"coverage": far_scores["coverage_90"], "nll": far_scores["nll"]}
 

@@ -207,10 +207,10 @@ def _epoch(work: Workload, network: nn.Module, train: loop.Rows, loss: loop.Loss
 
 def _our_steps(network: nn.Module, train: loop.Rows, valid: loop.Rows) -> dict[str, Task]:
     """What the rigidities add to a training; the wrapper of a fit is made anew each time."""
-    fitted = rg.LastLayerRigidity(network).fit(train, progress=False)
+    fitted = rg.LastLayerRigidity(network, progress=False).fit(train)
     return {
-        "fit": lambda: rg.LastLayerRigidity(network).fit(train, progress=False),
-        "calibrate": lambda: fitted.calibrate(valid, criterion="nll", progress=False),
+        "fit": lambda: rg.LastLayerRigidity(network, progress=False).fit(train),
+        "calibrate": lambda: fitted.calibrate(valid, method="paper"),
     }
 
 
@@ -223,8 +223,9 @@ def _predictions(
     seed: int,
 ) -> dict[str, Task]:
     """Predictions for inputs x by every method, each of them a task."""
-    uq = rg.LastLayerRigidity(network).fit(train, progress=False)
-    uq.calibrate(valid, criterion="nll", progress=False)
+    uq = rg.LastLayerRigidity(network, progress=False).fit(train)
+    uq.calibrate(valid, method="paper")
+    uq.batch_size = work.block
     with_dropout = work.net(seed, dropout=True)
     members = [work.net(seed + k, outputs=2).eval() for k in range(max(MEMBERS))]
 
@@ -236,7 +237,7 @@ def _predictions(
 
     tasks: dict[str, Callable[[], object]] = {
         "predictions": lambda: plain(network, x, work.block),
-        "ours": lambda: uq.predict(x, batch_size=work.block, progress=False),
+        "ours": lambda: uq.predict(x),
     }
     for passes in PASSES:
         tasks[f"dropout, {passes}"] = dropout_task(passes)

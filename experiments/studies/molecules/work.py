@@ -27,7 +27,7 @@ from experiments.studies.molecules import net
 from experiments.training.protocol import device
 from rigidities import metrics
 
-WAYS = {"paper": error_bars.BINS, "nll": error_bars.PAPER, "auto": error_bars.AUTO}
+WAYS = {"paper": error_bars.BINS, "nll": error_bars.PAPER, "auto": error_bars.FULL}
 """Calibrations by name."""
 
 BATCH = 512
@@ -70,11 +70,13 @@ def judged(
             data, seed=seed, epochs=epochs, keep=molecules is None
         )
         network = trained.net.to(device())
-        uq = rg.LastLayerRigidity(readouts(network))
+        uq = rg.LastLayerRigidity(readouts(network), progress=False)
         train_features = hidden(network, data.environments(data.train))
-        uq.fit(train_features.batches(BATCH), sample_weight=loss_weight, progress=False)
+        uq.fit(train_features.batches(BATCH), sample_weight=loss_weight)
         valid_features = hidden(network, data.environments(data.valid))
-        calibrations = {name: calibrated(uq, valid_features, how) for name, how in WAYS.items()}
+        calibrations = {
+            name: calibrated(uq, valid_features, method) for name, method in WAYS.items()
+        }
         rows = predicted(calibrations, network, data)
 
         is_committed = epochs_of_committed is not None
@@ -106,12 +108,10 @@ def judged(
 
 
 def calibrated(
-    uq: rg.LastLayerRigidity, valid: Environments, how: error_bars.Calibration
+    uq: rg.LastLayerRigidity, valid: Environments, method: error_bars.Method
 ) -> rg.LastLayerRigidity:
     """A copy of the fit, calibrated with the validation molecules."""
-    copied = copy.deepcopy(uq)
-    error_bars.calibrated(copied, valid.batches(BATCH), how)
-    return copied
+    return copy.deepcopy(uq).calibrate(valid.batches(BATCH), method=method)
 
 
 def readouts(network: nn.Module) -> nn.Module:
@@ -146,7 +146,7 @@ def predicted(
         places_of_groups.append(places)
         features = hidden(network, environments)
         for name, uq in calibrations.items():
-            p = uq.predict(features.batches(BATCH), sample_weight=loss_weight, progress=False)
+            p = uq.predict(features.batches(BATCH), sample_weight=loss_weight)
             rows_of_groups[name].append(row_scores(p, features.y))
     order = torch.cat(places_of_groups).argsort()
     return {name: joined(groups).picked(order) for name, groups in rows_of_groups.items()}

@@ -144,12 +144,12 @@ def _watching(network: nn.Module, train: Any, valid: Any) -> rg.LastLayerRigidit
         train: training batches.
         valid: validation batches.
     """
-    uq = rg.LastLayerRigidity(network, forward=_output)
+    uq = rg.LastLayerRigidity(network, forward=_output, progress=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=REPEATED)
         warnings.filterwarnings("ignore", message="Whether")  # rows of atoms have no hashes
-        uq.fit(train, novelty=True, progress=False)
-        uq.calibrate(valid, progress=False)
+        uq.fit(train, novelty=True)
+        uq.calibrate(valid)
     return uq
 
 
@@ -171,8 +171,8 @@ def _answers(uq: rg.LastLayerRigidity, data: Any) -> dict[str, Any]:
         (that of the first layer) and "held", (N,) each; the most telling "layer" of each row; the
         names of all "layers".
     """
-    prediction = uq.predict(data, progress=False)
-    novelty = uq.novelty(data, progress=False)
+    prediction = uq.predict(data)
+    novelty = uq.novelty(data)
     y = torch.cat([target for _, target in data])
     low, high = prediction.interval(0.9)
     return {

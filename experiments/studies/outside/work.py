@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import rigidities as rg
 from experiments.baselines import deep_ensemble
 from experiments.data import domains
 from experiments.data.domains import Divided
 from experiments.judging import error_bars
-from experiments.judging.error_bars import Calibration
 from experiments.judging.predictive import Normal, Predictive, row_scores, summary
 from experiments.training.descent import trained
 from experiments.training.protocol import Protocol
@@ -27,10 +27,10 @@ from rigidities import metrics
 
 FORMS = {
     "paper": error_bars.PAPER,
-    "unguarded": Calibration("auto", None, None, guard=False),
-    "default": error_bars.AUTO,
+    "unguarded": rg.Full(guard=False),
+    "default": error_bars.FULL,
 }
-"""The paper's form, and the default without and with its guard."""
+"""The paper's form, and the default without its guard and with it."""
 
 NETS = {
     "50 ReLU": Protocol((50,), "relu", batch=64),
@@ -119,8 +119,8 @@ def _scores(network: nn.Module, divided: Divided, k: int) -> tuple[dict[str, Any
     forms: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=error_bars.REPEATED)
-        for form, calibration in FORMS.items():
-            report = error_bars.calibrated(uq, valid, calibration)
+        for form, method in FORMS.items():
+            report = error_bars.calibrated(uq, valid, method)
             prediction = uq.predict(x)
             forms[form] = _sides(prediction, y, divided.inside)
             forms[form]["rung"] = report.rung

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from experiments.data import uci
 from experiments.frame.progress import steps
-from experiments.judging.error_bars import AUTO, PAPER, SAFE, Calibration, calibrated, fitted
+from experiments.judging.error_bars import BAYES, FLOOR, FULL, PAPER, SAFE, fitted
 from experiments.training import descent
 from experiments.training.protocol import Protocol
 from rigidities import LastLayerRigidity
@@ -28,10 +28,10 @@ PROTOCOL = Protocol(epochs=200, batch=100, rate=3e-3, decay=1e-4, cosine=True)
 DEFAULT = "auto"
 CALIBRATIONS = {
     "none": PAPER,
-    "constant": Calibration(noise="constant"),
+    "constant": FLOOR,
     "evidence": SAFE,
-    "bayes": Calibration("evidence", "bayes"),
-    DEFAULT: AUTO,
+    "bayes": BAYES,
+    DEFAULT: FULL,
 }
 """The calibrations that are compared, by name."""
 
@@ -210,7 +210,7 @@ def judged(
     errors = groups.matrix @ (mean - y[:, 0].double())
     judgement: dict[str, Any] = {"error": groups.split(errors), "common": common}
     for name in calibrations:
-        calibrated(uq, valid, CALIBRATIONS[name])
+        uq.calibrate(valid, method=CALIBRATIONS[name])
         judgement[name] = _calibration_numbers(uq, x, samples.common, groups)
     return judgement
 

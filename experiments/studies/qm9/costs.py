@@ -49,12 +49,12 @@ def measured(*, seed: int, train: int, valid: int, molecules: int | None) -> dic
         network.standardise(train_molecules.x.cpu())
         batches = list(train_molecules.batches(FIT_BATCH))
         del train_molecules  # the batches hold copies
-        uq = rg.LastLayerRigidity(network.to(device()))
+        uq = rg.LastLayerRigidity(network.to(device()), progress=False)
         fit = fit_cost(uq, batches)
         del batches
 
         valid_molecules = data.environments(data.valid[:LIST])
-        uq.calibrate(valid_molecules.batches(PREDICT_BATCH), criterion="nll", progress=False)
+        uq.calibrate(valid_molecules.batches(PREDICT_BATCH), method="paper")
         bare_seconds = 0.0
         bars_seconds = 0.0
         for _, molecules_of_part in data.test_parts():
@@ -81,9 +81,7 @@ def fit_cost(uq: rg.LastLayerRigidity, batches: Sequence[Batch]) -> dict[str, fl
     fit_seconds = []
     for _ in range(ROUNDS):
         bare_seconds.append(seconds(lambda: bare(uq, batches)))
-        fit_seconds.append(
-            seconds(lambda: uq.fit(batches, sample_weight=loss_weight, progress=False))
-        )
+        fit_seconds.append(seconds(lambda: uq.fit(batches, sample_weight=loss_weight)))
     ratios = [ours / plain for ours, plain in zip(fit_seconds, bare_seconds, strict=True)]
     return {
         "bare": median(bare_seconds),
@@ -102,7 +100,7 @@ def prediction_cost(uq: rg.LastLayerRigidity, data: Environments) -> dict[str, f
         is_first = int(rows[0]) == 0
         if is_first:  # first calls take longer
             bare(uq, batches)
-            uq.predict(batches, progress=False)
+            uq.predict(batches)
         bare_seconds += seconds(lambda batches=batches: bare(uq, batches))
         bars_seconds += seconds(lambda batches=batches: with_bars(uq, batches))
     return {"bare": bare_seconds, "bars": bars_seconds}
@@ -116,7 +114,7 @@ def bare(uq: rg.LastLayerRigidity, batches: Sequence[Batch]) -> None:
 
 def with_bars(uq: rg.LastLayerRigidity, batches: Sequence[Batch]) -> None:
     """Predictions with error bars."""
-    _ = uq.predict(batches, progress=False).std
+    _ = uq.predict(batches).std
 
 
 def seconds(work: Callable[[], Any]) -> float:

@@ -73,10 +73,12 @@ def judged(
         trained = nets.of_split(data, split=split, seed=seed, epochs=epochs, keep=keep)
         train_molecules = data.environments(data.train)
         valid_molecules = data.environments(data.valid)
-        uq = rg.LastLayerRigidity(trained.net.to(device()))
-        uq.fit(train_molecules.batches(BATCH), sample_weight=loss_weight, progress=False)
+        uq = rg.LastLayerRigidity(trained.net.to(device()), progress=False)
+        uq.fit(train_molecules.batches(BATCH), sample_weight=loss_weight)
         del train_molecules  # gigabytes of descriptors
-        calibrations = {name: calibrated(uq, valid_molecules, how) for name, how in WAYS.items()}
+        calibrations = {
+            name: calibrated(uq, valid_molecules, method) for name, method in WAYS.items()
+        }
         rows = predicted(calibrations, data)
         constant_bar = metrics.rmse(_mean(uq, valid_molecules), valid_molecules.y.cpu())
         return {
@@ -90,9 +92,9 @@ def judged(
             "calibrations": {
                 name: {
                     **_scored(rows[name], data, constant_bar, bin_size),
-                    "chosen": _chosen(calibrations[name], how),
+                    "chosen": _chosen(calibrations[name], method),
                 }
-                for name, how in WAYS.items()
+                for name, method in WAYS.items()
             },
             "novelty": _novelty(rows[MAIN], data),
             "shown": _shown(calibrations[MAIN], rows[MAIN], data),
@@ -100,12 +102,10 @@ def judged(
 
 
 def calibrated(
-    uq: rg.LastLayerRigidity, valid: Environments, how: error_bars.Calibration
+    uq: rg.LastLayerRigidity, valid: Environments, method: rg.Paper
 ) -> rg.LastLayerRigidity:
     """A copy of the fit with ridge, scale and noise from the validation molecules."""
-    copied = copy.deepcopy(uq)
-    copied.calibrate(valid.batches(BATCH), criterion=how.criterion, noise=how.noise, progress=False)
-    return copied
+    return copy.deepcopy(uq).calibrate(valid.batches(BATCH), method=method)
 
 
 def predicted(calibrations: Mapping[str, rg.LastLayerRigidity], data: Samples) -> dict[str, Rows]:
@@ -114,7 +114,7 @@ def predicted(calibrations: Mapping[str, rg.LastLayerRigidity], data: Samples) -
     tables = {name: torch.empty(3, len(data.test), dtype=torch.float64) for name in calibrations}
     for places, molecules in data.test_parts():
         for name, uq in calibrations.items():
-            p = uq.predict(molecules.batches(BATCH), sample_weight=loss_weight, progress=False)
+            p = uq.predict(molecules.batches(BATCH), sample_weight=loss_weight)
             tables[name][:, places] = torch.stack([p.mean, p.std, molecules.y]).cpu()
     return {name: Rows(*table) for name, table in tables.items()}
 
@@ -159,12 +159,12 @@ def _shown(uq: rg.LastLayerRigidity, rows: Rows, data: Samples) -> list[dict[str
     )
 
 
-def _chosen(uq: rg.LastLayerRigidity, how: error_bars.Calibration) -> dict[str, Any]:
+def _chosen(uq: rg.LastLayerRigidity, method: rg.Paper) -> dict[str, Any]:
     """What the validation molecules chose; the noise is that of one atom."""
     assert uq.calibration_report is not None
     return {
-        "criterion": how.criterion,
-        "noise": how.noise,
+        "criterion": method.criterion,
+        "noise": method.noise,
         "ridge": uq.ridge,
         "scale": float(uq.scale),
         "noise_variance": float(uq.noise_model.level * uq.calibration.weight),  # at weight one

@@ -16,7 +16,6 @@ from torch import nn
 import rigidities as rg
 from experiments.data.california import WIDTH, Pair, drawn
 from experiments.judging import error_bars, scores, stacks
-from experiments.judging.error_bars import Calibration
 from experiments.judging.scores import Rows
 from experiments.judging.stacks import Judged
 from experiments.training.protocol import Protocol
@@ -24,9 +23,9 @@ from rigidities import metrics
 
 CALIBRATIONS = {
     "nll": error_bars.PAPER,
-    "nll, floor": Calibration(noise="constant"),
+    "nll, floor": error_bars.FLOOR,
     "bins": error_bars.BINS,
-    "bins, floor": Calibration("bins", "constant"),
+    "bins, floor": rg.Paper(criterion="bins", noise="constant"),
 }
 """The likelihood and the paper's bins, each without noise and with a constant noise floor."""
 
@@ -95,8 +94,7 @@ def networks(
 def _judged(network: Judged, bin_size: int) -> dict[str, Any]:
     """One network: by calibration the choices and their scores; and the effect of the bias."""
     calibrations = {
-        name: _calibrated(network, calibration, bin_size)
-        for name, calibration in CALIBRATIONS.items()
+        name: _calibrated(network, method, bin_size) for name, method in CALIBRATIONS.items()
     }
     squares = [float(weights.detach().square().sum()) for weights in network.net.parameters()]
     return {
@@ -108,9 +106,9 @@ def _judged(network: Judged, bin_size: int) -> dict[str, Any]:
     }
 
 
-def _calibrated(network: Judged, calibration: Calibration, bin_size: int) -> dict[str, float]:
+def _calibrated(network: Judged, method: rg.Paper, bin_size: int) -> dict[str, float]:
     """The ridge that a calibration chooses, and the scores of its bars on the test rows."""
-    report = error_bars.calibrated(network.uq, network.valid, calibration)
+    report = error_bars.calibrated(network.uq, network.valid, method)
     largest_eigenvalue = float(network.uq.posterior.eigenvalues.max())
     return {
         "log_ridge": math.log10(report.ridge),
@@ -134,8 +132,8 @@ def without_bias(network: Judged, bin_size: int) -> dict[str, float]:
         rank correlation of the two; and the change of the log ridge.
     """
     with_ones = network.uq
-    without_ones = rg.LastLayerRigidity(network.net, features=_hidden_features)
-    without_ones.fit(network.train, progress=False)
+    without_ones = rg.LastLayerRigidity(network.net, features=_hidden_features, progress=False)
+    without_ones.fit(network.train)
     error_bars.calibrated(with_ones, network.valid, error_bars.PAPER)
     error_bars.calibrated(without_ones, network.valid, error_bars.PAPER)
     rows_with = _test_rows(with_ones, network.test)

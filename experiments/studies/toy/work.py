@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch.func import jacrev
 from experiments.data.cosine import TEST_REACH, Points, Sample, truth
 from experiments.frame.outcome import Found, mean_and_error
 from experiments.training.curves import PRIOR_PRECISION, START, cubic, gaussians, minimised, prior
-from rigidities import LastLayerRigidity, PredictionRigidity, metrics
+from rigidities import LastLayerRigidity, Paper, PredictionRigidity, metrics
 from rigidities.cli.demo import mlp, train_net
 
 WIDTH = 32
@@ -133,7 +133,7 @@ def trained_network(train: Points, seed: int) -> torch.nn.Module:
 def network_last_layer(network: torch.nn.Module, sample: Sample) -> Model:
     """The paper's form: only the weights of the last layer are free."""
     uq = LastLayerRigidity(network).fit((sample.train.x, sample.train.y))
-    uq.calibrate((sample.calibration.x, sample.calibration.y), criterion="nll")
+    uq.calibrate((sample.calibration.x, sample.calibration.y), method="paper")
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = uq(x)
@@ -146,23 +146,22 @@ def network_all_weights(network: torch.nn.Module, sample: Sample) -> Model:
     """The same network with all its 1153 weights free."""
     # The dense form can search for a ridge; before that, any will do.
     pr = PredictionRigidity(network, ridge=1.0, form="dense").fit(sample.train.x, sample.train.y)
-    return calibrated("net, all weights", pr, sample.calibration, ridge="search")
+    return calibrated("net, all weights", pr, sample.calibration, search=True)
 
 
-def calibrated(
-    name: str, pr: PredictionRigidity, points: Points, ridge: Literal["search"] | None = None
-) -> Model:
+def calibrated(name: str, pr: PredictionRigidity, points: Points, *, search: bool = False) -> Model:
     """A model with the scale of the greatest likelihood.
 
     Args:
         name: What tables call the model.
         pr: The fit; it is calibrated in place.
         points: Calibration points.
-        ridge: "search" chooses the ridge by the likelihood too; None keeps that of the fit.
+        search: Whether the likelihood chooses the ridge too; otherwise that of the fit stays.
     """
-    residual_scale = None if ridge == "search" else pr.residual_scale
+    residual_scale = None if search else pr.residual_scale
     y = points.y.reshape(pr.rigidity(points.x).shape)
-    pr.calibrate(points.x, y, ridge=ridge or pr.ridge)
+    method = Paper() if search else Paper(ridge=pr.ridge)
+    pr.calibrate(points.x, y, method=method)
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:
         prediction = pr.predict(x)

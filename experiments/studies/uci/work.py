@@ -197,7 +197,7 @@ def mean_of_five(name: str, *, splits: int, seed: int, epochs: int, nets: str) -
     for k, split in enumerate(split_rows(name, splits, OFFICIAL, seed)):
         model = rg.MeanOf([networks.stack.module(k) for networks in members])
         uq = error_bars.fitted(model, split.train)
-        scores = calibrated_scores("best_of_five", uq, split, error_bars.AUTO)
+        scores = calibrated_scores("best_of_five", uq, split, error_bars.FULL)
         add_scores(methods, split, [scores])
     return {
         "methods": methods,
@@ -216,8 +216,8 @@ def calibrations(network: nn.Module, split: SplitRows) -> Iterator[MethodScores]
     uq = error_bars.fitted(network, split.train)
     yield calibrated_scores("llpr", uq, split, error_bars.PAPER)
     yield calibrated_scores("floor_t", uq, split, error_bars.FLOOR_T)
-    yield calibrated_scores("best", uq, split, error_bars.AUTO)
-    yield calibrated_scores("best_refitted", uq.refit(), split, error_bars.AUTO)
+    yield calibrated_scores("best", uq, split, error_bars.FULL)
+    yield calibrated_scores("best_refitted", uq.refit(), split, error_bars.FULL)
 
 
 def paper_calibration(network: nn.Module, split: SplitRows) -> Iterator[MethodScores]:
@@ -227,10 +227,10 @@ def paper_calibration(network: nn.Module, split: SplitRows) -> Iterator[MethodSc
 
 
 def calibrated_scores(
-    method: str, uq: rg.LastLayerRigidity, split: SplitRows, calibration: error_bars.Calibration
+    method: str, uq: rg.LastLayerRigidity, split: SplitRows, calibration: error_bars.Method
 ) -> MethodScores:
     """Calibrate on the validation rows of a split and score its test rows."""
-    error_bars.calibrated(uq, split.valid, calibration)
+    uq.calibrate(split.valid, method=calibration)
     x, y = split.test
     rows = row_scores(uq.predict(x), y, split.step)
     return MethodScores(method, rows, {"ridge": uq.ridge, "scale": float(uq.scale)})

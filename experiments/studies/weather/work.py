@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import rigidities as rg
 from experiments.data import weather
 from experiments.judging import error_bars, scores
-from experiments.judging.error_bars import BINS, PAPER, Calibration, held_out
+from experiments.judging.error_bars import BINS, PAPER, held_out
 from experiments.judging.floors import floors
 from experiments.training import loop
 from experiments.training.loop import Rows
@@ -54,7 +54,7 @@ def judged(
     training = loop.fitted(
         network, samples.train, samples.valid, protocol, network_seed, what=f"net {split}"
     )
-    uq = rg.LastLayerRigidity(training.net).fit(samples.train, progress=False)
+    uq = rg.LastLayerRigidity(training.net, progress=False).fit(samples.train)
     calibrations = {
         "paper": error_bars.BINS,
         "nll": error_bars.PAPER,
@@ -62,7 +62,7 @@ def judged(
         "best_bins": best_bins(uq, samples.valid, bin_size),
     }
     constant = _constant(uq, samples)
-    bars = {name: _bars(uq, samples, calibration) for name, calibration in calibrations.items()}
+    bars = {name: _bars(uq, samples, method) for name, method in calibrations.items()}
     target = samples.degrees(samples.test[-1])
     return {
         "calibrations": {
@@ -83,11 +83,9 @@ def judged(
 # --- error bars in degrees -----------------------------------------------------------------------
 
 
-def _bars(
-    uq: rg.LastLayerRigidity, samples: WeatherSplit, calibration: Calibration
-) -> error_bars.Bars:
+def _bars(uq: rg.LastLayerRigidity, samples: WeatherSplit, method: rg.Paper) -> error_bars.Bars:
     """The bars of the test rows in degrees; ridge and scale stay in the network's unit."""
-    bars = error_bars.bars(uq, samples.valid, samples.test[:-1], calibration)
+    bars = error_bars.bars(uq, samples.valid, samples.test[:-1], method)
     noise_variance = samples.spread**2 * float(bars.chosen["noise_variance"])
     return error_bars.Bars(
         mean=samples.level + samples.spread * bars.mean,
@@ -252,7 +250,7 @@ def forecaster(inputs: int, stations: int, seed: int, protocol: Protocol = FOREC
 
 # --- the best calibration by bins ----------------------------------------------------------------
 
-CANDIDATES = (BINS, Calibration("bins", "constant"), PAPER)
+CANDIDATES = (BINS, rg.Paper(criterion="bins", noise="constant"), PAPER)
 """The paper's two, and its bins with a constant noise."""
 
 KEPT_GAIN = 0.5
@@ -264,8 +262,8 @@ def best_bins(
     uq: rg.LastLayerRigidity,
     valid: Rows,
     bin_size: int,
-    candidates: Sequence[Calibration] = CANDIDATES,
-) -> Calibration:
+    candidates: Sequence[rg.Paper] = CANDIDATES,
+) -> rg.Paper:
     """Choose a calibration by the mean distance of log MSE from log variance in bins.
 
     Every validation row gets a bar by the numbers that the other folds of the rows choose; the

@@ -8,10 +8,11 @@ import statistics
 import pytest
 import torch
 from experiments.frame.outcome import plain
-from experiments.judging.error_bars import BINS, PAPER, SAFE, Calibration
+from experiments.judging.error_bars import BAYES, BINS, FLOOR, PAPER, SAFE
 from matplotlib.collections import PathCollection
 from torch import Tensor
 
+import rigidities as rg
 from experiments.frame import figures
 from experiments.judging import columns, error_bars, parity, scores
 from rigidities import LastLayerRigidity, metrics
@@ -96,7 +97,7 @@ def test_paired_differences_know_what_repetitions_share() -> None:
 
 def test_bars_are_those_of_the_calibration_asked_for(net: Trained) -> None:
     uq = error_bars.fitted(net.model, net.train)
-    found = error_bars.bars(uq, net.valid, net.test[0], Calibration("evidence", "bayes"))
+    found = error_bars.bars(uq, net.valid, net.test[0], BAYES)
     p = uq.predict(net.test[0])
     torch.testing.assert_close(found.std, p.std.double().flatten())
     assert found.chosen["criterion"] == "evidence"
@@ -117,7 +118,7 @@ def test_every_validation_row_is_judged_by_a_calibration_without_its_fold(net: T
             rows = list(range(k, len(x), 5))
             others = [row for row in range(len(x)) if row % 5 != k]
             other = LastLayerRigidity(net.model).fit(net.train)
-            other.calibrate((x[others], y[others]), criterion=how.criterion, noise=how.noise)
+            other.calibrate((x[others], y[others]), method=how)
             p = other.predict(x[rows])
             mean, std, target = (part.double().flatten() for part in (p.mean, p.std, y[rows]))
             torch.testing.assert_close(found[0][rows], mean)
@@ -126,7 +127,7 @@ def test_every_validation_row_is_judged_by_a_calibration_without_its_fold(net: T
             torch.testing.assert_close(nll[rows], by_hand)
 
 
-def chosen_by_hand(rows: dict[Calibration, list[float]]) -> Calibration:
+def chosen_by_hand(rows: dict[rg.Paper, list[float]]) -> rg.Paper:
     """The first, or the best by its mean of those better by two standard errors, in plain words."""
     (first, default), *others = rows.items()
     winners = {}
@@ -139,8 +140,8 @@ def chosen_by_hand(rows: dict[Calibration, list[float]]) -> Calibration:
 
 
 def made_up(
-    monkeypatch: pytest.MonkeyPatch, gains: dict[Calibration, tuple[float, float]]
-) -> dict[Calibration, list[float]]:
+    monkeypatch: pytest.MonkeyPatch, gains: dict[rg.Paper, tuple[float, float]]
+) -> dict[rg.Paper, list[float]]:
     """Rows whose NLL is better than the default's by these means and standard errors, exactly."""
     generator = torch.Generator().manual_seed(0)
     default = torch.randn(100, generator=generator, dtype=torch.float64)
@@ -151,9 +152,6 @@ def made_up(
         rows[how] = default - mean - error * noise
     monkeypatch.setattr(error_bars, "held_out_nll", lambda uq, valid, how: rows[how])
     return {how: row.tolist() for how, row in rows.items()}
-
-
-FLOOR = Calibration(noise="constant")
 
 
 @pytest.mark.parametrize(
@@ -174,8 +172,8 @@ FLOOR = Calibration(noise="constant")
     ],
 )
 def test_the_first_is_kept_unless_another_is_clearly_better(
-    gains: dict[Calibration, tuple[float, float]],
-    expected: Calibration,
+    gains: dict[rg.Paper, tuple[float, float]],
+    expected: rg.Paper,
     monkeypatch: pytest.MonkeyPatch,
     net: Trained,
 ) -> None:
@@ -188,7 +186,7 @@ def test_the_first_is_kept_unless_another_is_clearly_better(
 
 def test_the_rule_holds_for_a_net_whichever_comes_first(net: Trained) -> None:
     uq = error_bars.fitted(net.model, net.train)
-    candidates = (SAFE, PAPER, BINS, Calibration("evidence", "bayes"))
+    candidates = (SAFE, PAPER, BINS, BAYES)
     rows = {how: error_bars.held_out_nll(uq, net.valid, how).tolist() for how in candidates}
     for first in candidates:
         order = [first, *(how for how in candidates if how != first)]
@@ -220,10 +218,10 @@ def test_a_ridge_above_all_eigenvalues_determines_nothing(net: Trained) -> None:
 
 def test_calibrations_that_agree_leave_the_first(net: Trained) -> None:
     uq = error_bars.fitted(net.model, net.train)
-    assert error_bars.best(uq, net.valid, (PAPER, Calibration())) is PAPER
+    assert error_bars.best(uq, net.valid, (PAPER, rg.Paper())) is PAPER
     assert float(error_bars.standing(torch.zeros(4))) == 0
     assert float(error_bars.standing(torch.tensor([1.0, 3.0]))) == pytest.approx(2)
-    assert error_bars.CANDIDATES[0] == SAFE == Calibration("evidence", "constant")
+    assert error_bars.CANDIDATES[0] == SAFE == rg.Paper(criterion="evidence", noise="constant")
 
 
 def test_the_constant_bar_is_the_root_mean_square_residual() -> None:

@@ -103,7 +103,7 @@ def test_the_default_is_scored_by_its_own_distribution() -> None:
     stack = kept.nets("california", work.NETS, count=2, seed=0, epochs=2).stack
     (x, y), inside = samples.test[0], samples.inside[0]
     uq = error_bars.fitted(stack.module(0), samples.of(0)[0])
-    error_bars.calibrated(uq, samples.of(0)[1], error_bars.AUTO)
+    error_bars.calibrated(uq, samples.of(0)[1], error_bars.FULL)
     p = uq.predict(x)
     found = judged()["each"][0]["auto"]
     low, high = p.interval(0.9)

@@ -122,9 +122,7 @@ def small() -> tuple[nets.FromPositions, list[Batch], list[Batch]]:
 
 def calibrated(small, forces: bool = True):
     net, train, valid = small
-    uq = nets.fitted(net, train, forces=forces)
-    nets.calibrate(uq, valid, "nll")
-    return uq
+    return nets.fitted(net, train, forces=forces).calibrate(valid, method="paper")
 
 
 def rows(net: nets.FromPositions, batch: Batch) -> tuple[Tensor, Tensor]:

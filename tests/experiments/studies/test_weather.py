@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from experiments.frame.catalogue import EXPERIMENTS, Experiment
-from experiments.judging.error_bars import BINS, CANDIDATES, PAPER, Calibration
+from experiments.judging.error_bars import BINS, CANDIDATES, FLOOR, PAPER
 from experiments.studies.weather import page as pages
 from experiments.studies.weather import run as experiment
 from experiments.studies.weather import work
 from experiments.training.loop import Rows
 from torch import Tensor
 
+import rigidities as rg
 from experiments import __main__ as command
 from experiments.data import weather as records
 from experiments.frame import wording
@@ -102,7 +103,7 @@ def test_a_constant_bar_is_not_chosen_for_its_bins(monkeypatch: pytest.MonkeyPat
     sign = torch.sign(torch.randn(400, generator=torch.Generator().manual_seed(0)))
     target, zero = spread * sign, torch.zeros(400, dtype=torch.float64)
     flat = torch.full_like(target, metrics.rmse(zero, target))
-    floor = Calibration("bins", "constant")
+    floor = rg.Paper(criterion="bins", noise="constant")
     given = {PAPER: (zero, 3 * spread), BINS: (zero, 1.3 * spread), floor: (zero, flat)}
     monkeypatch.setattr(work, "held_out", lambda uq, valid, how: given[how])
     rows = (*valid[:-1], target[:, None])
@@ -148,7 +149,7 @@ def test_scores_are_in_degrees_whatever_the_net_sees(folder: Path) -> None:
             net.head.weight.div_(split.spread)
             net.head.bias.sub_(split.level).div_(split.spread)
         uq = LastLayerRigidity(net, progress=False).fit(own.train)
-        bars = work._bars(uq, own, Calibration("nll", "constant"))
+        bars = work._bars(uq, own, FLOOR)
         target = own.degrees(own.test[-1])
         constant = work._constant(uq, own)
         found.append((bars, work._scored(bars, target, constant, 50, "paper")))

@@ -7,8 +7,8 @@ over clusters A of n atoms and all 3 n components k of their forces. With half o
 `rigidities` counts them, the curvatures are 1 / n of an energy and β of a force: these are the
 weights in the Gram.
 
-`batches` computes descriptors and their slopes once, `trained` trains, `fitted` makes error bars
-and `calibrate` calibrates them.
+`batches` computes descriptors and their slopes once, `trained` trains and `fitted` makes error
+bars.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from experiments.atoms.spectrum import power_spectrum
 from experiments.studies.qm9.clusters.structures import SPECIES, Labelled
 from experiments.training.loop import Fitted, descended
 from experiments.training.protocol import Protocol, device
-from rigidities.calibration import CalibrationReport
 
 BETA = 0.01
 """Weight of a squared force component (eV per angstrom) beside a squared energy (eV) over n."""
@@ -148,31 +147,12 @@ def trained(
 
 
 def fitted(net: FromPositions, train: Sequence[Batch], *, forces: bool) -> rg.LastLayerRigidity:
-    """Error bars from the Gram of the loss, or from that of its energies alone."""
-    uq = rg.LastLayerRigidity(net)
-    if not forces:
-        without_forces = [
-            {name: value for name, value in batch.items() if name != "slope"} for batch in train
-        ]
-        return uq.fit(without_forces, sample_weight=loss_weight, progress=False)
-    return uq.fit(
-        train,
-        sample_weight=loss_weight,
-        gradients="positions",
-        gradient_weight=BETA,
-        gradient_target="slope",
-        progress=False,
-    )
+    """Error bars from the Gram of the loss, or from that of its energies alone.
 
-
-def calibrate(
-    uq: rg.LastLayerRigidity, valid: Sequence[Batch], criterion: str
-) -> CalibrationReport:
-    """Choose ridge and scale by the energies, and a scale of their own for the forces."""
-    return uq.calibrate(
-        list(valid),
-        criterion=criterion,
-        gradients="positions",
-        gradient_target="slope",
-        progress=False,
-    )
+    Either way, a calibration chooses ridge and scale by the energies, and a scale of their own for
+    the forces.
+    """
+    weight = BETA if forces else 0.0
+    gradient_loss = rg.GradientLoss("positions", weight=weight, target="slope")
+    uq = rg.LastLayerRigidity(net, progress=False)
+    return uq.fit(list(train), sample_weight=loss_weight, gradient_loss=gradient_loss)

@@ -80,12 +80,12 @@ LEVELS = (0.68, 0.9, 0.95)
 """Of the intervals whose coverage is given."""
 
 WAYS = {
-    "nll": (True, "nll"),
-    "by_bins": (True, "bins"),
-    "evidence": (True, "evidence"),
-    "energies_only": (False, "nll"),
+    "nll": (True, rg.Paper()),
+    "by_bins": (True, rg.Paper(criterion="bins")),
+    "evidence": (True, rg.Paper(criterion="evidence")),
+    "energies_only": (False, rg.Paper()),
 }
-"""Error bars: whether forces entered the Gram, and the criterion that chose ridge and scale."""
+"""Error bars: whether forces entered the Gram, and the method that chose ridge and scale."""
 
 SHOWN = "nll"
 """The way that the figures show."""
@@ -144,8 +144,8 @@ def measured(
     }
     bins = {"energy": energy_bin, "forces": force_bin}
     judgements = {
-        way: judged(fits[forces], criterion, valid_batches, tests, bins, shown=way == SHOWN)
-        for way, (forces, criterion) in WAYS.items()
+        way: judged(fits[forces], method, valid_batches, tests, bins, shown=way == SHOWN)
+        for way, (forces, method) in WAYS.items()
     }
     return {
         "families": {name: _by_quantity(judgements, name) for name in FAMILIES},
@@ -265,7 +265,7 @@ def _settings(
 
 def judged(
     uq: rg.LastLayerRigidity,
-    criterion: str,
+    method: rg.Paper,
     valid: Sequence[Batch],
     tests: Mapping[str, Sequence[Batch]],
     bins: Mapping[str, int],
@@ -276,7 +276,7 @@ def judged(
 
     Args:
         uq: Error bars that were fitted.
-        criterion: The criterion of the calibration.
+        method: The method of the calibration.
         valid: The clusters for it.
         tests: Test clusters of each family.
         bins: Rows of a bin of either quantity.
@@ -285,7 +285,8 @@ def judged(
     Returns:
         "families" with the scores of either quantity, and what was "chosen".
     """
-    effective_rank = nets.calibrate(uq, valid, criterion).effective_rank
+    report = uq.calibrate(list(valid), method=method).calibration_report
+    assert report is not None
     constant_bars = {
         quantity: metrics.rmse(rows.mean, rows.target) for quantity, rows in bars(uq, valid).items()
     }
@@ -301,8 +302,8 @@ def judged(
         "chosen": {
             "ridge": float(uq.ridge),
             "scale": float(uq.scale),
-            "gradient_scale": float(uq.gradient_scale),
-            "effective_rank": float(effective_rank),
+            "gradient_scale": float(report.gradient_scale),
+            "effective_rank": float(report.effective_rank),
             "constant": constant_bars,
         },
     }
@@ -369,7 +370,7 @@ def of_members(
     """
     inputs = nets.bare(batches)
     exact = uq.gradient(inputs, wrt="positions", members=0)
-    std = exact.std * (uq.scale / uq.gradient_scale)
+    std = exact.std * (uq.scale / uq.calibration_report.gradient_scale)
     errors = []
     for draw in range(DRAWS):
         ensemble = uq.ensemble(members, generator=torch.Generator().manual_seed(seed + draw))

@@ -178,7 +178,7 @@ class Case:
 
     def exact(self) -> Tensor:
         """Bars by the library, (A, 3)."""
-        return self.uq.gradient([self.batch], wrt="positions", members=0, progress=False).std
+        return self.uq.gradient([self.batch], wrt="positions", members=0).std
 
     def loop(self, n: int = LOOPED) -> Tensor:
         """Bars from n members, (A, 3): one forward pass, and one backward pass a member."""
@@ -301,17 +301,11 @@ def of_forces(
     with samples.drawn(0, seed, train=train, valid=valid, molecules=molecules) as data:
         keep = molecules is None
         trained = nets.of_split(data, split=0, seed=seed, epochs=epochs, keep=keep)
-        uq = rg.LastLayerRigidity(trained.net.to(device()), forward=energies)
+        uq = rg.LastLayerRigidity(trained.net.to(device()), forward=energies, progress=False)
         train_molecules = data.environments(data.train)
         valid_molecules = data.environments(data.valid)
-        uq.fit(train_molecules.batches(BATCH), sample_weight=loss_weight, progress=False)
-        how = WAYS[MAIN]
-        uq.calibrate(
-            valid_molecules.batches(BATCH),
-            criterion=how.criterion,
-            noise=how.noise,
-            progress=False,
-        )
+        uq.fit(train_molecules.batches(BATCH), sample_weight=loss_weight)
+        uq.calibrate(valid_molecules.batches(BATCH), method=WAYS[MAIN])
         del train_molecules, valid_molecules  # gigabytes of descriptors
         generator = torch.Generator().manual_seed(seed)
         some_molecules = data.test[torch.randperm(len(data.test), generator=generator)[:1000]]

@@ -167,7 +167,7 @@ def places_to_label(
         return torch.randperm(len(unlabelled), generator=generator)[:count]
     candidates = batches_of(task.pool, unlabelled)
     if strategy == "top":
-        return uq.select(candidates, count, objective="top", progress=False).indices.cpu()
+        return uq.select(candidates, count, objective="top").indices.cpu()
     if strategy == "greedy":
         selection = uq.select(
             candidates,
@@ -176,7 +176,6 @@ def places_to_label(
             # A new molecule of k atoms enters the fit with the weight 1 / k, as it does the loss.
             weights=1 / task.pool.counts[unlabelled].double(),
             of=task.pool.batches(BATCH),
-            progress=False,
         )
         return selection.indices.cpu()
     raise ValueError(f"Expected one of {', '.join(STRATEGIES)}, got {strategy!r}.")
@@ -268,15 +267,15 @@ def trained(task: Task, labelled: Tensor, seed: int, *, steps: int, checks: int)
 
 def fitted(net: torch.nn.Module, task: Task, labelled: Tensor) -> rg.LastLayerRigidity:
     """Error bars from the labelled molecules, calibrated on the validation molecules."""
-    uq = rg.LastLayerRigidity(net.to(device()))
-    uq.fit(batches_of(task.pool, labelled), sample_weight=loss_weight, progress=False)
-    uq.calibrate(task.valid.batches(BATCH), criterion="nll", progress=False)
+    uq = rg.LastLayerRigidity(net.to(device()), progress=False)
+    uq.fit(batches_of(task.pool, labelled), sample_weight=loss_weight)
+    uq.calibrate(task.valid.batches(BATCH), method="paper")
     return uq
 
 
 def scored(uq: rg.LastLayerRigidity, task: Task, labelled: Tensor) -> dict[str, float]:
     """The scores of one round, as in `curve`."""
-    p = uq.predict(task.test.batches(BATCH), progress=False)
+    p = uq.predict(task.test.batches(BATCH))
     mean = p.mean.cpu()
     target = task.test.y.cpu()
     errors = (mean - target).abs()

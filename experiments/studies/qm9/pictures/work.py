@@ -90,7 +90,7 @@ def of_atoms(uq: rg.LastLayerRigidity, molecules: Environments) -> Tensor:
     rows = torch.arange(len(molecules))
     # The terms come as the readouts saw them, one species after another: `atoms` tells which.
     atoms, _, _ = arranged(molecules.counts, molecules.species, rows, molecules.kinds)
-    terms = uq.local([molecules.batch(rows)], progress=False)
+    terms = uq.local([molecules.batch(rows)])
     std = torch.empty(len(atoms), dtype=torch.float64)
     std[atoms] = terms.std[:, 0].detach().cpu().double()
     return std
