@@ -370,11 +370,7 @@ def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = F
         ValueError: The batch size is not positive, or tensors have different lengths.
         TypeError: The data are of no type in the table.
     """
-    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
-        raise ValueError(
-            "batch_size must be a number of rows of at least 1, or None for the default, got "
-            f"{batch_size!r}."
-        )
+    _check_batch_size(batch_size)
     tensors = _sliceable(data, any_order=any_order)
     if tensors is not None:
         loader_size = data.batch_size if isinstance(data, DataLoader) else None
@@ -388,6 +384,15 @@ def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = F
         f"Expected tensors, a Dataset, a DataLoader or an iterable of batches, got "
         f"{type(data).__name__}."
     )
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    """Refuse what is not a number of rows."""
+    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
+        raise ValueError(
+            "batch_size must be a number of rows of at least 1, or None for the default, got "
+            f"{batch_size!r}."
+        )
 
 
 def sample_total(data: Any) -> int | None:
