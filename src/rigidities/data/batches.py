@@ -357,6 +357,11 @@ class RawBatches(NamedTuple):
     sliced: bool
 
 
+def _is_row_count(size: Any) -> bool:
+    """Whether something is a number of rows, also one of NumPy."""
+    return isinstance(size, Integral) and int(size) >= 1
+
+
 def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = False) -> RawBatches:
     """The batches of a data set, as they come.
 
@@ -370,7 +375,7 @@ def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = F
         ValueError: The batch size is not positive, or tensors have different lengths.
         TypeError: The data are of no type in the table.
     """
-    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
+    if batch_size is not None and not _is_row_count(batch_size):
         raise ValueError(
             "batch_size must be a number of rows of at least 1, or None for the default, got "
             f"{batch_size!r}."
