@@ -118,9 +118,8 @@ def test_the_batch_with_nan_is_named_also_inside_a_block(bad, where):
     what = {"inputs": "features", "targets": "targets or predictions"}[where]
     refused(
         f"Batch {bad}: NaN or infinity in the {what}",
-        rg.LastLayerRigidity(model).fit,
+        rg.LastLayerRigidity(model, batch_size=10).fit,
         (x, y),
-        batch_size=10,
     )
 
 

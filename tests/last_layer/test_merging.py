@@ -35,7 +35,7 @@ KINDS = {
     "weights by target": {"sample_weight": by_target},
     "weights by target in few rows": {"sample_weight": by_target_in_few_rows},
     "weights by target in few rows, qr": {"sample_weight": by_target_in_few_rows, "method": "qr"},
-    "a small sample": {"sample": 10},
+    "a small sample": {"keep_rows": 10},
 }
 
 
@@ -308,8 +308,8 @@ def test_fits_with_other_functions_for_features_are_refused(two):
     def other(model, x):
         return -x
 
-    (x, y), options = two.train, {"process_group": False}
-    a = rg.LastLayerRigidity(two.model, features=one).fit((x[:20], y[:20]), **options)
-    b = rg.LastLayerRigidity(two.model, features=other).fit((x[20:40], y[20:40]), **options)
+    x, y = two.train
+    a = rg.LastLayerRigidity(two.model, features=one).fit((x[:20], y[:20]))
+    b = rg.LastLayerRigidity(two.model, features=other).fit((x[20:40], y[20:40]))
     refused("differ in their readout", a.merge, b)
     assert a.gram.count == 20

@@ -154,8 +154,9 @@ def test_intervals_carry_the_guarantee_once_rows_were_kept_for_it(net, fit):
     fit.conformalize(x, y)
     p = fit.predict(x)
     low, high = p.interval(0.9)
-    held = int(((y >= low) & (y <= high)).sum())
-    assert held == 181  # the rank ceil(0.9 (n + 1)) among n = 200 rows, on these very rows
+    held = ((y >= low) & (y <= high)).float().mean()
+    assert 0.9 <= float(held) < 0.94  # of the very rows
+    assert not torch.equal(low, before[0])
     for end, other in zip(p.interval(0.9, conformal=False), before, strict=True):
         assert torch.equal(end, other)
 

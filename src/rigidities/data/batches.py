@@ -357,6 +357,11 @@ class RawBatches(NamedTuple):
     sliced: bool
 
 
+def _is_row_count(size: Any) -> bool:
+    """Whether something is a number of rows, also one of NumPy."""
+    return isinstance(size, Integral) and int(size) >= 1
+
+
 def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = False) -> RawBatches:
     """The batches of a data set, as they come.
 
@@ -388,7 +393,8 @@ def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = F
 
 def _check_batch_size(batch_size: Any) -> None:
     """Refuse what is not a number of rows."""
-    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
+    is_number = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
+    if batch_size is not None and not (is_number and batch_size >= 1):
         raise ValueError(
             "batch_size must be a number of rows of at least 1, or None for the default, got "
             f"{batch_size!r}."
