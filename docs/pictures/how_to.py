@@ -704,7 +704,7 @@ def coming_from_gaussian_processes():
 
     x, y = data(40)
     line = torch.linspace(-3, 3, 181)[:, None]
-    process = rg.closed_forms.SubsetOfRegressors(kernel, inducing=x, noise=0.1**2)
+    process = rg.theory.SubsetOfRegressors(kernel, inducing=x, noise=0.1**2)
     p = process.fit(x, y[:, 0]).predict(line)
     figure, axes = plt.subplots(1, 3, figsize=(9.8, 3.4), sharey=True)
     variances = (p.epistemic + process.unexplained(line), p.epistemic)

@@ -5,10 +5,9 @@ parameters. The names here are those a user types. Classes that only come back f
 the room of the call: `rigidities.last_layer`, `rigidities.prediction`, `rigidities.calibration`.
 """
 
-from . import closed_forms, export, fits, kernels, local, losses, metrics, plots, report, selection
+from . import export, fits, local, losses, metrics, plots, report, selection, theory
 from ._version import __version__
 from .any_regressor.rigidity import PredictionRigidity
-from .constrained import constrained_profile, constrained_rigidity
 from .data.parquet import ParquetBatches
 from .data.shards import ShardSampler, shard
 from .last_layer.ensemble.ensemble import Ensemble
@@ -30,12 +29,8 @@ __all__ = [
     "PredictionRigidity",
     "ShardSampler",
     "__version__",
-    "closed_forms",
-    "constrained_profile",
-    "constrained_rigidity",
     "export",
     "fits",
-    "kernels",
     "local",
     "losses",
     "metrics",
@@ -43,6 +38,7 @@ __all__ = [
     "report",
     "selection",
     "shard",
+    "theory",
     "whole",
 ]
 
