@@ -8,7 +8,6 @@ the room of the call: `rigidities.last_layer`, `rigidities.prediction`, `rigidit
 from . import export, fits, local, losses, metrics, plots, report, selection, theory
 from ._version import __version__
 from .any_regressor.rigidity import PredictionRigidity
-from .data.parquet import ParquetBatches
 from .data.shards import ShardSampler, shard
 from .last_layer.ensemble.ensemble import Ensemble
 from .last_layer.rigidity import LastLayerRigidity
@@ -23,7 +22,6 @@ __all__ = [
     "Gram",
     "LastLayerRigidity",
     "MeanOf",
-    "ParquetBatches",
     "Posterior",
     "Prediction",
     "PredictionRigidity",
