@@ -8,24 +8,28 @@ the room of the call: `rigidities.last_layer`, `rigidities.prediction`, `rigidit
 from . import export, fits, local, losses, metrics, plots, report, selection, theory
 from ._version import __version__
 from .any_regressor.rigidity import PredictionRigidity
-from .data.shards import ShardSampler, shard
+from .calibration.methods import Full, Paper
 from .last_layer.ensemble.ensemble import Ensemble
 from .last_layer.rigidity import LastLayerRigidity
 from .models.mean_of import MeanOf
-from .models.whole import whole
 from .posterior.gram import Gram
 from .posterior.posterior import Posterior
 from .prediction.prediction import Prediction
 
+LLPR = LastLayerRigidity
+"""`LastLayerRigidity` by the name of the method: last-layer prediction rigidity."""
+
 __all__ = [
+    "LLPR",
     "Ensemble",
+    "Full",
     "Gram",
     "LastLayerRigidity",
     "MeanOf",
+    "Paper",
     "Posterior",
     "Prediction",
     "PredictionRigidity",
-    "ShardSampler",
     "__version__",
     "export",
     "fits",
@@ -35,9 +39,7 @@ __all__ = [
     "plots",
     "report",
     "selection",
-    "shard",
     "theory",
-    "whole",
 ]
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import rigidities as rg
 from rigidities.last_layer import distributed
 from rigidities.last_layer.statistics import block
-from tests.support import jobs
+from tests.support import jobs, markdown
 from tests.support.nets import data
 
 pytestmark = pytest.mark.xdist_group("jobs")
@@ -548,3 +548,23 @@ def padded(rank, size):
 
 def test_a_padded_loader_is_fitted_once_predicted_as_it_is_and_gathered_once():
     assert jobs.values(padded, 2) == [(401, 201, 201, 401)] * 2
+
+
+def subsets(rank, size):
+    """The block of docs/processes.md, on one rank, and all rows in one process."""
+    x, y = (part.double() for part in data(401, 1, 1))
+    valid = torch.utils.data.TensorDataset(*(part.double() for part in data(101, 1, 2)))
+    dataset, model = torch.utils.data.TensorDataset(x, y), net().double()
+    names = {"dataset": dataset, "valid": valid, "model": model}
+    code = markdown.block("processes.md", "fit.py").replace("dist.init_process_group()", "")
+    exec(code.partition("if dist.get_rank() == 0:")[0], names)
+    uq = names["uq"]
+    alone = rg.LastLayerRigidity(model).fit(x, y, process_group=False)
+    assert uq.gram.count == 401 and uq.calibration_report.rows == 101
+    assert close(uq.gram.matrix, alone.gram.matrix)
+    return uq.gram.matrix, uq.scale
+
+
+def test_two_processes_that_read_subsets_have_the_gram_of_one():
+    (first, scale), (second, other_scale) = jobs.values(subsets, 2)
+    assert torch.equal(first, second) and torch.equal(scale, other_scale)

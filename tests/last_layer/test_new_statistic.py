@@ -9,6 +9,7 @@ from rigidities.data import schema
 from rigidities.last_layer.statistics import statistics
 from rigidities.last_layer.statistics.statistic import Statistic
 from tests.support import jobs
+from tests.support.jobs import share
 
 
 class TargetSum(Statistic):
@@ -116,7 +117,7 @@ def test_it_is_resumed_after_an_interruption(tmp_path, monkeypatch):
 def shared(rank, size):
     add_statistic()  # in this process
     model, x, y = made()
-    uq = rg.LastLayerRigidity(model).fit(rg.shard((x, y), rank, size))
+    uq = rg.LastLayerRigidity(model).fit(share((x, y), rank, size))
     return sums(uq)
 
 

@@ -17,6 +17,7 @@ from rigidities.notices import NotFittedError
 from rigidities.prediction.prediction import Prediction
 from rigidities.report import html, verdict
 from tests.support import jobs
+from tests.support.jobs import share
 from tests.support.operations import Operations
 
 ROWS, VALID = 900, 300
@@ -217,9 +218,9 @@ def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch):
 def shared(rank, size):
     model, x, y = made()
     uq = rg.LastLayerRigidity(model)
-    uq.fit(rg.shard((x[:ROWS], y[:ROWS]), rank, size), novelty=True)
-    uq.calibrate(rg.shard((x[ROWS:], y[ROWS:]), rank, size), criterion="nll")
-    p = uq.predict(rg.shard(x, rank, size), gather=True)
+    uq.fit(share((x[:ROWS], y[:ROWS]), rank, size), novelty=True)
+    uq.calibrate(share((x[ROWS:], y[ROWS:]), rank, size), criterion="nll")
+    p = uq.predict(share(x, rank, size), gather=True)
     return uq.novelty(x).by_layer, p.novelty
 
 
