@@ -54,6 +54,8 @@ def module_lines(module: ModuleType) -> Iterator[str]:
         public = getattr(module, name)
         if inspect.ismodule(public):
             yield f"    {name}  (module)"
+        elif inspect.isclass(public) and public.__name__ != name:
+            yield f"    {name} = {public.__name__}"
         elif inspect.isclass(public):
             yield from class_lines(name, public)
         elif callable(public):
