@@ -154,7 +154,7 @@ def test_rows_of_every_layout_have_a_part_of_their_own(id):
     data = [draw.data for draw in draws]
     tap, count, rows = uq.readout, 0, []
     for draw, start in zip(draws, (0, 10_000, 0), strict=True):  # the third batch is the first
-        reading = tap(*next(iter(uq.feed([draw.data], "fit"))).args, **draw.kwargs)
+        reading = tap(*next(iter(uq._fit.feed()([draw.data], "fit"))).args, **draw.kwargs)
         number = torch.arange(len(reading.features)).double()[:, None] + start
         rows.append(reading.unrows(number).flatten())
         count += reading.output.numel()

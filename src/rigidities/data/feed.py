@@ -9,7 +9,7 @@ The inputs of a single call, `uq(x)`, become one batch in `Feed.handed`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -82,7 +82,6 @@ class Feed:
         progress: bool | None = None,
         any_order: bool = False,
         once: bool = False,
-        passing: Callable[[Iterator[Any]], Iterator[Any]] = iter,
     ) -> Iterator[Batch]:
         """The batches of a data set.
 
@@ -93,8 +92,6 @@ class Feed:
             progress: Whether to show a progress bar; None shows it on a terminal only.
             any_order: Whether the rows may come in any order. This implies `once`.
             once: Whether every row must come once, even if a distributed sampler repeats some.
-            passing: A function from the iterator of raw batches to an iterator of those to read;
-                it may skip some.
         """
         reader = self._reader(self.format, data)
         if any_order or once:
@@ -105,7 +102,7 @@ class Feed:
             data = list_as_array(data)
         raw = raw_batches(data, batch_size, any_order=any_order)
         shown = _with_progress_bar(raw.batches, raw.number, purpose, progress)
-        return reader.batches(passing(shown), sample_total(data), raw.sliced)
+        return reader.batches(shown, sample_total(data), raw.sliced)
 
     @property
     def _takes_tensors(self) -> bool:

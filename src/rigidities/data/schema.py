@@ -284,7 +284,6 @@ _FIT = Kind(
         "readout": _READOUT,
         "probes": _PROBES,
         "loss": Part(header={"name": str, "settings": dict, "gradients?": dict}),
-        "checkpoint": Part(header={"batches": int, "first": str, "last": str, "asked": dict}),
         **_CALIBRATION,
     },
 )
