@@ -47,7 +47,7 @@ print(f"minimum by derivatives:   r = {minimum.item():.4f} +- {std.item():.4f}")
 
 # The same with an ensemble: its `propagate` accepts functions without a derivative, such as argmin.
 grid = torch.linspace(1.2, 1.7, 2001)[:, None]
-ensemble = uq.ensemble(256, antithetic=True, generator=torch.Generator().manual_seed(0))
+ensemble = uq.ensemble(256, generator=torch.Generator().manual_seed(0))
 minima = ensemble.propagate(lambda potential: grid[potential[:, 0].argmin()], grid)
 print(f"minimum of 256 members:   r = {minima.mean.item():.4f} +- {minima.std.item():.4f}")
 print("minimum of the potential: r = 1.4000")

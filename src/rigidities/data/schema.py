@@ -290,8 +290,6 @@ _FIT = Kind(
 
 _ENSEMBLE = Kind(
     header={
-        "drawing": str,
-        "missing": Finite,
         "inputs": int | None,
         "apart": str | None,
         "batch": str | None,

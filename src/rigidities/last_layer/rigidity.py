@@ -715,44 +715,21 @@ class LastLayerRigidity(ModelWrapper):
             again=repeatable(x),
         )
 
-    def ensemble(
-        self,
-        n: int | None = None,
-        *,
-        generator: torch.Generator | None = None,
-        recentred: bool = False,
-        antithetic: bool = False,
-        symmetric: bool = False,
-        rank: int | None = None,
-    ) -> Ensemble:
+    def ensemble(self, n: int = MEMBERS, *, generator: torch.Generator | None = None) -> Ensemble:
         r"""An ensemble of last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
 
         All members together cost one pass of the model and one matrix product. They contain the
-        epistemic part, with its correlations between predictions and targets. Where the part that
-        predictions share has its own scale (`calibration.joint`), each row also gets its own
-        deviation, the same in every call, which needs another product and a hash of each row.
+        epistemic part, with its correlations between predictions and targets. Their mean is exactly
+        the model's prediction. Where the part that predictions share has its own scale
+        (`calibration.joint`), each row also gets its own deviation, the same in every call, which
+        needs another product and a hash of each row.
 
         Args:
-            n: The number of members; 64 by default.
+            n: The number of members.
             generator: The random generator of the draws.
-            recentred: Whether to shift the members so that their mean is exactly the model's
-                prediction.
-            antithetic: Whether to draw pairs $\pm\delta$.
-            symmetric: Whether to use a fixed set of 2 `rank` members instead of draws. At full rank
-                its covariance is exact. At a lower rank it is a lower bound, and `missing` is the
-                share that is left out.
-            rank: The rank of the symmetric set; by default full, or n / 2.
         """
         tap, state = self._fit.ready()
-        members = member_set(
-            _joint(tap, state),
-            n,
-            generator=generator,
-            recentred=recentred,
-            antithetic=antithetic,
-            symmetric=symmetric,
-            rank=rank,
-        )
+        members = member_set(_joint(tap, state), n, generator=generator)
         return Ensemble(state.binding.copy(), self._fit.feed().unlabelled(), members)
 
     # --- Derivatives by the inputs ---
