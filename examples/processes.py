@@ -26,11 +26,26 @@ def measurements(n, seed):
     return x, torch.sin(2 * x[:, :1]) + 0.2 * x[:, 1:].abs() * noise
 
 
-def loader(data, sampler_class):
-    """Batches of the rows that the sampler gives to this process."""
+def training_loader(data):
+    """Batches for training, which needs equally many rows on every process.
+
+    With several processes, DistributedSampler repeats rows until that is so.
+    """
+    dataset = TensorDataset(*data)
+    if dist.is_initialized():
+        sampler = DistributedSampler(dataset)
+    else:
+        sampler = RandomSampler(dataset)
+    return DataLoader(dataset, batch_size=64, sampler=sampler)
+
+
+def own_rows(data):
+    """The rows of this process: a contiguous part of every tensor, no row twice, none missing."""
+    if not dist.is_initialized():
+        return data
     x, y = data
-    dataset = TensorDataset(x, y)
-    return DataLoader(dataset, batch_size=64, sampler=sampler_class(dataset))
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return x.tensor_split(ranks)[rank], y.tensor_split(ranks)[rank]
 
 
 def trained_model(batches):
@@ -60,21 +75,17 @@ def main(path=None):
     valid = measurements(1001, seed=2)
     test = measurements(1001, seed=3)
 
-    # Training needs equally many rows on every process, so DistributedSampler repeats some.
-    if dist.is_initialized():
-        training_batches = loader(train, DistributedSampler)
-    else:
-        training_batches = loader(train, RandomSampler)
+    training_batches = training_loader(train)
     model = trained_model(training_batches)
 
     # Error bars need every row once. The training loader works too: the library counts rows that
     # the sampler repeats only once. Each process reads its own rows, and all processes end with
     # the same object.
     uq = rg.LastLayerRigidity(model).fit(training_batches)
-    uq.calibrate(loader(valid, rg.ShardSampler))
+    uq.calibrate(own_rows(valid))
 
-    # With `gather`, every process gets the predictions for all rows, in their order.
-    p = uq.predict(loader(test, rg.ShardSampler), gather=True)
+    # With `gather`, every process gets the predictions for all rows, in the order of ranks.
+    p = uq.predict(own_rows(test), gather=True)
 
     is_first_process = not dist.is_initialized() or dist.get_rank() == 0
     if is_first_process:

@@ -30,13 +30,11 @@ LAWS = {
     "any_regressor": GROUND,
     "last_layer": GROUND | {"local", "selection"},
     "fits": GROUND,
-    "closed_forms": {"posterior", "fits"},
-    "constrained": GROUND | {"any_regressor"},
-    "kernels": GROUND | {"any_regressor", "last_layer"},
+    "theory": GROUND | {"fits", "any_regressor", "last_layer"},
     "plots": GROUND,
     "export": GROUND | {"last_layer"},
     "trees": set(),
-    "report": GROUND | {"plots"},
+    "report": GROUND | {"last_layer", "plots"},
 }
 """What a room may import; a room that is not here may import every other."""
 

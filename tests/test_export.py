@@ -16,6 +16,7 @@ from torch import nn
 
 import rigidities as rg
 from rigidities import export
+from rigidities.last_layer.doors import familiar_variance
 from tests.support.nets import Net, trained
 from tests.support.refusals import refused
 
@@ -117,7 +118,7 @@ def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path
         facts["scale"] == uq.scale.tolist()
         and facts["distribution"]["name"] == uq.distribution.name
     )
-    assert facts["epistemic_q99"] == uq.familiar()
+    assert facts["epistemic_q99"] == familiar_variance(uq)
     targets = CASES[id][0]
     assert shapes_of_no_rows(path, given.name, x) == [[0, targets]] * 4
 

@@ -86,3 +86,11 @@ def test_one_thing_has_one_word(thing):
     assert any(word in names for names in used.values())
     wrong = {name: names & others for name, names in used.items() if names & others}
     assert not wrong
+
+
+def test_the_names_are_those_that_a_user_types():
+    modules = "export fits local losses metrics plots report selection theory"
+    classes = "Ensemble Full Gram LastLayerRigidity LLPR MeanOf Paper Posterior Prediction"
+    names = {*modules.split(), *classes.split(), "PredictionRigidity", "__version__"}
+    assert set(dir(rg)) == names
+    assert rg.LLPR is rg.LastLayerRigidity

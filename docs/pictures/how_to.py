@@ -7,7 +7,6 @@ committed result file.
 import json
 import math
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -422,47 +421,31 @@ def merged_grams():
     return figure
 
 
-class Counting(nn.Module):
-    """A small network that counts the rows it runs on."""
-
-    rows = 0
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 32), nn.Tanh())
-        self.readout = nn.Linear(32, 1)
-
-    def forward(self, x):
-        Counting.rows += len(x)
-        return self.readout(self.body(x))
-
-
 def long_fits():
-    """Rows on which the model ran, against batches read, in a fit that is interrupted once."""
+    """Rows in a fit that is saved after every shard, interrupted once and run again."""
     torch.manual_seed(0)
-    Counting.rows = 0
     x, y = torch.randn(20_000, 8), torch.randn(20_000, 1)
-    history = {"first call": [], "second call": []}
-
-    def batches(call, stop=None):
-        for i in range(0, len(x), 500):
-            history[call].append((i // 500, Counting.rows))
-            if i == stop:
-                raise KeyboardInterrupt
-            yield x[i : i + 500], y[i : i + 500]
-        history[call].append((len(x) // 500, Counting.rows))
-
-    uq = rg.LastLayerRigidity(Counting())
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    shard = 2500
+    history = {"first run": [], "second run": []}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "fit.ckpt.safetensors"
-        with suppress(KeyboardInterrupt):
-            uq.fit(batches("first call", stop=12_000), checkpoint=path, checkpoint_seconds=0)
-        uq.fit(batches("second call"), checkpoint=path)
+        path = Path(folder) / "fit.safetensors"
+        for run, stop in (("first run", 12_500), ("second run", len(x))):
+            uq = rg.LastLayerRigidity(model)
+            start = 0
+            if path.exists():
+                uq = rg.LastLayerRigidity.load(path, model)
+                start = uq.gram.count
+            history[run].append((start // shard, start))
+            for i in range(start, stop, shard):
+                uq.partial_fit(x[i : i + shard], y[i : i + shard])
+                uq.save(path, rows=True)
+                history[run].append((i // shard + 1, uq.gram.count))
     figure, axes = plt.subplots(figsize=(6.4, 3.4))
     for (name, line), colour in zip(history.items(), (ORANGE, BLUE), strict=True):
         read, rows = zip(*line, strict=True)
-        axes.plot(read, rows, "o-", color=colour, ms=3, label=name)
-    axes.set(xlabel="batches of 500 rows that the call has read", ylabel="rows the model ran on")
+        axes.plot(read, rows, "o-", color=colour, ms=4, label=name)
+    axes.set(xlabel="shards of 2500 rows that were read", ylabel="rows in the fit")
     axes.legend(fontsize=10)
     return figure
 
@@ -704,7 +687,7 @@ def coming_from_gaussian_processes():
 
     x, y = data(40)
     line = torch.linspace(-3, 3, 181)[:, None]
-    process = rg.closed_forms.SubsetOfRegressors(kernel, inducing=x, noise=0.1**2)
+    process = rg.theory.SubsetOfRegressors(kernel, inducing=x, noise=0.1**2)
     p = process.fit(x, y[:, 0]).predict(line)
     figure, axes = plt.subplots(1, 3, figsize=(9.8, 3.4), sharey=True)
     variances = (p.epistemic + process.unexplained(line), p.epistemic)

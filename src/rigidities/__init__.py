@@ -5,21 +5,20 @@ parameters. The names here are those a user types. Classes that only come back f
 the room of the call: `rigidities.last_layer`, `rigidities.prediction`, `rigidities.calibration`.
 """
 
-from . import closed_forms, export, fits, kernels, local, losses, metrics, plots, report, selection
+from . import export, fits, local, losses, metrics, plots, report, selection, theory
 from ._version import __version__
 from .any_regressor.rigidity import PredictionRigidity
 from .calibration.methods import Full, Paper
-from .constrained import constrained_profile, constrained_rigidity
-from .data.parquet import ParquetBatches
-from .data.shards import ShardSampler, shard
 from .last_layer.ensemble.ensemble import Ensemble
 from .last_layer.gradients.loss import GradientLoss
-from .last_layer.rigidity import LLPR, LastLayerRigidity
+from .last_layer.rigidity import LastLayerRigidity
 from .models.mean_of import MeanOf
-from .models.whole import whole
 from .posterior.gram import Gram
 from .posterior.posterior import Posterior
 from .prediction.prediction import Prediction
+
+LLPR = LastLayerRigidity
+"""`LastLayerRigidity` by the name of the method: last-layer prediction rigidity."""
 
 __all__ = [
     "LLPR",
@@ -30,26 +29,19 @@ __all__ = [
     "LastLayerRigidity",
     "MeanOf",
     "Paper",
-    "ParquetBatches",
     "Posterior",
     "Prediction",
     "PredictionRigidity",
-    "ShardSampler",
     "__version__",
-    "closed_forms",
-    "constrained_profile",
-    "constrained_rigidity",
     "export",
     "fits",
-    "kernels",
     "local",
     "losses",
     "metrics",
     "plots",
     "report",
     "selection",
-    "shard",
-    "whole",
+    "theory",
 ]
 
 

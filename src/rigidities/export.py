@@ -32,6 +32,7 @@ from torch.utils._pytree import (
 
 from ._version import __version__
 from .data.arrays import each_member
+from .last_layer.doors import familiar_variance, feed_of
 from .last_layer.frozen import Frozen
 from .last_layer.readout.graph import LinearCopy
 from .models.calling import Inputs, described
@@ -192,7 +193,7 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
 
     - `error` and `rounding` of the variance;
     - `epistemic_q99`; an input with an epistemic variance far above it is unfamiliar
-      (`uq.familiar`; null if the fit kept no rows);
+      (null if the fit kept no rows);
     - `conformal_tails` by level: the interval between the distribution's quantiles at tail / 2 and
       1 - tail / 2 covers that level (null without conformal rows). The tails are those of all
       conformal rows together, because a graph has no groups. With too few rows a tail is 0, and the
@@ -217,7 +218,7 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
         "noise_level": calibration.noise.level.tolist(),
         "error": frozen.error,
         "rounding": frozen.rounding,
-        "epistemic_q99": uq.familiar(),
+        "epistemic_q99": familiar_variance(uq),
         "conformal_tails": tails,
     }
 
@@ -246,18 +247,18 @@ def _example_inputs(uq: LastLayerRigidity, frozen: Frozen, example: Any) -> Inpu
         )
     if {*rows} == {1}:
         inputs = _with_rows(inputs, 2)
-    if uq.feed.format.whole:
+    if feed_of(uq).format.whole:
         return _without_unused_tensors(uq, frozen, inputs)
     return inputs
 
 
 def _handed(uq: LastLayerRigidity, example: Any) -> Inputs:
     """An example as positional inputs and inputs by keyword, as `uq` is called with them."""
-    batch_format = uq.feed.format
+    batch_format = feed_of(uq).format
     if isinstance(example, Mapping):
         if batch_format.whole or batch_format.kind != "mapping":
             return (dict(example),), {}
-        (batch,) = uq.feed.unlabelled()([example], "export")
+        (batch,) = feed_of(uq).unlabelled()([example], "export")
         return (), batch.kwargs
     is_named_tuple = hasattr(example, "_fields")
     if isinstance(example, (tuple, list)) and not (batch_format.whole and is_named_tuple):
@@ -290,7 +291,7 @@ def _without_unused_tensors(uq: LastLayerRigidity, frozen: Frozen, inputs: Input
     """
     _outputs(frozen, inputs)  # which describes the call if it fails
     run = frozen.readout.run
-    batch = uq.feed.handed(*inputs)
+    batch = feed_of(uq).handed(*inputs)
     with torch.no_grad(), _UsedTensors() as used:
         run.source.traced(run.model, batch.args, batch.kwargs)
         if run.source.features is not None:
@@ -402,7 +403,7 @@ def _input_names(uq: LastLayerRigidity, inputs: Inputs) -> list[str]:
     They are those of the model's `forward`, as far as known, or the keys and fields in a batch.
     """
     args, kwargs = inputs
-    forward_names = [] if uq.feed.format.whole else uq.readout.input_names
+    forward_names = [] if feed_of(uq).format.whole else uq.readout.input_names
     names = []
     for i, arg in enumerate(args):
         input_name = forward_names[i] if i < len(forward_names) else f"input{i}"

@@ -19,7 +19,7 @@ import torch
 from .data.shards import in_order
 from .last_layer.after_training import AfterTraining
 from .last_layer.rigidity import LastLayerRigidity
-from .models.whole import whole
+from .models.plain_copy import plain_copy
 from .notices import extra, missing
 from .prediction.prediction import Prediction
 
@@ -130,7 +130,7 @@ class RigidityCallback(AfterTraining, pl.Callback):
             module: The trained module.
             best_path: The best checkpoint, whose weights the copy gets; "" without one.
         """
-        model = whole(module)
+        model = plain_copy(module)
         vars(model).pop("_compiled_call_impl", None)  # it would call the original module
         if vars(model).get("_compiler_ctx") is not None:
             vars(model).pop("forward", None)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from .data.shards import in_order
 from .last_layer.after_training import AfterTraining
 from .last_layer.rigidity import LastLayerRigidity
-from .models.whole import whole
+from .models.plain_copy import plain_copy
 from .notices import extra, missing
 
 try:
@@ -69,7 +69,7 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
             collate = hf.trainer_utils.RemoveColumnsCollator(train.collate_fn, columns)
             valid = DataLoader(valid, args.eval_batch_size, collate_fn=collate)
         self._require_data(valid)
-        model = whole(objects["model"])
+        model = plain_copy(objects["model"])
         # Remove the autocast that Accelerate has put around the forward pass.
         original_forward = vars(model).pop("_original_forward", None)
         if original_forward is not None:

@@ -9,7 +9,8 @@ from torch import nn
 
 import rigidities as rg
 from rigidities import cli
-from tests.support.nets import calibrated, data, trained
+from rigidities.last_layer.doors import familiar_variance
+from tests.support.nets import calibrated, trained
 
 load = rg.LastLayerRigidity.load
 
@@ -81,7 +82,7 @@ def test_files_without_rows_merge_with_a_notice(net, folder):
     fit(net, slice(50, 120)).save(folder / "b")
     with pytest.warns(UserWarning, match=r"save\(path, rows=True\)"):
         assert merge(folder, "a", "b") == 0
-    assert load(folder / "out", net[0]).familiar() is None
+    assert familiar_variance(load(folder / "out", net[0])) is None
 
 
 def early(net, folder):
@@ -111,19 +112,6 @@ def of_shared_rows(net, folder):
     fit(net, slice(40, 120)).save(folder / "b")
 
 
-def unfinished(net, folder):
-    """Interrupted after its first batches."""
-
-    def batches():
-        yield from zip(*[part.double().split(3000) for part in data(6000, 1, 9)], strict=True)
-        raise KeyboardInterrupt
-
-    (folder / "b").unlink()
-    options = {"checkpoint": folder / "b", "checkpoint_seconds": 0}
-    with pytest.raises(KeyboardInterrupt):
-        rg.LastLayerRigidity(net[0]).fit(batches(), **options)
-
-
 def missing(net, folder):
     (folder / "b").unlink()
 
@@ -135,7 +123,6 @@ BAD = {
     "of a function": (of_a_function, "were functions, which a file cannot contain"),
     "of other weights": (of_other_weights, "differ in their weights"),
     "of shared rows": (of_shared_rows, "share rows: 10 of the 80 rows"),
-    "unfinished": (unfinished, "unfinished fit. Resume it"),
     "missing": (missing, "There is no file"),
 }
 

@@ -28,7 +28,6 @@ CALLS = {
     "call": lambda uq, x: uq(x)[1],
     "predict": lambda uq, x: uq.predict(x).std,
     "gradient": lambda uq, x: uq.gradient(x).std,
-    "hessian product": lambda uq, x: uq.hessian_product(x, torch.ones(4)).std,
     "propagate": lambda uq, x: uq.propagate(lambda y: y.mean(), x).std,
     "covariance": lambda uq, x: uq.covariance(x, x),
     "local": lambda uq, x: uq.local(x).std,
@@ -285,29 +284,3 @@ def test_batches_of_one_fit_have_their_columns_in_one_order(net):
     pr, flat = plane(net), [(one, y[:, 0]) for one, y in batches]
     refused("The fit had the columns", pr.fit, flat)
     refused("The fit had the columns", pr.fit(flat[:1]).predict, other(x))
-
-
-def test_a_resumed_fit_asks_for_the_columns_it_began_with(net, tmp_path, monkeypatch):
-    monkeypatch.setattr("rigidities.last_layer.statistics.block._MOST_BATCHES", 1)
-    (x, y), path, met = net.train, tmp_path / "c.safetensors", []
-
-    def weight(batch: Any) -> torch.Tensor:
-        met.append(batch)
-        if len(met) == 2:
-            raise KeyboardInterrupt
-        return torch.ones(len(batch[0]))
-
-    kept = {"checkpoint": path, "checkpoint_seconds": 0, "sample_weight": weight}
-    with pytest.raises(KeyboardInterrupt):
-        rg.LastLayerRigidity(net.model).fit(_pairs(FORMS["pandas"], x, y), **kept)
-    assert path.exists()
-    refused(
-        "The fit had the columns", rg.LastLayerRigidity(net.model).fit, _pairs(other, x, y), **kept
-    )
-    uq = rg.LastLayerRigidity(net.model).fit(_pairs(FORMS["pandas"], x, y), **kept)
-    assert uq.gram.count == 4 * len(x)
-
-
-def _pairs(form: Any, x: torch.Tensor, y: torch.Tensor) -> list[Any]:
-    x, y = x[:, [0, 0, 2, 3]].repeat(4, 1), y.repeat(4, 1)  # columns that a digest cannot tell
-    return [(form(one), two) for one, two in zip(x.split(600), y.split(600), strict=True)]

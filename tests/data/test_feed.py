@@ -47,7 +47,6 @@ CALLS = {
     "uncertain inputs": lambda uq, x: uq.predict(x, input_covariance=0.1).from_inputs,
     "sampled inputs": lambda uq, x: uq.predict(x, input_covariance=0.1, input_samples=4).mean,
     "gradient": lambda uq, x: uq.gradient(x).mean,
-    "hessian product": lambda uq, x: uq.hessian_product(x, torch.ones(4)).mean,
     "ensemble": lambda uq, x: uq.ensemble(8)(x)[0],
     "ensemble's propagation": lambda uq, x: uq.ensemble(8).propagate(lambda y: y, x).mean,
     "propagate": lambda uq, x: uq.propagate(lambda y: y, x).mean,

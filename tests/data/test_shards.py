@@ -1,4 +1,4 @@
-"""Each process's rows: of our sampler, and of the loaders that training jobs are given."""
+"""Each process's rows: of subsets, and of the loaders that training jobs are given."""
 
 import copy
 import itertools
@@ -17,12 +17,12 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
-import rigidities as rg
 from rigidities.data.batches import raw_batches
 from rigidities.data.shards import in_order, unpadded
 
@@ -63,42 +63,17 @@ def accelerated(data, world, rank, size, *, shuffle=False, drop=False, split=Fal
     return DataLoaderShard(data, batch_sampler=shard, rng_types=["generator"])
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_shards_are_the_whole_in_order(shuffle):
-    for rows, world, _ in CASES:
-        shares = [list(rg.ShardSampler(range(rows), r, world, shuffle)) for r in range(world)]
-        order = list(rg.ShardSampler(range(rows), 0, 1, shuffle))
-        assert list(itertools.chain(*shares)) == order and sorted(order) == list(range(rows))
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        samplers = [rg.ShardSampler(range(rows), rank, world, shuffle) for rank in range(world)]
-        assert [len(sampler) for sampler in samplers] == list(map(len, shares))
+def subset(data, world, rank):
+    """The rows of a process, as docs/processes.md cuts them."""
+    return Subset(data, range(rank, len(data), world))
 
 
-def test_epochs_and_seeds_shuffle_anew():
-    sampler = rg.ShardSampler(range(50), 1, 2, shuffle=True)
-    first = list(sampler)
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-    assert list(sampler) == list(rg.ShardSampler(range(50), 1, 2, shuffle=True, seed=1))
-
-
-def test_outside_a_job_a_process_has_all_rows_and_no_other_rank():
-    assert list(rg.ShardSampler(range(3))) == [0, 1, 2]
-    with pytest.raises(ValueError, match="Invalid rank 2"):
-        rg.ShardSampler(range(3), 2, 2)
-
-
-def test_data_are_sharded_in_their_own_form():
-    x, y = torch.arange(10).reshape(5, 2), torch.arange(5)
-    shares = [rg.shard((x, {"y": y}), rank, 2) for rank in (0, 1)]
-    assert torch.equal(torch.cat([one[0] for one in shares]), x)
-    assert torch.equal(torch.cat([one[1]["y"] for one in shares]), y)
-    assert shares[0][0].data_ptr() == x.data_ptr()  # no copy
-    assert torch.equal(rg.shard(y, 1, 2), y[2:]) and len(rg.shard(y, 0, 6)) == 0
-    assert [int(row) for row in rg.shard(Numbers(5), 1, 2)] == [2, 3, 4]
-    assert (rg.shard(x.numpy(), 1, 2) == x.numpy()[2:]).all()
-    with pytest.raises(ValueError, match=r"the same length, got \[4, 5\]"):
-        rg.shard((x, y[:4]), 0, 2)
+def test_subsets_of_all_processes_are_read_as_they_are_every_row_once():
+    for rows, world, size in CASES:
+        for data in (Numbers(rows), TensorDataset(torch.arange(rows))):
+            parts = [subset(data, world, rank) for rank in range(world)]
+            shares = [read(DataLoader(part, size)) for part in parts]
+            assert shares == [list(range(rank, rows, world)) for rank in range(world)]
 
 
 @pytest.mark.parametrize(("shuffle", "drop"), FLAGS)
@@ -108,15 +83,6 @@ def test_a_distributed_loader_gives_every_row_once(shuffle, drop):
             options = {"shuffle": shuffle, "drop": drop}
             shares = [read(distributed(data, world, r, size, **options)) for r in range(world)]
             assert sorted(itertools.chain(*shares)) == list(range(rows))
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_loader_with_our_sampler_is_read_as_it_is(shuffle):
-    for rows, world, size in CASES:
-        for data in (Numbers(rows), TensorDataset(torch.arange(rows))):
-            samplers = [rg.ShardSampler(data, rank, world, shuffle) for rank in range(world)]
-            shares = [read(DataLoader(data, size, sampler=sampler)) for sampler in samplers]
-            assert list(itertools.chain(*shares)) == list(rg.ShardSampler(data, 0, 1, shuffle))
 
 
 @pytest.mark.parametrize(("shuffle", "drop"), FLAGS)
@@ -152,7 +118,7 @@ def test_a_loader_keeps_what_else_it_does():
 
 def test_tensors_of_a_job_are_sliced():
     data = TensorDataset(torch.arange(9))
-    for loader in (distributed(data, 2, 1, 3), DataLoader(data, 3, sampler=rg.ShardSampler(data))):
+    for loader in (distributed(data, 2, 1, 3), DataLoader(subset(data, 2, 1), 3)):
         assert (
             raw_batches(unpadded(loader))[2]
             and not raw_batches(unpadded(distributed(Numbers(9), 2, 1, 3)))[2]
@@ -222,15 +188,6 @@ def test_a_stream_dealt_out_by_accelerate_is_refused():
             raw_batches(unpadded(loader))
 
 
-def test_a_shard_is_read_whole_whatever_the_loader_would_drop():
-    data = TensorDataset(torch.arange(103))
-    shares = [
-        read(DataLoader(data, 10, sampler=rg.ShardSampler(data, rank, 2), drop_last=True))
-        for rank in range(2)
-    ]
-    assert list(itertools.chain(*shares)) == list(range(103))
-
-
 def rows_in_order(loader):
     return [int(row) for batch in in_order(loader) for row in batch]
 
@@ -251,7 +208,7 @@ def test_a_sampler_that_may_leave_out_rows_is_left_to_choose():
     data = Numbers(9)
     some = SubsetRandomSampler([2, 5])
     wrapped = DistributedSamplerWrapper(some, 1, 0, shuffle=False)
-    for sampler in (some, wrapped, RandomSampler(range(2)), rg.ShardSampler(data, 1, 4)):
+    for sampler in (some, wrapped, RandomSampler(range(2))):
         rows = rows_in_order(DataLoader(data, 4, sampler=sampler))
         assert len(rows) == 2 and (sampler not in (some, wrapped) or set(rows) == {2, 5})
     assert in_order([1, 2]) == [1, 2] and in_order(None) is None

@@ -45,7 +45,7 @@ def units(uq: rg.LastLayerRigidity, given: Given) -> torch.Tensor | None:
     """Weights of all training outputs where targets with one weight vector have their own units."""
     if uq.readout.layout != "joint":
         return None
-    batches = uq.feed(given.train, "fit")
+    batches = uq._fit.feed()(given.train, "fit")
     targets = torch.cat([batch.target.reshape(-1, len(uq.scale)).cpu() for batch in batches])
     return oracle.own_units(targets).repeat(len(targets))
 
@@ -67,7 +67,7 @@ def off(uq: rg.LastLayerRigidity, given: Given, wrt: str) -> Iterator[float]:
 
 def called(uq: rg.LastLayerRigidity, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
     """`uq(x)` for every test batch."""
-    found = [quietly(uq, *b.args, **b.kwargs) for b in uq.feed(given.test, "call")]
+    found = [quietly(uq, *b.args, **b.kwargs) for b in uq._fit.feed()(given.test, "call")]
     means, stds = zip(*found, strict=True)
     return torch.cat(means).detach(), torch.cat(stds).detach()
 

@@ -344,7 +344,6 @@ def test_a_refit_is_refused_where_mixed_precision_is_too_coarse():
 
 
 def test_a_block_ends_after_so_many_batches(block_sizes):
-    """So that the checkpoint of a slow model need not wait for a megabyte of rows."""
     rg.LastLayerRigidity(net(), batch_size=9).fit(data(900))
     assert [len(ends) for ends in block_sizes] == [64, 36]
 

@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 import rigidities as rg
 from rigidities.last_layer import distributed
-from rigidities.last_layer.statistics import block
-from tests.support import jobs
+from tests.support import jobs, markdown
 from tests.support.nets import data
 
 pytestmark = pytest.mark.xdist_group("jobs")
@@ -189,7 +188,6 @@ def refusals(rank, size):
     asked(lambda: uq.refit(valid, add=bool(rank)))
     asked(lambda: uq.predict(valid[0], input_covariance=[None, 0.1][rank], gather=True))
     asked(lambda: (uq if rank else rg.LastLayerRigidity(net())).predict(valid[0], gather=True))
-    asked(lambda: uq.fit(own, checkpoint=["here", "no such folder/file"][rank]))
     mine = rg.LastLayerRigidity(net()).fit(own)
     mine.process_group = False
     mine.calibrate(valid, method="paper")
@@ -223,7 +221,6 @@ def test_ranks_that_differ_are_refused_on_all_of_them_and_nothing_is_lost():
         "differ in their rows",
         *["differ in their options"] * 5,
         "There is no fit yet",
-        "checkpoint must be a file in a folder that exists",
         "differ in their calibration",
         "differ in their options",
     ]
@@ -298,34 +295,6 @@ def test_rows_that_the_data_repeat_are_counted_with_a_word():
         "Some rows (1, compared by hash) are in the data of"
     )
     assert not silence
-
-
-def interrupted(rank, size, folder):
-    """One rank's data fail; the same call again resumes on both, from a file each."""
-    block._CPU_BYTES = 1  # in this process: blocks of 512 rows
-    rows, model = shared(data(4000, 1, 1), rank, size), net()
-    once = rg.LastLayerRigidity(model).fit(batches(rows, 64))
-
-    def failing():
-        for number, batch in enumerate(batches(rows, 64)):
-            if rank and number == 20:
-                time.sleep(0.6)  # the first rank is through with its rows
-                raise OSError("the file is gone")
-            yield batch
-
-    path, uq = folder / "fit.safetensors", rg.LastLayerRigidity(model)
-    with pytest.raises((OSError, RuntimeError), match="the file is gone"):
-        uq.fit(failing(), checkpoint=path, checkpoint_seconds=0)
-    assert uq._fit.state is None
-    assert (folder / f"fit.{rank}-of-2.safetensors").is_file()
-    uq.fit(batches(rows, 64), checkpoint=path)
-    assert torch.equal(uq.gram.matrix, once.gram.matrix)
-
-
-@pytest.mark.thorough
-def test_a_job_that_failed_resumes_on_every_rank_from_a_file_of_its_own(tmp_path):
-    jobs.values(interrupted, 2, tmp_path)
-    assert not list(tmp_path.glob("fit.*"))
 
 
 class Slow(torch.utils.data.Dataset):
@@ -554,3 +523,23 @@ def padded(rank, size):
 
 def test_a_padded_loader_is_fitted_once_predicted_as_it_is_and_gathered_once():
     assert jobs.values(padded, 2) == [(401, 201, 201, 401)] * 2
+
+
+def subsets(rank, size):
+    """The block of docs/processes.md, on one rank, and all rows in one process."""
+    x, y = (part.double() for part in data(401, 1, 1))
+    valid = torch.utils.data.TensorDataset(*(part.double() for part in data(101, 1, 2)))
+    dataset, model = torch.utils.data.TensorDataset(x, y), net().double()
+    names = {"dataset": dataset, "valid": valid, "model": model}
+    code = markdown.block("processes.md", "fit.py").replace("dist.init_process_group()", "")
+    exec(code.partition("if dist.get_rank() == 0:")[0], names)
+    uq = names["uq"]
+    alone = rg.LastLayerRigidity(model).fit(x, y, process_group=False)
+    assert uq.gram.count == 401 and uq.calibration_report.rows == 101
+    assert close(uq.gram.matrix, alone.gram.matrix)
+    return uq.gram.matrix, uq.scale
+
+
+def test_two_processes_that_read_subsets_have_the_gram_of_one():
+    (first, scale), (second, other_scale) = jobs.values(subsets, 2)
+    assert torch.equal(first, second) and torch.equal(scale, other_scale)

@@ -17,14 +17,14 @@ import rigidities as rg
 from rigidities.data.feed import Feed
 from rigidities.last_layer.ensemble.ensemble import Ensemble
 from rigidities.last_layer.ensemble.member_values import MemberValues
-from rigidities.last_layer.ensemble.members import Members, members, symmetric_set
+from rigidities.last_layer.ensemble.members import Members, members
 from rigidities.models.modes import exporting
 from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
 from tests.support.nets import fitted, trained
 from tests.support.refusals import refused
 from tests.support.tampering import rewrite
-from tests.support.zoo_fits import fitted_to, row_weights
+from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
 ACCEPTED = [id for id in zoo.IDS if zoo.OUTCOMES[id] != "refused"]
@@ -45,12 +45,10 @@ def joint_of(uq):
     )
 
 
-def ensemble(uq, n=None, **options):
-    if not options.get("symmetric"):
-        options.setdefault("generator", seeded())
+def ensemble(uq, n=64, **options):
+    options.setdefault("generator", seeded())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The error bars are not calibrated")
-        warnings.filterwarnings("ignore", "A symmetric set of rank")
         return uq.ensemble(n, **options)
 
 
@@ -58,18 +56,6 @@ def fitted_case(case):
     uq = fitted_to(case, [zoo.build(case.id, draw).data for draw in range(2)])
     set_posterior(uq, uq.posterior.with_ridge(0.1 * float(uq.gram.diagonal.mean())))
     return uq
-
-
-def low_rank(joint, rank):
-    with pytest.warns(UserWarning, match="lower bound"):
-        return symmetric_set(joint, rank)
-
-
-def drawn(joint, kind, n):
-    if kind == "symmetric":
-        return low_rank(joint, n // 2)
-    chosen = {} if kind == "independent" else {kind: True}
-    return members(joint, n, generator=seeded(), **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -153,30 +139,20 @@ def exact_covariance(uq, x):
     return joint.covariance(features).reshape(size, size)
 
 
-@pytest.mark.parametrize("kind", ["independent", "recentred", "antithetic"])
-def test_random_members_have_the_analytic_covariance_within_their_own_error(fit, x, kind):
+def test_members_have_the_analytic_covariance_within_their_own_error(fit, x):
     n, rows = 4000, x[:4]
     features = fit._fit.require_state().binding.current()(rows).features
-    deviations = drawn(joint_of(fit), kind, n).deviations
+    deviations = members(joint_of(fit), n, generator=seeded()).deviations
     change = torch.einsum("md,nkd->nmk", features.double(), deviations).flatten(1)
-    got = MemberValues(change, kind).covariance
+    got = MemberValues(change).covariance
     root = torch.linalg.cholesky(exact_covariance(fit, rows))
     whitened = torch.linalg.solve_triangular(root, got, upper=False)
     whitened = torch.linalg.solve_triangular(root, whitened.mT, upper=False)
     # A Wishart matrix: independent entries of variance 1 / m, on the diagonal 2 / m.
-    freedom = n // 2 if kind == "antithetic" else n - 1
-    z = (whitened - torch.eye(len(root), dtype=F64)) * freedom**0.5
+    z = (whitened - torch.eye(len(root), dtype=F64)) * (n - 1) ** 0.5
     statistic = float(z.tril(-1).square().sum() + z.diagonal().square().sum() / 2)
     entries = len(root) * (len(root) + 1) // 2
     assert 1e-4 < chi2.sf(statistic, entries) < 1 - 1e-4
-
-
-def test_independent_members_scatter_around_the_models_prediction(fit, x):
-    n, rows = 4000, x[:4]
-    mean = ensemble(fit, n)(rows).double().mean(0)
-    error = (mean - fit.model(rows).detach().double()).flatten()
-    statistic = float(error @ torch.linalg.solve(exact_covariance(fit, rows), error)) * n
-    assert 1e-4 < chi2.sf(statistic, len(error)) < 1 - 1e-4
 
 
 def test_the_covariance_converges_with_the_root_of_the_number_of_members(fit, x):
@@ -189,18 +165,26 @@ def test_the_covariance_converges_with_the_root_of_the_number_of_members(fit, x)
     def error(n, seed):
         deviations = members(joint, n, generator=seeded(seed)).deviations
         change = torch.einsum("md,nkd->nmk", features, deviations).flatten(1)
-        return float((MemberValues(change, "independent").covariance - exact).square().sum())
+        return float((MemberValues(change).covariance - exact).square().sum())
 
     few, many = (sum(error(n, seed) for seed in range(30)) for n in (50, 800))
     assert 4 * 0.7 < (few / many) ** 0.5 < 4 / 0.7
 
 
-@pytest.mark.parametrize("kind", ["recentred", "antithetic", "symmetric"])
-def test_centred_sets_have_the_models_prediction_as_their_mean(fit, x, kind):
-    deviations = drawn(joint_of(fit), kind, 12).deviations
+def test_the_mean_of_the_members_is_the_models_prediction(fit, x):
+    deviations = members(joint_of(fit), 12, generator=seeded()).deviations
     assert float(deviations.mean(0).abs().max()) < 1e-12 * float(deviations.abs().max())
-    loose = drawn(joint_of(fit), "independent", 12).deviations
-    assert float(loose.mean(0).abs().max()) > 0.01 * float(loose.abs().max())
+    uq, rows = double_fit(targets=3)
+    mean = ensemble(uq, 5)(rows).mean(0)
+    torch.testing.assert_close(mean, uq.model(rows), rtol=1e-12, atol=1e-12)
+
+
+def test_members_are_the_generators_draws_minus_their_mean(fit):
+    joint = joint_of(fit)
+    points = torch.randn(9, joint.coordinates, dtype=F64, generator=seeded(5))
+    draws = joint.weights(points)
+    found = members(joint, 9, generator=seeded(5)).deviations
+    assert torch.equal(found, draws - draws.mean(0))
 
 
 def double_fit(**options):
@@ -210,20 +194,6 @@ def double_fit(**options):
     return fitted(type(net)(net.model, *doubled)), doubled[2][0]
 
 
-def test_a_symmetric_set_of_full_rank_has_the_exact_covariance():
-    uq, x = double_fit(targets=3)
-    ens = ensemble(uq, symmetric=True)
-    assert len(ens) == 2 * joint_of(uq).coordinates == 2 * 3 * 25
-    spread = ens.propagate(lambda y: y, x[:6])
-    exact = exact_covariance(uq, x[:6])
-    torch.testing.assert_close(spread.covariance, exact, rtol=1e-8, atol=1e-8 * float(exact.max()))
-    torch.testing.assert_close(spread.variance.flatten(), exact.diagonal(), rtol=1e-8, atol=0)
-    torch.testing.assert_close(spread.mean, uq.model(x[:6]).detach(), rtol=1e-8, atol=1e-12)
-    contrast = torch.linspace(-1, 1, 18, dtype=F64)
-    derived = ens.propagate(lambda y: contrast @ y.flatten(), x[:6])
-    assert float(derived.variance) == pytest.approx(float(contrast @ exact @ contrast), rel=1e-8)
-
-
 @pytest.mark.parametrize(
     ("id", "scales", "atol"),
     [
@@ -231,124 +201,25 @@ def test_a_symmetric_set_of_full_rank_has_the_exact_covariance():
         ("fewer_targets_than_head_outputs", [1.0, 3.0], 1e-10),  # one weight vector
     ],
 )
-def test_a_symmetric_set_is_exact_for_each_target_with_its_own_scale_too(id, scales, atol):
+def test_unit_points_have_the_exact_covariance_for_each_target_with_its_own_scale_too(
+    id, scales, atol
+):
     case = zoo.build(id)
     uq = fitted_case(case)
     tap = uq._fit.require_state().binding.current()
     assert tap.layout == "joint" if scales else uq.posterior.eigenvalues.ndim == 2
     if scales:
         set_posterior(uq, uq.posterior.with_scale(torch.tensor(scales)))
-    spread = ensemble(uq, symmetric=True).propagate(lambda y: y, [case.data])
-    exact = joint_of(uq).covariance(tap(*case.args).features)
-    size = spread.mean.numel()
-    torch.testing.assert_close(spread.covariance, exact.reshape(size, size), rtol=1e-8, atol=atol)
-
-
-def shared_gram():
-    net = trained(targets=3)
-    uq = fitted(net)
-    set_posterior(uq, uq.posterior.with_ridge(0.01 * float(uq.gram.diagonal.mean())))
-    return uq, uq._fit.require_state().binding.current()(net.train[0]).features
-
-
-def gram_per_target():
-    uq, features = fitted_zoo("each_target_scaled_by_its_own_std")
-    set_posterior(uq, uq.posterior.with_scale(torch.tensor([1.0, 1.5, 2.0])))
-    return uq, features
-
-
-def one_weight_vector():
-    """Features in the units of their targets, in which the shares of variance are meant."""
-    uq, features = fitted_zoo("fewer_targets_than_head_outputs")
-    weights = row_weights(uq, [zoo.build("fewer_targets_than_head_outputs", d) for d in range(2)])
-    return uq, weights.reshape(*features.shape[:2], 1).sqrt() * features
-
-
-def fitted_zoo(id):
-    uq = fitted_case(zoo.build(id))
-    readings = [
-        uq._fit.require_state().binding.current()(*zoo.build(id, draw).args) for draw in range(2)
-    ]
-    return uq, torch.cat([reading.features for reading in readings])
-
-
-def spread_of(values):
-    """Covariance of values (n, M, K) about zero, flattened."""
-    flat = values.flatten(1).double()
-    return flat.mT @ flat / len(flat)
+    joint, features = joint_of(uq), tap(*case.args).features
+    units = joint.weights(torch.eye(joint.coordinates, dtype=F64))
+    change = responses(features, units).flatten(1)
+    exact = joint.covariance(features).reshape(change.shape[1], -1)
+    torch.testing.assert_close(change.mT @ change, exact, rtol=1e-8, atol=atol)
 
 
 def responses(features, deviations):
     each = features if features.ndim == 3 else features[:, None].expand(-1, deviations.shape[1], -1)
     return torch.einsum("mkd,nkd->nmk", each.double(), deviations)
-
-
-@pytest.mark.parametrize("given", [shared_gram, gram_per_target, one_weight_vector])
-@pytest.mark.parametrize("rank", [1, 4, 9])
-def test_a_low_rank_keeps_most_of_the_variance_of_the_training_predictions(given, rank):
-    uq, features = given()
-    joint = joint_of(uq)
-    exact = joint.covariance(features)
-    exact = exact.reshape(exact.shape[0] * exact.shape[1], -1)
-    found = low_rank(joint, rank)
-    kept = spread_of(responses(features, found.deviations))
-    # No covariance of rank r below the exact one has more on its diagonal than these.
-    best = torch.linalg.eigvalsh(exact)[-rank:].sum() / exact.trace()
-    assert float(kept.trace() / exact.trace()) == pytest.approx(float(best), rel=1e-6)
-    assert found.missing == pytest.approx(1 - float(best), rel=1e-6)
-    assert found.missing > 0.001
-    rest = torch.linalg.eigvalsh(exact - kept)
-    assert float(rest.min()) > -1e-6 * float(rest.max())  # a lower bound of every combination
-
-
-def test_nothing_is_missing_at_full_rank_alone():
-    uq, _ = shared_gram()
-    joint = joint_of(uq)
-    whole = joint.coordinates
-    shares = [symmetric_set(joint).missing, symmetric_set(joint, whole).missing]
-    assert shares == [0.0, 0.0] == [members(joint, 2 * whole, symmetric=True).missing, 0.0]
-    sets = [low_rank(joint, rank).missing for rank in range(1, whole, 7)]
-    assert sets == sorted(sets, reverse=True) and sets[-1] > 0
-    scaled, _ = one_weight_vector()
-    plain = low_rank(joint_of(scaled), 5).missing
-    set_posterior(scaled, scaled.posterior.with_scale(torch.tensor([1.0, 3.0])))
-    assert low_rank(joint_of(scaled), 5).missing == pytest.approx(plain)  # in units of the scales
-
-
-def with_dead_features(live=3, dead=2):
-    gram = rg.Gram(live + dead)
-    rows = torch.randn(20, live, generator=seeded(), dtype=F64)
-    gram.update(torch.cat([rows, torch.zeros(20, dead, dtype=F64)], dim=1))
-    post = rg.Posterior.from_gram(gram, ridge=0.1).with_scale(torch.ones(1))
-    return JointPosterior(post, torch.eye(1, dtype=F64))
-
-
-def test_directions_that_training_never_saw_go_first_and_without_a_word():
-    found = symmetric_set(with_dead_features(), 3)
-    assert float(found.deviations[..., 3:].abs().max()) < 1e-12
-    assert 0 < found.missing < 1e-15
-    assert symmetric_set(with_dead_features()).deviations[..., 3:].abs().max() > 1
-    certain = with_dead_features().posterior.with_scale(torch.zeros(1))
-    without = symmetric_set(JointPosterior(certain, torch.eye(1, dtype=F64)), 1)
-    assert 0 < without.missing < 1e-15 and float(without.deviations.abs().max()) == 0
-
-
-def test_a_rank_that_is_too_low_is_said_where_it_is_asked_for_and_kept(fit, x, tmp_path):
-    said = r"rank 32 of 75 leaves out \d+ % .*Raise rank to 75"
-    with pytest.warns(UserWarning, match=said) as warned:
-        ens = fit.ensemble(64, symmetric=True)
-    assert [warning.filename for warning in warned] == [__file__]
-    assert len(ens) == 64 and 1e-3 < ens.missing < 0.5
-    assert f"symmetric, missing={ens.missing:.2g}" in repr(ens)
-    ens.save(tmp_path / "ens.safetensors")
-    again = Ensemble.load(tmp_path / "ens.safetensors", fit.model)
-    other = ensemble(fit, 4)
-    other.load_state_dict(ens.state_dict())
-    for copied in (again, other, copy.deepcopy(ens)):
-        assert copied.missing == ens.missing
-        assert copied.propagate(torch.mean, x).missing == ens.missing
-    other.load_state_dict(ensemble(fit, 4).state_dict())
-    assert other.missing == 0 and "missing" not in repr(other)
 
 
 # --- propagation --------------------------------------------------------------------------------
@@ -427,37 +298,30 @@ def standard_joint(targets):
     return JointPosterior(post, torch.eye(targets, dtype=F64))
 
 
-@pytest.mark.parametrize("options", [{}, {"antithetic": True}])
-def test_few_members_estimate_the_variance_without_bias(options):
+def test_few_members_estimate_the_variance_without_bias():
     joint, generator = standard_joint(400), seeded()
-    draws = [members(joint, 6, generator=generator, **options) for _ in range(40)]
+    draws = [members(joint, 6, generator=generator) for _ in range(40)]
     z = torch.cat([group.deviations.squeeze(-1) for group in draws], dim=1)
-    repeats = z.shape[1]
-    spread = MemberValues(z + z.square(), draws[0].drawing)  # mean 1, variance 3
+    spread = MemberValues(z)  # mean 0, variance 1
     plain = spread.values.var(0, correction=0)
-    error = float(spread.variance.std()) / repeats**0.5
-    assert abs(float(spread.variance.mean()) - 3) < 4 * error
-    assert abs(float(plain.mean()) - 3) > 10 * error
-    assert abs(float(spread.mean.mean()) - 1) < 4 * float(spread.mean.std()) / repeats**0.5
-    scatter = float(spread.mean.var())
-    assert float(spread.mean_error.square().mean()) == pytest.approx(scatter, rel=0.05)
+    error = float(spread.variance.std()) / z.shape[1] ** 0.5
+    assert abs(float(spread.variance.mean()) - 1) < 4 * error
+    assert abs(float(plain.mean()) - 1) > 10 * error
+    assert float(spread.mean.abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["independent", "recentred", "antithetic"])
-def test_the_standard_error_of_the_std_is_the_scatter_of_the_std(kind):
-    spread = MemberValues(drawn(standard_joint(600), kind, 32).deviations, kind)
+def test_the_error_of_the_mean_bounds_its_scatter():
+    joint, generator = standard_joint(400), seeded()
+    draws = [members(joint, 6, generator=generator) for _ in range(40)]
+    z = torch.cat([group.deviations.squeeze(-1) for group in draws], dim=1)
+    spread = MemberValues(z + 0.2 * z.square())  # the linear part of its mean has no error
+    assert 0 < float(spread.mean.std()) < float(spread.mean_error.mean())
+
+
+def test_the_standard_error_of_the_std_is_the_scatter_of_the_std():
+    spread = MemberValues(members(standard_joint(600), 32, generator=seeded()).deviations)
     assert float(spread.variance.mean()) == pytest.approx(1, abs=4 * (2 / 15 / 600) ** 0.5)
     assert float(spread.std_error.mean()) == pytest.approx(float(spread.std.std()), rel=0.12)
-
-
-@pytest.mark.parametrize(("rank", "error"), [(75, 0.0), (74, torch.nan)])
-def test_deterministic_sets_have_no_sampling_error_and_no_quantiles(fit, x, rank, error):
-    spread = ensemble(fit, symmetric=True, rank=rank).propagate(lambda y: y[0], x)
-    expected = torch.full((3,), error, dtype=F64)
-    torch.testing.assert_close(spread.mean_error, expected, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(spread.std_error, expected, rtol=0, atol=0, equal_nan=True)
-    refused("not a distribution", spread.interval, 0.9)
-    refused("not a distribution", spread.quantile, 0.5)
 
 
 # --- precision ----------------------------------------------------------------------------------
@@ -470,12 +334,13 @@ def test_small_spreads_of_large_outputs_are_kept(net):
     uq = rg.LastLayerRigidity(net.model).fit(far[0])
     set_posterior(uq, uq.posterior.with_scale(torch.tensor([0.1])))
     x = net.test[0][:20]
-    ens = ensemble(uq, symmetric=True)
+    ens = ensemble(uq)
     spread = ens.propagate(lambda y: y.flatten(), x)
     assert spread.precision == F64 and float(spread.std.max()) < 0.06  # half a unit of float32
-    exact = exact_covariance(uq, x)
-    torch.testing.assert_close(spread.std, exact.diagonal().sqrt(), rtol=1e-5, atol=0)
-    lost = ens(x).double().std(0, correction=0).flatten()
+    features = uq._fit.require_state().binding.current()(x).features
+    exact = responses(features, ens.deviations).flatten(1).std(0)
+    torch.testing.assert_close(spread.std, exact, rtol=1e-5, atol=0)
+    lost = ens(x).double().std(0).flatten()
     assert float((lost / spread.std - 1).abs().max()) > 0.1
 
 
@@ -516,7 +381,7 @@ def test_errors_that_no_precision_cures_are_the_functions_own(fit, x):
 
 @pytest.mark.parametrize("level", [0, 1, -0.1, 1.5])
 def test_levels_outside_the_unit_interval_are_refused(level):
-    spread = MemberValues(torch.arange(4, dtype=F64), "independent")
+    spread = MemberValues(torch.arange(4, dtype=F64))
     refused("between 0 and 1", spread.quantile, level)
     refused("between 0 and 1", spread.interval, level)
 
@@ -562,17 +427,6 @@ def test_data_that_cannot_be_joined_are_refused(fit, x):
         ({"n": 0}, "at least 2, got 0"),
         ({"n": -3}, "at least 2, got -3"),
         ({"n": 1}, "two members"),
-        ({"n": 2, "antithetic": True}, "at least 4, got 2: a spread needs two pairs"),
-        ({"n": 7, "antithetic": True}, "even, got 7.*n=8"),
-        ({"n": 7, "symmetric": True}, "even, got 7"),
-        ({"n": 8, "symmetric": True, "rank": 3}, "rank 3 has 6 members, got n=8"),
-        ({"symmetric": True, "rank": 0}, r"rank must lie in 1..75 \(3 x 25"),
-        ({"symmetric": True, "rank": 76}, "rank must lie in 1..75"),
-        ({"n": 152, "symmetric": True}, "rank must lie in 1..75"),
-        ({"symmetric": True, "generator": torch.Generator()}, "leave out generator="),
-        ({"symmetric": True, "antithetic": True}, "leave out"),
-        ({"symmetric": True, "recentred": True}, "leave out"),
-        ({"n": 8, "rank": 4}, "needs symmetric=True"),
     ],
 )
 def test_impossible_sets_are_refused(fit, options, match):
@@ -584,37 +438,25 @@ def test_numbers_of_members_are_whole(fit):
         members(joint_of(fit), 8.0)
     assert len(members(joint_of(fit), np.int64(8))) == 8
     assert len(members(joint_of(fit))) == 64
-    with pytest.warns(UserWarning, match="rank 4 of 75"):
-        assert len(members(joint_of(fit), 8, symmetric=True)) == 8
 
 
 @pytest.mark.parametrize(
-    ("deviations", "drawing", "match"),
+    ("deviations", "match"),
     [
-        (torch.zeros(4, 3, dtype=F64), "independent", r"got \(4, 3\)"),
-        (torch.zeros(4, 1, 3), "independent", "float32"),
-        (torch.full((4, 1, 3), torch.nan, dtype=F64), "independent", "NaN"),
-        (torch.zeros(4, 1, 3, dtype=F64), "sobol", "one of"),
-        (torch.zeros(5, 1, 3, dtype=F64), "symmetric", "even"),
+        (torch.zeros(4, 3, dtype=F64), r"got \(4, 3\)"),
+        (torch.zeros(4, 1, 3), "float32"),
+        (torch.full((4, 1, 3), torch.nan, dtype=F64), "NaN"),
+        (torch.zeros(1, 1, 3, dtype=F64), "two members"),
     ],
 )
-def test_deviations_that_are_none_are_refused(deviations, drawing, match):
-    refused(match, Members, deviations, drawing)
-
-
-@pytest.mark.parametrize("missing", [-0.1, 1.0, torch.nan])
-def test_shares_that_are_none_are_refused(missing):
-    with pytest.raises(ValueError, match="missing must be a share"):
-        Members(torch.zeros(4, 1, 3, dtype=F64), "symmetric", missing)
-    refused("0 for random members", Members, torch.zeros(4, 1, 3, dtype=F64), "independent", 0.5)
+def test_deviations_that_are_none_are_refused(deviations, match):
+    refused(match, Members, deviations)
 
 
 def test_draws_are_those_of_the_generator(fit):
     first, second = (ensemble(fit, 8, generator=seeded(3)) for _ in range(2))
     assert torch.equal(first.deviations, second.deviations)
     assert not torch.equal(ensemble(fit, 8, generator=seeded(4)).deviations, first.deviations)
-    pairs = members(joint_of(fit), 8, generator=seeded(3), antithetic=True).deviations
-    assert torch.equal(pairs[:4], -pairs[4:])
 
 
 def test_a_model_with_other_targets_is_refused(net):
@@ -694,9 +536,9 @@ def test_casts_leave_the_deviations_in_float64(net):
 
 
 def test_it_says_what_it_is(fit):
-    ens = ensemble(fit, 6, antithetic=True)
+    ens = ensemble(fit, 6)
     assert len(ens) == 6
-    assert "members=6, targets=3, features=25, antithetic" in repr(ens)
+    assert "members=6, targets=3, features=25" in repr(ens)
     assert not ens.training
     assert ens.train().training and ens.train() is ens
 
@@ -706,7 +548,7 @@ def test_it_says_what_it_is(fit):
 
 @pytest.fixture
 def saved(net, tmp_path):
-    ens = ensemble(fitted(net), 6, antithetic=True)
+    ens = ensemble(fitted(net), 6)
     path = tmp_path / "ens.safetensors"
     ens.save(path)
     return ens, path
@@ -718,7 +560,6 @@ def test_a_file_gives_the_same_ensemble(net, saved):
     x = net.test[0]
     assert torch.equal(again(x), ens(x))
     assert torch.equal(again.deviations, ens.deviations)
-    assert again.drawing == "antithetic"
     assert torch.equal(
         again.propagate(torch.mean, x).variance, ens.propagate(torch.mean, x).variance
     )
@@ -783,12 +624,9 @@ def test_files_of_others_are_refused(net, saved, tmp_path):
         ({"other": torch.zeros(1)}, {}, "a tensor 'other', which no ensemble.* pip install"),
         ({"members.deviations": torch.zeros(6, 1, 25)}, {}, "deviations' must be float64"),
         ({"members.deviations": torch.zeros(6, 25, dtype=F64)}, {}, r"shape \(_, K, D\)"),
-        ({}, {"drawing": "guess"}, "one of"),
-        ({}, {"missing": None}, "'missing' of its header must be a finite number, got None"),
         ({}, {"readout": {}}, "its header lacks 'readout.layer'"),
         ({}, {"readout": None}, "'readout' of its header must be dict"),
         ({}, {"inputs": "one"}, "'inputs' of its header must be int"),
-        ({}, {"missing": 0.5}, "random members"),
     ],
 )
 def test_contents_that_the_table_does_not_allow_are_refused(net, saved, tensors, header, match):
@@ -823,7 +661,7 @@ def test_a_state_dict_brings_members_and_weights(net, saved):
     torch.save(ens.state_dict(), buffer)
     buffer.seek(0)
     target.load_state_dict(torch.load(buffer, weights_only=True))
-    assert len(target) == 6 and target.drawing == "antithetic"
+    assert len(target) == 6
     assert torch.equal(target(net.test[0]), ens(net.test[0]))
     assert torch.equal(other.model[0].weight, net.model[0].weight)
 

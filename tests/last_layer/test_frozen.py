@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
+from rigidities.last_layer.doors import familiar_variance
 from rigidities.last_layer.frozen import OUTPUTS
 from rigidities.posterior.quadratic import QuadraticForm, Split, rounding_bound
 from tests.support import zoo
@@ -334,9 +335,9 @@ def test_bars_are_differentiable_by_the_inputs():
 def test_training_rows_say_what_is_familiar():
     uq, _ = calibrated(2, "paper")
     epistemic = uq.predict(trained(2).train[0]).epistemic
-    close(torch.tensor(uq.familiar()), epistemic.quantile(0.99, 0), 1e-4)
+    close(torch.tensor(familiar_variance(uq)), epistemic.quantile(0.99, 0), 1e-4)
     bare = rg.LastLayerRigidity(uq.model).fit(trained(2).train, keep_rows=0)
-    assert bare.familiar() is None
+    assert familiar_variance(bare) is None
 
 
 @pytest.mark.parametrize("bias", [True, False])

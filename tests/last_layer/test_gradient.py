@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
 from rigidities.last_layer.gradients import feature_derivatives
-from rigidities.last_layer.gradients import gradient as gradient_module
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
 from tests.support.derivative_oracle import wrt
@@ -99,37 +97,6 @@ def test_a_directional_derivative_and_its_variance_equal_the_nested_loops(id):
     close(found.variance, q * scales(uq, case))
 
 
-BENT = (
-    *("mlp_with_a_squeezed_output", "mlp_with_several_targets", "bare_linear_model"),
-    *("transformer_with_a_head_on_the_first_token", "scaled_and_shifted_output"),
-    *("sum_over_padded_atoms", "sum_over_atoms_with_species_shifts", "wide_and_deep"),
-    *("raw_parameter_head_with_its_features", "two_inputs", "each_sample_scaled_by_an_input"),
-    *("batch_norm_after_the_head", "targets_mixed_by_a_fixed_matrix"),
-    *("attention_pooling_by_a_constant_query", "two_heads_as_two_targets"),
-    *("softplus_after_the_head", "product_of_two_heads"),
-)
-
-
-@pytest.mark.parametrize("id", BENT)
-def test_a_hessian_product_and_its_variance_equal_the_nested_loops(id):
-    uq, case = fitted(id), dense.trimmed(zoo.build(id, TEST), 2)
-    if id in zoo.GRAPHS:
-        v = torch.ones_like(case.args[0])
-        v[::2] = -0.5
-    else:
-        v = torch.arange(1.0, 1 + case.args[0].numel(), dtype=F64).reshape(case.args[0].shape)
-    found = uq.hessian_product([case.data], v, wrt(id))
-    call = dense.directional(dense.case_call(case), v)
-    every = dense.derivatives(case.model, call, case.parameters, case.args[0])
-    expected = every.of_the_sum() if id in zoo.GRAPHS else every.of_each_row()
-    expected = expected if id in zoo.GRAPHS else expected.without_single_outputs()
-    q = oracle.quadratic(training_rows(id), expected.features, RIDGE)
-    scale = uq.scale.square()
-    variance = q * (scale[:, None] if len(scale) > 1 else scale)
-    close(found.mean, expected.slope)
-    close(found.variance, variance)
-
-
 def mapped(function, width=8):
     """A linear layer, a function and a head, fitted, and inputs."""
     with torch.random.fork_rng(devices=[]):
@@ -139,29 +106,6 @@ def mapped(function, width=8):
     uq = rg.LastLayerRigidity(model).fit((inputs(40, 3, 1), inputs(40, 1, 2)))
     uq.calibrate((inputs(40, 3, 3), inputs(40, 1, 4)), method=rg.Paper(ridge=RIDGE))
     return uq, inputs(5, 3, 5)
-
-
-BENDING = {
-    "layer_norm": (lambda h: functional.layer_norm(h, (8,)).tanh(), 8),
-    "group_norm": (lambda h: functional.group_norm(h, 2).tanh(), 8),
-    "glu": (functional.glu, 4),
-    "softmax": (lambda h: h.softmax(-1), 8),
-    "norm": (lambda h: torch.cat([h, h.norm(dim=-1, keepdim=True)], -1), 9),
-}
-
-
-@pytest.mark.parametrize("name", BENDING)
-def test_operations_whose_derivatives_torch_writes_by_hand_have_right_hessians(name):
-    uq, x = mapped(*BENDING[name])
-    v = torch.tensor([1.0, -0.5, 2.0], dtype=F64)
-    names, call = ["head.weight", "head.bias"], lambda m, x: m(x)
-    expected = dense.derivatives(uq.model, dense.directional(call, v), names, x)
-    expected = expected.of_each_row().without_single_outputs()
-    rows = oracle.rows(dense.features(uq.model, call, names, inputs(40, 3, 1)))
-    q = oracle.quadratic(rows, expected.features, RIDGE)
-    found = uq.hessian_product(x, v)
-    close(found.mean, expected.slope)
-    close(found.variance, uq.scale.square() * q)
 
 
 Sine = without_forward_mode(torch.sin, torch.cos)
@@ -196,8 +140,8 @@ def test_an_operation_with_one_derivative_alone_says_so():
     uq, x = mapped(SineOnce.apply)
     twin, _ = mapped(torch.sin)
     alike(uq.gradient(x), twin.gradient(x))
-    for call in (lambda v: uq.gradient(x, along=v), lambda v: uq.hessian_product(x, v)):
-        refused(r"(?s)second derivative.*without along=", call, torch.ones(3, dtype=F64))
+    v = torch.ones(3, dtype=F64)
+    refused(r"(?s)second derivative.*without along=", uq.gradient, x, along=v)
 
 
 def test_a_net_with_one_hidden_layer_has_the_derivative_from_the_textbook():
@@ -381,26 +325,6 @@ def test_batches_get_their_own_rows_of_a_direction():
     uq.batch_size = 3
     for parts in (uq.gradient(x, along=v), uq.gradient([x[:2], x[2:]], along=v)):
         alike(parts, whole)
-    hessian = uq.hessian_product(x, v)
-    uq.batch_size = 2
-    parts = uq.hessian_product(x, v)
-    alike(parts, hessian)
-
-
-def test_hessian_products_are_symmetric():
-    uq, x, _ = small()
-    u, v = torch.tensor([1.0, 0.0, 2.0], dtype=F64), torch.tensor([0.0, 1.0, -1.0], dtype=F64)
-    close(uq.hessian_product(x, v).mean @ u, uq.hessian_product(x, u).mean @ v)
-
-
-def test_a_piecewise_linear_net_has_no_second_derivative():
-    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)).double()
-    uq = rg.LastLayerRigidity(model).fit((inputs(40, 3, 1), inputs(40, 1, 2)))
-    uq.calibrate((inputs(40, 3, 3), inputs(40, 1, 4)), method="paper")
-    found = uq.hessian_product(inputs(5, 3, 5), torch.ones(3, dtype=F64))
-    assert found.mean.shape == (5, 3)
-    assert not found.mean.any()
-    assert not found.std.any()
 
 
 # --- members ------------------------------------------------------------------------------------
@@ -459,15 +383,6 @@ def test_more_than_2048_passes_are_replaced_by_members_with_one_warning():
     z = standard_errors(found.variance, exact.variance, 64)
     assert float(z.abs().max()) < 8
     assert 0.3 < float(z.square().mean().sqrt()) < 2
-
-
-def test_a_hessian_product_by_members_warns_too(monkeypatch):
-    uq, x, _ = small()
-    monkeypatch.setattr(gradient_module, "EXACT_PASSES", 2)
-    with pytest.warns(UserWarning, match="64 members"):
-        found = uq.hessian_product(x, torch.ones(3, dtype=F64))
-    assert found.sampling_error > 0
-    assert uq.hessian_product(x, torch.ones(3, dtype=F64), members=0).sampling_error == 0
 
 
 # --- distribution 6: the ensemble's limit
@@ -542,7 +457,7 @@ def test_the_callers_grad_mode_does_not_matter(mode):
     v = torch.ones(3, dtype=F64)
 
     def everything(x):
-        answers = uq.gradient(x), uq.gradient(x, along=v), uq.hessian_product(x, v)
+        answers = uq.gradient(x), uq.gradient(x, along=v)
         return [t for found in answers for t in (found.mean, found.std)]
 
     expected = everything(x)
@@ -781,10 +696,6 @@ REFUSED = {
         lambda uq, x: uq.gradient(x, along=torch.ones(9, 3)),
         "9 rows for 7 rows",
     ),
-    "hessian_direction": (
-        lambda uq, x: uq.hessian_product(x, torch.ones(2)),
-        r"\(7, 3\).*got \(2,\)",
-    ),
     "direction_with_nan": (
         lambda uq, x: uq.gradient(x, along=torch.full((3,), math.nan)),
         "NaN|finite",
@@ -795,10 +706,6 @@ REFUSED = {
     "no_batches": (lambda uq, x: uq.gradient([]), "nothing to differentiate"),
     "no_batches_along": (
         lambda uq, x: uq.gradient([], along=torch.ones(3)),
-        "nothing to differentiate",
-    ),
-    "no_batches_hessian": (
-        lambda uq, x: uq.hessian_product([], torch.ones(3)),
         "nothing to differentiate",
     ),
 }
@@ -879,7 +786,6 @@ ALONG = torch.ones(3, dtype=F64)
 FORWARD_MODES = {
     "gradient": lambda uq, x: uq.gradient(x),
     "along": lambda uq, x: uq.gradient(x, along=ALONG),
-    "hessian_product": lambda uq, x: uq.hessian_product(x, ALONG),
     "propagate": lambda uq, x: uq.propagate(lambda y: y.exp().sum(), x, second_order=True),
     "any regressor": lambda uq, x: rigidity("gauss-newton"),
     "exact Hessian": lambda uq, x: rigidity("exact"),

@@ -9,6 +9,7 @@ from rigidities.data import schema
 from rigidities.last_layer.statistics import statistics
 from rigidities.last_layer.statistics.statistic import Statistic
 from tests.support import jobs
+from tests.support.jobs import share
 
 
 class TargetSum(Statistic):
@@ -94,29 +95,17 @@ def test_it_is_saved_and_loaded(tmp_path):
     assert torch.equal(sums(again), sums(uq))
 
 
-def test_it_is_resumed_after_an_interruption(tmp_path, monkeypatch):
-    monkeypatch.setattr("rigidities.last_layer.statistics.block._CPU_BYTES", 1)
+def test_a_fit_from_a_file_goes_on_with_it(tmp_path):
     model, x, y = made()
-
-    def batches(stop):
-        for i in range(0, stop, 100):
-            yield x[i : i + 100], y[i : i + 100]
-        if stop < len(x):
-            raise KeyboardInterrupt
-
-    path = tmp_path / "fit.ckpt.safetensors"
-    uq = rg.LastLayerRigidity(model)
-    with pytest.raises(KeyboardInterrupt):
-        uq.fit(batches(700), checkpoint=path, checkpoint_seconds=0)
-    assert path.exists()
-    uq.fit(batches(900), checkpoint=path)
+    rg.LastLayerRigidity(model).fit(x[:700], y[:700]).save(tmp_path / "fit", rows=True)
+    uq = rg.LastLayerRigidity.load(tmp_path / "fit", model).partial_fit(x[700:], y[700:])
     torch.testing.assert_close(sums(uq), dense(y))
 
 
 def shared(rank, size):
     add_statistic()  # in this process
     model, x, y = made()
-    uq = rg.LastLayerRigidity(model).fit(rg.shard((x, y), rank, size))
+    uq = rg.LastLayerRigidity(model).fit(share((x, y), rank, size))
     return sums(uq)
 
 

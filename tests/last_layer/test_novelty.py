@@ -17,6 +17,7 @@ from rigidities.notices import NotFittedError
 from rigidities.prediction.prediction import Prediction
 from rigidities.report import html, verdict
 from tests.support import jobs
+from tests.support.jobs import share
 from tests.support.operations import Operations
 
 ROWS, VALID = 900, 300
@@ -194,23 +195,12 @@ def test_files_and_state_dicts_keep_it_to_the_bit(tmp_path):
         assert torch.equal(found.by_layer, expected.by_layer)
 
 
-def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("rigidities.last_layer.statistics.block._CPU_BYTES", 1)
+def test_a_fit_from_a_file_goes_on(tmp_path):
     model, x, y = made()
-
-    def batches(stop):
-        for i in range(0, stop, 100):
-            yield x[i : i + 100], y[i : i + 100]
-        if stop < ROWS:
-            raise KeyboardInterrupt
-
-    path = tmp_path / "fit.ckpt.safetensors"
-    uq = rg.LastLayerRigidity(model)
-    with pytest.raises(KeyboardInterrupt):
-        uq.fit(batches(700), novelty=True, checkpoint=path, checkpoint_seconds=0)
-    with pytest.raises(ValueError, match="novelty"):
-        uq.fit(batches(ROWS), checkpoint=path)
-    uq.fit(batches(ROWS), novelty=True, checkpoint=path)
+    uq = rg.LastLayerRigidity(model).fit(x[:700], y[:700], novelty=True)
+    uq.save(tmp_path / "fit", rows=True)
+    uq = rg.LastLayerRigidity.load(tmp_path / "fit", model)
+    uq.partial_fit(x[700:ROWS], y[700:ROWS])
     for mine, expected in zip(sums(uq), dense_sums(model, x[:ROWS]), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
 
@@ -218,9 +208,9 @@ def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch):
 def shared(rank, size):
     model, x, y = made()
     uq = rg.LastLayerRigidity(model)
-    uq.fit(rg.shard((x[:ROWS], y[:ROWS]), rank, size), novelty=True)
-    uq.calibrate(rg.shard((x[ROWS:], y[ROWS:]), rank, size), method="paper")
-    p = uq.predict(rg.shard(x, rank, size), gather=True)
+    uq.fit(share((x[:ROWS], y[:ROWS]), rank, size), novelty=True)
+    uq.calibrate(share((x[ROWS:], y[ROWS:]), rank, size), method="paper")
+    p = uq.predict(share(x, rank, size), gather=True)
     return uq.novelty(x).by_layer, p.novelty
 
 
@@ -799,7 +789,7 @@ def test_rows_whose_samples_are_not_known_are_refused_by_name():
     uq.calibrate([structures(9, 20)], method="paper")
     tap = uq.readout
     alarm = uq._fit.state.alarm(tap)
-    batch = next(iter(uq.feed([structures(5, 20)], "test")))
+    batch = next(iter(uq._fit.feed()([structures(5, 20)], "test")))
     tap.row_owners = lambda *args, **kwargs: None
     with pytest.raises(ValueError, match="not known which rows belong to which sample"):
         alarm.read(tap, batch)

@@ -17,6 +17,7 @@ from rigidities.calibration.evidence import evidence
 from rigidities.calibration.residuals import golden_positions
 from rigidities.calibration.search import most_evident_ridge
 from rigidities.data.batches import raw_batches
+from rigidities.posterior.quadratic import rounding_bound
 from tests.support.nets import Net, Rows, calibrated, fitted, trained
 from tests.support.refusals import refused
 
@@ -823,9 +824,10 @@ def test_another_model_has_no_fit_until_it_is_fitted(net, uq):
 
 def test_under_autocast_the_model_alone_is_rounded(net, uq):
     x, half = net.test[0], torch.bfloat16
-    exact, own = uq.predict(x).epistemic, uq.rounding
+    exact, own = uq.predict(x).epistemic, uq.freeze().rounding
+    stated = own + rounding_bound(uq.posterior, half)
     with torch.autocast("cpu", half):
-        coarse, f, stated = uq.predict(x).epistemic, uq.features(x), uq.rounding
+        coarse, f = uq.predict(x).epistemic, uq.features(x)
     assert f.dtype == half and own < 1e-3 < stated
     dense = uq.posterior.variance(f.double())
     torch.testing.assert_close(coarse.double(), dense, rtol=1e-4, atol=0)
@@ -833,8 +835,9 @@ def test_under_autocast_the_model_alone_is_rounded(net, uq):
 
 
 def test_under_autocast_members_keep_their_deviations(net, uq):
-    x, ens = net.test[0], uq.ensemble(symmetric=True)
+    x, ens = net.test[0], uq.ensemble(generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
         spread = ens.propagate(lambda y: y, x).std
-        expected = uq.posterior.variance(uq.features(x).double()).sqrt()
+        features = uq.features(x).double()
+    expected = torch.einsum("md,nkd->nmk", features, ens.deviations).std(0)
     torch.testing.assert_close(spread.double(), expected, rtol=1e-6, atol=0)

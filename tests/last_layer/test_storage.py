@@ -371,14 +371,8 @@ def test_a_foreign_file_is_refused_by_name(net, path, content, match):
     refused(f"(?s)(?=.*{re.escape(path.name)}).*{match}", load, path, net.model)
 
 
-def test_an_unfinished_fit_is_no_fit_and_a_fit_is_no_checkpoint(net, saved):
+def test_an_ensemble_is_no_fit(net, saved):
     uq, path = saved
-    fresh = rg.LastLayerRigidity(net.model)
-    with pytest.raises(ValueError, match=r"another kind: expected 'checkpoint'.* says 'fit'"):
-        fresh.fit(net.train, checkpoint=path)
-    asked = {"batches": 1, "digest": "", "asked": {}}
-    rewrite(path, lambda tensors, header: header.update(checkpoint=asked))
-    refused("unfinished fit. Resume it", load, path, net.model)
     uq.ensemble(2, generator=torch.Generator().manual_seed(0)).save(path)
     refused("another kind: expected 'fit', its header says 'ensemble'", load, path, net.model)
 

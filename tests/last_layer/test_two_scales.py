@@ -159,7 +159,7 @@ def test_rows_of_every_layout_have_a_part_of_their_own(id):
     data = [draw.data for draw in draws]
     tap, count, rows = uq.readout, 0, []
     for draw, start in zip(draws, (0, 10_000, 0), strict=True):  # the third batch is the first
-        reading = tap(*next(iter(uq.feed([draw.data], "fit"))).args, **draw.kwargs)
+        reading = tap(*next(iter(uq._fit.feed()([draw.data], "fit"))).args, **draw.kwargs)
         number = torch.arange(len(reading.features)).double()[:, None] + start
         rows.append(reading.output_layout.unrows(number).flatten())
         count += reading.output.numel()
@@ -185,42 +185,24 @@ def test_rows_of_every_layout_have_a_part_of_their_own(id):
 
 
 @pytest.mark.parametrize("targets", [1, 3])
-@pytest.mark.parametrize("kind", ["independent", "recentred", "antithetic"])
-def test_members_have_the_analytic_covariance_within_their_own_error(targets, kind):
+def test_members_have_the_analytic_covariance_within_their_own_error(targets):
     net, uq, _ = nets(targets)
     n, x = 4000, net.test[0][:4]
-    options = {} if kind == "independent" else {kind: True}
-    ens = uq.ensemble(n, generator=seeded(), **options)
-    got = MemberValues(ens(x).flatten(1), kind)
+    ens = uq.ensemble(n, generator=seeded())
+    got = MemberValues(ens(x).flatten(1))
     root = torch.linalg.cholesky(dense(targets, x))
     whitened = torch.linalg.solve_triangular(root, got.covariance, upper=False)
     whitened = torch.linalg.solve_triangular(root, whitened.mT, upper=False)
-    freedom = n // 2 if kind == "antithetic" else n - 1
-    z = (whitened - torch.eye(len(root), dtype=F64)) * freedom**0.5
+    z = (whitened - torch.eye(len(root), dtype=F64)) * (n - 1) ** 0.5
     statistic = float(z.tril(-1).square().sum() + z.diagonal().square().sum() / 2)
     assert 1e-4 < chi2.sf(statistic, len(root) * (len(root) + 1) // 2) < 1 - 1e-4
-    if kind != "independent":
-        close(got.mean, net.model(x).detach().flatten())
+    close(got.mean, net.model(x).detach().flatten())
 
 
-def test_a_symmetric_set_has_an_exact_mean_and_the_right_spread_on_average():
-    net, uq, _ = nets(1)
-    x = net.test[0]
-    ens = uq.ensemble(symmetric=True)
-    spread = ens.propagate(lambda y: y.flatten(), x)
-    close(spread.mean, net.model(x).detach().flatten())
-    ratio = spread.variance / uq.predict(x).epistemic.flatten()
-    assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / len(x) ** 0.5 < 0.15
-    assert bool(spread.std_error.isnan().all()) and 0 < ens.missing < 1e-15
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"recentred": True}, {"antithetic": True}, {"symmetric": True}]
-)
-def test_a_row_deviates_alike_in_every_batch_and_order(options):
+def test_a_row_deviates_alike_in_every_batch_and_order():
     net, uq, _ = nets(3)
-    x, draw = net.test[0], {} if options.get("symmetric") else {"generator": seeded()}
-    ens = uq.ensemble(**options, **draw)
+    x = net.test[0]
+    ens = uq.ensemble(generator=seeded())
     whole, order = ens(x), torch.randperm(200, generator=seeded())
     close(ens(x[order]), whole[:, order])
     close(ens(x[5:6]), whole[:, 5:6])
@@ -243,13 +225,6 @@ def test_rounding_hardly_turns_targets_behind_one_weight_vector():
     features = torch.linalg.qr(torch.randn(50, 8, 3, dtype=F64, generator=seeded())).Q.mT
     rounded = features + 1e-13 * torch.randn(50, 3, 8, dtype=F64, generator=seeded(1))
     close(part.roots(rounded), part.roots(features), atol=1e-9)
-
-
-def test_pairs_deviate_in_opposite_directions():
-    net, uq, _ = nets(3)
-    x = net.test[0][:5]
-    change = uq.ensemble(8, antithetic=True, generator=seeded())(x) - net.model(x)
-    close(change[:4], -change[4:])
 
 
 def test_the_own_part_has_no_derivative_by_the_inputs():
@@ -290,7 +265,7 @@ def test_hashed_numbers_are_independent_and_normal():
 def test_files_and_copies_keep_the_own_part(tmp_path):
     net, uq, _ = nets(3)
     x = net.test[0]
-    ens = uq.ensemble(6, antithetic=True, generator=seeded())
+    ens = uq.ensemble(6, generator=seeded())
     ens.save(tmp_path / "ens.safetensors")
     again = Ensemble.load(tmp_path / "ens.safetensors", net.model)
     other = with_scales(uq, uq.scale, None).ensemble(4)
@@ -398,7 +373,6 @@ def test_equal_scales_are_one_scale(targets):
         lambda uq: uq.propagate(lambda y: a @ y.reshape(-1), x).rows,
         lambda uq: uq.propagate(torch.exp, x, second_order=True).mean,
         lambda uq: uq.ensemble(8, generator=seeded())(x),
-        lambda uq: uq.ensemble(symmetric=True).propagate(torch.sum, x).std_error,
     ):
         assert torch.equal(call(one), call(two))
 

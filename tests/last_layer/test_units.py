@@ -202,21 +202,12 @@ def test_batches_order_parts_and_rows_that_left_do_not_matter(method, tmp_path):
     assert_same(copied, whole)
 
 
-def test_an_interrupted_fit_goes_on_with_its_units(tmp_path):
+def test_a_fit_from_a_file_goes_on_with_its_units(tmp_path):
     model = TwoOutputs(1e4)
     x, y = data(model, 400)
-
-    def batches(until):
-        for i in range(0, 400, 20):
-            if i >= until:
-                raise KeyboardInterrupt
-            yield x[i : i + 20], y[i : i + 20]
-
-    uq = rg.LastLayerRigidity(model)
-    options = {"checkpoint": tmp_path / "unfinished", "checkpoint_seconds": 0.0}
-    with pytest.raises(KeyboardInterrupt):
-        uq.fit(batches(300), **options)
-    assert_same(uq.fit(batches(400), **options), fitted(model, (x, y)))
+    fitted(model, (x[:300], y[:300])).save(tmp_path / "fit", rows=True)
+    uq = rg.LastLayerRigidity.load(tmp_path / "fit", model).partial_fit(x[300:], y[300:])
+    assert_same(uq, fitted(model, (x, y)))
 
 
 def of_processes(rank: int, size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,6 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import rigidities as rg
+from rigidities.models.plain_copy import plain_copy
+from tests.support.jobs import share
+from tests.support.markdown import block
 
 pytestmark = pytest.mark.xdist_group("processes")
 ROWS, SECONDS = 13, 120
@@ -70,9 +73,9 @@ def ddp(rank):
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     model.train()
     found = compared(plain if rank else model, plain, padded(rows()))  # either form of the model
-    short = rg.shard(rows(4, seed=2)) if rank else loader(rows(9, seed=3))
+    short = share(rows(4, seed=2), rank, 2) if rank else loader(rows(9, seed=3))
     uq = rg.LastLayerRigidity(model).fit(short)
-    uq.calibrate(rg.shard(rows(40, seed=4)), method="paper")
+    uq.calibrate(share(rows(40, seed=4), rank, 2), method="paper")
     if rank:
         uq(rows()[0])  # by one process alone
         uq.predict(rows()[0])
@@ -83,7 +86,8 @@ def synchronised(rank):
     """Batch norms that talk to each other in training."""
     model = nn.SyncBatchNorm.convert_sync_batchnorm(net())
     model.train()
-    return compared(model, net(), rg.shard(rows()) if rank else loader(rg.shard(rows())))
+    own_rows = share(rows(), rank, 2)
+    return compared(model, net(), own_rows if rank else loader(own_rows))
 
 
 def fsdp(rank):
@@ -97,11 +101,11 @@ def fsdp(rank):
     fully_shard(model[3], mesh=mesh, mp_policy=casting, reshard_after_forward=False)
     fully_shard(model, mesh=mesh)
     model.eval()(rows()[0])  # which leaves weights gathered and cast
-    before = rg.whole(model)
-    with pytest.raises(TypeError, match=r"rigidities\.whole"):
+    before = plain_copy(model)
+    with pytest.raises(TypeError, match="full state dict of torch"):
         rg.LastLayerRigidity(model)
-    steps(model.train(), rg.shard(rows(8)))
-    after = rg.whole(model)
+    steps(model.train(), share(rows(8), rank, 2))
+    after = plain_copy(model)
     local = after.eval()(rows()[0]) if rank else None  # one process alone
     found = compared(after, copy.deepcopy(after), padded(rows()))
     return found | {
@@ -114,18 +118,28 @@ def fsdp(rank):
         "hooked": torch.equal(before.eval()(rows()[0]), 2 * plain.eval()(rows()[0])),
         "local": local is None or len(local) == ROWS,
         "compiles": not hasattr(before, "_is_fsdp_managed_module"),
+        "of the page": _same(_plain_of_the_page(model), after),
     }
+
+
+def _plain_of_the_page(model):
+    """What the block of docs/processes.md makes of a sharded model."""
+    names = {"model": model, "Network": net}
+    exec(block("processes.md", "FSDP"), names)
+    return names["plain"]
 
 
 def fsdp1(rank):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
+    steps(model, share(rows(8), rank, 2))
     with pytest.raises(TypeError, match="full state dict"):
-        rg.whole(model)
+        plain_copy(model)
     with pytest.raises(TypeError, match="spread over processes"):
         rg.LastLayerRigidity(model)
-    return {}
+    plain = _plain_of_the_page(model)
+    return compared(plain, copy.deepcopy(plain), padded(rows()))
 
 
 def lightning(rank):
@@ -153,7 +167,7 @@ def lightning(rank):
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
         def on_fit_end(self):
-            model = rg.whole(self)
+            model = plain_copy(self)
             self.found = compared(model, model.net, self.trainer.train_dataloader)
             self.uq = rg.LastLayerRigidity(model).fit(self.trainer.train_dataloader)
             self.uq.calibrate(self.trainer.val_dataloaders, method="paper")
@@ -174,7 +188,7 @@ def lightning(rank):
     trainer.fit(module, loader(rows(), shuffle=True), loader(rows(31, seed=5)))
     alone = rg.LastLayerRigidity(module.uq.model, process_group=False).fit(rows())
     alone.calibrate(rows(31, seed=5), method="paper")
-    model = rg.whole(module.net)
+    model = plain_copy(module.net)
     later = compared(model, model, trainer.train_dataloader)
     scales = module.uq.scale, alone.scale
     same = Regressor()
@@ -214,7 +228,7 @@ def accelerated(rank):
 SCENES = [ddp, synchronised, fsdp1, lightning, fabric, accelerated]
 if hasattr(torch.distributed.fsdp, "fully_shard"):  # since torch 2.6
     SCENES.append(fsdp)
-JOINT = [scene.__name__ for scene in SCENES if scene is not fsdp1]
+JOINT = [scene.__name__ for scene in SCENES]
 
 
 def _pairs(one, other):
@@ -268,7 +282,7 @@ def test_a_wrapped_model_is_never_called_through_its_wrapper(found):
 
 @pytest.mark.skipif(fsdp not in SCENES, reason="fully_shard came with torch 2.6")
 def test_a_sharded_model_is_copied_whole_and_trains_on(found):
-    facts = "same", "frozen", "trained", "weights", "hooked", "local", "compiles"
+    facts = "same", "frozen", "trained", "weights", "hooked", "local", "compiles", "of the page"
     for one in (one["fsdp"] for one in found):
         assert [name for name in facts if not one[name]] == []
         assert one["classes"] == one["plain classes"]

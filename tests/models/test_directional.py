@@ -7,9 +7,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 import rigidities as rg
-from rigidities.constrained.problem import ConstrainedProblem, Expansion
 from rigidities.last_layer.propagation.differential import Differential
 from rigidities.models.directional import pushes
+from rigidities.theory.constrained.problem import ConstrainedProblem, Expansion
 
 from ..support import rigidity_oracle as oracle
 

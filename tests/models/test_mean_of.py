@@ -93,8 +93,9 @@ def test_covariance_ensemble_gradient_and_propagation_agree_with_the_dense_poste
     torch.testing.assert_close(joint.reshape(20, 20), wanted, rtol=1e-6, atol=1e-12)
     derived = uq.propagate(lambda y: y.mean(), TEST)
     torch.testing.assert_close(derived.std.double(), wanted.mean().sqrt(), rtol=1e-6, atol=0)
-    members = uq.ensemble(symmetric=True)(TEST)[..., 0]
-    torch.testing.assert_close(members.T.cov(correction=0), wanted, rtol=1e-6, atol=1e-10)
+    members = uq.ensemble(4000, generator=torch.Generator().manual_seed(0))(TEST)[..., 0]
+    ratio = members.var(0) / wanted.diagonal()
+    assert float((ratio - 1).abs().max()) < 6 * (2 / 4000) ** 0.5
     x = TEST.clone().requires_grad_()
     (slope,) = torch.autograd.grad(mean(x).sum(), x)
     gradient = uq.gradient(TEST)

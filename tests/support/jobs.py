@@ -18,6 +18,13 @@ LIMIT = 120.0
 """Seconds after which a job counts as hung; it should take one or two."""
 
 
+def share(data: Any, rank: int, size: int) -> Any:
+    """A process's rows of tensors, contiguous, so that gathered rows come in their order."""
+    if isinstance(data, torch.Tensor):
+        return data.tensor_split(size)[rank]
+    return tuple(share(tensor, rank, size) for tensor in data)
+
+
 class Ended:
     """In place of a result, where a process ended without one."""
 

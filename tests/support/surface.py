@@ -16,11 +16,8 @@ MODULES = (
     "rigidities.ase",
     "rigidities.calibration",
     "rigidities.cli",
-    "rigidities.closed_forms",
-    "rigidities.constrained",
     "rigidities.export",
     "rigidities.fits",
-    "rigidities.kernels",
     "rigidities.last_layer",
     "rigidities.lightning",
     "rigidities.local",
@@ -33,6 +30,10 @@ MODULES = (
     "rigidities.report",
     "rigidities.selection",
     "rigidities.sklearn",
+    "rigidities.theory",
+    "rigidities.theory.closed_forms",
+    "rigidities.theory.constrained",
+    "rigidities.theory.kernels",
     "rigidities.transformers",
     "rigidities.trees",
 )
@@ -53,6 +54,8 @@ def module_lines(module: ModuleType) -> Iterator[str]:
         public = getattr(module, name)
         if inspect.ismodule(public):
             yield f"    {name}  (module)"
+        elif inspect.isclass(public) and public.__name__ != name:
+            yield f"    {name} = {public.__name__}"
         elif inspect.isclass(public):
             yield from class_lines(name, public)
         elif callable(public):

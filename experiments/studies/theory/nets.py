@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rigidities.kernels import activation
+from rigidities.theory.kernels import activation
 
 
 def generator(*seeds: int) -> torch.Generator:

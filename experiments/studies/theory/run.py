@@ -39,8 +39,8 @@ The paper derives its last-layer error bar from wide networks in four steps. Fir
 the neural network Gaussian process (NNGP) is the Gram matrix of the last features. Second, the
 neural tangent kernel (NTK) is a constant times the NNGP kernel. Third, training runs forever.
 Fourth, a ridge is inserted. The first five sections below test how far these steps are valid. The
-last section interprets the rigidity as a likelihood. Kernels are exact (`rigidities.kernels`), in
-float64."""
+last section interprets the rigidity as a likelihood. Kernels are exact, in float64
+(`rigidities.theory.kernels`)."""
 
 
 def run(*, quick: bool, seed: int) -> Outcome:

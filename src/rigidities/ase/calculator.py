@@ -23,6 +23,7 @@ from ase import Atoms
 
 from ..data.batches import Batch
 from ..data.slots import InputName, Slot
+from ..last_layer.doors import feed_of
 from ..last_layer.rigidity import LastLayerRigidity
 from ..models.shadow import input_names, placement
 from ..notices import notify
@@ -279,7 +280,7 @@ class RigidityCalculator(host.Calculator):
             bars: Whether forces and stress come with their error bars.
         """
         raw, wrt = self._batch(atoms)
-        (batch,) = self.uq.feed.unlabelled()([raw], "forces")
+        (batch,) = feed_of(self.uq).unlabelled()([raw], "forces")
         slot = self._slot(batch, wrt, atoms)
         energy, gradient = self.uq.predict_with_gradient(
             [raw],
@@ -341,7 +342,7 @@ class RigidityCalculator(host.Calculator):
         if isinstance(raw, (tuple, list)):
             if wrt is None:
                 wrt = 0
-            batch_format = self.uq.feed.format
+            batch_format = feed_of(self.uq).format
             if not batch_format.whole and batch_format.inputs == 0:
                 return self._by_keyword(raw, wrt)
             if not batch_format.whole and batch_format.inputs != len(raw):

@@ -50,7 +50,7 @@ from .arrays import (
     is_array,
     members_of,
 )
-from .shards import ShardSampler, is_shuffle
+from .shards import is_shuffle
 
 BATCH_SIZE = 1024
 """Rows of a batch where neither the user nor a loader says how many."""
@@ -452,8 +452,8 @@ def _sliceable(data: Any, *, any_order: bool) -> Any:
         if not _is_plain_loader(data, any_order):
             return None
         sampler = data.sampler
-        if isinstance(sampler, (ShardSampler, list)):  # this process reads only some rows
-            return _tensors_of(Subset(data.dataset, sampler))  # type: ignore[arg-type]
+        if isinstance(sampler, (list, range)):  # this process reads only some rows
+            return _tensors_of(Subset(data.dataset, sampler))
         return _tensors_of(data.dataset)
     if isinstance(data, Dataset):
         return _tensors_of(data)
@@ -489,7 +489,7 @@ def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
         loader: The loader.
         any_order: Whether they may come in another order than the loader's.
     """
-    ordered = type(loader.sampler) in (SequentialSampler, ShardSampler, list)
+    ordered = type(loader.sampler) in (SequentialSampler, list, range)
     shuffled = type(loader.sampler) is RandomSampler and is_shuffle(loader.sampler)
     return (
         (ordered or (shuffled and any_order))

@@ -9,7 +9,7 @@ The inputs of a single call, `uq(x)`, become one batch in `Feed.handed`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -88,7 +88,6 @@ class Feed:
         *,
         any_order: bool = False,
         once: bool = False,
-        passing: Callable[[Iterator[Any]], Iterator[Any]] = iter,
     ) -> Iterator[Batch]:
         """The batches of a data set.
 
@@ -97,8 +96,6 @@ class Feed:
             purpose: What the batches are for, such as "fit", for the progress bar and messages.
             any_order: Whether the rows may come in any order. This implies `once`.
             once: Whether every row must come once, even if a distributed sampler repeats some.
-            passing: A function from the iterator of raw batches to an iterator of those to read;
-                it may skip some.
         """
         reader = self._reader(self.format, data)
         if any_order or once:
@@ -109,7 +106,7 @@ class Feed:
             data = list_as_array(data)
         raw = raw_batches(data, self.batch_size, any_order=any_order)
         shown = _with_progress_bar(raw.batches, raw.number, purpose, self.progress)
-        return reader.batches(passing(shown), sample_total(data), raw.sliced)
+        return reader.batches(shown, sample_total(data), raw.sliced)
 
     @property
     def _takes_tensors(self) -> bool:

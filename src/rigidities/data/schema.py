@@ -283,15 +283,12 @@ _FIT = Kind(
         "readout": _READOUT,
         "probes": _PROBES,
         "loss": Part(header={"name": str, "settings": dict, "gradients?": dict}),
-        "checkpoint": Part(header={"batches": int, "first": str, "last": str, "asked": dict}),
         **_CALIBRATION,
     },
 )
 
 _ENSEMBLE = Kind(
     header={
-        "drawing": str,
-        "missing": Finite,
         "inputs": int | None,
         "apart": str | None,
         "batch": str | None,

@@ -2,86 +2,17 @@
 
 Loaders for training give every process the same number of rows. To do so they repeat some rows,
 which a Gram would count twice, or leave some out. `unpadded` and `in_order` copy such a loader so
-that it does neither; `ShardSampler` and `shard` give each process its share of a data set.
+that it does neither.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.utils import data as loading
-from torch.utils._pytree import tree_leaves, tree_map
-
-__all__ = ["ShardSampler", "shard"]
-
-
-class ShardSampler(loading.DistributedSampler[Any]):
-    """This process's rows of a data set, contiguous or shuffled, without padding.
-
-    Args:
-        data: Anything with a length.
-        rank: The number of this process; by default that of torch.distributed if it runs, else 0.
-        ranks: How many processes there are; by default that of torch.distributed if it runs, else
-            1.
-        shuffle: Whether to distribute the rows in random order, a new one after each `set_epoch`.
-        seed: The seed of that order, the same for all processes.
-    """
-
-    def __init__(
-        self,
-        data: Any,
-        rank: int | None = None,
-        ranks: int | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-    ) -> None:
-        if not (distributed.is_available() and distributed.is_initialized()):
-            rank = rank or 0
-            ranks = ranks or 1
-        super().__init__(data, ranks, rank, shuffle, seed)
-        self.rows = len(data)
-        # The shares differ by one row at most.
-        start = self.rank * self.rows // self.num_replicas
-        stop = (self.rank + 1) * self.rows // self.num_replicas
-        self.share = slice(start, stop)
-        self.num_samples = stop - start
-
-    def __iter__(self) -> Iterator[int]:
-        if not self.shuffle:
-            return iter(range(self.share.start, self.share.stop))
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        return iter(torch.randperm(self.rows, generator=generator)[self.share].tolist())
-
-
-def shard(data: Any, rank: int | None = None, ranks: int | None = None) -> Any:
-    """The rows of a `ShardSampler` as data.
-
-    Args:
-        data: A data set, or tensors in a tuple or dictionary.
-        rank: As in `ShardSampler`.
-        ranks: As in `ShardSampler`.
-
-    Returns:
-        A `Subset` of a data set; tensors in the same tuple or dictionary otherwise.
-
-    Raises:
-        ValueError: The tensors have different lengths.
-    """
-    lengths = {len(member) for member in tree_leaves(data)}
-    if len(lengths) != 1:
-        raise ValueError(
-            f"All tensors of a data set must have the same length, got {sorted(lengths)}."
-        )
-    (rows,) = lengths
-    sampler = ShardSampler(range(rows), rank, ranks)
-    if isinstance(data, loading.Dataset):
-        return loading.Subset(data, list(sampler))
-    return tree_map(itemgetter(sampler.share), data)
 
 
 def unpadded(data: Any) -> Any:
@@ -101,8 +32,8 @@ def unpadded(data: Any) -> Any:
         raise TypeError(
             "Accelerate distributes these rows from one process, or repeats some of them; "
             "expected a loader that reads its own share. Pass a loader that was not prepared by "
-            "Accelerate: one with sampler=ShardSampler(data), or one of a stream that gives each "
-            "process its own rows."
+            "Accelerate: one of torch.utils.data.Subset(data, range(rank, len(data), ranks)), or "
+            "one of a stream that gives each process its own rows."
         )
     sampler = _exact(loader.sampler)
     batch_sampler = _exact(loader.batch_sampler)
@@ -124,11 +55,11 @@ def in_order(data: Any) -> Any:
     batch_sampler = getattr(batch_sampler, "batch_sampler", batch_sampler)
     sampler = getattr(batch_sampler, "sampler", None)
     if type(batch_sampler) is loading.BatchSampler and _reads_whole(sampler, loader):
-        shard_sampler = ShardSampler(loader.dataset)
-        batch_sampler = _altered(batch_sampler, sampler=shard_sampler, drop_last=False)
+        share = _share(len(loader.dataset))
+        batch_sampler = _altered(batch_sampler, sampler=share, drop_last=False)
         return _altered(
             loader,
-            sampler=shard_sampler,
+            sampler=share,
             drop_last=False,
             batch_sampler=batch_sampler,
             generator=torch.Generator(),
@@ -140,6 +71,17 @@ def in_order(data: Any) -> Any:
         return exact
     batch_sampler = _altered(batch_sampler, drop_last=False)
     return _altered(exact, drop_last=False, batch_sampler=batch_sampler, _iterator=None)
+
+
+def _share(rows: int) -> range:
+    """The rows of this process, contiguous; outside a job all rows.
+
+    The shares of two processes differ by one row at most.
+    """
+    rank, ranks = 0, 1
+    if distributed.is_available() and distributed.is_initialized():
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    return range(rank * rows // ranks, (rank + 1) * rows // ranks)
 
 
 def _reads_whole(sampler: Any, loader: Any) -> bool:
@@ -162,16 +104,13 @@ def _exact(sampler: Any) -> Any:
 
     The sampler itself is returned where it does neither already, or where it is of an unknown kind.
     """
-    if isinstance(sampler, ShardSampler):
-        return sampler
     if isinstance(sampler, loading.DistributedSampler):
         return _every_row(sampler)
     if hasattr(sampler, "even_batches"):  # Accelerate deals out the batches of another sampler
         return _exact_for_accelerate(sampler)
     inner = getattr(sampler, "sampler", None)
     exact = None if inner is None else _exact(inner)
-    dropping = isinstance(inner, ShardSampler) and sampler.drop_last
-    if exact is inner and not dropping:
+    if exact is inner:
         return sampler
     return _altered(sampler, sampler=exact, drop_last=False)
 

@@ -34,9 +34,6 @@ from . import schema
 FORMAT = 1
 """Version of the layout below; a file with a larger one is refused."""
 
-UNFINISHED = "checkpoint"
-"""The header entry that marks an interrupted fit; `Snapshot.read` takes it for a kind of file."""
-
 _HEADER_KEY = "rigidities"
 _CHECKSUM_KEY = "checksum"
 
@@ -99,7 +96,7 @@ class Snapshot:
 
         Args:
             path: The file.
-            holds: The kind that it must be of, or `UNFINISHED`.
+            holds: The kind that it must be of.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -175,15 +172,10 @@ class Snapshot:
         """This snapshot, after a check of its kind and contents.
 
         Args:
-            holds: The kind that it must be, or `UNFINISHED`.
+            holds: The kind that it must be of.
             finite: Whether to look for NaN and infinity too.
         """
-        unfinished = self.header.get(UNFINISHED) is not None
-        if unfinished and holds != UNFINISHED:
-            raise ValueError(
-                f"{self.source} is an unfinished fit. Resume it with fit(..., checkpoint=...)."
-            )
-        kind = UNFINISHED if unfinished else self.header.get("kind")
+        kind = self.header.get("kind")
         if kind != holds:
             raise ValueError(
                 f"{self.source} is of another kind: expected {holds!r}, its header says {kind!r}. "
@@ -309,27 +301,14 @@ def write_over(target: Path, *content: bytes | memoryview) -> None:
         raise
 
 
-def remove(path: Path) -> None:
-    """Remove a file that is no longer being written, and what killed writers left behind."""
-    target = Path(os.path.realpath(path))
-    # A living process may have been given the number of one that was killed.
-    _remove_left_over(target, spare_living=False)
-    target.unlink(missing_ok=True)
-
-
 def _temporary_prefix(target: Path) -> str:
     """The start of the names of a file's temporaries: a hash, since the file's name may be long."""
     digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()
     return f".{digest[:16]}."
 
 
-def _remove_left_over(target: Path, *, spare_living: bool = True) -> None:
-    """Remove a file's temporaries that killed writers left behind.
-
-    Args:
-        target: The file.
-        spare_living: Whether to leave the temporaries of this machine's living processes.
-    """
+def _remove_left_over(target: Path) -> None:
+    """Remove a file's temporaries that killed writers left behind."""
     pattern = re.escape(_temporary_prefix(target)) + r"([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.tmp"
     with contextlib.suppress(OSError):  # not worth a failed save
         for path in list(target.parent.iterdir()):
@@ -338,7 +317,7 @@ def _remove_left_over(target: Path, *, spare_living: bool = True) -> None:
                 continue
             host = match[1]
             process = int(match[2])
-            abandoned = host == _HOST and not (spare_living and _is_alive(process))
+            abandoned = host == _HOST and not _is_alive(process)
             if abandoned or time.time() - path.stat().st_mtime > _STALE_AFTER:
                 path.unlink(missing_ok=True)
 

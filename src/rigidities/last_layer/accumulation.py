@@ -28,10 +28,6 @@ from .statistics.block import WIDE_INPUT, BatchRange, Block, DerivativeRows, Wai
 from .statistics.statistic import Plan
 from .statistics.statistics import Statistics
 
-AfterBlock = Callable[[int, Statistics, Callable[[], None]], None]
-"""Called with the number of batches so far, the statistics of exactly these, and a function that
-raises if the statistics hold NaN."""
-
 _LOOK_EVERY = 8
 """Blocks, or pieces of derivatives, after which an accelerator is asked if all was finite."""
 
@@ -126,8 +122,6 @@ def accumulate(
     weighing: Weighing,
     plan: Plan,
     *,
-    counted: int = 0,
-    after_block: AfterBlock = lambda batches, statistics, look: None,
     meanwhile: Callable[[], None] = lambda: None,
     read_first: Callable[[Reading], None] = lambda reading: None,
 ) -> Statistics | None:
@@ -141,8 +135,6 @@ def accumulate(
         batches: The data.
         weighing: The loss and weights.
         plan: What new statistics keep. Its kind of Gram must be that of existing statistics.
-        counted: How many batches the statistics hold already. Batch numbers go on from there.
-        after_block: Called whenever a block has been added.
         meanwhile: Called after the last batch, if any came, while an accelerator may still be
             computing.
         read_first: Called with the reading of the first of these batches.
@@ -154,7 +146,7 @@ def accumulate(
         ValueError: NaN or infinity, shapes that do not fit, or negative curvature. The message
             begins with the number of the batch, or of the batches of a block, counted from 0.
     """
-    watch = FinitenessWatch(is_resumed=counted > 0)
+    watch = FinitenessWatch()
     first_batch: Batch | None = None
 
     def add(block: Block) -> None:
@@ -168,12 +160,10 @@ def accumulate(
         except ValueError as error:
             raise ValueError(f"{block.batches.name}: {error}") from error
         watch.update(block)
-        after_block(block.batches.next, statistics, watch.look)
 
     waiting = Waiting(add, plan.gram.preferred_rows)
     tap: AnyTap | None = None
-    number = counted
-    for batch in batches:
+    for number, batch in enumerate(batches):
         if tap is None:
             first_batch = batch
             tap = find(batch)
@@ -187,17 +177,14 @@ def accumulate(
         if weighing.gradients is not None and weighing.gradients.in_training_loss:
             derivatives = weighing.gradients.rows(tap, batch)
             block = replace(block, derivatives=watch.noted(block.batches, derivatives))
-        if number == counted:
+        if number == 0:
             read_first(block.reading)
         waiting.take(block)
-        number += 1
     waiting.flush()
     if tap is not None:
         meanwhile()
     watch.look()
-    if tap is None and not counted:
-        return None
-    return statistics
+    return None if tap is None else statistics
 
 
 def require_rows(statistics: Statistics | None) -> Statistics:
@@ -312,14 +299,10 @@ class FinitenessWatch:
     On a CPU every block is checked at once. An accelerator is asked only after some blocks and at
     the end, because the answer has to wait for all of its computations. Then only the first of the
     rows is known.
-
-    Args:
-        is_resumed: Whether some batches were counted by an earlier process.
     """
 
-    def __init__(self, *, is_resumed: bool) -> None:
-        # How many samples came in earlier blocks; None if that is not known.
-        self._samples_before = None if is_resumed else 0
+    def __init__(self) -> None:
+        self._samples_before = 0  # in earlier blocks, on a CPU
         # Answers that have not been read from an accelerator yet: the batches of a block, and three
         # numbers as `_first_wrong_samples` gives them.
         self._unread: list[tuple[BatchRange, Tensor]] = []
@@ -331,8 +314,7 @@ class FinitenessWatch:
             if not math.isfinite(_total(block)):
                 samples = _first_wrong_samples(block).tolist()
                 _refuse_wrong(block.batches, samples, block, self._samples_before)
-            if self._samples_before is not None:
-                self._samples_before += block.samples
+            self._samples_before += block.samples
             return
         self._unread.append((block.batches, _first_wrong_samples(block)))
         if len(self._unread) >= _LOOK_EVERY:

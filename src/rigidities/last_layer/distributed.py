@@ -56,15 +56,10 @@ class Job:
     Attributes:
         rank: The number of this process among those that make the call.
         size: How many processes make the call.
-        job_rank: The number of this process in the whole job, which may have more processes than
-            make the call.
-        job_size: How many processes the whole job has.
     """
 
     rank: int = 0
     size: int = 1
-    job_rank: int = 0
-    job_size: int = 1
 
     def collected(
         self, pack: Callable[[], Snapshot | None], fold: Callable[[Iterator[Snapshot | None]], R]
@@ -165,8 +160,6 @@ class Processes(Job):
     def __init__(self, channel: _Channel, call: str, device: torch.device | str) -> None:
         self.rank = channel.rank
         self.size = channel.size
-        self.job_rank = dist.get_rank()
-        self.job_size = dist.get_world_size()
         self._channel = channel
         self._call = call
         self._device = device
@@ -369,7 +362,7 @@ class ProcessFailed(RuntimeError):
     def __init__(self, failure: Failure, call: str) -> None:
         remedy = "Fix the problem there, and make the call again on all processes."
         if failure.ended:
-            remedy = "Start the job again; a fit with checkpoint= then continues from its files."
+            remedy = "Start the job again."
         super().__init__(
             f"Rank {failure.rank} failed in {call} ({failure.description}), so the call was "
             f"cancelled on all processes and changed nothing. {remedy}"

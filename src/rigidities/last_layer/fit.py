@@ -40,7 +40,6 @@ from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
 from .accumulation import Weighing, accumulate, require_rows, settled
-from .checkpoint import Checkpoint
 from .distributed import Job, open_job
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, gradient_scale, gradient_sums
@@ -128,7 +127,7 @@ class FitOptions:
         )
 
     def header(self) -> dict[str, Any]:
-        """The options by name, for comparison with other processes and with a checkpoint."""
+        """The options by name, for comparison with other processes."""
         return {
             "precision": self.precision,
             "method": self.method,
@@ -468,7 +467,6 @@ class ReadoutFit:
         train: Any,
         weighing: Weighing,
         options: FitOptions,
-        checkpoint: Checkpoint,
         passing: Passing,
     ) -> None:
         """Accumulate the statistics of the training data; see `LastLayerRigidity.fit`."""
@@ -482,28 +480,24 @@ class ReadoutFit:
             self._exclusive(),
             open_job(passing.process_group, "fit", request, placement(self.model)[0]) as processes,
         ):
-            binding, statistics = self._begin(checkpoint, processes, weighing, options)
+            binding = self.blank_binding.rebound(watching=options.novelty)
             # New data may come in another form than those of an earlier fit, so that the form is
-            # learnt anew. Only an interrupted fit goes on with the columns that it had.
-            columns = None if statistics is None else statistics.columns
+            # learnt anew.
             shown = replace(passing, progress=passing.shows_progress(processes))
             feed = self.feed(shown, weighing)
-            batch_format = replace(feed.format, inputs=None, kind=None, columns=columns)
+            batch_format = replace(feed.format, inputs=None, kind=None, columns=None)
             feed = replace(feed, format=batch_format)
             batches = feed(
                 train,
                 "fit",
                 any_order=True,
-                passing=checkpoint.remaining,  # skips batches that an interrupted fit has counted
             )
             statistics = accumulate(
-                statistics,
+                None,
                 binding.find,
                 batches,
                 weighing,
                 plan,
-                counted=checkpoint.counted,
-                after_block=checkpoint.tick,
                 meanwhile=binding.close,
                 read_first=binding.read_first,
             )
@@ -517,38 +511,6 @@ class ReadoutFit:
                 state.alarm(binding.current())  # refuses layers whose inputs were not finite
             processes.agree()
             self._replace_state(state)
-            checkpoint.done()
-
-    def _begin(
-        self,
-        checkpoint: Checkpoint,
-        processes: Job,
-        weighing: Weighing,
-        options: FitOptions,
-    ) -> tuple[Binding, Statistics | None]:
-        """The binding and statistics of an interrupted fit; without one, a blank binding."""
-        blank_binding = self.blank_binding.rebound(watching=options.novelty)
-        if checkpoint.path is None:
-            return blank_binding, None
-
-        def restore(snapshot: Snapshot) -> FitState:
-            return FitState.from_snapshot(snapshot, blank_binding)
-
-        request = self._request(weighing, options)
-        interrupted = checkpoint.resume(request, processes.job_rank, processes.job_size, restore)
-        if interrupted is None:
-            binding = blank_binding
-            statistics = None
-        else:
-            binding = interrupted.binding
-            statistics = interrupted.statistics
-
-        def pack(statistics: Statistics) -> Snapshot:
-            state = FitState(binding, statistics, weighing)
-            return state.snapshot(rows=statistics.sample is not None)
-
-        checkpoint.pack = pack
-        return binding, statistics
 
     def _fit_of_all(
         self,
@@ -851,7 +813,7 @@ class ReadoutFit:
         return properties
 
     def _request(self, weighing: Weighing, options: FitOptions) -> dict[str, Any]:
-        """The properties in which all processes of a new fit, and its checkpoint, must agree."""
+        """The properties in which all processes of a new fit must agree."""
         source = self.blank_binding.source
         readout = {
             "layer": self.blank_binding.layer,

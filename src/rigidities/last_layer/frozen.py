@@ -327,7 +327,6 @@ class Frozen(nn.Module):
         self.members = Buffers()
         self.loses_members = False
         if members is not None:
-            self._drawing = members.drawing
             self.members.register(deviations=members.deviations)
             if members.row_deviation is not None:
                 self.loses_members = True
@@ -354,7 +353,6 @@ class Frozen(nn.Module):
                     reading,
                     Batch(inputs, keywords, None, None),
                     buffers.deviations,
-                    self._drawing,
                     row_deviation,
                 )
         return tuple(results[name] for name in self.outputs)

@@ -23,7 +23,8 @@ P = TypeVar("P", Statistics, Gathering)
 REMEDIES = {
     "weights": (
         "Load the same weights into every model first. In a job where batch norms have different "
-        "statistics on each process, pass rigidities.whole(model)"
+        "statistics on each process, first call torch.distributed.broadcast(buffer, src=0) for "
+        "every buffer of model.buffers()"
     ),
     "readout": "Name the same layer=, forward= and output= everywhere",
     "novelty": "Fit all parts with novelty=True or none of them, from batches of one form",
@@ -157,10 +158,10 @@ def combined(shares: Iterable[P | None]) -> P | None:
             raise ValueError(
                 f"{shared} of {judged} rows of rank {rank} (of those compared by hash) are also "
                 "in the data of other ranks. Give every process its own rows: "
-                "rigidities.shard(data), or a loader with "
-                "sampler=rigidities.ShardSampler(dataset). To process all rows in this process "
-                "alone, pass process_group=False. If the data really repeat rows, fit each part "
-                "that way and merge the parts with check=False."
+                "(x[rank::ranks], y[rank::ranks]) of tensors, or "
+                "torch.utils.data.Subset(data, range(rank, len(data), ranks)) of a data set. To "
+                "process all rows in this process alone, pass process_group=False. If the data "
+                "really repeat rows, fit each part that way and merge the parts with check=False."
             )
         repeated += shared
         if whole.sketch.limit == 0 or share.sketch.limit == 0:
@@ -172,6 +173,7 @@ def combined(shares: Iterable[P | None]) -> P | None:
         notify(
             f"Some rows ({repeated}, compared by hash) are in the data of several processes and "
             "count more than once. That is correct if the data really repeat them. If a sampler "
-            "pads its data, use rigidities.ShardSampler instead."
+            "pads its data, pass torch.utils.data.Subset(data, range(rank, len(data), ranks)) "
+            "instead."
         )
     return whole

@@ -34,19 +34,16 @@ from ..calibration.methods import Method, method_for
 from ..calibration.report import UNFITTED, CalibrationReport, summary
 from ..data.arrays import with_target
 from ..data.batches import Batch, joined_targets
-from ..data.feed import Feed
 from ..data.finiteness import require_finite
 from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, counts_in_own_units, loss_for, loss_name
 from ..models.calling import FeatureFunction, ForwardFunction, Source
 from ..models.modes import outside_graphs, outside_inference_mode, refuse_transforms
-from ..models.shadow import placement
 from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.joint import JointPosterior
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
-from ..posterior.quadratic import rounding_bound
 from ..prediction.derived import Derived
 from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
@@ -54,7 +51,6 @@ from ..prediction.novelty import Novelty
 from ..prediction.prediction import Prediction
 from ..selection import Selection
 from .accumulation import Weighing
-from .checkpoint import SECONDS, Checkpoint
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
 from .error_bars import BatchVariances, ErrorBars, gathered
@@ -82,7 +78,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from typing_extensions import Self
 
-__all__ = ["LLPR", "LastLayerRigidity"]
+__all__ = ["LastLayerRigidity"]
 
 SAMPLED = (
     "There are too many inputs for exact derivatives. The standard deviations come from {} "
@@ -184,8 +180,6 @@ class LastLayerRigidity(ModelWrapper):
         precision: PrecisionLike = "auto",
         method: str = "gram",
         novelty: bool = False,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_seconds: float = SECONDS,
     ) -> Self:
         r"""Fit the error bars: accumulate the Gram matrix in one pass over the training data.
 
@@ -218,11 +212,6 @@ class LastLayerRigidity(ModelWrapper):
                 treated in the same way.
             novelty: Whether to accumulate statistics of the inputs of every layer as well, for
                 `novelty`. It costs a product of at most 257 x 257 numbers per row and layer.
-            checkpoint: The path of a file that keeps the unfinished fit. After an interruption the
-                same call continues from it, with the data in the same order. A complete fit removes
-                the file.
-            checkpoint_seconds: How often to write the file. It is written at the end of a block of
-                at most 64 batches; 0 writes it after every block.
 
         Returns:
             The object itself.
@@ -235,7 +224,6 @@ class LastLayerRigidity(ModelWrapper):
             with_target(x, y),
             Weighing(loss_for(loss), sample_weight, checked_gradient_loss(gradient_loss)),
             FitOptions(sample=keep_rows, precision=precision, method=method, novelty=novelty),
-            Checkpoint(checkpoint, checkpoint_seconds),
             self._passing,
         )
         return self
@@ -652,45 +640,22 @@ class LastLayerRigidity(ModelWrapper):
             again=repeatable(x),
         )
 
-    def ensemble(
-        self,
-        n: int | None = None,
-        *,
-        generator: torch.Generator | None = None,
-        recentred: bool = False,
-        antithetic: bool = False,
-        symmetric: bool = False,
-        rank: int | None = None,
-    ) -> Ensemble:
+    def ensemble(self, n: int = MEMBERS, *, generator: torch.Generator | None = None) -> Ensemble:
         r"""An ensemble of last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
 
         All members together cost one pass of the model and one matrix product. They contain the
-        epistemic part, with its correlations between predictions and targets. Where the part that
-        predictions share has its own scale (`calibration.joint`), each row also gets its own
-        deviation, the same in every call, which needs another product and a hash of each row.
+        epistemic part, with its correlations between predictions and targets. Their mean is exactly
+        the model's prediction. Where the part that predictions share has its own scale
+        (`calibration.joint`), each row also gets its own deviation, the same in every call, which
+        needs another product and a hash of each row.
 
         Args:
-            n: The number of members; 64 by default.
+            n: The number of members.
             generator: The random generator of the draws.
-            recentred: Whether to shift the members so that their mean is exactly the model's
-                prediction.
-            antithetic: Whether to draw pairs $\pm\delta$.
-            symmetric: Whether to use a fixed set of 2 `rank` members instead of draws. At full rank
-                its covariance is exact. At a lower rank it is a lower bound, and `missing` is the
-                share that is left out.
-            rank: The rank of the symmetric set; by default full, or n / 2.
         """
         tap, state = self._fit.ready()
-        members = member_set(
-            _joint(tap, state),
-            n,
-            generator=generator,
-            recentred=recentred,
-            antithetic=antithetic,
-            symmetric=symmetric,
-            rank=rank,
-        )
-        return Ensemble(state.binding.copy(), self.feed.unlabelled(), members)
+        members = member_set(_joint(tap, state), n, generator=generator)
+        return Ensemble(state.binding.copy(), self._fit.feed().unlabelled(), members)
 
     # --- Derivatives by the inputs ---
 
@@ -790,38 +755,6 @@ class LastLayerRigidity(ModelWrapper):
         prediction = bars.prediction(variances, self._batches_again(x, "gradient"))
         return prediction, self._joined(gradients, members)
 
-    @outside_inference_mode
-    def hessian_product(
-        self,
-        x: Any,
-        direction: Tensor,
-        wrt: InputName = None,
-        *,
-        members: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Gradient:
-        r"""Second derivatives of the prediction times a direction, $\nabla (v \cdot \nabla y)$.
-
-        Args:
-            x: The inputs, as in `gradient`.
-            direction: The direction $v$, as `along` in `gradient`.
-            wrt: As in `gradient`.
-            members: As in `gradient`.
-            generator: As in `gradient`.
-
-        Returns:
-            As `gradient`, with the same `gradient_scale`.
-        """
-        tap, state = self._fit.ready()
-        batches = self._fit.batches(x, "hessian_product", self._passing)
-        maps = _feature_maps(tap, wrt, batches)
-        differentiator = _differentiator(state, members, generator)
-        gradients = [
-            differentiator(feature_map.along(row_direction))
-            for row_direction, feature_map in with_directions(maps, direction)
-        ]
-        return self._joined(gradients, members)
-
     # --- Features, and what they say about inputs ---
 
     def features(self, x: Any) -> Tensor:
@@ -900,22 +833,6 @@ class LastLayerRigidity(ModelWrapper):
             chosen=chosen,
             of=judged_features,
         )
-
-    def familiar(self) -> list[float] | None:
-        r"""The 99 % quantile of $\alpha^2 q$ over the training rows that the fit kept, by target.
-
-        None if the fit kept no rows. A variance beyond it is rare among the training data.
-        """
-        state = self._fit.require_state()
-        sample = state.statistics.sample
-        if sample is None:
-            return None
-        posterior = state.posterior
-        features = sample.rows.features
-        variances = posterior.variance(features.to(posterior.eigenvectors))
-        quantiles = variances.reshape(len(features), -1).quantile(0.99, 0)
-        # Where targets share features and scale, there is one quantile for all of them.
-        return quantiles.expand(len(self.scale)).tolist()
 
     # --- Other models made of this one ---
 
@@ -1018,7 +935,7 @@ class LastLayerRigidity(ModelWrapper):
             largest_rounding=largest_rounding,
             levels=quantiles,
             members=drawn_members,
-            feed=self.feed,
+            feed=self._fit.feed(),
         )
 
     # --- What stands behind the error bars ---
@@ -1042,26 +959,6 @@ class LastLayerRigidity(ModelWrapper):
         """
         tap, _ = self._fit.ready()
         return tap
-
-    @property
-    def feed(self) -> Feed:
-        """How data reach the model: `uq.feed(data, "what for")` yields batches."""
-        return self._fit.feed()
-
-    @property
-    def rounding(self) -> float:
-        """Bound on the relative rounding error of the variances that `uq(x)` gives.
-
-        See `QuadraticForm.rounding`; rounding errors within a sum are assumed to be independent.
-        Inside `torch.autocast` it is larger, because features have fewer digits; read it there.
-        """
-        _, state = self._fit.ready()
-        device_type = placement(self.model)[0].type
-        rounding = state.bars.form.rounding
-        if torch.is_autocast_enabled(device_type):
-            autocast_dtype = torch.get_autocast_dtype(device_type)
-            rounding = rounding + rounding_bound(state.posterior, autocast_dtype)
-        return rounding
 
     def summary(self) -> str:
         """The fit and the calibration in about ten lines, and what to do next."""
@@ -1192,10 +1089,6 @@ class LastLayerRigidity(ModelWrapper):
             message = SAMPLED.format(MEMBERS, gradient.sampling_error)
             self._fit.notify_once("sampled gradient", message)
         return gradient
-
-
-LLPR = LastLayerRigidity
-"""The paper's name for it: last-layer prediction rigidity."""
 
 
 def _batch_variances(

@@ -28,6 +28,7 @@ from torch import Tensor
 from ..calibration.coverage import LEVEL
 from ..calibration.report import CalibrationReport
 from ..data.arrays import with_target
+from ..last_layer.rigidity import LastLayerRigidity
 from ..metrics.alignment import Values, aligned, as_tensor
 from ..prediction.prediction import Prediction
 from .cautions import Caution
@@ -37,7 +38,6 @@ from .judgement import STATUS_WORDS, Judgements, Verdict
 from .rows import (
     MOST_SHOWN,
     Advice,
-    FittedPredictor,
     TargetRows,
     labelled_prediction,
     shape_of,
@@ -188,7 +188,7 @@ def html(
 
 def write(
     path: str | os.PathLike[str],
-    uq: FittedPredictor,
+    uq: LastLayerRigidity,
     x: Any,
     y: Any = None,
     *,
@@ -301,7 +301,7 @@ def judge(
 
 
 def judge_predictor(
-    predictor: FittedPredictor,
+    predictor: LastLayerRigidity | Prediction,
     data: Any,
     *,
     reference: Any = None,
@@ -313,7 +313,7 @@ def judge_predictor(
     """Judge a fitted object on labelled data, in one pass.
 
     Args:
-        predictor: The fitted object.
+        predictor: The fitted object; a `Prediction` is refused with a hint.
         data: Labelled data in any form that `fit` accepts.
         reference: Rows like those of the calibration, in any form that `predict` accepts.
         names: Names of the targets.

@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..last_layer.rigidity import LastLayerRigidity
 from . import judge, judge_predictor, page_of, save
 from .document import checked_place, require_extra
 from .judgement import Judgements, Verdict
-from .rows import FittedPredictor
 
 TARGET_NAMES = ("target", "y", "labels")
 """Names under which test data may hold the true values."""
 
-LoadFit = Callable[[Path, nn.Module], FittedPredictor]
+LoadFit = Callable[[Path, nn.Module], LastLayerRigidity]
 
 _ADVICE_FOR_TABLES = {
     "uneven": "`rigidities tabular` learns a noise that follows the inputs. In Python, use "

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,9 @@ from torch.utils.data import (
 )
 
 from ..calibration.coverage import ScoredRows, at_bounds, judgeable
-from ..calibration.report import CalibrationReport
 from ..data.batches import Batch, Reader, raw_batches
-from ..data.feed import Feed
+from ..last_layer.doors import feed_of
+from ..last_layer.rigidity import LastLayerRigidity
 from ..metrics.alignment import Values, aligned, as_tensor
 from ..prediction.prediction import Prediction
 
@@ -550,21 +550,6 @@ def thinned(keys: Sequence[Tensor], most: int) -> Tensor:
 # --- rows from a fitted object, in one pass over labelled data ---------------------------------
 
 
-class FittedPredictor(Protocol):
-    """What a report needs of an object with error bars; `LastLayerRigidity` provides it."""
-
-    @property
-    def calibration_report(self) -> CalibrationReport | None:
-        """How it was calibrated."""
-
-    @property
-    def feed(self) -> Feed:
-        """How data reach the model."""
-
-    def predict(self, data: Any) -> Prediction:
-        """Means and error bars of inputs or batches."""
-
-
 @dataclass(frozen=True)
 class LabelledPrediction:
     """Predictions of labelled data, on the CPU.
@@ -580,7 +565,7 @@ class LabelledPrediction:
     inputs: Tensor | None
 
 
-def labelled_prediction(predictor: FittedPredictor, data: Any) -> LabelledPrediction:
+def labelled_prediction(predictor: LastLayerRigidity, data: Any) -> LabelledPrediction:
     """Predict labelled data.
 
     The data are read once, so that a loader may shuffle and an iterator may end.
@@ -595,7 +580,7 @@ def labelled_prediction(predictor: FittedPredictor, data: Any) -> LabelledPredic
     predictions: list[Prediction] = []
     targets: list[Tensor] = []
     inputs: list[Tensor] = []
-    for batch in predictor.feed(data, "report"):
+    for batch in feed_of(predictor)(data, "report"):
         if batch.target is None:
             raise ValueError(
                 "Expected labelled data, got batches without a target. Pass (x, y), or pass "

@@ -16,8 +16,8 @@ from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.neural_network import MLPRegressor
 from torch import Tensor, nn
 
-from ..closed_forms import SubsetOfRegressors
 from ..losses import Huber, LossLike
+from ..theory.closed_forms import SubsetOfRegressors
 from ..trees import SQUARED, SUPPORTED, Forest, is_forest
 from .data import as_tensor
 

@@ -19,7 +19,7 @@ from experiments.studies.theory.training import work as training
 from experiments.studies.theory.width import work as width
 
 from experiments.frame import figures
-from rigidities.kernels import FullyConnected
+from rigidities.theory.kernels import FullyConnected
 from tests.support.numbers_on_pages import table_rows, unsupported
 
 F64 = torch.float64

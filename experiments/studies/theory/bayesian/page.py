@@ -147,7 +147,7 @@ HEAD = f"""\
 
 With Gaussian noise of variance σ², the constrained loss of a prediction is a profile log-posterior,
 p(ε) ∝ exp(-L_c(ε)/σ²), and N(ỹ, σ²/R) is its Laplace approximation (paper, Sec. 3.3, with σ² = 1).
-Here L_c is solved numerically (`rigidities.constrained`), from the minimum outwards, for the seven
+Here L_c is solved numerically (`rigidities.theory`), from the minimum outwards, for the seven
 points of the `toy` experiment and σ = {NOISE:g}. There are three models: a cubic, for which both
 are the same; two Gaussians with the prior of that experiment; and a 1-2-1 tanh network whose
 weights have a normal prior of variance {WEIGHT_VARIANCE:g} (a quick run leaves the network out).

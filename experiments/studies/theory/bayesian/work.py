@@ -23,7 +23,7 @@ from experiments.data.cosine import NOISE, Points, Sample
 from experiments.frame.progress import steps
 from experiments.training.curves import START, cubic, gaussians, minimised, prior
 from rigidities import PredictionRigidity
-from rigidities.constrained import constrained_profile, constrained_rigidity
+from rigidities.theory.constrained import constrained_profile, constrained_rigidity
 
 INPUTS = {"inside": 0.4, "outside": 1.0}
 """Between the points, and beyond them (0.73 is the last) as far as profiles can be followed."""

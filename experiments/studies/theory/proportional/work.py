@@ -15,7 +15,7 @@ from torch import Tensor
 from experiments.frame.outcome import mean_and_error
 from experiments.frame.progress import steps
 from experiments.studies.theory.nets import generator, rank_correlation, sphere
-from rigidities.kernels import FullyConnected, Kernels, gaussian_process_at
+from rigidities.theory.kernels import FullyConnected, Kernels, gaussian_process_at
 
 FULL = {"rows": 200, "draws": 5, "depths": (1, 2, 3, 4)}
 QUICK = {"rows": 40, "draws": 2, "depths": (1, 3)}

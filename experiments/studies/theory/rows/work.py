@@ -15,7 +15,7 @@ from torch import Tensor
 from experiments.frame.progress import steps
 from experiments.studies.theory.nets import generator, last_features, sphere
 from rigidities import Gram, Posterior
-from rigidities.kernels import last_layer_process_at
+from rigidities.theory.kernels import last_layer_process_at
 
 FULL = {"counts": (8, 16, 24, 32, 40, 48, 56, 60, 64, 68, 72, 80, 96, 128, 192, 256), "seeds": 40}
 QUICK = {"counts": (16, 48, 64, 96), "seeds": 3}

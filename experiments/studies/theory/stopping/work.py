@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from experiments.studies.theory.nets import generator, last_features, rank_correlation, sphere
-from rigidities.kernels import last_layer_process_at
+from rigidities.theory.kernels import last_layer_process_at
 
 FULL = {"rows": 512, "times": 29}
 QUICK = {"rows": 128, "times": 7}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from experiments.frame.outcome import mean_and_error
 from experiments.frame.progress import steps
 from experiments.studies.theory.nets import generator
-from rigidities.kernels import activation, empirical_nngp, empirical_ntk
+from rigidities.theory.kernels import activation, empirical_nngp, empirical_ntk
 
 FULL = {"widths": (64, 128, 256, 512), "marks": (10, 30, 100, 400), "seeds": 3}
 QUICK = {"widths": (16, 32), "marks": (10, 50), "seeds": 2}

@@ -13,7 +13,7 @@ import torch
 from experiments.frame.outcome import mean_and_error
 from experiments.frame.progress import steps
 from experiments.studies.theory.nets import generator, last_features, sphere
-from rigidities.kernels import FullyConnected
+from rigidities.theory.kernels import FullyConnected
 
 FULL = {"widths": (32, 64, 128, 256, 512, 1024, 2048), "seeds": 10}
 QUICK = {"widths": (32, 64, 128), "seeds": 4}

@@ -34,7 +34,7 @@ from ..readout.graph import ReadoutPass
 from ..readout.reading import Reading, joined
 from ..wrapper import ModelWrapper
 from .member_values import MemberValues, evaluated
-from .members import Drawing, Members, row_points
+from .members import Members, row_points
 
 __all__ = ["Ensemble"]
 
@@ -64,8 +64,6 @@ class Ensemble(ModelWrapper):
     Attributes:
         model: The trained model.
         deviations: (members, targets, features), float64 whatever the module is cast to.
-        drawing: How the members were drawn; see `members`.
-        missing: Share of the training predictions' variance that a symmetric set leaves out.
         own: The part of each prediction's deviation that no other prediction shares (see
             `members`); an ONNX graph leaves it out.
     """
@@ -97,10 +95,7 @@ class Ensemble(ModelWrapper):
     def propagate(self, fn: Callable[[Tensor], Any], x: Any) -> MemberValues:
         """Mean and standard deviation of any function of the outputs, with one call per member.
 
-        For a linear function the mean is exact (unless the draws are independent); the covariance
-        is unbiased for random members, exact for a symmetric set of full rank, and a lower bound
-        for one of lower rank. A function of second degree has an exact mean in a symmetric set of
-        full rank. See `members`.
+        For a linear function the mean is exact, and the covariance is unbiased; see `members`.
 
         Args:
             fn: callable(output) -> tensor, array or number of any fixed shape, differentiable or
@@ -131,8 +126,6 @@ class Ensemble(ModelWrapper):
         return evaluated(
             fn,
             joined(outputs, remedy, dim=1),
-            self.drawing,
-            missing=self.missing,
             precisions=(
                 torch.float64,
                 torch.promote_types(model_precision, torch.float32),
@@ -194,10 +187,7 @@ class Ensemble(ModelWrapper):
     def extra_repr(self) -> str:
         """Sizes and kind, for `repr`."""
         n, targets, features = self.deviations.shape
-        description = f"members={n}, targets={targets}, features={features}, {self.drawing}"
-        if self.missing:
-            description += f", missing={self.missing:.2g}"
-        return description
+        return f"members={n}, targets={targets}, features={features}"
 
     def __len__(self) -> int:
         return len(self.deviations)
@@ -241,12 +231,10 @@ class Ensemble(ModelWrapper):
             if tensor is not None:
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
             self.register_buffer(name, tensor, persistent=False)
-        self.drawing: Drawing = members.drawing
-        self.missing = members.missing
 
     def _outputs(self, reading: Reading, batch: Batch, dtype: torch.dtype | None = None) -> Tensor:
         """Outputs of all members for what one pass gave."""
-        return member_outputs(reading, batch, self.deviations, self.drawing, self.own, dtype)
+        return member_outputs(reading, batch, self.deviations, self.own, dtype)
 
     def _snapshot(
         self, *, thorough: bool = False, probes: bool = True, rows: bool = False
@@ -264,8 +252,6 @@ class Ensemble(ModelWrapper):
             tensors["own.mixing"] = self.own.mixing
         header = {
             "kind": self._kind,
-            "drawing": self.drawing,
-            "missing": self.missing,
             "inputs": self._feed.format.inputs,
             "apart": self._feed.format.apart,
             "batch": self._feed.format.kind,
@@ -277,7 +263,6 @@ def member_outputs(
     reading: Reading,
     batch: Batch,
     deviations: Tensor,
-    drawing: Drawing,
     row_deviation: RowDeviation | None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -287,7 +272,6 @@ def member_outputs(
         reading: Output and features of the model.
         batch: The model's inputs, by which rows are known again.
         deviations: The members' deviations (n, K, D).
-        drawing: How the members were drawn.
         row_deviation: What rows do not share, if anything.
         dtype: The precision of product and result; None for the model's.
 
@@ -301,7 +285,7 @@ def member_outputs(
         notify(NOT_IN_ONNX)
         return shared
     hashes = reading.identities(batch)
-    z = row_points(deviations, drawing, hashes, row_deviation.mixing.shape[1])
+    z = row_points(deviations, hashes, row_deviation.mixing.shape[1])
     change = row_deviation.moved(row_deviation.roots(reading.features), z)
     return shared + reading.output_layout.unrows(change).to(shared.dtype)
 
@@ -349,12 +333,7 @@ def _members_from(snapshot: Snapshot, device: torch.device) -> Members:
         )
     deviations = tensors["members.deviations"].to(device)
     with snapshot.opened():
-        return Members(
-            deviations=deviations,
-            drawing=snapshot.header["drawing"],
-            missing=snapshot.header["missing"],
-            row_deviation=row_deviation,
-        )
+        return Members(deviations, row_deviation)
 
 
 def _binding_from(snapshot: Snapshot, binding: Binding) -> Binding:

@@ -1,16 +1,11 @@
 r"""Values of a quantity for each member of an ensemble, and the moments estimated from them.
 
-With values $v_n$, their mean $\bar v$, and units $u$ that are independent (single draws, or the
-means of antithetic pairs), U in number,
+With values $v_n$ and their mean $\bar v$, the variance
 
-$$ \hat\sigma^2 = \frac1n \sum_n (v_n - \bar v)^2
-   + \frac{1}{U} \cdot \frac{1}{U - 1} \sum_u (\bar v_u - \bar v)^2 $$
+$$ \hat\sigma^2 = \frac{1}{n - 1} \sum_n (v_n - \bar v)^2 $$
 
-is unbiased: the second term corrects for the randomness of the sample mean. For single draws this
-is the usual $\frac{1}{n-1}$, for recentred ones too. For pairs the second term vanishes where the
-quantity is linear in the outputs. A symmetric set is a quadrature rule: it has weights $1/n$ and no
-correction. Below full rank it leaves directions out, so that its variance of a linear quantity is a
-lower bound, and it is not known by how much.
+is unbiased for a quantity that is linear in the outputs: members are draws minus their mean, which
+leaves n - 1 degrees of freedom.
 
 `evaluated` calls a user's function once for the output of each member and gives `MemberValues`.
 """
@@ -28,7 +23,6 @@ import torch
 from torch import Tensor
 
 from ...notices import require_level
-from .members import Drawing
 
 __all__ = ["MemberValues"]
 
@@ -37,27 +31,21 @@ __all__ = ["MemberValues"]
 class MemberValues:
     r"""A derived quantity with its uncertainty. All tensors are float64.
 
-    For a quantity that is linear in the outputs, `mean` is the value at the model's own
-    prediction exactly unless the draws are independent; `variance` and `covariance` are unbiased
-    for random members, exact for a symmetric set of full rank, and a lower bound where `missing`
-    is above 0. It contains only the epistemic part, not the noise of single observations.
+    For a quantity that is linear in the outputs, `mean` is exactly the value at the model's own
+    prediction, and `variance` and `covariance` are unbiased. It contains only the epistemic part,
+    not the noise of single observations.
 
     Attributes:
         values: The quantity for each member, (members, ...).
-        drawing: How the members were drawn; see `members`.
-        missing: Share of the training predictions' variance that a symmetric set leaves out. The
-            share of the quantity's own variance that is left out may be larger or smaller.
         precision: The precision of the outputs that the quantity was computed from.
 
     Examples:
-        >>> spread = MemberValues(torch.tensor([1.0, 3.0, 2.0, 2.0]).double(), "independent")
+        >>> spread = MemberValues(torch.tensor([1.0, 3.0, 2.0, 2.0]).double())
         >>> spread.mean.item(), round(spread.variance.item(), 4)  # 2 / (4 - 1)
         (2.0, 0.6667)
     """
 
     values: Tensor = field(repr=False)
-    drawing: Drawing
-    missing: float = 0.0
     precision: torch.dtype = torch.float64
 
     @property
@@ -67,11 +55,8 @@ class MemberValues:
 
     @cached_property
     def variance(self) -> Tensor:
-        """Variance, corrected for the finite number of members as the module says."""
-        plain = self.values.var(0, correction=0)
-        if self._units is None:
-            return plain
-        return plain + self._units.var(0) / len(self._units)
+        """Variance, over n - 1."""
+        return self.values.var(0)
 
     @property
     def std(self) -> Tensor:
@@ -80,56 +65,35 @@ class MemberValues:
 
     @property
     def covariance(self) -> Tensor:
-        """Covariance (Q, Q) between the Q entries of the quantity, corrected as the variance."""
-        plain = _second_moment(self.values) / len(self.values)
-        if self._units is None:
-            return plain
-        units = len(self._units)
-        return plain + _second_moment(self._units) / (units * (units - 1))
+        """Covariance (Q, Q) between the Q entries of the quantity, over n - 1."""
+        flat = self.values.reshape(len(self), math.prod(self.values.shape[1:]))
+        centred = flat - flat.mean(0)
+        return centred.mT @ centred / (len(self) - 1)
 
     @property
     def mean_error(self) -> Tensor:
-        r"""Standard error of `mean` from the number of members.
+        r"""Upper bound on the standard error of `mean` from the number of members.
 
-        It is $\hat\sigma / \sqrt n$, or comes from the pairs' means. For recentred draws it is an
-        upper bound: recentring has removed the linear part. A symmetric set is not random: 0 at
-        full rank, NaN below, where it is not known what the missing directions would add.
+        It is $\hat\sigma / \sqrt n$. Recentring the members has removed the part of the error that
+        is linear in the outputs.
         """
-        if self._units is None:
-            return self._error_of_symmetric_set
-        if self.drawing == "antithetic":
-            return (self._units.var(0) / len(self._units)).sqrt()
         return self.std / math.sqrt(len(self))
 
     @property
     def std_error(self) -> Tensor:
         r"""Standard error of `std` from the number of members, for values that are nearly normal.
 
-        It is $\hat\sigma / \sqrt{2 (n - 1)}$, and $\hat\sigma / \sqrt{2 U}$ for U antithetic
-        pairs, whose second half says nothing new about the spread. For a symmetric set it is 0 at
-        full rank, NaN below, where `std` is a lower bound.
+        It is $\hat\sigma / \sqrt{2 (n - 1)}$.
         """
-        if self._units is None:
-            return self._error_of_symmetric_set
-        if self.drawing == "antithetic":
-            degrees_of_freedom = len(self._units)
-        else:
-            degrees_of_freedom = len(self) - 1
-        return self.std / math.sqrt(2 * degrees_of_freedom)
+        return self.std / math.sqrt(2 * (len(self) - 1))
 
     def quantile(self, level: float) -> Tensor:
         """The value with a share `level` of the members below it, interpolated between members.
 
         Raises:
-            ValueError: The level does not lie between 0 and 1, or the set is symmetric.
+            ValueError: The level does not lie between 0 and 1.
         """
         require_level(level, "A quantile's")
-        if self.drawing == "symmetric":
-            raise ValueError(
-                "A symmetric set represents a mean and a covariance, not a distribution, so its "
-                "members have no quantiles. Use mean and std, or draw the members "
-                "(symmetric=False)."
-            )
         position = level * (len(self) - 1)
         below = min(int(position), len(self) - 2)
         low, high = self._sorted_values[below : below + 2]
@@ -148,24 +112,6 @@ class MemberValues:
         return len(self.values)
 
     @cached_property
-    def _units(self) -> Tensor | None:
-        """The values that are independent, (units, ...); None for a deterministic set.
-
-        They are single draws, or the means of antithetic pairs.
-        """
-        if self.drawing == "symmetric":
-            return None
-        if self.drawing != "antithetic":
-            return self.values
-        half = len(self) // 2
-        return (self.values[:half] + self.values[half:]) / 2
-
-    @property
-    def _error_of_symmetric_set(self) -> Tensor:
-        """0 where the set is complete, else NaN: the error is not known."""
-        return torch.full_like(self.mean, math.nan if self.missing else 0.0)
-
-    @cached_property
     def _sorted_values(self) -> Tensor:
         """The values in ascending order of members."""
         return self.values.sort(dim=0).values
@@ -174,9 +120,7 @@ class MemberValues:
 def evaluated(
     function: Callable[[Tensor], Any],
     outputs: Tensor,
-    drawing: Drawing,
     *,
-    missing: float = 0.0,
     precisions: Iterable[torch.dtype] = (torch.float64,),
 ) -> MemberValues:
     """Call a function once for each member's output, and check what it returns.
@@ -184,8 +128,6 @@ def evaluated(
     Args:
         function: The function of one member's output.
         outputs: The outputs of all members, (members, ...).
-        drawing: How the members were drawn.
-        missing: Share of the variance that a symmetric set leaves out.
         precisions: The function gets the outputs in the first of these that it takes; see
             `Ensemble.propagate`.
 
@@ -205,7 +147,7 @@ def evaluated(
             )
         values.append(value)
     _check_finite(values)
-    return MemberValues(torch.stack(values), drawing, missing, precision)
+    return MemberValues(torch.stack(values), precision)
 
 
 def _check_finite(values: list[Tensor]) -> None:
@@ -261,10 +203,3 @@ def _real_numbers(result: Any, member: int) -> Tensor:
             "parts: torch.view_as_real(z)."
         )
     return tensor.detach().to(torch.float64, copy=True)
-
-
-def _second_moment(values: Tensor) -> Tensor:
-    """Sum over the rows of products of deviations from their mean: (Q, Q)."""
-    flat = values.reshape(len(values), math.prod(values.shape[1:]))
-    centred = flat - flat.mean(0)
-    return centred.mT @ centred

@@ -40,9 +40,9 @@ from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...data.storage import Snapshot, prefixed
 from ...models.calling import Inputs, SeveralOutputsError, Source, several_outputs
+from ...models.plain_copy import require_whole
 from ...models.shadow import Watch, held_names, placement, shadow, unwrapped
 from ...models.threads import Lock
-from ...models.whole import require_whole
 from ...notices import NO_FIT, NotFittedError, notify
 from .heads import is_linear_map, named_head, own_parameters
 from .layers import Layer

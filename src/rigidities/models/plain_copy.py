@@ -1,4 +1,8 @@
-"""A plain copy of a model whose weights are spread over the processes of a job."""
+"""A plain copy of a model whose weights are spread over the processes of a job.
+
+Callbacks of trainers need it: they are handed the trained model, and cannot build another one to
+load its weights into, as a user can with torch's `get_model_state_dict`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from torch import distributed, nn
 
 from .shadow import independent, unwrapped
 
-__all__ = ["whole"]
+__all__ = ["plain_copy"]
 
 
 @torch.no_grad()
-def whole(model: nn.Module) -> nn.Module:
+def plain_copy(model: nn.Module) -> nn.Module:
     """A plain copy of a distributed model; all processes must call this and get the same copy.
 
     Weights sharded by `fully_shard` (FSDP2) are gathered. Buffers are those of the first process,
@@ -46,9 +50,9 @@ def require_whole(model: nn.Module) -> None:
         if class_names & {"FSDPModule", "FullyShardedDataParallel"}:
             raise TypeError(
                 "The weights of this model are spread over processes, expected all weights on "
-                "each process. Pass rigidities.whole(model), called on every process. For "
-                "FullyShardedDataParallel, pass a model that was not wrapped, with the full state "
-                "dict."
+                "each process. On every process, load the full state dict of torch's "
+                "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) into "
+                "a model that is not sharded, and pass that one."
             )
 
 

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..prediction.quadrature import gauss
+from ...prediction.quadrature import gauss
 from .activations import Activation, ActivationLike, activation
 from .quadrature import TOLERANCE
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rigidities.kernels import FullyConnected, empirical_nngp, empirical_ntk
+from rigidities.theory.kernels import FullyConnected, empirical_nngp, empirical_ntk
 from tests.support.refusals import refused
 from tests.support.tensors import normal
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..any_regressor.curvature.exact_hessian import Regulariser
-from ..any_regressor.derivatives.parameters import Subset
-from ..any_regressor.derivatives.regressor import Function
-from ..losses import LossLike
-from ..notices import notify
+from ...any_regressor.curvature.exact_hessian import Regulariser
+from ...any_regressor.derivatives.parameters import Subset
+from ...any_regressor.derivatives.regressor import Function
+from ...losses import LossLike
+from ...notices import notify
 from .newton import NotConverged, Solution, constrained_minimum, minimum
 from .problem import ConstrainedProblem, Expansion
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rigidities.closed_forms import (
+from rigidities.theory.closed_forms import (
     GaussianKernel,
     SubsetOfRegressors,
     dual_quadratic,

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from rigidities.kernels import FullyConnected, activation
+from rigidities.theory.kernels import FullyConnected, activation
 from tests.support.refusals import refused
 from tests.support.tensors import normal
 

@@ -8,8 +8,8 @@ import torch
 from scipy.integrate import solve_ivp
 
 from rigidities import Gram, Posterior
-from rigidities.closed_forms import unexplained
-from rigidities.kernels import FullyConnected, gaussian_process_at, last_layer_process_at
+from rigidities.theory.closed_forms import unexplained
+from rigidities.theory.kernels import FullyConnected, gaussian_process_at, last_layer_process_at
 from tests.support.refusals import refused
 from tests.support.tensors import normal
 

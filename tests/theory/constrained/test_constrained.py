@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from rigidities.any_regressor.rigidity import PredictionRigidity
-from rigidities.constrained import constrained_profile, constrained_rigidity
-from rigidities.constrained.newton import (
+from rigidities.losses import GaussianNLL
+from rigidities.theory.constrained import constrained_profile, constrained_rigidity
+from rigidities.theory.constrained.newton import (
     NotConverged,
     _null_space,
     constrained_minimum,
     minimum,
 )
-from rigidities.constrained.problem import ConstrainedProblem
-from rigidities.constrained.rigidity import Tableau
-from rigidities.losses import GaussianNLL
+from rigidities.theory.constrained.problem import ConstrainedProblem
+from rigidities.theory.constrained.rigidity import Tableau
 from tests.support.refusals import refused
 from tests.support.tensors import line
 

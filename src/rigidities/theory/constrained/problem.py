@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..any_regressor.curvature.exact_hessian import Penalty, Regulariser
-from ..any_regressor.derivatives.parameters import Subset
-from ..any_regressor.derivatives.regressor import Function, Regressor
-from ..data.samples import doubled
-from ..losses import LossLike, ValuedLoss, own_weights, require_valued
-from ..metrics.alignment import as_tensor
-from ..models.directional import Differentiated
-from ..posterior.posterior import check_ridge
+from ...any_regressor.curvature.exact_hessian import Penalty, Regulariser
+from ...any_regressor.derivatives.parameters import Subset
+from ...any_regressor.derivatives.regressor import Function, Regressor
+from ...data.samples import doubled
+from ...losses import LossLike, ValuedLoss, own_weights, require_valued
+from ...metrics.alignment import as_tensor
+from ...models.directional import Differentiated
+from ...posterior.posterior import check_ridge
 
 
 @dataclass(frozen=True, eq=False)

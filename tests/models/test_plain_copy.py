@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-import rigidities as rg
+from rigidities.models.plain_copy import plain_copy
 
 
 class Own(nn.Module):
@@ -23,7 +23,7 @@ class Own(nn.Module):
 
 def test_a_plain_model_is_copied_with_nothing_shared():
     model, x = Own().eval(), torch.randn(4, 3)
-    twin, expected = rg.whole(nn.DataParallel(model)), model(x)
+    twin, expected = plain_copy(nn.DataParallel(model)), model(x)
     assert type(twin) is Own and torch.equal(twin(x), expected)
     with torch.no_grad():
         model.norm.running_mean.add_(1.0)

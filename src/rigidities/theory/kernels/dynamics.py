@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..posterior.row_span import RowSpan
+from ...posterior.row_span import RowSpan
 
 __all__ = ["TrainedProcess", "gaussian_process_at", "last_layer_process_at"]
 

@@ -49,7 +49,7 @@ class FullyConnected:
 
     Args:
         depth: The number L of hidden layers; 0 is a linear model.
-        activation: Anything that `rigidities.kernels.activation` takes.
+        activation: Anything that `rigidities.theory.kernels.activation` takes.
         weight_variance: $\sigma_w^2$.
         bias_variance: $\sigma_b^2$.
         input_scale: The factor s of the inputs' products; "dim" for 1 / (number of inputs), 1.0 in

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fits.arrays import Values, column, float64
-from ..fits.fit_rigidity import FitRigidity, LinearModel
-from ..fits.sources import from_jacobian, penalty_rows, weight_roots
-from ..posterior.row_span import RowSpan
+from ...fits.arrays import Values, column, float64
+from ...fits.fit_rigidity import FitRigidity, LinearModel
+from ...fits.sources import from_jacobian, penalty_rows, weight_roots
+from ...posterior.row_span import RowSpan
 
 __all__ = [
     "dual_quadratic",

@@ -9,8 +9,8 @@ import torch
 from scipy import integrate, stats
 from torch import nn
 
-from rigidities.kernels import activation, by_quadrature, dual_series
-from rigidities.kernels import quadrature as rules
+from rigidities.theory.kernels import activation, by_quadrature, dual_series
+from rigidities.theory.kernels import quadrature as rules
 from tests.support.refusals import refused
 
 F64 = torch.float64

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from rigidities.kernels import (
+from rigidities.theory.kernels import (
     FullyConnected,
     activation,
     cubic_corrections,

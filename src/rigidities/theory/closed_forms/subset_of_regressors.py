@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..fits.arrays import Values, float64
-from ..fits.fit_rigidity import FitRigidity, LinearModel
+from ...fits.arrays import Values, float64
+from ...fits.fit_rigidity import FitRigidity, LinearModel
 from .linear_regression import linear_regression
 
 __all__ = ["GaussianKernel", "SubsetOfRegressors"]

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..any_regressor.derivatives.differentiation import Differentiation
-from ..any_regressor.derivatives.parameters import Subset
-from ..any_regressor.derivatives.regressor import Regressor
-from ..last_layer.readout.tap import AnyTap, Tap
+from ...any_regressor.derivatives.differentiation import Differentiation
+from ...any_regressor.derivatives.parameters import Subset
+from ...any_regressor.derivatives.regressor import Regressor
+from ...last_layer.readout.tap import AnyTap, Tap
 
 __all__ = ["empirical_nngp", "empirical_ntk"]
 
