@@ -534,7 +534,7 @@ def subsets(rank, size):
     code = markdown.block("processes.md", "fit.py").replace("dist.init_process_group()", "")
     exec(code.partition("if dist.get_rank() == 0:")[0], names)
     uq = names["uq"]
-    alone = rg.LastLayerRigidity(model).fit(x, y, process_group=False)
+    alone = rg.LastLayerRigidity(model, process_group=False).fit(x, y)
     assert uq.gram.count == 401 and uq.calibration_report.rows == 101
     assert close(uq.gram.matrix, alone.gram.matrix)
     return uq.gram.matrix, uq.scale
