@@ -501,7 +501,7 @@ class HeadForm:
             factor = factor.to(dtype)
         # Behind the axis of targets stands one for h and the tilts. Where there is one target, its
         # axis of length one broadcasts against h and the tilts as it is, and rows stay (M, 1): that
-        # saves seven operations, which are what a call for few rows costs.
+        # saves six operations, which are what a call for few rows costs.
         several = head.scale2.shape[0] > 1
         if several:
             q = q.unsqueeze(-1)
