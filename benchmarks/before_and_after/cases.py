@@ -141,8 +141,8 @@ def losses(record: Record, verbs: Verbs, problem: Problem) -> None:
     """Losses by name and as functions, with a calibration each."""
     functions = {
         "log-cosh": "log-cosh",
-        "half": lambda prediction, target: 0.5 * (prediction - target).square(),
-        "quartic": lambda prediction, target: (prediction - target).square().add(1).sqrt(),
+        "half the square": lambda prediction, target: 0.5 * (prediction - target).square(),
+        "pseudo-Huber": lambda prediction, target: (prediction - target).square().add(1).sqrt(),
     }
     for name, loss in functions.items():
         uq = fitted(verbs, problem, loss=loss)
@@ -476,7 +476,9 @@ def forces(record: Record, verbs: Verbs, problem: Problem) -> None:
     for name, term in derivatives.items():
         uq = fitted(verbs, problem, derivatives=term)
         record_fit(record.under(name), uq)
-        record.run(name, calibrate_and_record, verbs, uq, problem, used_methods()["paper"])
+        # The evidence needs the residuals of all rows, also those of derivatives.
+        method = paper() if term.target is None else paper(criterion="evidence", noise="bayes")
+        record.run(name, calibrate_and_record, verbs, uq, problem, method)
         if term.target is not None:
             record.attempt(f"{name}/gradient scale", lambda uq=uq: verbs.gradient_scale(uq))
 
