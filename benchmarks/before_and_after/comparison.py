@@ -73,8 +73,11 @@ class Comparison:
 
     @property
     def failed(self) -> bool:
-        """Whether a number has changed, is missing, or has become an error or was one."""
-        return bool(self.beyond or self.missing or self.raised)
+        """Whether a number has changed, is missing, or has become an error or was one.
+
+        Files that have no result in common show nothing, which is a failure too.
+        """
+        return bool(self.beyond or self.missing or self.raised or not self.differences)
 
     def largest(self, precision: str) -> Difference | None:
         """The largest difference among the results of models of a precision."""

@@ -95,6 +95,10 @@ def test_other_words_are_shown_once_a_kind_and_do_not_fail(tmp_path: Path, capsy
     assert "  2 times, first in float64/1\n    - criterion auto\n    + method full\n" in printed
 
 
+def test_files_without_results_show_nothing(tmp_path: Path) -> None:
+    assert compare(tmp_path, Results(), Results()) == 1
+
+
 def test_two_results_of_one_name_are_refused() -> None:
     with pytest.raises(KeyError, match="Two results are called 'float64/ridge'"):
         Record(made()).value("float64/ridge", 1.0)
