@@ -254,7 +254,8 @@ class FrozenBars(Buffers):
         tilt = None
         if self.form is not None:
             form = HeadForm.from_tensors(self.form._buffers)
-            squared_scale, second, tilt = form(q, mean, reading.form_inputs)
+            # By the method's name: the compiler of torch 2.4 cannot call an object.
+            squared_scale, second, tilt = form.__call__(q, mean, reading.form_inputs)
             variance = torch.maximum(squared_scale * second, epistemic)
             noise_variance = variance - epistemic
         else:

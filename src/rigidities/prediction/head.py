@@ -176,7 +176,8 @@ class Head:
         return dict(vars(self))
 
 
-@dataclass(frozen=True)
+# Without eq, a hash is the object's own: compilers of torch before 2.13 hash what they call.
+@dataclass(frozen=True, eq=False)
 class FoldedHead:
     r"""A `Head` folded for speed: its standardisation goes into weights, constants and bounds.
 
@@ -303,7 +304,7 @@ class FoldedHead:
         return torch.clamp(h_and_tilt, self.low, self.high)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FoldedGuard:
     r"""A `Guard` folded for speed.
 
@@ -384,7 +385,7 @@ class FoldedGuard:
         return widened, (q * self.rate).clamp(min=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TiltMoments:
     """The second moments of tilted distributions.
 
@@ -404,7 +405,7 @@ class TiltMoments:
         return (shares * self.values).sum(-1, keepdim=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadForm:
     """A head, its guard and its distribution folded into few operations, in one precision.
 
