@@ -66,7 +66,7 @@ def test_variances_equal_the_dense_ones_though_biases_are_equal_columns(mean, uq
     wanted = oracle.quadratic(jacobian(mean, X), jacobian(mean, TEST), uq.ridge)
     prediction = uq.predict(TEST)
     torch.testing.assert_close(1 / prediction.rigidity[:, 0], wanted, rtol=1e-7, atol=0)
-    refused("singular", uq.calibrate, VALID, ridge=0.0)
+    refused("singular", uq.calibrate, VALID, method=rg.Full(ridge=0.0))
 
 
 def test_the_evidence_counts_equal_biases_once(mean, uq):
