@@ -164,7 +164,6 @@ class LastLayerRigidity(ModelWrapper):
         gradient_target: GradientTarget | None = None,
         sample: int = SAMPLE,
         precision: PrecisionLike = "auto",
-        method: str = "gram",
         novelty: bool = False,
         batch_size: int | None = None,
         progress: bool | None = None,
@@ -198,10 +197,6 @@ class LastLayerRigidity(ModelWrapper):
                 "mixed" uses the features' own precision and measures the rounding, which
                 `calibrate` compares with the ridge. "auto" is double except for half-precision
                 features.
-            method: How the rows are accumulated. "gram" adds up $F^T F$. "qr" keeps a triangular
-                root of it, which loses no digits to squaring and is a few times slower. Use it for
-                features whose condition number is above about 1e5. Data added or removed later are
-                treated in the same way.
             novelty: Whether to accumulate statistics of the inputs of every layer as well, for
                 `novelty`. It costs a product of at most 257 x 257 numbers per row and layer.
             batch_size: Rows per batch where the data are not batches already. The default is the
@@ -223,7 +218,7 @@ class LastLayerRigidity(ModelWrapper):
         self._fit.fit(
             with_target(x, y),
             Weighing(loss_for(loss), sample_weight, derivatives),
-            FitOptions(sample=sample, precision=precision, method=method, novelty=novelty),
+            FitOptions(sample=sample, precision=precision, novelty=novelty),
             Passing(batch_size, progress, process_group),
         )
         return self
@@ -299,7 +294,7 @@ class LastLayerRigidity(ModelWrapper):
     def merge(self, *others: LastLayerRigidity, check: bool = True) -> Self:
         """Add the rows of other fits, exactly as if they had been in this one.
 
-        All fits need the same weights, readout, loss, precision and method. The calibration is
+        All fits need the same weights, readout, loss and precision. The calibration is
         marked as stale.
 
         Args:

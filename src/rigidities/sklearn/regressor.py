@@ -470,8 +470,6 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         conformal_rows = None if fitted.conformal is None else chain.tensors(fitted.conformal)
 
         uq = LastLayerRigidity(IgnoringWeight(readout.module))
-        # A small ridge needs all digits of the Gram, which a QR decomposition keeps.
-        method = "gram" if readout.ridge is None else "qr"
         weight_of = None if fitted.training.weight is None else itemgetter("weight")
         # Training residuals that mean nothing must not be kept for the calibration.
         forget_residuals = fitted.heldout is not None and (
@@ -483,7 +481,6 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
                 loss=readout.loss,
                 sample_weight=weight_of,
                 sample=0,
-                method=method,
                 progress=False,
             )
         else:
@@ -491,7 +488,6 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
                 training_rows,
                 loss=readout.loss,
                 sample_weight=weight_of,
-                method=method,
                 progress=False,
             )
 
