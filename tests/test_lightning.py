@@ -274,9 +274,9 @@ def test_a_callback_serves_again_after_its_folder_is_gone(tmp_path):
 
 def test_options_are_passed_on():
     options = {"layer": "net.3", "forward": lambda m, b: 2 * m(b[0]), "target": lambda b: 2 * b[1]}
-    callback = RigidityCallback(fit={"method": "qr"}, calibrate=PAPER, valid=VALID, **options)
+    callback = RigidityCallback(fit={"precision": "mixed"}, calibrate=PAPER, valid=VALID, **options)
     trainer(callback, max_epochs=1).fit(module := regressor(), loader(TRAIN))  # validates nothing
-    uq = rg.LastLayerRigidity(module, **options).fit(TRAIN, method="qr")
+    uq = rg.LastLayerRigidity(module, **options).fit(TRAIN, precision="mixed")
     uq.calibrate(VALID, **PAPER)
     assert_same_bars(callback.uq, uq)
 

@@ -933,3 +933,13 @@ def test_a_host_in_single_precision_may_round_large_targets():
 
     mean, std = RigidityRegressor(Rounded(), random_state=0).fit(x, y).predict(x, return_std=True)
     assert mean.dtype == np.float32 and np.isfinite(std).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*[Ii]ll-conditioned")
+def test_a_penalty_that_rounding_hides_is_raised_with_a_word(data, new):
+    X, y = data
+    steep = np.c_[X[:, :1] * 1e4, X, X[:, :1] + 1e-5 * X[:, 1:2]]
+    reg = RigidityRegressor(Ridge(alpha=1e-8), **FAST)
+    with pytest.warns(UserWarning, match=r"penalty 1e-08 is lost.*StandardScaler"):
+        reg.fit(steep, y)
+    assert np.isfinite(reg.predict(steep, return_std=True)[1]).all()

@@ -90,7 +90,10 @@ def test_one_thing_has_one_word(thing):
 
 def test_the_names_are_those_that_a_user_types():
     modules = "export fits local losses metrics plots report selection theory"
-    classes = "Ensemble Full GradientLoss Gram LastLayerRigidity LLPR MeanOf Paper Posterior Prediction"
-    names = {*modules.split(), *classes.split(), "PredictionRigidity", "__version__"}
+    classes = (
+        "Ensemble Full GradientLoss Gram LastLayerRigidity LLPR MeanOf Paper Posterior Prediction"
+    )
+    values = "Posterior Prediction PredictionRigidity"
+    names = {*modules.split(), *classes.split(), *values.split(), "__version__"}
     assert set(dir(rg)) == names
     assert rg.LLPR is rg.LastLayerRigidity

@@ -65,12 +65,9 @@ def test_a_word_means_the_same_in_all_of_a_file(check, words, right, wrong):
     refused("'b' must have the shape", check, words, **others)
 
 
-def test_names_may_be_missing_either_of_two_or_any(check):
+def test_names_may_be_missing_or_any(check):
     check({"a": "K", "b?": "K"}, a=zeros(2))
     refused(r"lacks the tensor .*a \(float64, \(K\)\)", check, {"a": "K", "b?": "K"}, b=zeros(2))
-    check({"a|b": "K"}, b=zeros(2))
-    refused("one of 'a|b'", check, {"a|b": "K"}, a=zeros(2), b=zeros(2))
-    refused("lacks the tensor", check, {"a|b": "K"})
     check({"a*": "K"}, a1=zeros(2), a2=zeros(2))
     refused("'a2' must have", check, {"a*": "K"}, a1=zeros(2), a2=zeros(3))
     refused("a tensor 'b', which no test of this version has", check, {"a*": "K"}, b=zeros(2))

@@ -29,12 +29,10 @@ def by_target_in_few_rows(batch):
 KINDS = {
     "double": {},
     "mixed": {"precision": "mixed"},
-    "qr": {"method": "qr"},
     "huber": {"loss": "huber"},
     "a function": {"loss": power},
     "weights by target": {"sample_weight": by_target},
     "weights by target in few rows": {"sample_weight": by_target_in_few_rows},
-    "weights by target in few rows, qr": {"sample_weight": by_target_in_few_rows, "method": "qr"},
     "a small sample": {"keep_rows": 10},
 }
 
@@ -188,7 +186,6 @@ UNLIKE = {
     "a loss of its own": (later(loss=power), "loss: .*MSE.* and .*power.*same loss="),
     "sample weights": (later(sample_weight=unit), "loss: {'sample_weight': None} and .*unit"),
     "precision": (later(precision="mixed"), "precision: 'double' and 'mixed'.*precision="),
-    "method": (later(method="qr"), "method: 'matrix' and 'root'.*method="),
     "batches": (other_batches, "data: .*'tuple.*'mapping'.*batches of one kind"),
 }
 

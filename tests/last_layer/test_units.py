@@ -108,12 +108,11 @@ def test_the_unit_of_one_target_does_not_move_the_bars_of_another(scale):
     assert float(literal) < 0.5 * float(far_over_usual(alike)[0])
 
 
-@pytest.mark.parametrize("method", ["gram", "qr"])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_q_is_that_of_standardised_targets(scale, method):
+def test_q_is_that_of_standardised_targets(scale):
     model = TwoOutputs(scale)
     x, y = data(model)
-    uq = fitted(model, method=method)
+    uq = fitted(model)
     uq.calibrate(*data(model, seed=30), method=rg.Paper(ridge=0.1 * scale))
     spread = y.std(0, correction=0)
     close(quadratic(uq, FAR), standardised_quadratic(model, x, spread, FAR, uq.ridge))
@@ -181,11 +180,10 @@ def test_the_frozen_module_has_the_same_bars():
 # --- what it does not depend on -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["gram", "qr"])
-def test_batches_order_parts_and_rows_that_left_do_not_matter(method, tmp_path):
+def test_batches_order_parts_and_rows_that_left_do_not_matter(tmp_path):
     model = TwoOutputs(1e4)
     x, y = data(model)
-    fit = partial(fitted, model, method=method)
+    fit = partial(fitted, model)
     whole = fit()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     assert_same(fit([(x[i], y[i]) for i in order.split(7)]), whole)

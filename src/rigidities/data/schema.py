@@ -4,8 +4,8 @@ A file or a state dict is of one kind ("fit", "ensemble", ...), which its header
 consists of parts, such as the Gram or the calibration. The tensors of a part carry the part's name
 as a prefix. Where the header describes a part, it does so in an object of that name.
 
-A name that ends in "?" may be missing, "matrix|root" is exactly one of the two, and a star matches
-anything. A shape is a string of words, one for each dimension:
+A name that ends in "?" may be missing, and a star matches anything. A shape is a string of words,
+one for each dimension:
 
 | word | length |
 | --- | --- |
@@ -228,7 +228,7 @@ _FIT = Kind(
         "gram": Part(
             needed=True,
             tensors={
-                "matrix|root": Array("float64", "T D D"),
+                "matrix": Array("float64", "T D D"),
                 "count": Array("int64", ""),
                 "zeros": Array("int64", "T"),
                 # One column per residual: K, or 1 where each target is a row of the Gram.
@@ -526,8 +526,6 @@ def _check_part(
                 dtype = _dtype_name(tensors[name])
                 raise ValueError(f"the tensor {name!r} must be {array.dtype}, got {dtype}.")
             sizes.check(name, array.shape, tuple(tensors[name].shape))
-        if "|" in entry and len(names) > 1:
-            raise ValueError(f"it must contain one of {entry!r} in {prefix!r}, got {names}.")
         optional = entry.endswith("?") or "*" in entry
         if not names and not optional:
             shape = _in_brackets(array.shape.split())
@@ -551,8 +549,8 @@ def _names_of_entry(prefix: str, entry: str, tensors: Mapping[str, Tensor]) -> l
     start = f"{prefix}." if prefix else ""
     if "*" in entry:
         return [name for name in tensors if fnmatchcase(name, start + entry)]
-    names = [start + name for name in entry.removesuffix("?").split("|")]
-    return [name for name in names if name in tensors]
+    name = start + entry.removesuffix("?")
+    return [name] if name in tensors else []
 
 
 def _check_finite(kind: Kind, tensors: Mapping[str, Tensor]) -> None:

@@ -21,6 +21,7 @@ from ..data.batches import Batch
 from ..data.finiteness import listed, spoilt
 from ..data.sketch import row_tensors
 from ..losses import MSE, Loss, function_name, is_least_at_target
+from ..posterior.gram import Gram
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
@@ -134,7 +135,7 @@ def accumulate(
         find: Gives the tap, called with the first batch.
         batches: The data.
         weighing: The loss and weights.
-        plan: What new statistics keep. Its kind of Gram must be that of existing statistics.
+        plan: What new statistics keep.
         meanwhile: Called after the last batch, if any came, while an accelerator may still be
             computing.
         read_first: Called with the reading of the first of these batches.
@@ -161,7 +162,7 @@ def accumulate(
             raise ValueError(f"{block.batches.name}: {error}") from error
         watch.update(block)
 
-    waiting = Waiting(add, plan.gram.preferred_rows)
+    waiting = Waiting(add, Gram.preferred_rows)
     tap: AnyTap | None = None
     for number, batch in enumerate(batches):
         if tap is None:

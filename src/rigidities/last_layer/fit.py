@@ -38,7 +38,6 @@ from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
-from ..posterior.root import gram_kind
 from .accumulation import Weighing, accumulate, require_rows, settled
 from .distributed import Job, open_job
 from .error_bars import ErrorBars
@@ -101,7 +100,6 @@ class FitOptions:
     Attributes:
         sample: How many training rows to keep for the calibration.
         precision: The precision of the products in the Gram.
-        method: "gram" or "qr".
         novelty: Whether to sum up what enters every layer too.
 
     Raises:
@@ -110,7 +108,6 @@ class FitOptions:
 
     sample: int
     precision: PrecisionLike
-    method: str
     novelty: bool
 
     def __post_init__(self) -> None:
@@ -122,7 +119,6 @@ class FitOptions:
         return Plan(
             sample=self.sample,
             precision=self.precision,
-            gram=gram_kind(self.method, self.precision),
             literal=not counts_in_own_units(loss),
         )
 
@@ -130,7 +126,6 @@ class FitOptions:
         """The options by name, for comparison with other processes."""
         return {
             "precision": self.precision,
-            "method": self.method,
             "sample": self.sample,
             "novelty": self.novelty,
         }

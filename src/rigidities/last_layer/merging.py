@@ -30,7 +30,6 @@ REMEDIES = {
     "novelty": "Fit all parts with novelty=True or none of them, from batches of one form",
     "loss": "Fit every part with the same loss= and weights",
     "precision": "Fit every part with the same precision=",
-    "method": "Fit every part with the same method=",
     "sample": "Use the same keep_rows= for every part",
     "options": "Make the call with the same options everywhere",
     "rows": "First fit, load or merge the same data on every process",
@@ -68,7 +67,6 @@ def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict
         "readout": layout,
         "loss": loss,
         "precision": gram.precision,
-        "method": gram.stored,
         "data": [statistics.inputs, statistics.kind],
     }
 

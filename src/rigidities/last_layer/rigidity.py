@@ -178,7 +178,6 @@ class LastLayerRigidity(ModelWrapper):
         gradient_loss: GradientLoss | None = None,
         keep_rows: int = SAMPLE,
         precision: PrecisionLike = "auto",
-        method: str = "gram",
         novelty: bool = False,
     ) -> Self:
         r"""Fit the error bars: accumulate the Gram matrix in one pass over the training data.
@@ -206,10 +205,6 @@ class LastLayerRigidity(ModelWrapper):
                 "mixed" uses the features' own precision and measures the rounding, which
                 `calibrate` compares with the ridge. "auto" is double except for half-precision
                 features.
-            method: How the rows are accumulated. "gram" adds up $F^T F$. "qr" keeps a triangular
-                root of it, which loses no digits to squaring and is a few times slower. Use it for
-                features whose condition number is above about 1e5. Data added or removed later are
-                treated in the same way.
             novelty: Whether to accumulate statistics of the inputs of every layer as well, for
                 `novelty`. It costs a product of at most 257 x 257 numbers per row and layer.
 
@@ -223,7 +218,7 @@ class LastLayerRigidity(ModelWrapper):
         self._fit.fit(
             with_target(x, y),
             Weighing(loss_for(loss), sample_weight, checked_gradient_loss(gradient_loss)),
-            FitOptions(sample=keep_rows, precision=precision, method=method, novelty=novelty),
+            FitOptions(sample=keep_rows, precision=precision, novelty=novelty),
             self._passing,
         )
         return self
@@ -283,7 +278,7 @@ class LastLayerRigidity(ModelWrapper):
     def merge(self, *others: LastLayerRigidity, check: bool = True) -> Self:
         """Add the rows of other fits, exactly as if they had been in this one.
 
-        All fits need the same weights, readout, loss, precision and method. The calibration is
+        All fits need the same weights, readout, loss and precision. The calibration is
         marked as stale.
 
         Args:

@@ -111,9 +111,6 @@ class Gram:
         ([[10.0, 14.0], [14.0, 20.0]], 2)
     """
 
-    stored: ClassVar[str] = "matrix"
-    """Name of the sums in a file."""
-
     copies: ClassVar[int] = 5
     """Measured number of matrices of G's size that a fit and its factorisation need at once."""
 
@@ -255,9 +252,7 @@ class Gram:
         Raises:
             ValueError: As in `update` and `without`. The sums stay as they were.
         """
-        rows = type(self)(
-            self.width, targets=self.targets, device=self.device, precision=self.precision
-        )
+        rows = Gram(self.width, targets=self.targets, device=self.device, precision=self.precision)
         rows.update(features, weights, residuals, moments=moments)
         if not moments and self.square is not None:
             # These rows never entered `square`, so that nothing is to be subtracted from it.
@@ -268,11 +263,11 @@ class Gram:
         """Add another Gram's sums to this one's and return this one.
 
         Raises:
-            ValueError: The other Gram has another kind or shape.
+            ValueError: The other Gram has another shape.
         """
         other = self._compatible(other)
         self._add_moments_of(other)
-        self._add_sums(other)
+        self._upper += other._upper
         return self
 
     def without(self, other: Gram) -> Gram:
@@ -368,9 +363,9 @@ class Gram:
         if self.targets is None:
             raise ValueError("This Gram already has one matrix for all targets.")
         factors = factors.to(self.zeros.device, torch.float64)
-        whole = type(self)(self.width, device=self.device, precision=self.precision)
+        whole = Gram(self.width, device=self.device, precision=self.precision)
         for factor, sums in zip(factors.tolist(), self._upper.unbind(), strict=True):
-            whole._add_scaled(sums, factor)
+            whole._upper.add_(sums, alpha=factor)
         whole.count = self.targets * self.count
         whole.zeros = self.zeros.sum()
         if self.cross is not None:
@@ -418,7 +413,7 @@ class Gram:
     def state(self) -> dict[str, Tensor]:
         """The sums as tensors, for `from_state`. Their names are those in files."""
         tensors = {
-            self.stored: self._stored_sums(),
+            "matrix": self.matrix,
             "count": torch.tensor(self.count, dtype=torch.int64),
             "zeros": self.zeros,
         }
@@ -433,12 +428,10 @@ class Gram:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
-        """The Gram from which `state` was taken, of either kind."""
-        kinds: list[type[Gram]] = [Gram, *Gram.__subclasses__()]
-        kind = next(kind for kind in kinds if kind.stored in state)
-        sums = state[kind.stored]
+        """The Gram from which `state` was taken."""
+        sums = state["matrix"]
         targets = None if sums.ndim == 2 else sums.shape[0]
-        gram = kind(sums.shape[-1], targets=targets, device=sums.device)
+        gram = cls(sums.shape[-1], targets=targets, device=sums.device)
         gram._upper = sums.triu()
         gram.count = int(state["count"])
         gram.zeros = state["zeros"].clone()
@@ -453,22 +446,18 @@ class Gram:
 
     def __repr__(self) -> str:
         shared = "" if self.targets is None else f", targets={self.targets}"
-        return f"{type(self).__name__}(width={self.width}{shared}, count={self.count})"
-
-    def _stored_sums(self) -> Tensor:
-        """The sums as a file holds them."""
-        return _mirrored(self._upper.triu())
+        return f"Gram(width={self.width}{shared}, count={self.count})"
 
     def _compatible(self, other: Gram) -> Gram:
-        """The other Gram on this one's device, if it has the same kind and shape.
+        """The other Gram on this one's device, if it has the same shape.
 
         Raises:
-            ValueError: It has another kind or shape.
+            ValueError: It has another shape.
         """
-        if (type(other), other.width, other.targets) != (type(self), self.width, self.targets):
+        if (other.width, other.targets) != (self.width, self.targets):
             raise ValueError(
                 f"Cannot merge Grams of different shape: {self!r} and {other!r}. They must come "
-                "from the same readout, loss and method."
+                "from the same readout and loss."
             )
         return other if other.device == self.device else other.to(self.device)
 
@@ -491,14 +480,6 @@ class Gram:
                 self._error_sums = other._error_sums.clone()
             else:
                 self._error_sums = other._error_sums + self._error_sums
-
-    def _add_sums(self, other: Gram) -> None:
-        """Add another's matrix."""
-        self._upper += other._upper
-
-    def _add_scaled(self, sums: Tensor, factor: float) -> None:
-        """Add the sums of one target, (D, D), times a factor."""
-        self._upper.add_(sums, alpha=factor)
 
     def _take_out(self, other: Gram) -> bool:
         """Subtract another's matrix, and return whether a sum of squares turned negative."""
@@ -577,7 +558,7 @@ class Gram:
             crosses.append(self._add_mixed(features, root, errors_by_target, ones))  # (K, D)
         elif self.targets is None:
             rows = self._laid_out(features, root, ones)
-            self._add_rows(self._upper, rows)
+            _add_product(self._upper, rows)
             if errors_by_target is not None and with_cross:
                 crosses.append(errors_by_target @ rows)  # (K, D)
         else:
@@ -587,7 +568,7 @@ class Gram:
                     root if root is None or root.shape[1] == 1 else root[:, target, None],
                     ones,
                 )
-                self._add_rows(upper, rows)
+                _add_product(upper, rows)
                 if errors_by_target is not None and with_cross:
                     crosses.append(errors_by_target[target, None] @ rows)  # (1, D)
         if errors_by_target is None or errors is None:
@@ -641,10 +622,6 @@ class Gram:
         if features.dtype in HALVES and self.device.type == "cuda":
             return features.dtype
         return torch.float32
-
-    def _add_rows(self, upper: Tensor, rows: Tensor) -> None:
-        """Add rows (n, D) in float64 to `upper`, the sums or those of one target."""
-        _add_product(upper, rows)
 
     def _add_mixed(
         self, features: Tensor, root: Tensor | None, errors_by_target: Tensor | None, ones: bool

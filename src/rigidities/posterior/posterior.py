@@ -22,7 +22,6 @@ from torch import Tensor
 from .draws import standard_normal
 from .gram import Gram
 from .memory import require_memory
-from .root import RootGram, triangle
 
 __all__ = ["Posterior"]
 
@@ -45,7 +44,6 @@ class Posterior:
         error: Worst-case relative error of a truncation; see `truncate`.
         rounding_error: Bound on the error |dG| of G that products of mixed precision cause;
             otherwise 0.
-        from_root: Whether the eigenbasis is that of a root of G, `RootGram`.
     """
 
     eigenvalues: Tensor
@@ -55,7 +53,6 @@ class Posterior:
     complement: bool = False
     error: float = 0.0
     rounding_error: float = 0.0
-    from_root: bool = False
 
     @classmethod
     def from_gram(cls, gram: Gram, ridge: float, penalty: Tensor | None = None) -> Posterior:
@@ -84,7 +81,6 @@ class Posterior:
             eigenvectors=eigenvectors,
             ridge=0.0,
             rounding_error=gram.rounding_error,
-            from_root=isinstance(gram, RootGram),
         )
         try:
             return posterior.with_ridge(ridge)
@@ -120,8 +116,7 @@ class Posterior:
     @property
     def float64_error(self) -> float:
         """Relative error of the variances that float64 sums and their factorisation cause."""
-        power = 0.5 if self.from_root else 1
-        return torch.finfo(torch.float64).eps * self.condition**power
+        return torch.finfo(torch.float64).eps * self.condition
 
     @property
     def doubt(self) -> float:
@@ -149,17 +144,15 @@ class Posterior:
         self._check_whole("Choose the ridge first, then truncate.")
         smallest = self.eigenvalues[..., 0]
         largest = self.eigenvalues[..., -1]
-        # A Gram's eigenvalues are rounded relative to the largest. For a root the same holds of its
-        # singular values, whose squares are the eigenvalues: there the share is squared.
+        # A Gram's eigenvalues are rounded relative to the largest.
         share = torch.finfo(torch.float64).eps * max(self.width, 1 / LARGEST_ROUNDING)
-        floor = largest * (share**2 if self.from_root else share)
+        floor = share * largest
         if bool((smallest + ridge <= floor).any()):
-            more_digits = "" if self.from_root else ", call fit(train, method='qr')"
             raise ValueError(
                 f"The Gram is singular in float64 at ridge={ridge:g}: its eigenvalues range from "
                 f"{float(smallest.min()):.3g} to {float(largest.max()):.3g}, and any below "
-                f"{float(floor.max()):.3g} is rounding. Pass a ridge above that{more_digits} or "
-                "pass more data."
+                f"{float(floor.max()):.3g} is rounding. Pass a ridge above that, standardise "
+                "the features, or pass more data."
             )
         return replace(self, ridge=float(ridge))
 
@@ -331,7 +324,8 @@ class Posterior:
         targets = len(self.eigenvectors) if self.eigenvectors.ndim == 3 else None
         require_memory(3, self.width, targets, self.eigenvectors.device)
         whitener = self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)
-        return triangle(whitener.mT)
+        factor: Tensor = torch.linalg.qr(whitener.mT, mode="r").R
+        return factor
 
     def _check_whole(self, remedy: str) -> None:
         """Refuse a truncated posterior."""

@@ -17,6 +17,7 @@ from sklearn.neural_network import MLPRegressor
 from torch import Tensor, nn
 
 from ..losses import Huber, LossLike
+from ..notices import notify
 from ..theory.closed_forms import SubsetOfRegressors
 from ..trees import SQUARED, SUPPORTED, Forest, is_forest
 from .data import as_tensor
@@ -26,7 +27,13 @@ EXACT = (BayesianRidge, KernelRidge, LinearRegression, Ridge, RidgeCV)
 leaves out is as good as a row that was held out."""
 
 _INTERCEPT_HEIGHT = 1e3
-"""Value of an intercept's column, so large that a ridge has almost no effect on the intercept."""
+"""Value of an intercept's column where the ridge is not known yet."""
+
+_INTERCEPT_PENALTY = 1e-8
+"""Share of an intercept's precision that a known ridge may take, by the height of its column.
+
+A much smaller share would cost digits of the other columns, since the column would be larger.
+"""
 
 _TINY_RIDGE = 1e-12
 """The ridge of a base that has none, relative to the mean square of a column."""
@@ -115,20 +122,20 @@ class _StandardisedColumns:
         is_used: Which columns count, (P,).
         centre: Of the columns that count, (D,).
         spread: What they are divided by, (D,).
-        has_intercept: Whether there is a column of an intercept.
+        height: Value of the intercept's column; None without an intercept.
     """
 
     is_used: Tensor
     centre: Tensor
     spread: Tensor
-    has_intercept: bool
+    height: float | None
 
     def __call__(self, X: Any) -> Tensor:
         """(N, D), or (N, D + 1) with an intercept."""
         rows = (as_tensor(X)[:, self.is_used] - self.centre) / self.spread
-        if not self.has_intercept:
+        if self.height is None:
             return rows
-        intercept_column = rows.new_full((len(rows), 1), _INTERCEPT_HEIGHT)
+        intercept_column = rows.new_full((len(rows), 1), self.height)
         return torch.cat([rows, intercept_column], 1)
 
 
@@ -157,26 +164,58 @@ def _linear_readout(model: Any, X: Any, weight: Any, ridge: Any) -> Readout:
     spread = (shares * (design - centre).square()).sum(0).sqrt()
     spread = torch.where(spread > 1e-12 * centre.abs(), spread, 1.0)  # constant columns
 
+    total_weight = float(row_weights.sum())
     if ridge is None:
         ridge = own_ridge(model)
-    if isinstance(ridge, Real) and ridge:
-        # A ridge belongs to the columns as they are: divided by one number, its ratios stay.
-        spread = torch.full_like(spread, float(spread.max()))
-        ridge = float(ridge) / float(spread[0]) ** 2
-    elif isinstance(ridge, Real):
-        ridge = _TINY_RIDGE * float(len(design) if weight is None else as_tensor(weight).sum())
+    if isinstance(ridge, Real):
+        asked = float(ridge)
+        if asked:
+            # A ridge belongs to the columns as they are: divided by one number, its ratios stay.
+            spread = torch.full_like(spread, float(spread.max()))
+            ridge = asked / float(spread[0]) ** 2
+        else:
+            ridge = _TINY_RIDGE * total_weight
+        weighted_rows = row_weights.sqrt()[:, None] * (design - centre) / spread
+        least = _least_ridge(weighted_rows, total_weight)
+        if asked and ridge < least:
+            used = least * float(spread[0]) ** 2
+            notify(
+                f"The penalty {asked:g} is lost in the rounding of these columns, whose units or "
+                f"directions differ by many orders of magnitude, and error bars use {used:.2g}. "
+                "Standardise the columns (StandardScaler), or drop those that depend on others."
+            )
+        ridge = max(ridge, least)
+
+    height = None
+    if has_intercept:
+        height = _INTERCEPT_HEIGHT
+        if isinstance(ridge, Real):
+            height = max(1.0, (float(ridge) / (_INTERCEPT_PENALTY * total_weight)) ** 0.5)
 
     slopes = coefficients * spread  # by standardised columns
-    if has_intercept:
+    if height is not None:
         intercept = as_tensor(model.intercept_).reshape(-1).expand(len(coefficients))
         at_centre = intercept + coefficients @ centre  # (K,)
-        slopes = torch.cat([slopes, at_centre[:, None] / _INTERCEPT_HEIGHT], 1)
+        slopes = torch.cat([slopes, at_centre[:, None] / height], 1)
     return Readout(
-        rows=_StandardisedColumns(is_used, centre, spread, has_intercept),
+        rows=_StandardisedColumns(is_used, centre, spread, height),
         module=_linear_layer(slopes),
         loss=_training_loss(model),
         ridge=ridge,
     )
+
+
+def _least_ridge(rows: Tensor, total_weight: float) -> float:
+    """The ridge that weighted rows (N, D) need in float64; 0 if they need none.
+
+    See `Posterior.with_ridge`, which refuses a smaller one.
+    """
+    eigenvalues = torch.linalg.eigvalsh(rows.mT @ rows)
+    columns = rows.shape[1] + 1
+    # An intercept has a column of mean square one.
+    largest = max(float(eigenvalues[-1]), total_weight)
+    floor = torch.finfo(torch.float64).eps * max(columns, 1000) * largest
+    return 2 * floor if float(eigenvalues[0]) <= 2 * floor else 0.0
 
 
 def own_ridge(model: Any) -> float | None:

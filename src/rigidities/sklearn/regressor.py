@@ -467,8 +467,6 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         conformal_rows = None if fitted.conformal is None else chain.tensors(fitted.conformal)
 
         uq = LastLayerRigidity(IgnoringWeight(readout.module), progress=False)
-        # A small ridge needs all digits of the Gram, which a QR decomposition keeps.
-        gram_kind = "gram" if readout.ridge is None else "qr"
         weight_of = None if fitted.training.weight is None else itemgetter("weight")
         # Training residuals that mean nothing must not be kept for the calibration.
         forget_residuals = fitted.heldout is not None and (
@@ -479,7 +477,6 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             loss=readout.loss,
             sample_weight=weight_of,
             keep_rows=0 if forget_residuals else SAMPLE,
-            method=gram_kind,
         )
         if readout.ridge is not None:
             method = replace(method, ridge=readout.ridge)

@@ -52,18 +52,16 @@ class GramSums(Statistic):
         targets = reading.output_layout.targets
         width = block.features.shape[-1] + reading.ones
         device = block.features.device
-        # A triangular root keeps all digits, so its products are in double precision.
-        requested = plan.precision if plan.gram is Gram else "double"
-        precision = precision_for(requested, block.features)
+        precision = precision_for(plan.precision, block.features)
         if block.layout == "joint" and targets > 1 and not plan.literal and fits(width, targets):
             # One matrix for each target, and those of their sum.
-            require_memory(targets + plan.gram.copies, width, None, device)
-            sums = plan.gram(width, targets=targets, device=device, precision=precision)
+            require_memory(targets + Gram.copies, width, None, device)
+            sums = Gram(width, targets=targets, device=device, precision=precision)
             return cls(sums, TargetUnits.none(targets, device))
         # Features that differ between targets need a Gram for each.
         own_targets = targets if block.layout == "separate" else None
-        require_memory(plan.gram.copies, width, own_targets, device)
-        return cls(plan.gram(width, targets=own_targets, device=device, precision=precision))
+        require_memory(Gram.copies, width, own_targets, device)
+        return cls(Gram(width, targets=own_targets, device=device, precision=precision))
 
     @cached_property
     def gram(self) -> Gram:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...data.sketch import NO_LIMIT
-from ...posterior.gram import Gram, PrecisionLike
+from ...posterior.gram import PrecisionLike
 from .block import Block
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class Plan:
         sample: How many rows to keep at most, 0 for none.
         sample_limit: Rows whose hash is this or higher are not kept.
         precision: The precision of the Gram's products.
-        gram: The class that accumulates the Gram.
         literal: Whether targets with one weight vector count as they are, not each in its own unit.
 
     Raises:
@@ -45,7 +44,6 @@ class Plan:
     sample: int = SAMPLE
     sample_limit: int = NO_LIMIT
     precision: PrecisionLike = "auto"
-    gram: type[Gram] = Gram
     literal: bool = False
 
     def __post_init__(self) -> None:

@@ -134,7 +134,6 @@ class Statistics:
             sample=0 if sample is None else sample.size,
             sample_limit=NO_LIMIT if sample is None else sample.limit,
             precision=precision,
-            gram=type(self.gram_sums.sums),
             literal=self.gram_sums.units is None,
         )
 
