@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration, NoiseFunction
+from ..calibration.calibration import Calibration
 from ..calibration.conformal import BoundConformal, group_labels
+from ..calibration.methods import NoiseFunction
 from ..data.batches import Batch
 from ..data.finiteness import Again, require_finite
 from ..data.storage import Snapshot
@@ -38,7 +39,6 @@ from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
 from .distributed import Job
 from .readout.reading import Reading, SampleWeight
-from .statistics.row_sample import SampledRows
 
 
 @dataclass(frozen=True)
@@ -389,11 +389,11 @@ def result_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def head_inputs(rows: Reading | SampledRows) -> Tensor:
+def head_inputs(reading: Reading) -> Tensor:
     """The features, followed by the counts of a readout without a bias; see `Reading.counts`."""
-    if rows.counts is None:
-        return rows.features
-    return torch.cat([rows.features, rows.counts.to(rows.features)], -1)
+    if reading.counts is None:
+        return reading.features
+    return torch.cat([reading.features, reading.counts.to(reading.features)], -1)
 
 
 def _by_target(reading: Reading, values: Tensor) -> Tensor:

@@ -28,9 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import selection
-from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunction, Support
+from ..calibration.calibration import Calibration
 from ..calibration.conformal import Groups
-from ..calibration.report import UNFITTED, CalibrationReport, summary
+from ..calibration.methods import Method, NoiseFunction, method_for
+from ..calibration.report import CalibrationReport
+from ..calibration.words import UNFITTED, method_text, summary
 from ..data.arrays import with_target
 from ..data.batches import Batch, joined_targets
 from ..data.feed import Feed
@@ -119,7 +121,7 @@ class LastLayerRigidity(ModelWrapper):
         ...     _ = model.weight.fill_(2.0)
         ...     _ = model.bias.fill_(0.0)
         >>> uq = LastLayerRigidity(model).fit((x[::2], y[::2]))
-        >>> report = uq.calibrate((x[1::2], y[1::2]))
+        >>> uq = uq.calibrate((x[1::2], y[1::2]))
         >>> mean, std = uq(torch.tensor([[0.0], [5.0]]))
         >>> mean.shape == std.shape, bool(std[1] > std[0])
         (True, True)
@@ -346,105 +348,87 @@ class LastLayerRigidity(ModelWrapper):
         x: Any = None,
         y: Any = None,
         *,
+        method: str | Method = "full",
         train: Any = None,
-        criterion: str = "auto",
-        ridge: float | Literal["search"] | None = None,
-        noise: str | type[Noise] | Noise | NoiseFunction | None = None,
-        distribution: str | Distribution | type[Distribution] | None = None,
-        support: Support | None = None,
-        guard: bool | Literal["q"] = True,
-        optimism: bool = True,
         early_stopped: bool | None = None,
-        conformal: Any = None,
-        groups: str | Groups | None = None,
-        merge_groups: int | None = None,
-        gradients: InputName = None,
-        gradient_target: GradientTarget | None = None,
         batch_size: int | None = None,
         progress: bool | None = None,
         process_group: Any = None,
-    ) -> CalibrationReport:
+    ) -> Self:
         r"""Choose ridge, scale, noise and distribution in one pass over held-out rows.
 
         `calibrate(x, y)` fits a noise that follows the features, heavy tails and the shape of the
         distribution. It learns them from the given rows and from training rows that the fit kept,
         with their leave-one-out errors. A guard widens the bars of unfamiliar inputs.
-        Cross-validation falls back to the paper's form, `calibrate(x, y, criterion="nll")`, where
+        Cross-validation falls back to the paper's form, `calibrate(x, y, method="paper")`, where
         that is clearly better.
+
+        What was chosen and how good it is stands in `calibration_report`; print it to read it.
 
         Args:
             x: The inputs of the validation data, or a data set of inputs and targets, as in `fit`.
             y: The targets of the validation data, as in `fit`.
-            train: The training data, for `criterion="loo"`, which needs no validation data, and
-                for "auto", instead of the rows that the fit kept.
-            criterion: What is optimised: "auto" (default); "nll" or "bins", the paper's; "crps";
-                "absolute"; "evidence", which chooses the ridge from the training data and the scale
-                on validation data; or "loo", which uses leave-one-out residuals of the training
-                data and is optimistic for a network trained end to end.
-            ridge: A fixed $\varsigma^2$. By default, or with "search", it is chosen.
-            noise: The kind of noise. "features" (default of "auto") follows the features. "none" is
-                the paper's, and the default of other criteria. "constant" adds a noise floor to the
-                variance. "bayes" uses $\alpha^2$ as the noise, as in Bayesian linear regression. A
-                callable(batch) -> variances returns a noise that is known for each row, or that the
-                model predicts, up to one factor. A class of `prediction.noise` is used as it is.
-                With sample weights c, the noise of a row is the level times the typical weight
-                divided by c.
-            distribution: The distribution of the predictions: "tilted" (default of "auto"),
-                "student-t", "gaussian" (default of other criteria), or an object of
-                `prediction.distribution`.
-            support: The bounds (low, high) of the targets, with None for no bound. Probability
-                beyond a bound is moved to the bound.
-            guard: Whether "auto" widens the bars of unfamiliar inputs, for which nothing was
-                learnt, to those of a forecaster who knows only the spread of the targets. With "q"
-                the bars grow with q instead.
-            optimism: Whether leave-one-out errors of training rows may be smaller than errors of
-                new rows. They are not if the model is linear in all its trained weights. Pass False
-                in that case, and "auto" treats these rows as new rows.
+            method: "full", "paper", or an object `Full(...)` or `Paper(...)` with options.
+            train: The training data, for `Paper(criterion="loo")`, which needs no validation data,
+                and for "full", instead of the rows that the fit kept.
             early_stopped: Whether the validation rows chose the model's checkpoint, so that their
                 errors are optimistic. False means that they did not. By default the report asks.
-            conformal: Rows that are used for nothing else, for `p.interval(0.9, conformal=True)`;
-                or the share of the validation rows to set aside for it, for example 0.3.
-            groups: Groups of the conformal rows: a callable(batch) -> whole numbers, or "bar" for
-                fifths of the bar. A group with too few rows for a level (fewer than 9 for 90 %)
-                gets infinite intervals.
-            merge_groups: The number of rows, for example 50, below which a group is merged with the
-                next larger one. By default only fifths of the bar are merged: those below 50 rows
-                with the next fifth.
-            gradients: As in `fit`; by default what the fit was given.
-            gradient_target: As in `fit`; by default what the fit was given. With a target,
-                derivatives get a separate scale, from a second pass.
             batch_size: As in `fit`.
             progress: As in `fit`.
             process_group: As in `fit`; each process gives its own rows.
 
         Returns:
-            The report on what was chosen and how good the bars are; print it to read it.
+            The object itself.
 
         Raises:
             ValueError: The data or options cannot be used, or the loss of the fit is not one of
                 regression. The calibration stays as it was.
         """
-        wanted = CalibrationOptions.of(
-            criterion,
-            noise=noise,
-            distribution=distribution,
-            ridge=ridge,
-            support=support,
-            guard=guard,
-            optimism=optimism,
-            early_stopped=early_stopped,
-        )
-        return self._fit.calibrate(
+        self._fit.calibrate(
             with_target(x, y),
             train,
-            wanted,
-            conformal=conformal,
-            groups=groups,
-            merge_groups=merge_groups,
-            gradients=gradients,
-            gradient_target=gradient_target,
-            passing=Passing(batch_size, progress, process_group),
+            method_for(method),
+            early_stopped,
+            Passing(batch_size, progress, process_group),
         )
+        return self
+
+    @outside_inference_mode
+    def conformalize(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        groups: Literal["bar"] | Groups | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+        process_group: Any = None,
+    ) -> Self:
+        """Guarantee the coverage of intervals, by rows that were used for nothing else.
+
+        Call it after `calibrate`, with other rows than it. Another calibration drops the guarantee,
+        and data that are added to the fit or removed from it make it void.
+
+        Args:
+            x: The inputs of the conformal rows, or a data set of inputs and targets, as in `fit`.
+            y: The targets of the conformal rows, as in `fit`.
+            groups: Groups that each get a guarantee: a callable(batch) -> whole numbers, or "bar"
+                for fifths of the bar; those below 50 rows are merged with the next fifth. A group
+                with too few rows for a level (fewer than 9 for 90 %) gets infinite intervals.
+            batch_size: As in `fit`.
+            progress: As in `fit`.
+            process_group: As in `fit`; each process gives its own rows.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            ValueError: There is no calibration or a stale one, or the data or groups cannot be
+                used.
+        """
+        passing = Passing(batch_size, progress, process_group)
+        self._fit.conformalize(with_target(x, y), groups, passing)
+        return self
 
     @property
     def calibration_report(self) -> CalibrationReport | None:
@@ -1008,7 +992,7 @@ class LastLayerRigidity(ModelWrapper):
         if sample is None:
             return None
         posterior = state.posterior
-        features = sample.rows.features
+        features = sample.every_row()["features"]
         variances = posterior.variance(features.to(posterior.eigenvectors))
         quantiles = variances.reshape(len(features), -1).quantile(0.99, 0)
         # Where targets share features and scale, there is one quantile for all of them.
@@ -1181,7 +1165,7 @@ class LastLayerRigidity(ModelWrapper):
             return "unfitted"
         if self.calibration_report is None:
             return f"{self.gram!r}, uncalibrated"
-        return f"{self.gram!r}, calibrated by {self.calibration_report.criterion}"
+        return f"{self.gram!r}, calibrated by {method_text(self.calibration_report)}"
 
     # --- Files ---
 
