@@ -59,6 +59,8 @@ class Fit:
         differentiation: How to differentiate the regressor; None after loading, until `ready`
             finds out on the first inputs.
         columns: Names of the columns of each data frame among the inputs, if any.
+        directions: Directions of the parameters along which a calibrated noise looks at tangents,
+            (P, F), float64; None where it does not follow the inputs.
     """
 
     regressor: Regressor
@@ -73,6 +75,7 @@ class Fit:
     scale_origin: str = "default"
     differentiation: Differentiation | None = field(default=None, repr=False)
     columns: Columns = None
+    directions: Tensor | None = field(default=None, repr=False)
 
     @property
     def effective_rank(self) -> float:
@@ -105,7 +108,9 @@ class Fit:
         """The same fit with another scale, and without an earlier calibration."""
         unscaled = Calibration.unscaled(self.form.ridge, 1, self.regressor.flat.device)
         calibration = replace(unscaled, scale=scale * unscaled.scale)
-        return replace(self, calibration=calibration, report=None, scale_origin=origin)
+        return replace(
+            self, calibration=calibration, report=None, scale_origin=origin, directions=None
+        )
 
     def scaled_for(self, loss: Loss, *, residuals_tell: bool) -> Fit:
         """The same fit with the scale that a new fit has, before any calibration.
@@ -209,6 +214,8 @@ def snapshot(fit: Fit) -> Snapshot:
     else:
         header["calibration"] = fit.calibration.header()
         tensors.update(prefixed("calibration", fit.calibration.tensors()))
+    if fit.directions is not None:
+        tensors["head.directions"] = fit.directions.contiguous()
     return Snapshot(tensors, header)
 
 
@@ -243,6 +250,7 @@ def restored_fit(stored: Snapshot, regressor: Regressor) -> Fit:
             report=report,
             scale_origin=state.get("scale_origin", "given"),  # files of earlier versions
             columns=state["columns"],
+            directions=stored.tensors.get("head.directions"),
         )
 
 

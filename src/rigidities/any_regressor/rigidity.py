@@ -31,8 +31,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration, CalibrationOptions
-from ..calibration.report import UNFITTED, CalibrationReport, summary
+from ..calibration.calibration import Calibration
+from ..calibration.conformal import BoundConformal, Groups, conformalized, group_labels
+from ..calibration.methods import Full, Method, method_for
+from ..calibration.report import CalibrationReport
+from ..calibration.words import UNFITTED, early_stopping, method_text, summary
 from ..data.batches import joined_targets
 from ..data.finiteness import require_finite
 from ..data.samples import Samples, SampleWeight
@@ -52,7 +55,7 @@ from .derivatives.differentiation import Differentiation
 from .derivatives.parameters import Subset
 from .derivatives.regressor import Function, Regressor
 from .fit import KIND, Fit, restored_fit, snapshot
-from .validation import calibration_report
+from .validation import RowReader, head_directions, report_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -174,7 +177,7 @@ class PredictionRigidity:
             return f"<{self._title}: unfitted>"
         description = f"{self._title}: {self.form} form, ridge {self.ridge:.3g}"
         if self.calibration_report is not None:
-            description += f", calibrated by {self.calibration_report.criterion}"
+            description += f", calibrated by {method_text(self.calibration_report)}"
         return f"<{description}>"
 
     def summary(self) -> str:
@@ -191,13 +194,7 @@ class PredictionRigidity:
                 f"standard error {fit.calibration.scale.item():.4g}, which is the scale: "
                 f"{fit.rows:,} rows, {fit.effective_rank:.3g} fitted directions"
             )
-        return summary(
-            self._title,
-            facts,
-            fit.calibration,
-            fit.report,
-            "LastLayerRigidity.calibrate(x, y, conformal=0.3)",
-        )
+        return summary(self._title, facts, fit.calibration, fit.report)
 
     @differentiating
     def fit(
@@ -292,21 +289,48 @@ class PredictionRigidity:
     def _prediction(self, x: Any) -> Prediction:
         """The prediction at new inputs, without a word about its scale."""
         fit, samples = self._fit_and_samples(x)
+        calibration = fit.calibration
+        conformal = calibration.conformal
         means = []
         quadratics = []
+        head_inputs = []
+        labels = []
         for batch in fit.pieces(samples):
             prediction, tangents = fit.differentiate(*batch.args, **batch.kwargs)
             means.append(prediction)
             quadratics.append(fit.form.quadratic(tangents))
+            if fit.directions is not None:
+                rows = tangents.matrix().flatten(0, 1).to(fit.directions)
+                head_inputs.append(rows @ fit.directions)
+            if conformal is not None and conformal.function is not None:
+                labels.append(group_labels(conformal.function, batch.raw, prediction))
         q = torch.cat(quadratics)  # (N, K), g^T (H + s I)^-1 g
         mean = torch.cat(means).to(q)  # (N, K)
-        calibration = fit.calibration
+        distribution = calibration.distribution
+        if calibration.head is None:
+            noise = calibration.noise_variance(mean).to(q)
+        else:
+            inputs = torch.cat(head_inputs) if head_inputs else q.new_zeros(q.numel(), 0)
+            noise, tilt = calibration.by_head(q.reshape(-1, 1), mean.reshape(-1, 1), inputs)
+            noise = noise.reshape(mean.shape)
+            if tilt is not None:
+                distribution = calibration.shaped(tilt.reshape(len(mean), *fit.shape, -1))
+        bound = None
+        if conformal is not None:
+            # All outputs share one list of scores.
+            bound = BoundConformal(
+                conformal,
+                fit.shaped(torch.cat(labels)) if labels else None,
+                torch.zeros((), dtype=torch.long, device=q.device),
+            )
         result = Prediction(
             mean=fit.shaped(mean),
             epistemic=fit.shaped(calibration.epistemic(q)),
-            noise=fit.shaped(calibration.noise_variance(mean).to(q)),
+            noise=fit.shaped(noise),
             rigidity=fit.shaped(1 / q),
-            distribution=calibration.distribution,
+            distribution=distribution,
+            support=calibration.support,
+            conformal=bound,
         )
         require_finite(result.mean, result.epistemic, lambda: samples, "rows")
         return result
@@ -366,44 +390,143 @@ class PredictionRigidity:
         x: Any,
         y: Any = None,
         *,
-        criterion: str = "nll",
-        ridge: Literal["search"] | float | None = None,
-        noise: str | type[Noise] | Noise = "none",
-        distribution: str | Distribution | type[Distribution] = "gaussian",
-    ) -> CalibrationReport:
-        r"""Choose ridge, $\alpha$ and noise on held-out data.
+        method: str | Method = "full",
+        train: Any = None,
+        early_stopped: bool | None = None,
+    ) -> PredictionRigidity:
+        r"""Choose ridge, $\alpha$, noise and distribution on held-out data.
+
+        The default fits a noise that follows the inputs, heavy tails and the shape of the
+        distribution, and a guard that widens the bars of unfamiliar inputs. All outputs share one
+        scale. In the dual and the matrix-free form the noise does not follow the inputs.
+
+        What was chosen and how good it is stands in `calibration_report`; print it to read it.
 
         Args:
             x: Inputs that were not used in the fit, in any form that `fit` accepts.
             y: Their targets.
-            criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
-            ridge: A number fixes $\varsigma^2$. By default the dense form searches for it, while
-                the dual and the matrix-free form keep that of the fit, which is part of their
-                factorisation. These two refuse any other number, and "search".
-            noise: As in `LastLayerRigidity.calibrate`; all outputs share one level.
-            distribution: As in `LastLayerRigidity.calibrate`.
+            method: "full", "paper", or an object `Full(...)` or `Paper(...)` with options, as in
+                `LastLayerRigidity.calibrate`. The criteria "evidence" and "loo" and a noise that is
+                a function are for `LastLayerRigidity`. A number for ridge fixes $\varsigma^2$. By
+                default the dense form searches for it, while the dual and the matrix-free form keep
+                that of the fit, which is part of their factorisation, and refuse any other.
+            train: The training data of the fit, inputs and targets, from which the method "full"
+                learns too, with their leave-one-out errors; by default it does without them.
+            early_stopped: Whether the held-out data chose the parameters, so that their errors are
+                optimistic. False means that they did not. By default the report asks.
 
         Returns:
-            The report on what was chosen and how good the bars are; print it to read it.
+            The object itself.
 
         Raises:
             NotFittedError: There is no fit yet.
             ValueError: There are no targets, the loss is not one of regression, or the form does
-                not support the ridge or the criterion.
+                not support the ridge or the method.
         """
-        wanted = CalibrationOptions.of(criterion, noise, distribution, ridge)
+        wanted = self._supported(method_for(method), train)
         fit, samples = self._fit_and_samples(x, y)
         if wanted.ridge is not None:
             fit = replace(fit, form=fit.form.with_ridge(wanted.ridge))
-        elif ridge is None and fit.form.name != "dense":
+        elif fit.form.name != "dense":
             wanted = replace(wanted, ridge=fit.form.ridge)
         assert fit.differentiation is not None
-        report = calibration_report(
-            fit.differentiation, fit.form, fit.pieces(samples), wanted, self._loss
+        directions = head_directions(fit.form, wanted)
+        reader = RowReader(
+            fit.differentiation,
+            fit.form,
+            self._loss,
+            noise=wanted.noise_class,
+            support=wanted.support,
+            ridge_is_fixed=wanted.ridge is not None,
+            directions=directions,
         )
-        form = fit.form.with_ridge(report.ridge)
-        self._fit = replace(fit, form=form, calibration=report.calibration, report=report)
-        return report
+        train_batches = None if train is None else fit.pieces(fit.samples(train))
+        report = report_on(wanted, reader, fit.pieces(samples), train_batches, early_stopped)
+        for notice in report.notices:
+            notify(notice)
+        self._fit = replace(
+            fit,
+            form=fit.form.with_ridge(report.ridge),
+            calibration=report.calibration,
+            report=report,
+            directions=None if report.calibration.head is None else directions,
+        )
+        return self
+
+    def _supported(self, method: Method, train: Any) -> Method:
+        """The method, unless it is for `LastLayerRigidity` alone."""
+        if method.noise_function is not None:
+            raise ValueError(
+                "A noise that is a function of batches is for LastLayerRigidity. Use "
+                "losses.GaussianNLL with the noise variances as the loss."
+            )
+        if isinstance(method, Full):
+            return method
+        if method.criterion in {"evidence", "loo"}:
+            raise ValueError(
+                f"criterion={method.criterion!r} is for LastLayerRigidity. Use method='full', or "
+                "Paper with criterion 'nll' or 'bins'."
+            )
+        if train is not None:
+            raise ValueError("train= is for the method 'full'; 'paper' uses held-out data alone.")
+        return method
+
+    @differentiating
+    def conformalize(
+        self, x: Any, y: Any = None, *, groups: Groups | None = None
+    ) -> PredictionRigidity:
+        """Guarantee the coverage of intervals, by data that were used for nothing else.
+
+        Call it after `calibrate`, with other data than it. Another calibration drops the guarantee.
+
+        Args:
+            x: Inputs that were used for neither the fit nor the calibration.
+            y: Their targets.
+            groups: callable(batch) -> whole numbers, one per sample: groups that each get a
+                guarantee. A group with too few predictions for a level (fewer than 9 for 90 %) gets
+                infinite intervals.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            NotFittedError: There is no fit yet.
+            ValueError: There is no calibration yet, or the data or groups cannot be used.
+        """
+        fit, samples = self._fit_and_samples(x, y)
+        report = fit.report
+        if report is None:
+            raise ValueError(
+                "There is no calibration yet: call calibrate(x, y) first, then conformalize with "
+                "rows that were used for neither."
+            )
+        if groups is not None and not callable(groups):
+            raise ValueError(
+                "groups must be callable(batch) here, since no training rows are kept, got "
+                f"{groups!r}."
+            )
+        assert fit.differentiation is not None
+        reader = RowReader(
+            fit.differentiation,
+            fit.form,
+            self._loss,
+            noise=type(report.calibration.noise),
+            support=report.calibration.support,
+            ridge_is_fixed=True,
+            directions=fit.directions,
+        )
+        rows, _ = reader.rows(fit.pieces(samples), groups=groups)
+        calibration = conformalized(report.calibration, rows, reader.curvature, groups)
+        assert calibration.conformal is not None
+        former = report.calibration.conformal
+        outdated = [] if former is None else former.sentences
+        remarks = [remark for remark in report.remarks if remark not in outdated]
+        for remark in (*calibration.conformal.sentences, early_stopping(report.early_stopped)):
+            if remark and remark not in remarks:
+                remarks.append(remark)
+        report = replace(report, calibration=calibration, remarks=remarks)
+        self._fit = replace(fit, calibration=calibration, report=report)
+        return self
 
     def variance(self, x: Any) -> Tensor:
         r"""$\alpha^2 g^\top (H + \varsigma^2 I)^{-1} g$, shaped like f's output, float64."""

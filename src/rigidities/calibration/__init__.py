@@ -1,10 +1,12 @@
-"""From residuals to ridge, scale, noise and distribution.
+"""From rows to ridge, scale, noise and distribution: pure functions.
 
-Data flow: `residuals` gathers the rows of a calibration in one pass. Either `search`
-chooses ridge, scale and noise by one of the `criteria` or by the `evidence`, or `full_model` fits
-noise, tails and shape of the distribution. Both end in a `Calibration` (`calibration`), which
-predictions use, and a `CalibrationReport` (`report`) on it, with its `gain` over one constant bar.
-`coverage` says where intervals cover too much or too little; `conformal` guarantees it.
+Data flow: `rows` collects the rows of a calibration in one pass into one table. A method
+(`methods`) turns them into a `Calibration` (`calibration`), which predictions use, with a
+`CalibrationReport` (`report`) on it, in numbers: `paper` chooses ridge, scale and noise by one
+criterion or by the `evidence`; `full` also fits noise, tails and shape of the distribution of each
+target (`target_fit`, `scale_fit`, `tilt_fit`). Both measure their `gain` over one constant bar.
+`coverage` says where intervals cover too much or too little; `conformal` guarantees it; `words`
+puts reports into sentences.
 """
 
 from .report import CalibrationReport

@@ -1,196 +1,27 @@
-r"""What a calibration is asked for, and what it has chosen.
+r"""What a calibration has chosen.
 
-`CalibrationOptions` holds what one call of `calibrate` asks for, checked and with names replaced by
-classes. `Calibration` holds the outcome: the ridge $\varsigma^2$, the scale $\alpha$, the noise and
-the distribution around the mean. Predictions, files and reports read the outcome from it alone.
+`Calibration` holds the ridge $\varsigma^2$, the scale $\alpha$, the noise and the distribution
+around the mean. Predictions, files and reports read the outcome of a calibration from it alone.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..prediction.distribution import (
-    DISTRIBUTIONS,
-    Distribution,
-    Gaussian,
-    StudentT,
-    Tilted,
-    distribution_named,
-)
+from ..prediction.distribution import DISTRIBUTIONS, Distribution, Gaussian
 from ..prediction.guards import Guard, guard_from
 from ..prediction.head import Head, HeadForm
-from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
+from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise
+from ..prediction.prediction import Prediction
 from .conformal import Conformal, Groups
-from .criteria import AUTO, Criterion, criterion_for
+from .methods import NoiseFunction, Support, checked_support
+from .rows import Rows
 
-__all__ = ["Calibration", "CalibrationOptions", "NoiseFunction", "Support"]
-
-Support = tuple[float | None, float | None]
-"""Lower and upper bound of the targets; None for no bound."""
-
-NoiseFunction = Callable[[Any], Tensor]
-"""A user's function from a batch to the noise variances of its rows."""
-
-
-@dataclass(frozen=True)
-class CalibrationOptions:
-    """What a user asks of a calibration.
-
-    Attributes:
-        criterion: The criterion's name.
-        noise: The class of the noise.
-        distribution: The distribution around the mean.
-        ridge: A ridge that is fixed; None where it is to be searched.
-        noise_function: The function that gives the noise variances, for a noise that is known.
-        support: The targets' bounds.
-        guard: Whether `auto` widens bars beyond the training rows.
-        optimism: Whether `auto` allows leave-one-out errors to be smaller than errors of new rows.
-        open_tails: Whether the distribution is a Student-t whose degrees of freedom are to be
-            found.
-        early_stopped: Whether the validation rows chose the model's checkpoint; None if unknown.
-    """
-
-    criterion: str
-    noise: type[Noise]
-    distribution: Distribution
-    ridge: float | None = None
-    noise_function: NoiseFunction | None = None
-    support: Support | None = None
-    guard: bool = True
-    optimism: bool = True
-    open_tails: bool = False
-    early_stopped: bool | None = None
-
-    @classmethod
-    def of(
-        cls,
-        criterion: str,
-        noise: str | type[Noise] | Noise | NoiseFunction | None = None,
-        distribution: str | Distribution | type[Distribution] | None = None,
-        ridge: float | str | None = None,
-        support: Support | None = None,
-        guard: bool | str = True,
-        optimism: bool = True,
-        early_stopped: bool | None = None,
-    ) -> CalibrationOptions:
-        """The options that the arguments of `calibrate` name.
-
-        Args:
-            criterion: The criterion's name.
-            noise: A name, a class, an instance or a function; None takes the criterion's default.
-            distribution: A name, a class or an instance; None takes the criterion's default.
-            ridge: A number fixes the ridge; None and "search" leave it to be searched.
-            support: The targets' bounds.
-            guard: As in the attributes.
-            optimism: As in the attributes.
-            early_stopped: As in the attributes.
-
-        Raises:
-            ValueError: A name is not known, or the criterion does not fit the distribution or the
-                noise.
-        """
-        if noise is None:
-            noise = "features" if criterion == AUTO else "none"
-        if distribution is None:
-            distribution = "tilted" if criterion == AUTO else "gaussian"
-        if not isinstance(guard, bool):
-            raise ValueError(f"guard must be True or False, got {guard!r}.")
-        if criterion == AUTO and isinstance(distribution, StudentT | Tilted):
-            raise ValueError(
-                "criterion='auto' fits the settings of the distribution, got "
-                f"{distribution.name!r} with settings. Pass distribution={distribution.name!r}, "
-                "or use criterion='nll'."
-            )
-        options = cls(
-            criterion=criterion,
-            noise=noise_named(noise),
-            distribution=distribution_named(distribution),
-            ridge=_fixed_ridge(ridge),
-            noise_function=_noise_function(noise),
-            support=_checked_support(support),
-            guard=guard,
-            optimism=optimism,
-            open_tails=distribution in ("student-t", StudentT),
-            early_stopped=early_stopped,
-        )
-        # Refuses a criterion that is unknown or does not fit the distribution or the noise.
-        criterion_for(criterion, options.distribution, options.noise.name)
-        return options
-
-    @property
-    def profile(self) -> Criterion:
-        """The criterion as a function of residuals and spreads."""
-        return criterion_for(self.criterion, self.distribution)
-
-    @property
-    def early_stopping_remark(self) -> str:
-        """What early stopping on the validation rows means, or a question whether there was any.
-
-        Empty where there was none.
-        """
-        if self.early_stopped is False:
-            return ""
-        effect = "90 % intervals may cover up to 3 percentage points too little"
-        if self.early_stopped:
-            return (
-                "These validation rows chose the checkpoint (early stopping), so their errors are "
-                f"optimistic: {effect}. Calibrate on rows that were used for nothing else."
-            )
-        return (
-            "Did these validation rows choose the checkpoint (early stopping)? If so, their errors "
-            f"are optimistic, and {effect}. Answer with calibrate(..., early_stopped=True) or "
-            "early_stopped=False."
-        )
-
-    @property
-    def left_out(self) -> bool:
-        """Whether every row is treated as left out of the fit."""
-        return self.criterion == "loo"
-
-
-def _fixed_ridge(ridge: float | str | None) -> float | None:
-    """The ridge as a number; None where it is to be searched."""
-    if isinstance(ridge, str):
-        if ridge != "search":
-            raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
-        return None
-    return None if ridge is None else float(ridge)
-
-
-def _noise_function(noise: Any) -> NoiseFunction | None:
-    """The function of a given noise; None for every other kind of noise."""
-    if noise_named(noise) is not GivenNoise:
-        return None
-    function = noise.function if isinstance(noise, GivenNoise) else noise
-    if not callable(function) or isinstance(function, type):
-        raise ValueError("A given noise is a function: noise=lambda batch: variances.")
-    return function
-
-
-def _checked_support(support: Any) -> Support | None:
-    """The bounds as numbers or None; None where there is neither."""
-    if support is None:
-        return None
-    refusal = ValueError(
-        f"support must be (low, high) with low below high, None for no bound, got {support!r}."
-    )
-    if not isinstance(support, tuple | list) or len(support) != 2:
-        raise refusal
-    low = None if support[0] is None else float(support[0])
-    high = None if support[1] is None else float(support[1])
-    if low is None and high is None:
-        return None
-    lowest = -math.inf if low is None else low
-    highest = math.inf if high is None else high
-    if not lowest < highest:  # also where one of them is NaN
-        raise refusal
-    return low, high
+__all__ = ["Calibration"]
 
 
 @dataclass(frozen=True)
@@ -274,7 +105,7 @@ class Calibration:
             if not isinstance(self.noise, GivenNoise):
                 raise ValueError(
                     f"The noise of this calibration is {self.noise.name!r}, not a function. Load "
-                    "without noise=, or call calibrate(x, y, noise=function)."
+                    "without noise=, or call calibrate(x, y, method=Full(noise=function))."
                 )
             calibration = replace(calibration, noise=replace(self.noise, function=noise))
         if groups is not None:
@@ -283,10 +114,77 @@ class Calibration:
             if conformal is None or not by_function or not len(conformal.labels):
                 raise ValueError(
                     "This calibration has no groups that come from a function. Load without "
-                    "groups=, or call calibrate(x, y, conformal=rows, groups=function)."
+                    "groups=, or call conformalize(x, y, groups=function)."
                 )
             calibration = replace(calibration, conformal=replace(conformal, function=groups))
         return calibration
+
+    def prediction(self, rows: Rows, eigenvalues: Tensor) -> Prediction:
+        """Rows of a calibration with their error bars, in the layout of rows (n, K), float64.
+
+        Args:
+            rows: The rows, with "inputs" where there is a head. Rows that the fit has seen are
+                treated as left out.
+            eigenvalues: Those of the Gram, (D,) or (K, D).
+        """
+        q = rows.quadratic_at(eigenvalues, self.ridge)
+        if rows.trained:
+            q = q / (1 - rows.weight * q).clamp(min=1e-3)
+        mean = rows.mean.to(torch.float64)
+        epistemic = self.epistemic(q).expand(mean.shape)
+        # Noise is that of rows with the calibration's weight. The errors of rows of weight zero
+        # are not known, and their noise does not matter.
+        factor = rows.noise_factor * self.weight / rows.typical_weight
+        factor = torch.where(factor.isfinite(), factor, 1.0)
+        if self.head is None:
+            distribution = self.distribution
+            noise = self.noise.level * factor
+        else:
+            inputs = q.new_zeros(len(q), 0)
+            if rows.inputs is not None:
+                inputs = rows.inputs.to(torch.float64)
+                inputs = inputs[:, 0] if rows.shares_inputs else inputs
+            noise, tilt = self.by_head(q, mean, inputs, factor)
+            distribution = self.shaped(tilt)
+        return Prediction(
+            mean,
+            epistemic,
+            noise.expand(mean.shape),
+            (1 / q).expand(mean.shape),
+            distribution=distribution,
+            support=self.support,
+        )
+
+    def by_head(
+        self, q: Tensor, mean: Tensor, inputs: Tensor, factor: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The noise variance (n, K) and any tilt (n, K, J) of rows, in float64, by the head.
+
+        Args:
+            q: Unscaled variances, (n, 1 or K).
+            mean: Predictions, (n, K).
+            inputs: The features that the head looks at, (n, P) or (n, K, P).
+            factor: Factor of each row's noise, (n, 1 or K); None for one.
+        """
+        form = self.form(torch.float64)
+        assert form is not None, "this calibration has no head"
+        squared_scale, second, tilt = form(q, mean, inputs, factor)
+        return (squared_scale * second - self.epistemic(q)).clamp(min=0), tilt
+
+    def usual_std(self, times: float) -> Tensor:
+        """The bar (K,) of a usual prediction whose q is `times` the guard's reference.
+
+        It has the usual noise, and the prediction is the targets' mean. There must be a guard.
+        """
+        assert self.guard is not None
+        assert self.head is not None, "a guard belongs to a head"
+        q = times * self.guard.reference
+        second = torch.as_tensor(self.distribution.second).to(q)
+        squared_scale = self.noise.level / second + self.head.scale2 * q
+        squared_scale = self.guard.widened(
+            squared_scale, q, distance=torch.zeros_like(q), extent=torch.ones_like(q)
+        )
+        return (squared_scale * second).sqrt()
 
     def shaped(self, tilt: Tensor | None) -> Distribution:
         """The distribution of rows with this tilt, (M, K, J); unchanged without one."""
@@ -376,7 +274,7 @@ class Calibration:
             joint=tensors.get("joint"),
             head=Head(**head) if head else None,
             guard=guard_from(without_prefix("guard", tensors)),
-            support=_checked_support(header.get("support")),
+            support=checked_support(header.get("support")),
             conformal=Conformal(**conformal) if conformal else None,
         )
 

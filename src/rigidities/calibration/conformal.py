@@ -7,9 +7,10 @@ Where a distribution has mass at a bound, it belongs to the smallest score betwe
 With n rows that fitted nothing else, an interval ends at the
 $\lceil (n+1)\,\mathrm{level} \rceil$-th smallest score.
 
-Data flow: `Conformal.of` sorts the tails of rows into one list for each target and group
-(groups are those of a user's function, or of the bar's size); `Conformal.bound` joins the lists to
-a prediction; `BoundConformal.interval` looks up the threshold of each of its rows.
+Data flow: `conformalized` takes rows that fitted nothing else; `Conformal.of` sorts their tails
+into one list for each target and group (groups are those of a user's function, or of the bar's
+size); `Conformal.bound` joins the lists to a prediction; `BoundConformal.interval` looks up the
+threshold of each of its rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,17 +27,20 @@ from torch import Tensor
 from ..notices import notify, require_level
 from ..prediction.prediction import Prediction
 
-__all__ = ["BoundConformal", "Conformal", "Groups", "bar_cuts", "rows_needed"]
+if TYPE_CHECKING:
+    from .calibration import Calibration
+    from .report import Curvature
+    from .rows import Rows
+
+__all__ = ["BoundConformal", "Conformal", "Groups", "bar_cuts", "conformalized", "rows_needed"]
 
 LEAST = 50
-"""Number of rows below which groups by the bar are merged by default."""
+"""Number of rows below which a group by the bar is merged with the next one."""
 USUAL = 0.9
 """Level for which a report names the groups that are too small."""
 
 _SLACK = 1e-6
 """Share by which a threshold is lowered, so that rounding does not exclude the row it is from."""
-_MIX = (-7046029254386353131, -4658895280553007687)
-"""Odd factors that mix the bits of a hash."""
 _UNLABELLED = torch.iinfo(torch.int64).min
 """The label of rows without a group."""
 _GUARANTEE = (
@@ -79,7 +83,6 @@ class Conformal:
         labels: Tensor | None = None,
         cuts: Tensor | None = None,
         function: Groups | None = None,
-        merge_below: int | None = None,
     ) -> Conformal:
         """The sorted tails of rows that fitted nothing else.
 
@@ -91,15 +94,13 @@ class Conformal:
             labels: The label of each entry's group, broadcast against the prediction.
             cuts: Cuts of the bar, instead of labels; see `bar_cuts`.
             function: The function that gave the labels.
-            merge_below: Number of rows below which groups share one list. By default groups by the
-                bar are merged below `LEAST`, and groups by labels never, since their guarantee
-                would be that of the union.
+
+        Neighbouring groups by the bar share one list until it has `LEAST` rows. Groups by labels
+        never do, since their guarantee would be that of the union.
 
         Raises:
             ValueError: No target is known, or a prediction is not finite.
         """
-        if merge_below is None:
-            merge_below = 0 if cuts is None else LEAST
         tail = prediction.tail(target).detach()
         has_target = ~tail.isnan()
         if not bool(has_target.any()) or bool((prediction.mean + prediction.std).isnan().any()):
@@ -118,7 +119,7 @@ class Conformal:
         count = int(target_numbers.max()) + 1
         cells = target_number * (groups + 1) + group
         row_counts = cells.bincount(minlength=count * (groups + 1)).reshape(count, -1)[:, :groups]
-        place = _list_numbers(row_counts.tolist(), by_size=cuts is None, merge_below=merge_below)
+        place = _list_numbers(row_counts.tolist(), merge_below=0 if cuts is None else LEAST)
         place_tensor = target_number.new_tensor(place)
 
         # Each tail goes into the list of all rows of its target, and into that of its group.
@@ -185,7 +186,7 @@ class Conformal:
             sentences.append(
                 f"Some groups are too small for {USUAL:.0%} intervals, which need "
                 f"{rows_needed(USUAL)} rows: {_listed(small)}. Their intervals are infinite. Add "
-                f"rows to these groups, or merge them: calibrate(..., merge_groups={LEAST})."
+                "rows to these groups, or give small groups one label."
             )
         return sentences
 
@@ -284,7 +285,7 @@ class BoundConformal:
             if bool(unlabelled.any()):
                 notify(
                     "Some rows have no group. Their conformal intervals are those of all rows "
-                    "together. Pass groups= to load: the function that was passed to calibrate."
+                    "together. Pass groups= to load: the function that was passed to conformalize."
                 )
         lists = conformal.place[target_numbers, group]
         tail = conformal.thresholds(level)[lists]
@@ -295,6 +296,43 @@ class BoundConformal:
             grouped = len(conformal.labels) > 0
             notify(_why_whole(whole, counts, labels, level, grouped=grouped))
         return prediction.within(tail * (1 - _SLACK))
+
+
+def conformalized(
+    calibration: Calibration,
+    rows: Rows,
+    posterior: Curvature,
+    groups: str | Groups | None = None,
+    training: Rows | None = None,
+) -> Calibration:
+    """The calibration with conformal scores of rows that fitted nothing else.
+
+    Args:
+        calibration: What was chosen on other rows.
+        rows: The rows, with labels where groups are a function.
+        posterior: Its eigenvalues belong to the basis of the rows' powers.
+        groups: A function that labels batches, "bar" for fifths of the training rows' bars, or None
+            for no groups.
+        training: Training rows, for groups by the bar.
+
+    Raises:
+        ValueError: No target is known, a prediction is not finite, or there are no training rows
+            for groups by the bar.
+    """
+    eigenvalues = posterior.eigenvalues
+    cuts = None
+    if groups == "bar":
+        std = None if training is None else calibration.prediction(training, eigenvalues).std
+        cuts = bar_cuts(std)
+    prediction = calibration.prediction(rows, eigenvalues)
+    conformal = Conformal.of(
+        prediction,
+        prediction.mean + rows.error,
+        labels=rows.labels,
+        cuts=cuts,
+        function=groups if callable(groups) else None,
+    )
+    return replace(calibration, conformal=conformal)
 
 
 def rows_needed(level: float) -> int:
@@ -337,23 +375,6 @@ def group_labels(function: Groups, batch: Any, output: Tensor) -> Tensor:
             f"groups must return one whole number per row, ({len(output)},): 0, 1, 2, ...."
         )
     return labels.long().reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape)
-
-
-def set_aside(hashes: Tensor, share: float) -> Tensor:
-    """Which rows, by their hashes (n,), are set aside for conformal scores, (n,).
-
-    They are the given share of the rows. Equal rows stay together, and the order of rows does not
-    matter.
-
-    Raises:
-        ValueError: The share does not lie between 0 and 1.
-    """
-    if not 0 < share < 1:
-        raise ValueError(f"conformal= as a share must lie between 0 and 1, got {share}.")
-    # The sample of training rows takes low hashes too, so bits are mixed to be independent of it.
-    mixed = hashes * _MIX[0]
-    mixed = (mixed ^ (mixed >> 29)) * _MIX[1]
-    return mixed <= mixed.sort().values[max(round(share * len(mixed)), 1) - 1]
 
 
 def _target_numbers(targets: Tensor | None, like: Tensor) -> Tensor:
@@ -426,34 +447,27 @@ def _why_whole(
     names = _listed([f"{label} with {_row_count(count)}" for label, count in pairs])
     return (
         f"{begin}groups too small for level {level:g}, which needs {needed} rows: {names}. Pass "
-        f"more conformal rows of these groups to calibrate, or merge_groups={LEAST} to merge "
-        "small groups."
+        "more rows of these groups to conformalize, or give small groups one label."
     )
 
 
-def _list_numbers(
-    row_counts: list[list[int]], *, by_size: bool, merge_below: int
-) -> list[list[int]]:
+def _list_numbers(row_counts: list[list[int]], merge_below: int) -> list[list[int]]:
     """`Conformal.place`: list numbers of each target's groups, then of all its rows, (K, G + 1).
 
     Args:
         row_counts: The number of rows of each target's groups, (K, G).
-        by_size: Whether neighbours are groups of similar size; else groups of similar labels.
         merge_below: Neighbours share a list until it has this many rows. Too few at the end join
             the list before. With 0 every group has a list of its own.
     """
     place = []
     first = 0  # number of the target's first list
     for counts in row_counts:
-        order = list(range(len(counts)))
-        if by_size:
-            order.sort(key=lambda group: counts[group])
-        numbers = [0] * len(counts)
+        numbers = []
         number = 0
         rows = 0
-        for group in order:
-            numbers[group] = number
-            rows += counts[group]
+        for count in counts:
+            numbers.append(number)
+            rows += count
             if rows >= merge_below:
                 number += 1
                 rows = 0

@@ -4,9 +4,8 @@ Intervals may cover 90 % of all rows and of no part of them. So rows are cut int
 prediction and by their bar, and each fifth is compared with the binomial distribution. The tails
 allow for the number of comparisons.
 
-Data flow: `rows_prediction` gives the rows of a calibration their error bars;
-`ScoredRows` turns predictions and true values into scores, standard normal numbers if the bars are
-right; `Coverage` counts the scores of all rows or of a fifth, and says what is wrong;
+Data flow: `ScoredRows` turns predictions and true values into scores, standard normal numbers if
+the bars are right; `Coverage` counts the scores of all rows or of a fifth, and says what is wrong;
 `coverage_remarks` makes sentences of it for a report.
 """
 
@@ -22,9 +21,9 @@ import torch
 from torch import Tensor
 
 from ..prediction.prediction import Prediction
-from .calibration import Calibration
+from . import words
 from .report import CalibrationReport
-from .residuals import Residuals
+from .rows import Rows
 
 LEVEL = 0.9
 """The level of the intervals."""
@@ -327,74 +326,34 @@ def _drawn_beyond_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]
     return y, side.abs() == 2
 
 
-def rows_prediction(
-    calibration: Calibration, residuals: Residuals, eigenvalues: Tensor, *, seen: bool = False
-) -> Prediction:
-    """Gathered rows with their error bars, in the layout of rows (n, K), float64.
-
-    Args:
-        calibration: What was chosen.
-        residuals: The rows, with the extra column "mean", and "inputs" where there is a head.
-        eigenvalues: Those of the Gram, (D,) or (K, D).
-        seen: Whether the rows are training rows, to be treated as left out.
-    """
-    q = residuals.quadratic_at(eigenvalues, calibration.ridge)
-    if seen:
-        q = q / (1 - residuals.weight * q).clamp(min=1e-3)
-    mean = residuals.extra["mean"].to(torch.float64)
-    epistemic = calibration.epistemic(q).expand(mean.shape)
-    # Noise is that of rows with the calibration's weight. The errors of rows of weight zero are not
-    # known, and their noise does not matter.
-    factor = residuals.noise_factor * calibration.weight / residuals.typical_weight
-    factor = torch.where(factor.isfinite(), factor, 1.0)
-    form = calibration.form(torch.float64)
-    if form is None:
-        distribution = calibration.distribution
-        noise = calibration.noise.level * factor
-    else:
-        inputs = residuals.extra["inputs"].to(torch.float64)
-        squared_scale, second, tilt = form(q, mean, inputs, factor)
-        distribution = calibration.shaped(tilt)
-        noise = (squared_scale * second - epistemic).clamp(min=0)
-    return Prediction(
-        mean,
-        epistemic,
-        noise.expand(mean.shape),
-        (1 / q).expand(mean.shape),
-        distribution=distribution,
-        support=calibration.support,
-    )
-
-
-def coverage_remarks(
-    report: CalibrationReport, residuals: Residuals, eigenvalues: Tensor
-) -> Iterator[str]:
+def coverage_remarks(report: CalibrationReport, rows: Rows, eigenvalues: Tensor) -> list[str]:
     """Sentences on the rows of a calibration: fifths with wrong bars, and a noise of zero.
 
     Args:
         report: What was chosen.
-        residuals: The rows, as in `rows_prediction`.
+        rows: The rows, as in `Calibration.prediction`.
         eigenvalues: Those of the Gram, (D,) or (K, D).
     """
-    targets = residuals.error.shape[1]
-    rows = min(len(residuals.error), max(1, _MOST // targets))
-    looked_at = _shuffled(len(residuals.error)).to(eigenvalues.device) < rows
-    residuals = residuals.subset(looked_at)
-    p = rows_prediction(report.calibration, residuals, eigenvalues)
-    for target, finite in enumerate(residuals.error.isfinite().unbind(1)):
+    targets = rows.targets
+    most = min(len(rows), max(1, _MOST // targets))
+    rows = rows.subset(_shuffled(len(rows)).to(eigenvalues.device) < most)
+    p = report.calibration.prediction(rows, eigenvalues)
+    remarks = []
+    for target, finite in enumerate(rows.error.isfinite().unbind(1)):
         if not bool(finite.any()):  # masked in all rows that are looked at
             continue
-        which = f"Target {target}: " if targets > 1 else ""
+        which = words.target_prefix(target, targets)
         target_p = p[finite, target]
-        y = target_p.mean + residuals.error[finite, target]
+        y = target_p.mean + rows.error[finite, target]
         uneven = ScoredRows.of(target_p, y, targets).uneven if judgeable(target_p) else []
         if uneven:
             sentences = " ".join(fifth.sentence for fifth in uneven[:3])
-            yield f"{which}{sentences} {report.remedy('uneven')}"
+            remarks.append(f"{which}{sentences} {report.remedy('uneven')}")
         has_noise = report.calibration.noise.name != "none"
         if has_noise and bool((target_p.noise / target_p.variance).median() < 1e-3):
-            yield (
+            remarks.append(
                 f"{which}The fitted noise is practically zero: the scale includes it, so bars will "
                 "shrink with more data even if the noise does not. Calibrate on more rows, or pass "
                 "ridge=."
             )
+    return remarks

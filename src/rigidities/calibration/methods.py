@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..prediction.distribution import Distribution
-from ..prediction.noise import Noise
+from ..prediction.distribution import Distribution, StudentT, distribution_named
+from ..prediction.noise import GivenNoise, Noise, noise_named
 
 __all__ = ["Full", "Method", "NoiseFunction", "Paper", "Support", "method_for"]
 
@@ -77,7 +77,17 @@ class Full:
             if not isinstance(value, bool):
                 raise ValueError(f"{name} must be True or False, got {value!r}.")
         object.__setattr__(self, "ridge", _checked_ridge(self.ridge))
-        object.__setattr__(self, "support", _checked_support(self.support))
+        object.__setattr__(self, "support", checked_support(self.support))
+
+    @property
+    def noise_class(self) -> type[Noise]:
+        """The class of the noise."""
+        return noise_named(self.noise)
+
+    @property
+    def noise_function(self) -> NoiseFunction | None:
+        """The function of a noise that is known; None for another noise."""
+        return self.noise if callable(self.noise) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +130,34 @@ class Paper:
                 "noise='features' and distribution='tilted' are fitted by Full. Pass "
                 "method=rigidities.Full(), or another noise and distribution to Paper."
             )
+        if self.noise_class is GivenNoise and self.noise_function is None:
+            raise ValueError("A given noise is a function: noise=lambda batch: variances.")
+        distribution_named(self.distribution)  # refuses a name that is not known
         object.__setattr__(self, "ridge", _checked_ridge(self.ridge))
-        object.__setattr__(self, "support", _checked_support(self.support))
+        object.__setattr__(self, "support", checked_support(self.support))
+
+    @property
+    def noise_class(self) -> type[Noise]:
+        """The class of the noise.
+
+        Raises:
+            ValueError: No noise has that name.
+        """
+        return noise_named(self.noise)
+
+    @property
+    def noise_function(self) -> NoiseFunction | None:
+        """The function of a noise that is known; None for another noise."""
+        if isinstance(self.noise, GivenNoise):
+            return self.noise.function
+        if isinstance(self.noise, Noise) or not _is_function(self.noise):
+            return None
+        return self.noise  # type: ignore[return-value]
+
+    @property
+    def open_tails(self) -> bool:
+        """Whether the distribution is a Student-t whose degrees of freedom are to be found."""
+        return self.distribution in ("student-t", StudentT)
 
 
 Method = Full | Paper
@@ -169,7 +205,7 @@ def _checked_ridge(ridge: Any) -> float | None:
     return float(ridge)
 
 
-def _checked_support(support: Any) -> Support | None:
+def checked_support(support: Any) -> Support | None:
     """The bounds as numbers or None; None where there is neither."""
     if support is None:
         return None

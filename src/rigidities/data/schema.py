@@ -178,7 +178,8 @@ _CALIBRATION = {
     ),
     "report": Part(
         header={
-            "criterion": str,
+            "method?": str,
+            "criterion": str | None,
             "value": float,
             "at_edge": str | None,
             "condition": float,
@@ -199,6 +200,7 @@ _CALIBRATION = {
             "seen": int,
             "ladder": dict,
             "rung": str,
+            "early_stopped?": bool | None,
             "remarks": list,
             "rounding": float,
             "advice": str,
@@ -343,6 +345,8 @@ _REGRESSOR = Kind(
                 "*.slopes": Array("floating", "N O _"),
             },
         ),
+        # The directions of the parameters that a calibrated noise follows.
+        "head": Part(tensors={"directions": Array("float64", "_ F")}),
         **_CALIBRATION,
         "calibration": replace(_CALIBRATION["calibration"], needed=True),
     },

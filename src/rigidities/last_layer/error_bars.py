@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration, NoiseFunction
+from ..calibration.calibration import Calibration
 from ..calibration.conformal import BoundConformal, group_labels
+from ..calibration.methods import NoiseFunction
 from ..data.batches import Batch
 from ..data.finiteness import Again, require_finite
 from ..data.output_layout import OutputLayout

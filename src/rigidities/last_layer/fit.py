@@ -4,9 +4,9 @@
 rows, the loss, and the calibration if there is one. It is frozen. `ReadoutFit` stands behind
 `LastLayerRigidity` and owns the current state. Every change computes a new state beside the old one
 and replaces the old one at the very end, so that an error or an interruption leaves everything as
-it was. Changes that read data (`fit`, `partial_fit`, `forget`, `calibrate`) proceed in the same
-way: the processes of a job meet, the data pass through the model batch by batch, and all processes
-agree before the new state takes the place of the old one.
+it was. Changes that read data (`fit`, `partial_fit`, `forget`, `calibrate`, `conformalize`) proceed
+in the same way: the processes of a job meet, the data pass through the model batch by batch, and
+all processes agree before the new state takes the place of the old one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunction
+from ..calibration.calibration import Calibration
 from ..calibration.conformal import Groups
-from ..calibration.methods import Full, Method
+from ..calibration.methods import Full, Method, NoiseFunction
 from ..calibration.report import CalibrationReport
-from ..calibration.residuals import Gathering
+from ..calibration.rows import RowCollector
 from ..data.batches import Batch, BatchFormat
 from ..data.feed import Feed
 from ..data.sketch import fingerprint
@@ -38,6 +39,7 @@ from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
+from ..prediction.noise import GivenNoise
 from .accumulation import Weighing, accumulate, require_rows, settled
 from .distributed import Job, open_job
 from .error_bars import ErrorBars
@@ -49,7 +51,7 @@ from .readout.tap import AnyTap
 from .refit import Refitted, refitted
 from .statistics.statistic import Plan
 from .statistics.statistics import Statistics
-from .validation import ConformalChoices, Validation, calibration_data, require_groups
+from .validation import RowReader, of_all, report_on, report_with, require_data
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
@@ -623,22 +625,15 @@ class ReadoutFit:
         passing: Passing,
     ) -> None:
         """Choose ridge, scale, noise and distribution; see `LastLayerRigidity.calibrate`."""
-        wanted = CalibrationOptions.of(
-            "auto" if isinstance(method, Full) else method.criterion,
-            noise=method.noise,
-            distribution=method.distribution,
-            ridge=method.ridge,
-            support=method.support,
-            guard=method.guard if isinstance(method, Full) else True,
-            optimism=method.optimism if isinstance(method, Full) else True,
-            early_stopped=early_stopped,
-        )
-        options = as_text(wanted)
+        options = as_text([method, early_stopped])
         group = passing.process_group
         with self._exclusive(), self.job(group, "calibrate", options) as processes:
             self.require_state().require_error_bars()
             weighing = self.require_state().require_weighing()
-            judged_data, train = calibration_data(wanted.criterion, valid, train)
+            require_data(method, valid, train)
+            # Leave-one-out judges the training rows themselves.
+            left_out = not isinstance(method, Full) and method.criterion == "loo"
+            judged_data = train if left_out else valid
             # Derivatives are calibrated where their targets are known.
             gradient_loss = weighing.gradients
             if gradient_loss is not None and gradient_loss.target is None:
@@ -646,39 +641,52 @@ class ReadoutFit:
             if gradient_loss is not None and isinstance(judged_data, Iterator):
                 judged_data = list(judged_data)  # they are read a second time below
             state, tap = self._checked_state()
-            posterior = state.posterior
+            reader = RowReader(
+                tap,
+                state.statistics,
+                state.posterior,
+                weighing,
+                noise=method.noise_class,
+                noise_function=method.noise_function,
+                support=method.support,
+                full=isinstance(method, Full),
+                alarm=state.alarm(tap),
+            )
+            dtype = placement(self.model)[1]
 
             def batches(data: Any) -> Iterator[Batch]:
                 return self._labelled_batches(data, "calibrate", weighing, passing, processes)
 
-            validation = Validation(
-                tap,
-                state.statistics,
-                posterior,
-                weighing,
-                wanted,
-                hashed=processes.size > 1,
-                alarm=state.alarm(tap),
-            )
-
-            def gather(data: Any, *, compared: bool) -> Gathering | None:
+            def collected(data: Any, *, compared: bool) -> RowCollector | None:
                 # `compared` looks for the rows among the training data, by their hashes.
                 if data is None:
                     return None
-                return validation.gathered(batches(data), compared=compared)
+                hashed = processes.size > 1
+                return reader.collected(batches(data), compared=compared, hashed=hashed)
 
-            dtype = placement(self.model)[1]
             with torch.enable_grad():  # for models that differentiate inside forward
-                judged_rows = gather(judged_data, compared=not wanted.left_out)
-                train_rows = gather(train, compared=False)
-                report = validation.together(
-                    processes,
-                    (judged_rows, None, train_rows),
-                    ConformalChoices(None, None, None),
+                judged = collected(judged_data, compared=not left_out)
+                training = None if left_out else collected(train, compared=False)
+                judged = of_all(processes, judged)
+                training = of_all(processes, training)
+
+                make_report = partial(
+                    report_on,
+                    method,
+                    reader,
+                    reader.table(judged, trained=left_out),
+                    reader.table(training, trained=True),
+                    early_stopped=early_stopped,
                     # A feature is rounded a few times on its way through the model.
-                    4 * torch.finfo(dtype).eps,
+                    feature_rounding=4 * torch.finfo(dtype).eps,
                 )
-                posterior = posterior.with_ridge(report.ridge).with_scale(report.scale)
+                if processes.size == 1:
+                    report = make_report()
+                else:
+                    report = _report_of_all(processes, make_report, method.noise_function, None)
+                for notice in report.notices:
+                    notify(notice)
+                posterior = state.posterior.with_ridge(report.ridge).with_scale(report.scale)
                 if gradient_loss is not None:
                     sums = gradient_sums(tap, batches(judged_data), posterior, dtype, gradient_loss)
                     scale = _gradient_scale_of_all(processes, sums)
@@ -688,32 +696,57 @@ class ReadoutFit:
             self._notices_given.discard("stale")
 
     def conformalize(self, data: Any, groups: str | Groups | None, passing: Passing) -> None:
-        """Score rows that fitted nothing; see `LastLayerRigidity.conformalize`."""
-        require_groups(groups, True, None)
-        group = passing.process_group
-        with self._exclusive(), self.job(group, "conformalize", as_text(groups)) as processes:
+        """Guarantee the coverage of intervals; see `LastLayerRigidity.conformalize`."""
+        if groups is not None and groups != "bar" and not callable(groups):
+            raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
+        with (
+            self._exclusive(),
+            self.job(passing.process_group, "conformalize", as_text(groups)) as processes,
+        ):
             self.require_state().require_error_bars()
             weighing = self.require_state().require_weighing()
             state, tap = self._checked_state()
             if state.report is None:
-                raise ValueError("There is no calibration.")
-            wanted = CalibrationOptions.of("auto")
-            validation = Validation(
+                raise ValueError(
+                    "There is no calibration yet: call calibrate(x, y) first, then conformalize "
+                    "with rows that were used for neither."
+                )
+            if state.report.stale:
+                raise ValueError(
+                    "Data were added or removed after the calibration: call calibrate(x, y) "
+                    "again, then conformalize."
+                )
+            if data is None:
+                raise ValueError("Conformal intervals need rows of their own: conformalize(x, y).")
+            report = state.report
+            noise = report.calibration.noise
+            noise_function = noise.function if isinstance(noise, GivenNoise) else None
+            group_function = groups if callable(groups) else None
+            reader = RowReader(
                 tap,
                 state.statistics,
                 state.posterior,
                 weighing,
-                wanted,
-                groups=groups if callable(groups) else None,
-                hashed=True,
-                alarm=state.alarm(tap),
+                noise=type(noise),
+                noise_function=noise_function,
+                support=report.calibration.support,
+                full=report.method == "full",
+                groups=group_function,
             )
             batches = self._labelled_batches(data, "conformalize", weighing, passing, processes)
-            with torch.enable_grad():
-                rows = validation.residuals(validation.gathered(batches))
-            assert rows is not None
-            choices = ConformalChoices(True, groups, None)
-            report = validation.with_conformal(state.report, rows, choices)
+            with torch.enable_grad():  # for models that differentiate inside forward
+                collector = reader.collected(batches, compared=True, hashed=True)
+                collector_of_all = of_all(processes, collector)
+
+                make_report = partial(
+                    report_with, report, reader, reader.table(collector_of_all), groups
+                )
+                if processes.size == 1:
+                    report = make_report()
+                else:
+                    report = _report_of_all(processes, make_report, noise_function, group_function)
+                for notice in report.notices:
+                    notify(notice)
             processes.agree()
             self._replace_state(replace(state, report=report))
 
@@ -914,6 +947,32 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
             "calibrate() can only use validation rows. Save each part with save(path, rows=True)."
         )
     return first.with_rows(statistics)
+
+
+def _report_of_all(
+    processes: Job,
+    make_report: Callable[[], CalibrationReport],
+    noise: NoiseFunction | None,
+    groups: Groups | None,
+) -> CalibrationReport:
+    """The report that the first process makes, on every process; only that one has its notices.
+
+    Functions cannot be sent. Every process has its own, of the noise and of groups, and puts it
+    back.
+    """
+    notices: tuple[str, ...] = ()
+
+    def packed() -> Snapshot:
+        nonlocal notices
+        report = make_report()
+        notices = report.notices
+        return Snapshot(report.tensors(), report.header())
+
+    state = processes.shared(packed)
+    report = replace(CalibrationReport.from_state(state.header, state.tensors), notices=notices)
+    if noise is None and groups is None:
+        return report
+    return replace(report, calibration=report.calibration.with_functions(noise, groups))
 
 
 def _gradient_scale_of_all(processes: Job, sums: Tensor) -> Tensor:

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, TypeVar
 
-from ..calibration.residuals import Gathering
+from ..calibration.rows import RowCollector
 from ..data.sketch import RowSketch
 from ..notices import notify
 from .statistics.statistics import Statistics
 
-P = TypeVar("P", Statistics, Gathering)
+P = TypeVar("P", Statistics, RowCollector)
 
 REMEDIES = {
     "weights": (

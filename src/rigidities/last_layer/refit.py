@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..calibration.evidence import evidence, ridge_solution
-from ..calibration.report import LARGEST_DOUBT
-from ..calibration.search import most_evident_ridge
+from ..calibration.paper import most_evident_ridge
+from ..calibration.words import LARGEST_DOUBT
 from ..data.batches import Batch
 from ..data.storage import Snapshot
 from ..losses import MSE, Loss

@@ -28,10 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import selection
-from ..calibration.calibration import Calibration, NoiseFunction
+from ..calibration.calibration import Calibration
 from ..calibration.conformal import Groups
-from ..calibration.methods import Method, method_for
-from ..calibration.report import UNFITTED, CalibrationReport, summary
+from ..calibration.methods import Method, NoiseFunction, method_for
+from ..calibration.report import CalibrationReport
+from ..calibration.words import UNFITTED, method_text, summary
 from ..data.arrays import with_target
 from ..data.batches import Batch, joined_targets
 from ..data.finiteness import require_finite
@@ -324,6 +325,8 @@ class LastLayerRigidity(ModelWrapper):
         with their leave-one-out errors. A guard widens the bars of unfamiliar inputs.
         Cross-validation falls back to the paper's form where that is clearly better. What was
         chosen and how good it is: `print(uq.calibration_report)`.
+
+        What was chosen and how good it is stands in `calibration_report`; print it to read it.
 
         Args:
             x: The inputs of the validation data, or a data set of inputs and targets, as in `fit`.
@@ -972,7 +975,7 @@ class LastLayerRigidity(ModelWrapper):
             return "unfitted"
         if self.calibration_report is None:
             return f"{self.gram!r}, uncalibrated"
-        return f"{self.gram!r}, calibrated by {self.calibration_report.criterion}"
+        return f"{self.gram!r}, calibrated by {method_text(self.calibration_report)}"
 
     # --- Files ---
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..calibration.coverage import LEVEL
-from ..calibration.report import CalibrationReport, remedy
+from ..calibration.report import CalibrationReport
+from ..calibration.words import remedy
 from .formatting import around, number
 from .rows import TargetRows
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..calibration.coverage import Coverage
-from ..calibration.report import CalibrationReport, numbers
+from ..calibration.report import CalibrationReport
+from ..calibration.words import method_text, numbers
 from . import figures
 from .figures import Plot
 from .formatting import exact, number
@@ -303,8 +304,8 @@ def _calibration_choices(calibration: CalibrationReport | None) -> list[Calibrat
     gain = number(calibration.gain)
     choices = [
         CalibrationChoice(
-            "Criterion",
-            calibration.criterion,
+            "Method",
+            method_text(calibration),
             f"made the choices below, on {calibration.rows} rows",
         ),
         CalibrationChoice(

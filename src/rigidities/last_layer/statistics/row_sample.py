@@ -6,13 +6,15 @@ few, and a uniform sample, those of lowest hash, beyond.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ...calibration.rows import RowCollector, Rows
 from ...data.sketch import NO_LIMIT, RowSketch, RowTable
 from ...data.storage import prefixed, unprefixed
+from ...posterior.posterior import Posterior
 from .block import Block
 from .statistic import SAMPLE, Plan, Statistic
 
@@ -20,28 +22,13 @@ LARGEST = 1 << 25
 """The most numbers in the features of settled rows. If rows are wider, fewer are kept."""
 
 
-class SampledRows(NamedTuple):
-    """Output rows, n of them.
-
-    Attributes:
-        features: The features, (n, D) or (n, K, D), in the model's precision.
-        mean: The predictions, (n, K).
-        residual: Target minus prediction, (n, K) in float64; NaN where a target is masked.
-        weight: The weight in the Gram, (n, K).
-        importance: The user's sample weight, (n, 1) or (n, K); None without.
-        counts: The counts beside the features, (n, H) or (n, K, H); None without.
-    """
-
-    features: Tensor
-    mean: Tensor
-    residual: Tensor
-    weight: Tensor
-    importance: Tensor | None = None
-    counts: Tensor | None = None
-
-
 class RowSample(RowSketch, Statistic):
-    """The rows of lowest hash of a data set: a sketch whose columns are those of `SampledRows`.
+    """The rows of lowest hash of a data set: a sketch with columns.
+
+    The columns are the features, in the model's precision, (n, D) or (n, K, D); the predictions
+    "mean", (n, K); the errors "residual" in float64, (n, K), NaN where a target is masked; the
+    "weight" in the Gram, (n, K); and, if there are any, the user's sample weights "importance",
+    (n, 1) or (n, K), and the "counts" beside the features, (n, H) or (n, K, H).
 
     The sample is lost, for good, once rows come whose residuals are not known or that have another
     number of targets.
@@ -71,9 +58,8 @@ class RowSample(RowSketch, Statistic):
             return None
         return cls(size, plan.sample_limit)
 
-    @property
-    def rows(self) -> SampledRows:
-        """The rows, each as often as it came; there must be some."""
+    def every_row(self) -> dict[str, Tensor]:
+        """The columns with each row as often as it came; there must be rows."""
         self.settle()
         repeats = bool((self.counts > 1).any())
         columns = {}
@@ -82,7 +68,34 @@ class RowSample(RowSketch, Statistic):
                 columns[name] = column.repeat_interleave(self.counts, 0)
             else:
                 columns[name] = column.clone()
-        return SampledRows(**columns)
+        return columns
+
+    def table(self, posterior: Posterior, units: Tensor | None, most: int) -> Rows:
+        """The rows as a calibration takes them, each as often as it came.
+
+        Args:
+            posterior: The posterior in whose eigenbasis features are squared.
+            units: The factors in the Gram of the targets' units, (K,); None for ones.
+            most: Largest number of rows.
+        """
+        columns = self.every_row()
+        features = columns["features"]
+        weight = columns["weight"]
+        if units is not None:
+            weight = weight * units.to(weight)
+        inputs = features
+        if "counts" in columns:
+            inputs = torch.cat([features, columns["counts"].to(features)], -1)
+        collector = RowCollector(most)
+        collector.add(
+            columns["residual"],
+            columns["mean"],
+            posterior.projections(features).square(),
+            weight=weight,
+            importance=columns.get("importance"),
+            inputs=inputs,
+        )
+        return collector.table(least=1, trained=True, units=None if units is None else units[None])
 
     def update(self, block: Block) -> None:
         """Take the block's rows of lowest hash in."""

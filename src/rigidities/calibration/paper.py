@@ -1,18 +1,23 @@
-r"""Ridge, scale and noise by a criterion, at the price of one pass and one eigendecomposition.
+r"""The paper's form: ridge, scale and noise by one criterion.
 
 With $G = V \mathrm{diag}(\lambda) V^\top$ and $P = (F_{val} V)^2$ elementwise, the variances for
 a whole grid of ridges s are one matrix product, $q(s) = P\,(\lambda + s)^{-1}$; the best scale at
-each ridge has a closed form (`criteria`). A noise floor $\rho$ joins as $u = q + \rho\,\bar c / c$,
-with c the row's loss weight and $\bar c$ the typical one. Rows with q = 0 at every ridge, where the
-gradient of the output vanishes, say nothing of the scale: without a noise they are left out.
+each ridge has a closed form. A noise floor $\rho$ joins as $u = q + \rho\,\bar c / c$, with c the
+row's loss weight and $\bar c$ the typical one. Rows with q = 0 at every ridge, where the gradient
+of the output vanishes, say nothing of the scale: without a noise they are left out.
 
-Without validation data, `loo` takes the training rows: a row left out of a ridge regression has
-residual $e/(1-cq)$ and variance $q/(1-cq)$. That is exact for a readout refitted without the
-row and optimistic for a network trained end to end.
+Without validation data, the criterion "loo" takes the training rows: a row left out of a ridge
+regression has residual $e/(1-cq)$ and variance $q/(1-cq)$. That is exact for a readout refitted
+without the row and optimistic for a network trained end to end.
 
-Data flow: `Objective` is the criterion as a function of the ridge, `search` finds its
-minimum, or `most_evident_ridge` that of the evidence, and `search_report` makes a report of the
-choice, with its cross-validated gain over one constant bar.
+A criterion takes residuals r (n, J) and unscaled variances u = q + floor (n, J) for J candidates at
+once, finds the best $\alpha^2$ of each candidate, and returns ($\alpha^2$, value), both (J,);
+smaller values are better. The criterion of the likelihood is the distribution's own
+(`Distribution.profile`); `bins` is the paper's.
+
+Data flow: `Objective` is the criterion as a function of the ridge, `search` finds its minimum, or
+`most_evident_ridge` that of the evidence, and `fit_paper` makes a report of the choice, with its
+cross-validated gain over one constant bar.
 """
 
 from __future__ import annotations
@@ -21,28 +26,27 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..notices import notify
-from ..prediction.distribution import Distribution, StudentT
-from ..prediction.noise import GivenNoise
-from .calibration import Calibration, CalibrationOptions
-from .criteria import pooled, price
+from ..prediction.distribution import Distribution, Gaussian, StudentT, distribution_named
+from ..prediction.noise import GivenNoise, Noise
+from . import words
+from .calibration import Calibration
 from .gain import FEWEST_ROWS, Gain, constant_nll, folds
-from .report import CalibrationReport
-from .residuals import Residuals, golden_positions
+from .methods import Method, Paper
+from .report import CalibrationReport, Curvature
+from .rows import Rows, golden_positions
 
-__all__ = ["Choice", "Objective", "most_evident_ridge", "search", "search_report"]
+__all__ = ["Choice", "Objective", "bins", "fit_paper", "most_evident_ridge", "search"]
 
 DECADES = (-10.0, 4.0)
 """Range of the ridge in powers of ten of the Gram's largest eigenvalue."""
 PER_DECADE = 4
 """Points per decade of the coarse grid."""
 EFFORT = 1 << 29
-"""Largest effort of one grid: rows times candidates times the criterion's price (some 2 s).
+"""Largest effort of one grid: rows times candidates times the price of one (some 2 s).
 
 Beyond it the grid is searched with fewer rows, and the best choice is judged again with more."""
 RECHOSEN = 1000
@@ -59,8 +63,15 @@ _TAIL_ROWS = 1 << 14
 """Number of residuals, roughly, by which the degrees of freedom are chosen."""
 _FLOOR_DECADES = torch.linspace(-4, 4, 33, dtype=torch.float64)  # relative to the mean variance
 _FINE_FLOORS = 9  # number of floors in a refined grid
-_FEW_DISTINCT = 30
-"""Distinct rows below which copies of them get a warning, not only a remark."""
+_PRICE_OF_BINS = 48
+"""Cost of a row and candidate for `bins`, which sorts, relative to the Gaussian likelihood."""
+_PRICE_OF_ITERATING = 128
+"""The same for a distribution whose best scale is found by iteration."""
+BIN_SIZE = 100
+"""Rows of a bin, where there are enough of them."""
+
+Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Residuals and unscaled variances, both (n, J), to the best squared scales and values, (J,)."""
 
 Evidence = Callable[[Tensor], Tensor]
 """Ridges (J,) to their negative log evidence, (J,)."""
@@ -127,30 +138,110 @@ class FloorGrid:
 _ALL_FLOORS = FloorGrid()
 
 
+def fit_paper(
+    method: Paper,
+    rows: Rows,
+    posterior: Curvature,
+    *,
+    evidence: Evidence | None = None,
+    least_ridge: float = -math.inf,
+) -> CalibrationReport:
+    """Choose ridge, scale and noise by a criterion, and report on the choice.
+
+    Args:
+        method: What is asked of the calibration.
+        rows: The rows to calibrate on.
+        posterior: The eigenvalues of the basis of the rows' powers, and numbers at a ridge.
+        evidence: The negative log evidence of ridges, which then chooses the ridge.
+        least_ridge: Ridges up to here are not searched.
+
+    Raises:
+        ValueError: No ridge gives a finite criterion.
+    """
+    if method.ridge is not None:
+        posterior.with_ridge(method.ridge)  # refuses a ridge that leaves a singular matrix
+    objective = Objective(
+        rows=rows,
+        eigenvalues=posterior.eigenvalues,
+        noise=method.noise_class,
+        distribution=distribution_named(method.distribution),
+        by_bins=method.criterion == "bins",
+        least_ridge=least_ridge,
+    )
+    if evidence is not None and method.ridge is None:
+        ridge, value, edge = most_evident_ridge(evidence, float(posterior.eigenvalues.max()))
+        choice = replace(search(objective, ridge)[0], value=value)
+    else:
+        choice, edge = search(objective, method.ridge)
+    if method.open_tails:
+        # The tails are chosen at the ridge that was found without them.
+        tails = objective.likeliest_tails(choice)
+        if tails != objective.distribution:
+            objective = replace(objective, distribution=tails)
+            choice = search(objective, choice.ridge)[0]
+
+    errors, _ = objective.errors_and_variances(choice)
+    target_errors = [column[column.isfinite()] for column in errors.unbind(1)]
+    remarks = []
+    barless_rows = int(objective.barless.any(1).sum())
+    if barless_rows > 0:
+        remarks.append(words.zero_features(barless_rows, len(rows)))
+    searched = method.ridge is None and evidence is None
+    rechoose_ridge = searched and len(rows) <= RECHOSEN
+    calibration = objective.calibration(choice, method)
+    return CalibrationReport.of(
+        method,
+        calibration,
+        posterior.with_ridge(choice.ridge),
+        rows,
+        target_errors,
+        gain=_gain(objective, choice, target_errors, rechoose_ridge=rechoose_ridge),
+        value=choice.value,
+        nll=float(objective.nll(choice).nanmean()),
+        at_edge=edge,
+        remarks=remarks,
+        notices=remarks,
+    )
+
+
 @dataclass(frozen=True)
 class Objective:
     """The criterion as a function of the ridge, everything else at its best.
 
     Attributes:
-        residuals: The rows.
+        rows: The rows.
         eigenvalues: Those of the Gram, (D,) or (K, D).
-        options: Criterion, distribution and noise. The noise's floor, in units of the squared
-            scale, is tied to it or searched.
-        least: Ridges up to here leave the curvature singular or indefinite.
+        noise: The class of the noise. Its floor, in units of the squared scale, is tied to it or
+            searched.
+        distribution: The distribution around the mean.
+        by_bins: Whether the criterion is `bins`; else it is the distribution's likelihood.
+        least_ridge: Ridges up to here leave the curvature singular or indefinite.
     """
 
-    residuals: Residuals
+    rows: Rows
     eigenvalues: Tensor
-    options: CalibrationOptions
-    least: float = -math.inf
+    noise: type[Noise]
+    distribution: Distribution
+    by_bins: bool = False
+    least_ridge: float = -math.inf
+
+    @property
+    def criterion(self) -> Criterion:
+        """The criterion as a function of residuals and spreads."""
+        return bins if self.by_bins else self.distribution.profile
+
+    @property
+    def price(self) -> int:
+        """The cost of the criterion for a row and candidate."""
+        if self.by_bins:
+            return _PRICE_OF_BINS
+        return 1 if isinstance(self.distribution, Gaussian) else _PRICE_OF_ITERATING
 
     @cached_property
     def barless(self) -> Tensor:
         """Which rows (n, 1 or K) have no variance at any ridge: zero features, and no noise."""
-        has_features = torch.cat([(piece != 0).any(-1) for piece in self.residuals.power])
-        if has_features.ndim == 1:
-            has_features = has_features[:, None]
-        if self.options.noise.tied == 0:
+        has_features = torch.cat([(piece != 0).any(-1) for piece in self.rows.power])
+        if self.noise.tied == 0:
             return ~has_features
         return torch.zeros_like(has_features)
 
@@ -159,10 +250,10 @@ class Objective:
 
         Where that takes more than `EFFORT`, only an evenly spread share of the rows is used.
         """
-        rows, targets = self.residuals.error.shape
-        floors = grid.count if self.options.noise.tied is None else 1
-        effort = rows * targets * len(ridges) * floors * price(self.options.profile)
-        positions = golden_positions(0, rows, self.residuals.error.device)
+        rows, targets = self.rows.error.shape
+        floors = grid.count if self.noise.tied is None else 1
+        effort = rows * targets * len(ridges) * floors * self.price
+        positions = golden_positions(0, rows, self.rows.error.device)
         judging = positions < EFFORT / effort  # (n,)
         choices = []
         for some_ridges in torch.split(ridges, max(1, _TABLE // (rows * targets))):
@@ -171,20 +262,20 @@ class Objective:
 
     def _choices(self, ridges: Tensor, judging: Tensor, grid: FloorGrid) -> list[Choice]:
         """`choices` for few ridges; the mask `judging`, (n,), says which rows are used."""
-        q = self.residuals.quadratic(self.eigenvalues, ridges)
+        q = self.rows.quadratic(self.eigenvalues, ridges)
         target_values = []
         target_scales = []
         target_floors = []
-        for target in range(self.residuals.error.shape[1]):
+        for target in range(self.rows.error.shape[1]):
             value, scale2, floor = self._target_choices(q, target, judging, grid)
             target_values.append(value)
             target_scales.append(scale2)
             target_floors.append(floor)
         scales = torch.stack(target_scales, dim=-1)  # (J, K)
         floors = torch.stack(target_floors, dim=-1)
-        values = pooled(self.options.profile, torch.stack(target_values, dim=-1))
+        values = torch.stack(target_values, dim=-1).mean(-1)
         values = values.nan_to_num(nan=math.inf)
-        values = torch.where(ridges > self.least, values, math.inf)
+        values = torch.where(ridges > self.least_ridge, values, math.inf)
         rows = int(judging.sum())
         return [
             Choice(ridge, value, scale2, floor, rows)
@@ -198,9 +289,9 @@ class Objective:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Value, squared scale and floor of one target at each ridge, each (J,)."""
         error, spread, noise_factor = self._target_columns(q, target, judging)
-        tied = self.options.noise.tied
+        tied = self.noise.tied
         if tied is not None:  # to the squared scale, at weight one
-            floor = tied / _column(self.residuals.typical_weight_in_gram, target)[0]
+            floor = tied / _column(self.rows.typical_weight_in_gram, target)[0]
             if tied:
                 spread = spread + floor * noise_factor
             scale2, value = self._profile(error, spread)
@@ -210,7 +301,7 @@ class Objective:
         best_floors = []
         for j in range(spread.shape[1]):
             column = spread[:, j, None]  # (n, 1)
-            mean_variance = column.nanmean() / self.residuals.mean_shape
+            mean_variance = column.nanmean() / self.rows.mean_shape
             floors = grid.floors(mean_variance, target)
             # Errors depend on the ridge where rows are left out.
             column_error = error if error.shape[1] == 1 else error[:, j, None]
@@ -228,14 +319,14 @@ class Objective:
 
         Usable rows are those that judge, are not masked and are not `barless`.
         """
-        rows = self.residuals
+        rows = self.rows
         barless = _column(self.barless, target)[:, 0]
         usable = torch.isfinite(rows.error[:, target]) & judging & ~barless
         error = rows.error[usable, target, None]
         weight = _column(rows.weight, target)[usable]
         noise_factor = _column(rows.noise_factor, target)[usable]
         spread = _column(q, target)[usable][:, 0]
-        if not self.options.left_out:
+        if not rows.trained:
             return error, spread, noise_factor
         remaining = 1 - weight * spread
         remaining = torch.where(remaining > 1e-12, remaining, math.nan)
@@ -252,7 +343,7 @@ class Objective:
         for start in range(0, spread.shape[1], step):
             columns = slice(start, start + step)
             column_errors = error[:, columns] if error.shape[1] > 1 else error
-            scale2, value = self.options.profile(column_errors, spread[:, columns].contiguous())
+            scale2, value = self.criterion(column_errors, spread[:, columns].contiguous())
             scales.append(scale2)
             values.append(value)
         return torch.cat(scales), torch.cat(values)
@@ -262,17 +353,17 @@ class Objective:
 
         Errors are NaN where a target is masked, and in rows that have no variance.
         """
-        q = self.residuals.quadratic_at(self.eigenvalues, choice.ridge)
-        error = self.residuals.error.masked_fill(self.barless, math.nan)
-        if self.options.left_out:
-            remaining = 1 - self.residuals.weight * q
+        q = self.rows.quadratic_at(self.eigenvalues, choice.ridge)
+        error = self.rows.error.masked_fill(self.barless, math.nan)
+        if self.rows.trained:
+            remaining = 1 - self.rows.weight * q
             error = error / remaining
             q = q / remaining
-        return error, choice.scale2 * (q + choice.floor * self.residuals.noise_factor)
+        return error, choice.scale2 * (q + choice.floor * self.rows.noise_factor)
 
     def nll(self, choice: Choice) -> Tensor:
         """The NLL of each row and target at the choice, (n, K); NaN where masked."""
-        distribution = self.options.distribution
+        distribution = self.distribution
         error, variance = self.errors_and_variances(choice)
         scale = (variance / torch.as_tensor(distribution.second, dtype=variance.dtype)).sqrt()
         return scale.log() - distribution.log_density(error / scale)
@@ -284,23 +375,18 @@ class Objective:
             choice: The choice by all rows, whose ridge every fold takes.
             rechoose_ridge: Whether each fold chooses the ridge again instead.
         """
-        fold = folds(len(self.residuals.error), self.residuals.error.device)
-        nll = torch.full_like(self.residuals.error, math.nan)
+        fold = folds(len(self.rows.error), self.rows.error.device)
+        nll = torch.full_like(self.rows.error, math.nan)
         for k in range(int(fold.max()) + 1):
             in_fold = fold == k
-            others = replace(self, residuals=self.residuals.subset(~in_fold))
-            left_out = replace(self, residuals=self.residuals.subset(in_fold))
+            others = replace(self, rows=self.rows.subset(~in_fold))
+            left_out = replace(self, rows=self.rows.subset(in_fold))
             fold_choice, _ = search(others, None if rechoose_ridge else choice.ridge)
             nll[in_fold] = left_out.nll(fold_choice)
         return nll
 
-    def likeliest_distribution(self, choice: Choice) -> Distribution:
-        """The distribution of the options; with open tails, the likeliest Student-t.
-
-        All targets get the same degrees of freedom.
-        """
-        if not self.options.open_tails:
-            return self.options.distribution
+    def likeliest_tails(self, choice: Choice) -> StudentT:
+        """The likeliest Student-t; all targets get the same degrees of freedom."""
         error, variance = self.errors_and_variances(choice)
         z = (error / variance.sqrt()).reshape(-1, 1)
         z = z[z.isfinite()[:, 0]][:: 1 + len(z) // _TAIL_ROWS]
@@ -313,20 +399,19 @@ class Objective:
 
         return min(distributions, key=value)
 
-    def calibration(self, choice: Choice) -> Calibration:
-        """The choice as a `Calibration`."""
+    def calibration(self, choice: Choice, method: Method) -> Calibration:
+        """The choice as a `Calibration`, with the support and the noise function of a method."""
         level = choice.scale2 * choice.floor
-        if self.options.noise_function is None:
-            noise = self.options.noise(level)
-        else:
-            noise = GivenNoise(level, self.options.noise_function)
+        noise = self.noise(level)
+        if self.noise is GivenNoise:
+            noise = GivenNoise(level, method.noise_function)
         return Calibration(
             ridge=choice.ridge,
             scale=choice.scale2.sqrt(),
             noise=noise,
-            distribution=self.options.distribution,
-            weight=self.residuals.typical_weight[0].expand_as(choice.floor),
-            support=self.options.support,
+            distribution=self.distribution,
+            weight=self.rows.typical_weight[0].expand_as(choice.floor),
+            support=method.support,
         )
 
 
@@ -362,14 +447,14 @@ def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | Non
             edge = "lower"
         elif place == len(candidates) - 1:
             edge = "upper"
-    if ridge is None or objective.options.noise.tied is None:  # there is something to refine
+    if ridge is None or objective.noise.tied is None:  # there is something to refine
         for width in (1.0, 0.25, 0.0625):
             if ridge is None:
                 centre = math.log10(best.ridge / largest)
                 finer = finer_exponents(centre, width / PER_DECADE, 9)
                 ridges = largest * 10 ** finer.to(device)
             best = _best([best, *objective.choices(ridges, FloorGrid(best, width))])
-    if best.rows < len(objective.residuals.error):
+    if best.rows < len(objective.rows.error):
         final = objective.eigenvalues.new_tensor([best.ridge])
         best = _best(objective.choices(final, FloorGrid(best, width=0)))
     return best, edge
@@ -436,72 +521,9 @@ def _best(choices: list[Choice]) -> Choice:
     if not math.isfinite(best.value):
         raise ValueError(
             "No ridge gives a finite criterion. Check whether the features of all rows are zero "
-            "(then their variance is zero). Use noise='constant', or a readout with a bias."
+            "(then their variance is zero). Use Paper(noise='constant'), or a readout with a bias."
         )
     return best
-
-
-def search_report(
-    residuals: Residuals,
-    eigenvalues: Tensor,
-    curvature_at: Callable[[float], Any],
-    options: CalibrationOptions,
-    *,
-    least: float = -math.inf,
-    evidence: Evidence | None = None,
-    zero_curvature: int = 0,
-) -> CalibrationReport:
-    """Choose ridge, scale and noise by a criterion, and report on the choice.
-
-    Args:
-        residuals: The rows to calibrate on.
-        eigenvalues: The eigenvalues of the basis of the residuals' powers, (D,) or (K, D).
-        curvature_at: The curvature at a ridge, such as a `Posterior`. The report takes condition,
-            effective_rank and width from it.
-        options: What is asked of the calibration.
-        least: Ridges up to here are not searched.
-        evidence: The negative log evidence of ridges, which then chooses the ridge.
-        zero_curvature: How many training rows have no weight, for the report.
-    """
-    objective = Objective(residuals, eigenvalues, options, least)
-    if evidence is not None and options.ridge is None:
-        ridge, value, edge = most_evident_ridge(evidence, float(eigenvalues.max()))
-        choice = replace(search(objective, ridge)[0], value=value)
-    else:
-        choice, edge = search(objective, options.ridge)
-    distribution = objective.likeliest_distribution(choice)
-    if distribution != options.distribution:
-        # Open tails are chosen at the ridge that was found without them.
-        objective = replace(objective, options=replace(options, distribution=distribution))
-        choice = search(objective, choice.ridge)[0]
-
-    errors, _ = objective.errors_and_variances(choice)
-    target_errors = [column[column.isfinite()] for column in errors.unbind(1)]
-    remarks = []
-    barless_rows = int(objective.barless.any(1).sum())
-    if barless_rows > 0:
-        remarks.append(
-            f"The features of {barless_rows} of {len(objective.barless)} rows are zero: the "
-            "readout's weights do not affect their outputs (a final ReLU or clamp, an empty sum). "
-            "Without noise such rows have error bars of zero, so they were left out of the "
-            "calibration. With criterion='auto' or noise='constant' their bar is the noise."
-        )
-        notify(remarks[0])
-    searched = options.ridge is None and evidence is None
-    rechoose_ridge = searched and len(residuals.error) <= RECHOSEN
-    return completed_report(
-        options,
-        residuals,
-        target_errors,
-        calibration=objective.calibration(choice),
-        curvature=curvature_at(choice.ridge),
-        gain=_gain(objective, choice, target_errors, rechoose_ridge=rechoose_ridge),
-        value=choice.value,
-        nll=float(objective.nll(choice).nanmean()),
-        at_edge=edge,
-        zero_curvature=zero_curvature,
-        remarks=remarks,
-    )
 
 
 def _gain(
@@ -526,75 +548,25 @@ def _gain(
     return Gain.of(differences)
 
 
-def completed_report(
-    options: CalibrationOptions,
-    residuals: Residuals | None,
-    errors: list[Tensor],
-    *,
-    calibration: Calibration,
-    curvature: Any,
-    gain: Gain,
-    value: float,
-    nll: float,
-    at_edge: str | None,
-    zero_curvature: int,
-    remarks: list[str],
-    seen: int = 0,
-    ladder: dict[str, float] | None = None,
-    rung: str = "",
-) -> CalibrationReport:
-    """The report on a choice, completed with what depends only on the rows.
+def bins(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The paper's: $\sum_b \log^2 (\mathrm{MSE}_b / \alpha^2 \bar u_b)$ over bins by variance.
 
-    It warns where a noticeable share of the validation rows is in the training data too, where they
-    are copies of a few rows, and where there are very few of them.
-
-    Args:
-        options: What was asked.
-        residuals: The validation rows, if any.
-        errors: The errors of each target's rows, which make the constant bar.
-        calibration: What was chosen.
-        curvature: The curvature at the chosen ridge, with condition, effective_rank and width.
-        gain: The gain over the constant bar.
-        value: The criterion's value.
-        nll: The NLL per row on the rows that were fitted to.
-        at_edge: The edge of the ridge's range, as in `search`.
-        zero_curvature: How many training rows have no weight.
-        remarks: Sentences on the choice.
-        seen: How many training rows were used.
-        ladder: For `auto`, the cross-validated NLL of each rung.
-        rung: For `auto`, the rung that was taken.
+    Rows are sorted by u and cut into bins of 100 (a quarter of the rows when there are fewer than
+    400); an incomplete last bin is left out. The best $\log \alpha^2$ is the mean log-ratio.
     """
-    if residuals is not None:
-        remarks = [*residuals.repeated, *remarks]
-        if residuals.distinct < _FEW_DISTINCT:
-            for sentence in residuals.repeated:
-                notify(sentence)
-    squares = torch.stack([error.square().mean() for error in errors])
-    report = CalibrationReport(
-        calibration=calibration,
-        criterion=options.criterion,
-        value=value,
-        at_edge=at_edge,
-        condition=curvature.condition,
-        effective_rank=curvature.effective_rank,
-        width=curvature.width,
-        nll=nll,
-        nll_constant=float(0.5 * (2 * math.pi * math.e * squares).log().mean()),
-        constant=squares.sqrt(),
-        gain=gain.mean,
-        gain_error=gain.error,
-        gain_without=gain.without,
-        rows=0 if residuals is None else residuals.rows,
-        used=0 if residuals is None else len(residuals.error),
-        samples=0 if residuals is None else residuals.samples,
-        duplicates=0 if residuals is None else round(residuals.duplicates),
-        fixed=options.ridge is not None,
-        zero_curvature=zero_curvature,
-        seen=seen,
-        ladder={} if ladder is None else ladder,
-        rung=rung,
-        remarks=remarks,
-    )
-    for sentence in (*report.repeated, *report.few):
-        notify(sentence)
-    return report
+    size = bin_size(len(spread))
+    count = len(spread) // size
+    order = spread.argsort(dim=0)[: count * size]
+    square = residual.expand_as(spread).gather(0, order).square()
+    # (bins, rows of a bin, J) -> (bins, J)
+    mse = square.reshape(count, size, -1).mean(1)
+    variance = spread.gather(0, order).reshape(count, size, -1).mean(1)
+    log_ratio = (mse / variance).log()
+    log_scale2 = log_ratio.mean(0)
+    value = (log_ratio - log_scale2).square().sum(0)
+    return log_scale2.exp(), value.nan_to_num(nan=math.inf)
+
+
+def bin_size(rows: int) -> int:
+    """100, or a quarter of the rows where there are fewer than 400."""
+    return max(1, min(BIN_SIZE, rows // 4))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ...prediction.cosine_tilt import MIDPOINTS, basis, midpoints
+from ..prediction.cosine_tilt import MIDPOINTS, basis, midpoints
 
 LEAST_PENALTY = 30.0
 """The least penalty of a column of W."""

@@ -22,16 +22,17 @@ one serves for all steps, for the next penalty, and for the folds of a cross-val
 A row whose target lies at a bound of its support shows the distribution's mass beyond it, not a
 density there.
 
-Data flow: `ScaleProblem` holds the rows and priors, gives the objective with its gradient
-and information, and finds the maximum for one penalty (`solved`) or the best one (`best`).
-`constant_fit`, `flat_fit` and `headed_fit` are the three models that are fitted with it; each
-returns a `ScaleFit`.
+L-BFGS is that of Nocedal and Wright, Numerical Optimization (2006), algorithms 7.4 and 7.5, with a
+backtracking line search; the tail may rest at a bound of its range.
+
+Data flow: `ScaleProblem` holds the rows and priors, gives the objective with its gradient and
+information, and finds the maximum for one penalty (`solved`). `constant_fit`, `flat_fit`
+and `headed_fit` are the three models that are fitted with it; each returns a `ScaleFit`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -39,9 +40,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...prediction.distribution import Distribution, Gaussian, StudentT
-from .descent import minimum
-from .target_rows import TargetRows, mean_q, reach
+from ..prediction.distribution import Distribution, Gaussian, StudentT
+from .rows import TargetView, mean_q, reach
 
 FIRST_INPUTS = 3
 """Number of the head's inputs that come before the features: log q, prediction, its square."""
@@ -79,6 +79,14 @@ _LONGEST = 5.0
 """Largest step of a parameter: beyond it the expected information says little."""
 _TAIL_RANGE = (math.log(0.05), math.log(2000))
 """Range of log(nu - 2)."""
+_STEPS = 100
+"""Largest number of steps of a descent."""
+_MEMORY = 20
+"""Number of changes of point and gradient that a descent remembers."""
+_TRIALS = 20
+"""Largest number of step lengths that are tried."""
+_SUFFICIENT = 1e-4
+"""Share of the decrease promised by the slope that a step must achieve (Armijo's condition)."""
 
 
 @dataclass(frozen=True)
@@ -118,26 +126,14 @@ class ScaleFit:
         r"""$\alpha^2$."""
         return self.vector[1].exp()
 
-    @property
-    def optimism(self) -> Tensor:
-        r"""$\kappa$."""
-        return self.vector[2]
-
     def log_noise(self, inputs: Tensor) -> Tensor:
         """h of rows whose inputs are (n, P), (n,)."""
         return self.vector[0] + inputs @ self.vector[FIXED_PARAMETERS:]
 
-    def squared_scale(self, rows: TargetRows, log_noise: Tensor) -> Tensor:
+    def squared_scale(self, rows: TargetView, log_noise: Tensor) -> Tensor:
         """s^2 of rows, the optimism of seen ones included, (n,)."""
-        noise, epistemic = self.variances(rows, log_noise)
-        return noise + epistemic
-
-    def variances(self, rows: TargetRows, log_noise: Tensor) -> tuple[Tensor, Tensor]:
-        r"""The two terms of s^2, noise and $\alpha^2 q$, each (n,)."""
-        optimism = torch.where(rows.seen, (-self.optimism).exp(), 1.0)
-        noise = log_noise.exp() * rows.noise_factor * optimism
-        epistemic = self.scale2 * rows.q * optimism
-        return noise, epistemic
+        optimism = torch.where(rows.seen, (-self.vector[2]).exp(), 1.0)
+        return log_noise.exp() * rows.noise_factor * optimism + self.scale2 * rows.q * optimism
 
 
 @dataclass(frozen=True)
@@ -150,6 +146,9 @@ class _Point:
         s2: Squared scales, (n,).
         square: Squared residuals z^2 in their units, (n,).
         nu: Degrees of freedom; infinite for a Gaussian.
+        log_fall: The logarithm by which a Student density falls, but for the factor (nu + 1) / 2,
+            (n,).
+        pull: The share of its full weight with which a residual pulls, z^2 / (nu + z^2), (n,).
     """
 
     fit: ScaleFit
@@ -157,21 +156,13 @@ class _Point:
     s2: Tensor
     square: Tensor
     nu: float
+    log_fall: Tensor
+    pull: Tensor
 
     @property
     def information(self) -> float:
         """The information of a row about log s^2."""
         return 0.5 if math.isinf(self.nu) else self.nu / (2 * (self.nu + 3))
-
-    @cached_property
-    def log_fall(self) -> Tensor:
-        """The logarithm by which a Student density falls, but for the factor (nu + 1) / 2, (n,)."""
-        return torch.log1p(self.square / self.nu)
-
-    @cached_property
-    def pull(self) -> Tensor:
-        """The share of its full weight with which a residual pulls, z^2 / (nu + z^2), (n,)."""
-        return self.square / (self.nu + self.square)
 
 
 class _Prior(NamedTuple):
@@ -202,55 +193,14 @@ class ScaleProblem:
         gaussian: Whether the distribution is a Gaussian instead of a Student-t.
     """
 
-    rows: TargetRows
+    rows: TargetView
     inputs: Tensor
     square: Tensor
     centre: Tensor
     spread: float = TAILS[1]
     gaussian: bool = False
 
-    # --- maxima -----------------------------------------------------------------------------------
-
-    def best(self, start: ScaleFit, near: float | None = None) -> ScaleFit:
-        """The fit whose penalty has the greatest evidence.
-
-        Penalties are tried from the largest downwards. With a likely penalty, `near`, they are
-        tried from the next larger one downwards; where that larger one is the best of these, also
-        upwards. Where the evidence has two peaks, the two searches may end at different ones.
-        """
-        if self.inputs.shape[1] <= FIRST_INPUTS:
-            return self.solved(start, FIRST_PENALTY)
-        first = 0
-        if near in PENALTIES:
-            first = max(0, PENALTIES.index(near) - 1)
-        first_fit = self._with_evidence(self.solved(start, PENALTIES[first]))
-        best = self._best_of(first_fit, PENALTIES[first + 1 :])
-        if best is first_fit:
-            best = self._best_of(first_fit, PENALTIES[:first][::-1])
-        return best
-
-    def _best_of(self, first_fit: ScaleFit, penalties: Sequence[float]) -> ScaleFit:
-        """The best of the fits along these penalties, until the evidence has clearly fallen."""
-        best = first_fit
-        last = first_fit
-        for penalty in penalties:
-            fit = self._with_evidence(self.solved(last, penalty, last.information))
-            if fit.evidence < best.evidence - _CLEAR and best is not last:
-                break
-            if fit.evidence > best.evidence:
-                best = fit
-            last = fit
-        return best
-
-    def _with_evidence(self, fit: ScaleFit) -> ScaleFit:
-        """A maximum with its evidence, and with the information there."""
-        information = self.information(fit)
-        precision = self._prior(fit.vector, fit.penalty).precision
-        curvature = len(self.rows) * information + torch.diag(precision)
-        penalised = max(0, len(fit.vector) - FIXED_PARAMETERS - FIRST_INPUTS)
-        evidence = 0.5 * penalised * math.log(fit.penalty) - self.objective(fit, fit.penalty)
-        evidence -= 0.5 * float(torch.logdet(curvature))
-        return replace(fit, evidence=evidence, information=information)
+    # --- the maximum ------------------------------------------------------------------------------
 
     def solved(
         self,
@@ -258,6 +208,8 @@ class ScaleProblem:
         penalty: float,
         information: Tensor | None = None,
         done: tuple[float, float] = _DONE,
+        *,
+        judged: bool = False,
     ) -> ScaleFit:
         """The maximum for one penalty.
 
@@ -267,6 +219,7 @@ class ScaleProblem:
             information: The information of a row near the start, (3 + P, 3 + P); it is computed
                 where it is not known.
             done: Nats that may be left to gain: per row, and for all rows together at most.
+            judged: Whether the evidence is wanted, and with it the information at the maximum.
         """
         rows = len(self.rows)
         if information is None:
@@ -274,38 +227,62 @@ class ScaleProblem:
         precision = self._prior(start.vector, penalty).precision
         factor = _cholesky(rows * information + torch.diag(precision))
         tail_curvature = rows * _tail_information(start.df) + TAILS[1] ** -2
+        least_gain = min(done[0] * rows, done[1])
 
         # A point of the search is the vector of parameters with the tail behind it, (3 + P + 1,).
-        def fit_at(point: Tensor) -> ScaleFit:
-            vector = point[:-1]
-            tail = float(point[-1])
-            return replace(start, vector=vector, tail=tail, gaussian=self.gaussian)
+        tail = min(max(start.tail, _TAIL_RANGE[0]), _TAIL_RANGE[1])
+        fit = replace(start, tail=tail, gaussian=self.gaussian)
+        point = torch.cat([fit.vector, fit.vector.new_tensor([fit.tail])])
+        value, gradient = self.value_and_gradient(fit, penalty)
+        changes: list[tuple[Tensor, Tensor]] = []  # of the point, and of the gradient with it
+        resting = gradient == 0  # a slope of exactly zero says that a bound holds the coordinate
+        for _ in range(_STEPS):
+            step = _quasi_newton_step(gradient, changes, factor, tail_curvature)
+            step = torch.where(resting, 0.0, step)
+            step = step * (_LONGEST / float(step.abs().max().clamp(min=_LONGEST)))
+            # A quadratic function would fall by half of this.
+            if not float(step @ gradient) > 2 * least_gain:
+                break
+            length = 1.0
+            for _ in range(_TRIALS):
+                new_point = point - length * step
+                new_point = torch.cat([new_point[:-1], new_point[-1:].clamp(*_TAIL_RANGE)])
+                promised = float((point - new_point) @ gradient)
+                new_fit = replace(fit, vector=new_point[:-1], tail=float(new_point[-1]))
+                new_value, new_gradient = self.value_and_gradient(new_fit, penalty)
+                if new_value <= value - _SUFFICIENT * promised:  # false for NaN too
+                    break
+                length = _shorter(length, promised, new_value - value)
+            else:
+                break
+            point_change = new_point - point
+            gradient_change = new_gradient - gradient
+            if float(point_change @ gradient_change) > 0:  # else the curvature is not positive
+                changes = [*changes[1 - _MEMORY :], (point_change, gradient_change)]
+            point = new_point
+            fit = new_fit
+            value = new_value
+            gradient = new_gradient
+            if not torch.equal(resting, gradient == 0):  # a bound holds the tail, or lets it go
+                resting = gradient == 0
+                changes = []
 
-        def inside(point: Tensor) -> Tensor:
-            return torch.cat([point[:-1], point[-1:].clamp(*_TAIL_RANGE)])
-
-        def loss(point: Tensor) -> tuple[float, Tensor]:
-            return self.value_and_gradient(fit_at(point), penalty)
-
-        def preconditioned(gradient: Tensor) -> Tensor:
-            vector = torch.cholesky_solve(gradient[:-1, None], factor)[:, 0]
-            return torch.cat([vector, gradient[-1:] / tail_curvature])
-
-        best = minimum(
-            loss,
-            torch.cat([start.vector, start.vector.new_tensor([start.tail])]),
-            preconditioned,
-            done=min(done[0] * rows, done[1]),
-            longest=_LONGEST,
-            inside=inside,
-        )
-        return replace(fit_at(best), penalty=penalty, evidence=math.nan, information=information)
+        evidence = math.nan
+        if judged:
+            information = self.information(fit)
+            precision = self._prior(fit.vector, penalty).precision
+            curvature = rows * information + torch.diag(precision)
+            penalised = max(0, len(fit.vector) - FIXED_PARAMETERS - FIRST_INPUTS)
+            evidence = 0.5 * penalised * math.log(penalty) - self.objective(fit, penalty)
+            evidence -= 0.5 * float(torch.logdet(curvature))
+        return replace(fit, penalty=penalty, evidence=evidence, information=information)
 
     # --- the objective, its gradient and its information ------------------------------------------
 
     def objective(self, fit: ScaleFit, penalty: float) -> float:
         """The negative log posterior, up to what does not depend on the parameters."""
-        return self._value(self._point(fit), self._prior(fit.vector, penalty))
+        point = self._point(fit)
+        return self._sum(self._losses(point), self._prior(fit.vector, penalty), fit)
 
     def value_and_gradient(self, fit: ScaleFit, penalty: float) -> tuple[float, Tensor]:
         """The objective, and its gradient by all parameters and then by the tail, (3 + P + 1,)."""
@@ -319,7 +296,7 @@ class ScaleProblem:
         fixed = torch.stack([by_level, by_scale, by_optimism])
         vector = torch.cat([fixed, self.inputs.mT @ by_noise]) + prior.slope
         gradient = torch.cat([vector, vector.new_tensor([self._tail_slope(point)])])
-        return self._value(point, prior), gradient
+        return self._sum(self._losses(point), prior, fit), gradient
 
     def information(self, fit: ScaleFit) -> Tensor:
         """The expected information of a row on average, without the priors, (3 + P, 3 + P)."""
@@ -350,22 +327,28 @@ class ScaleProblem:
 
     def _point(self, fit: ScaleFit) -> _Point:
         """The rows under the distribution of a fit."""
-        noise, epistemic = fit.variances(self.rows, fit.log_noise(self.inputs))
-        s2 = noise + epistemic
+        optimism = torch.where(self.rows.seen, (-fit.vector[2]).exp(), 1.0)
+        log_noise = fit.vector[0] + self.inputs @ fit.vector[FIXED_PARAMETERS:]
+        noise = log_noise.exp() * self.rows.noise_factor * optimism
+        s2 = noise + fit.vector[1].exp() * self.rows.q * optimism
+        square = self.square / s2
+        nu = math.inf if self.gaussian else 2 + math.exp(fit.tail)
         return _Point(
             fit=replace(fit, gaussian=self.gaussian),
             noise=noise,
             s2=s2,
-            square=self.square / s2,
-            nu=math.inf if self.gaussian else fit.df,
+            square=square,
+            nu=nu,
+            log_fall=torch.log1p(square / nu),
+            pull=square / (nu + square),
         )
 
-    def _value(self, point: _Point, prior: _Prior) -> float:
-        """The objective at a point."""
-        value = float(self._losses(point).sum() + 0.5 * prior.value)
+    def _sum(self, losses: Tensor, prior: _Prior, fit: ScaleFit) -> float:
+        """The objective: losses of the rows, and the priors of the parameters and of the tail."""
+        value = float(losses.sum() + 0.5 * prior.value)
         if self.gaussian:
             return value
-        return value + 0.5 * ((point.fit.tail - TAILS[0]) / TAILS[1]) ** 2
+        return value + 0.5 * ((fit.tail - TAILS[0]) / TAILS[1]) ** 2
 
     def _losses(self, point: _Point) -> Tensor:
         """Negative log-likelihoods of the rows, (n,), up to a constant of the distribution's kind.
@@ -480,7 +463,7 @@ class ScaleProblem:
 
 
 def constant_fit(
-    rows: TargetRows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
+    rows: TargetView, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
 ) -> ScaleFit:
     """A constant noise and the scale, without a head.
 
@@ -516,7 +499,7 @@ def constant_fit(
 
 
 def flat_fit(
-    rows: TargetRows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
+    rows: TargetView, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
 ) -> ScaleFit:
     """A constant noise that explains all residuals by itself: the scale is held near zero.
 
@@ -538,7 +521,7 @@ def flat_fit(
 
 
 def headed_fit(
-    rows: TargetRows,
+    rows: TargetView,
     inputs: Tensor,
     square: Tensor,
     constant: ScaleFit,
@@ -557,7 +540,7 @@ def headed_fit(
             scale.
         gaussian: Whether the distribution is a Gaussian instead of a Student-t.
         start: A fit to nearly the same rows. The search begins there instead, with its penalty.
-        near: A likely penalty, as in `ScaleProblem.best`.
+        near: A likely penalty, at which the search for the one of greatest evidence begins.
     """
     square = _bounded_squares(square, gaussian=gaussian)
     least_centre = (SHARE * rows.mean_square / rows.usual_q).log()
@@ -566,7 +549,30 @@ def headed_fit(
     if start is not None:
         return problem.solved(start, start.penalty, start.information)
     vector = torch.cat([constant.vector, inputs.new_zeros(inputs.shape[1])])
-    return problem.best(replace(constant, vector=vector), near)
+    begin = replace(constant, vector=vector)
+    if inputs.shape[1] <= FIRST_INPUTS:
+        return problem.solved(begin, FIRST_PENALTY)
+
+    # Penalties are tried from the largest downwards. With a likely penalty, they are tried from the
+    # next larger one downwards; where that larger one is the best of these, also upwards. Where the
+    # evidence has two peaks, the two searches may end at different ones.
+    first = 0
+    if near in PENALTIES:
+        first = max(0, PENALTIES.index(near) - 1)
+    first_fit = problem.solved(begin, PENALTIES[first], judged=True)
+    best = first_fit
+    for penalties in (PENALTIES[first + 1 :], PENALTIES[:first][::-1]):
+        last = first_fit
+        for penalty in penalties:
+            fit = problem.solved(last, penalty, last.information, judged=True)
+            if fit.evidence < best.evidence - _CLEAR and best is not last:
+                break  # the evidence has clearly fallen
+            if fit.evidence > best.evidence:
+                best = fit
+            last = fit
+        if best is not first_fit:
+            break
+    return best
 
 
 def _cholesky(curvature: Tensor) -> Tensor:
@@ -595,3 +601,40 @@ def _bounded_squares(square: Tensor, *, gaussian: bool) -> Tensor:
     if not gaussian:
         return square
     return square.clamp(max=reach(square.sqrt(), GAUSSIAN_FAR) ** 2)
+
+
+def _quasi_newton_step(
+    gradient: Tensor, changes: list[tuple[Tensor, Tensor]], factor: Tensor, tail_curvature: float
+) -> Tensor:
+    """The gradient over a curvature that explains the changes (Nocedal's two loops).
+
+    Args:
+        gradient: The gradient by all parameters and then by the tail, (3 + P + 1,).
+        changes: Latest changes of the point, and of the gradient with it.
+        factor: The Cholesky factor of the approximate curvature of the parameters.
+        tail_curvature: The approximate curvature of the tail.
+    """
+    remaining = gradient
+    shares = []
+    for point_change, gradient_change in reversed(changes):
+        share = point_change @ remaining / (point_change @ gradient_change)
+        remaining = remaining - share * gradient_change
+        shares.append(share)
+    vector = torch.cholesky_solve(remaining[:-1, None], factor)[:, 0]
+    step = torch.cat([vector, remaining[-1:] / tail_curvature])
+    for (point_change, gradient_change), share in zip(changes, reversed(shares), strict=True):
+        back = gradient_change @ step / (point_change @ gradient_change)
+        step = step + point_change * (share - back)
+    return step
+
+
+def _shorter(length: float, promised: float, rise: float) -> float:
+    """The minimum of the parabola through both ends of a step that was too long.
+
+    `promised` is the decrease that the slope at the start promises, `rise` the actual increase.
+    """
+    curvature = rise + promised
+    best = 0.0
+    if curvature > 0:  # NaN is not above zero
+        best = 0.5 * length * promised / curvature
+    return min(max(best, 0.1 * length), 0.5 * length)

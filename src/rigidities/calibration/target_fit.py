@@ -2,7 +2,7 @@ r"""The full model of one target, and what is left of it without some of its com
 
 A noise that follows the inputs, plus $\alpha^2 q$, under a Student-t distribution (`scale_fit`), a
 tilt of that distribution (`tilt_fit`), and a guard outside of the data (`prediction.guards`).
-Training rows enter as if left out. `ladder` decides which components are kept.
+Training rows enter as if left out. `full` decides which components are kept.
 
 Data flow: `Design` turns rows into the columns that the head looks at; `fitted_target`
 fits scale, bounds of the noise, tilt and guard to them, one after the other; the `TargetFit` that
@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...prediction.cosine_tilt import CosineTilt
-from ...prediction.distribution import Distribution, StudentT, Tilted
-from ...prediction.guards import Guard
-from ...prediction.head import STEEPEST, Inputs
+from ..prediction.cosine_tilt import CosineTilt
+from ..prediction.distribution import Distribution, StudentT, Tilted
+from ..prediction.guards import Guard
+from ..prediction.head import STEEPEST, Inputs, column_spread
+from .rows import TargetView, reach
 from .scale_fit import FIRST_INPUTS, FIXED_PARAMETERS, ScaleFit, constant_fit, flat_fit, headed_fit
-from .target_rows import TargetRows
 from .tilt_fit import TiltFit, fitted_tilt
 
 BOUNDS = 0.005
@@ -82,7 +82,7 @@ class Design:
     @classmethod
     def of(
         cls,
-        rows: TargetRows,
+        rows: TargetView,
         features: tuple[Tensor, Tensor] | None = None,
         *,
         directed: bool = True,
@@ -102,7 +102,7 @@ class Design:
             inputs = replace(inputs, centre=centre, spread=spread)
         return cls(inputs, _directions(inputs, reference) if directed else None)
 
-    def columns(self, rows: TargetRows) -> Tensor:
+    def columns(self, rows: TargetView) -> Tensor:
         """The columns (n, P) of rows; those that `applied` stored with them, if any."""
         if rows.columns is not None:
             return rows.columns
@@ -113,12 +113,12 @@ class Design:
             [columns[:, :FIRST_INPUTS], columns[:, FIRST_INPUTS:] @ self.directions], 1
         )
 
-    def applied(self, rows: TargetRows) -> TargetRows:
+    def applied(self, rows: TargetView) -> TargetView:
         """The rows with their columns in place of the features."""
         return replace(rows, columns=self.columns(rows), features=rows.features[:, :0])
 
 
-def _directions(inputs: Inputs, rows: TargetRows) -> Tensor | None:
+def _directions(inputs: Inputs, rows: TargetView) -> Tensor | None:
     """The leading principal directions of the standardised features; None where there are few."""
     if len(inputs.centre) <= DIRECTIONS:
         return None
@@ -174,7 +174,7 @@ class TargetFit:
         """Whether the noise follows the inputs."""
         return len(self.scale.vector) > FIXED_PARAMETERS
 
-    def squared_scale(self, rows: TargetRows, *, guarded: bool = True) -> Tensor:
+    def squared_scale(self, rows: TargetView, *, guarded: bool = True) -> Tensor:
         """s^2 of rows, taken as new ones (without optimism), (n,)."""
         columns = self.design.columns(rows) if self.headed else _no_columns(rows)
         log_noise = self.scale.log_noise(columns).clamp(*self.bounds)
@@ -185,7 +185,7 @@ class TargetFit:
         assert rows.extent is not None, "these rows have no ignorant forecast yet"
         return self.guard.widened(s2, rows.q, rows.distance, rows.extent)
 
-    def nll(self, rows: TargetRows, *, guarded: bool = True, tilted: bool = True) -> Tensor:
+    def nll(self, rows: TargetView, *, guarded: bool = True, tilted: bool = True) -> Tensor:
         """The negative log-likelihoods of rows, taken as new ones (without optimism), (n,)."""
         s2 = self.squared_scale(rows, guarded=guarded)
         distribution = self.scale.distribution
@@ -224,7 +224,7 @@ class TargetFit:
 
 
 def fitted_target(
-    rows: TargetRows,
+    rows: TargetView,
     components: Components,
     like: TargetFit | None = None,
     *,
@@ -289,7 +289,7 @@ def fitted_target(
     )
 
 
-def _no_columns(rows: TargetRows) -> Tensor:
+def _no_columns(rows: TargetView) -> Tensor:
     """The inputs of a constant noise, (n, 0)."""
     return rows.q.new_zeros(len(rows), 0)
 
@@ -304,7 +304,7 @@ class _Shape:
 
 
 def _fitted_shape(
-    rows: TargetRows,
+    rows: TargetView,
     scale: ScaleFit,
     log_noise: Tensor,
     columns: Tensor,
@@ -362,7 +362,7 @@ def _tails_too_short(u: Tensor, tilt: TiltFit | None, columns: Tensor, *, surely
     return outside > expected + chance
 
 
-def _gap(rows: TargetRows, scale: ScaleFit) -> Tensor:
+def _gap(rows: TargetView, scale: ScaleFit) -> Tensor:
     """Half the gap between the errors of new and of training rows, in units of q.
 
     Where all rows are new or all are training rows it is not known, and the squared scale is
@@ -370,11 +370,11 @@ def _gap(rows: TargetRows, scale: ScaleFit) -> Tensor:
     """
     if not bool(rows.seen.any() & ~rows.seen.all()):
         return scale.scale2
-    optimism = scale.optimism.clamp(min=0)
+    optimism = scale.vector[2].clamp(min=0)
     return -0.5 * torch.expm1(-optimism) * rows.mean_square / rows.usual_q
 
 
-def _guard(rows: TargetRows, scale: ScaleFit) -> Guard:
+def _guard(rows: TargetView, scale: ScaleFit) -> Guard:
     """The guard of one target."""
     # The factor makes the distribution's 90 % interval that of a Gaussian with the variance that
     # the guard sets.
@@ -382,13 +382,14 @@ def _guard(rows: TargetRows, scale: ScaleFit) -> Guard:
     if not scale.gaussian:
         level = torch.tensor(COVERED, dtype=torch.float64)
         factor = factor * (torch.special.ndtri(level) / StudentT(scale.df).quantile(level)) ** 2
-    q_known = len(rows.informative_held_out) > 0
     # Where the features are all zero in every row, q of a new row is in units of one.
-    unit = torch.ones_like(rows.mean_square)
+    reference = torch.ones_like(rows.mean_square)
+    if len(rows.informative_held_out) > 0:
+        reference = rows.high_unfamiliarity
     forecast = rows.forecast
     assert forecast is not None, "these rows have no ignorant forecast yet"
     return Guard(
-        reference=rows.high_unfamiliarity if q_known else unit,
+        reference=reference,
         variance=forecast.variance,
         factor=factor,
         centre=forecast.constant,
@@ -417,3 +418,112 @@ def distribution_nll(
         mass = distribution.mirrored.cdf(-z).clamp(min=1e-300)
         value = torch.where(side > 0, -mass.log(), value)
     return value
+
+
+# --- what an ignorant forecaster would say --------------------------------------------------------
+
+ROWS_PER_BIAS = 5
+"""Least number of rows per bias column for the ignorant forecast to tell the columns apart."""
+
+
+@dataclass(frozen=True)
+class IgnorantForecast:
+    """The forecast of someone who knows the targets, but nothing about the inputs.
+
+    That is the mean of the targets. For a readout that sums over atoms the forecaster also knows
+    how many atoms there are. The forecast is then what the bias columns explain of the targets,
+    so that a constant added per atom changes nothing.
+
+    Attributes:
+        constant: The part that is the same for all rows, ().
+        by_feature: Weights of the features, (P,); None where forecasts of rows do not differ.
+        extent_weight: Weights of the features that give a row's extent, (P,); None where the
+            extent is one.
+        variance: The mean square of what the forecasts miss, ().
+    """
+
+    constant: Tensor
+    by_feature: Tensor | None
+    extent_weight: Tensor | None
+    variance: Tensor
+
+    @classmethod
+    def of(cls, rows: TargetView, biases: Tensor | None) -> IgnorantForecast:
+        """The forecast by least squares on the rows.
+
+        Args:
+            rows: All rows of one target.
+            biases: The columns of the features that belong to biases, if that is known.
+        """
+        finite = rows.target.isfinite()
+        target = rows.target[finite]
+        if biases is None:
+            return cls._same_for_all(target)
+        columns = rows.features[finite][:, biases]  # (n, B)
+        if not columns.shape[1]:
+            return cls._same_for_all(target)
+        constant_columns = column_spread(columns).isinf()
+        if bool(constant_columns.all()):  # a readout that does not sum
+            return cls._same_for_all(target)
+
+        extent_weight = target.new_zeros(rows.features.shape[1])
+        # Bias columns count atoms up to a factor, which is negative where outputs are scaled so.
+        extent_weight[biases] = columns.sum(0).sign()
+        extent = rows.features[finite] @ extent_weight
+        usual_extent = extent[extent != 0].square().mean().sqrt()  # where there is something to sum
+
+        rank = int(torch.linalg.matrix_rank(columns))
+        if len(target) < ROWS_PER_BIAS * rank:  # too few to tell the columns apart
+            columns = columns.sum(1, keepdim=True).expand_as(columns) / columns.shape[1]
+            constant_columns = torch.zeros_like(constant_columns)
+            rank = 1
+        inverse = torch.linalg.pinv(columns.mT @ columns, rtol=1e-12, hermitian=True)
+        weights = inverse @ (columns.mT @ target)
+        by_feature = target.new_zeros(rows.features.shape[1])
+        by_feature[biases] = torch.where(constant_columns, 0.0, weights)
+        return cls(
+            constant=torch.where(constant_columns, weights * columns[0], 0.0).sum(),
+            by_feature=by_feature,
+            extent_weight=extent_weight / usual_extent,
+            variance=_bounded_mean_square(target - columns @ weights, rank),
+        )
+
+    @classmethod
+    def _same_for_all(cls, target: Tensor) -> IgnorantForecast:
+        """The mean of the targets, whatever the row."""
+        constant = target.mean()
+        return cls(
+            constant=constant,
+            by_feature=None,
+            extent_weight=None,
+            variance=_bounded_mean_square(target - constant, 1),
+        )
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The forecasts of rows with features (n, P), (n,)."""
+        if self.by_feature is None:
+            return self.constant.expand(len(features))
+        return self.constant + features @ self.by_feature
+
+    def extent(self, features: Tensor) -> Tensor:
+        """How much the readout sums in rows (n, P) relative to a usual row, (n,)."""
+        if self.extent_weight is None:
+            return features.new_ones(len(features))
+        return features @ self.extent_weight
+
+
+def _bounded_mean_square(missed: Tensor, rank: int) -> Tensor:
+    """The mean square of what a forecast with `rank` numbers misses, single far rows bounded."""
+    limit = reach(missed, 5.0)
+    return missed.clamp(-limit, limit).square().sum() / max(1, len(missed) - rank)
+
+
+def with_forecast(rows: TargetView, biases: Tensor | None) -> TargetView:
+    """The rows with their ignorant forecast; `biases` are the readout's bias columns, if known."""
+    forecast = IgnorantForecast.of(rows, biases)
+    return replace(
+        rows,
+        distance=rows.mean - forecast(rows.features),
+        extent=forecast.extent(rows.features),
+        forecast=forecast,
+    )
