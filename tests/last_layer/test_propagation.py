@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ class Parts:
         self.feed = Feed(uq.model, BatchFormat(**(source or {})))
 
     def batches(self, data, batch_size=None):
-        return lambda: self.feed(data, "propagate", batch_size=batch_size)
+        return lambda: replace(self.feed, batch_size=batch_size)(data, "propagate")
 
     def propagate(self, fn, data, batch_size=None, again=None, **options):
         again = repeatable(data) if again is None else again
