@@ -238,6 +238,14 @@ def without_targets(given, targets=1, weight=BETA, batch_size=None):
     return uq.fit((given.x, given.y), gradient_loss=rg.GradientLoss(0, weight=weight))
 
 
+def test_derivatives_without_targets_in_mappings_raise_no_alarm_about_the_values():
+    given = data()
+    batch = {"input": given.x, "y": given.y}
+    uq = rg.LastLayerRigidity(net())
+    uq.fit([batch], gradient_loss=rg.GradientLoss("input", weight=BETA))  # warnings are errors
+    close(uq.gram.matrix, without_targets(given).gram.matrix)
+
+
 @pytest.mark.parametrize("targets", [1, 3])
 def test_derivatives_without_targets_leave_the_moments_of_the_values_residuals(targets):
     given, more = data(targets=targets), data(6, targets, seed=5)

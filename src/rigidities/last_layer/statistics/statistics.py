@@ -253,7 +253,8 @@ class Statistics:
 
     def warn_of_missing_targets(self) -> None:
         """Warn where batches could have held a target, and none was in the usual places."""
-        if self.gram_sums.sums.cross is None and self.kind in ("mapping", "object"):
+        # Derivatives without targets leave no `cross`, but the values' `square`.
+        if self.gram_sums.sums.square is None and self.kind in ("mapping", "object"):
             notify(
                 "The fit found no target in its batches and did not use any. It looks for "
                 f"{', '.join(map(repr, TARGET_KEYS))}. Pass target=lambda b: ... to select the "
