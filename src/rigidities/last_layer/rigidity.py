@@ -178,8 +178,8 @@ class LastLayerRigidity(ModelWrapper):
         sample_weight: SampleWeight | None = None,
         gradient_loss: GradientLoss | None = None,
         keep_rows: int = SAMPLE,
-        precision: PrecisionLike = "auto",
         novelty: bool = False,
+        precision: PrecisionLike = "auto",
     ) -> Self:
         r"""Fit the error bars: accumulate the Gram matrix in one pass over the training data.
 
@@ -202,12 +202,12 @@ class LastLayerRigidity(ModelWrapper):
                 `calibrate` fits a separate scale for derivatives. Weight 0 stands for derivatives
                 that were not in the training loss and are only calibrated.
             keep_rows: How many training rows to keep for `calibrate`, drawn evenly; 0 for none.
+            novelty: Whether to accumulate statistics of the inputs of every layer as well, for
+                `novelty`. It costs a product of at most 257 x 257 numbers per row and layer.
             precision: The precision of the products in the Gram. "double" is exact to float64.
                 "mixed" uses the features' own precision and measures the rounding, which
                 `calibrate` compares with the ridge. "auto" is double except for half-precision
                 features.
-            novelty: Whether to accumulate statistics of the inputs of every layer as well, for
-                `novelty`. It costs a product of at most 257 x 257 numbers per row and layer.
 
         Returns:
             The object itself.
@@ -502,7 +502,7 @@ class LastLayerRigidity(ModelWrapper):
         kind: str | None = None,
         target: int | str | None = None,
         level: float = 0.9,
-        conformal: bool = False,
+        conformal: bool | None = None,
         ax: Axes | None = None,
     ) -> Axes:
         """Predict and draw: `uq.predict(x).plot(y)`.
