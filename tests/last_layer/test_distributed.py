@@ -179,8 +179,10 @@ def refusals(rank, size):
     asked(lambda: uq.fit([]))
     asked(lambda: uq.forget(tuple(shared(data(400, 1, 7), rank, size))))
     mine = rg.LastLayerRigidity(net(), process_group=False).fit(own)
+    mine.process_group = None
     asked(lambda: mine.calibrate(own))
     mine = rg.LastLayerRigidity(net(), process_group=False).fit((train[0], train[1] + rank))
+    mine.process_group = None
     asked(lambda: mine.partial_fit(own))
     valid = tuple(shared(data(400, 1, 2), rank, size))
     asked(lambda: uq.calibrate(valid, method=["full", "paper"][rank]))
