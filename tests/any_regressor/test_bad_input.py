@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
+from rigidities.calibration.methods import Paper
 from rigidities.losses import GaussianNLL
 from tests.support import rigidity_cases as cases
 from tests.support import rigidity_oracle as oracle
@@ -219,9 +220,9 @@ def test_an_indefinite_hessian_names_its_lowest_eigenvalue_and_a_ridge_above_it_
     pr = fit(f, params, y=y, hessian="exact", ridge=1 - lowest).set_scale(1.0)
     expected = oracle.variance(oracle.ridged(h, 1 - lowest), oracle.jacobian(flat, X1))[:, 0]
     torch.testing.assert_close(pr.variance(X1), expected)
-    refused("ridge", pr.calibrate, X1, y, ridge=0.1)
+    refused("ridge", pr.calibrate, X1, y, method=Paper(ridge=0.1))
     assert pr.ridge == 1 - lowest
-    assert pr.calibrate(X1, y, ridge="search", criterion="nll").ridge > -lowest
+    assert pr.calibrate(X1, y, method="paper").calibration_report.ridge > -lowest
 
 
 @pytest.mark.filterwarnings("ignore:The parameters are not a minimum")
@@ -246,7 +247,7 @@ def test_nothing_can_be_asked_before_a_fit():
         lambda: pr.covariance(X1),
         lambda: pr.predict(X1),
         lambda: pr.sample(2),
-        lambda: pr.calibrate(X1, Y, criterion="nll"),
+        lambda: pr.calibrate(X1, Y, method="paper").calibration_report,
         lambda: pr.residual_scale,
         lambda: pr.form,
         lambda: pr.gradient_norm,
@@ -257,14 +258,14 @@ def test_nothing_can_be_asked_before_a_fit():
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda pr: pr.calibrate(X1, criterion="nll"), "needs targets"),
-        (lambda pr: pr.calibrate(X1[:1], Y[:1], criterion="nll"), "at least two"),
-        (lambda pr: pr.calibrate(X1, Y[:-1], criterion="nll"), "x has 14 rows and y has 13"),
-        (lambda pr: pr.calibrate(X1, replaced(Y, 2, NAN), criterion="nll"), "finite|NaN"),
-        (lambda pr: pr.calibrate(X1, Y, noise="features", criterion="nll"), "features"),
-        (lambda pr: pr.calibrate(X1, Y, criterion="loo"), "loo"),
-        (lambda pr: pr.calibrate(X1, Y, criterion="brier"), "brier"),
-        (lambda pr: pr.calibrate(X1, Y, ridge=-1.0, criterion="nll"), "ridge"),
+        (lambda pr: pr.calibrate(X1, method="paper"), "needs targets"),
+        (lambda pr: pr.calibrate(X1[:1], Y[:1], method="paper"), "at least two"),
+        (lambda pr: pr.calibrate(X1, Y[:-1], method="paper"), "x has 14 rows and y has 13"),
+        (lambda pr: pr.calibrate(X1, replaced(Y, 2, NAN), method="paper"), "finite|NaN"),
+        (lambda pr: pr.calibrate(X1, Y, method=Paper(noise="features")), "features"),
+        (lambda pr: pr.calibrate(X1, Y, method=Paper(criterion="loo")), "loo"),
+        (lambda pr: pr.calibrate(X1, Y, method=Paper(criterion="brier")), "brier"),
+        (lambda pr: pr.calibrate(X1, Y, method=Paper(ridge=-1.0)), "ridge"),
         (lambda pr: pr.set_scale(0.0), "positive"),
         (lambda pr: pr.set_scale(torch.inf), "finite"),
         (lambda pr: pr.variance(X1[:0]), "no data"),
@@ -279,11 +280,17 @@ def test_a_refused_question_leaves_the_answers_as_they_were(ask, message):
     assert torch.equal(pr.variance(X1), before) and pr.scale == 2.0
 
 
-def test_the_ridge_of_the_other_forms_cannot_be_searched():
+def test_the_other_forms_keep_their_ridge():
     for form in ("dual", "matrix-free"):
         pr = fit(ridge=0.1, form=form)
-        for ridge in ("search", 0.2):
-            refused(f"ridge of the {form} form is fixed", pr.calibrate, X1, Y + 0.1, ridge=ridge)
+        refused(
+            f"ridge of the {form} form is fixed",
+            pr.calibrate,
+            X1,
+            Y + 0.1,
+            method=Paper(ridge=0.2),
+        )
+        assert pr.calibrate(X1, Y + 0.1, method="paper").ridge == 0.1
 
 
 def test_the_residual_scale_needs_targets_and_more_rows_than_parameters():

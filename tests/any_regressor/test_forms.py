@@ -11,6 +11,7 @@ from torch import nn
 import rigidities as rg
 from rigidities.any_regressor import fit
 from rigidities.any_regressor.curvature import exact_hessian, pseudo_hessian
+from rigidities.calibration.methods import Paper
 from rigidities.losses import GaussianNLL
 from tests.support import rigidity_cases as cases
 from tests.support import rigidity_oracle as oracle
@@ -365,7 +366,9 @@ def test_the_nll_scale_is_the_closed_form(form):
     x, error = new_data(s)
     pr = fitted(s, ridge=0.05, form=form)
     q = pr.variance(x)
-    report = pr.calibrate(x, s.case.f(s.case.params, x) + error, ridge=0.05, criterion="nll")
+    report = pr.calibrate(
+        x, s.case.f(s.case.params, x) + error, method=Paper(ridge=0.05)
+    ).calibration_report
     assert pr.scale**2 == pytest.approx(float((error**2 / q).mean()), rel=1e-5)
     nll = 0.5 * (error**2 / (pr.scale**2 * q) + (2 * math.pi * pr.scale**2 * q).log()).mean()
     assert report.nll == pytest.approx(float(nll), rel=1e-5)
@@ -378,8 +381,8 @@ def test_a_searched_ridge_is_no_worse_than_any_on_a_grid(noise):
     x, error = new_data(s)
     pr = fitted(s, ridge=0.05, form="dense")
     report = pr.calibrate(
-        x, s.case.f(s.case.params, x) + error, ridge="search", noise=noise, criterion="nll"
-    )
+        x, s.case.f(s.case.params, x) + error, method=Paper(noise=noise)
+    ).calibration_report
     h = oracle.gauss_newton(s.model, s.case.train, s.target, oracle.LOSSES["mse"])
     j = oracle.jacobian(s.model, x)
     best = math.inf

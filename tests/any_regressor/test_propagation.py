@@ -156,7 +156,7 @@ def test_a_scale_that_holds_the_noise_is_warned_of():
     y = x.sum(1) + error
     w = torch.linalg.lstsq(x[:40], y[:40, None]).solution[:, 0]
     pr = rg.PredictionRigidity(lambda w, x: x @ w, w).fit(x[:40], y[:40])
-    pr.calibrate(x[40:], y[40:])
+    pr.calibrate(x[40:], y[40:], method="paper")
     for asked in (lambda: pr.parameter_std, lambda: pr.propagate(torch.mean, x)):
         with pytest.warns(
             UserWarning, match=r"includes the noise.*fit again and call set_scale\(res"

@@ -14,6 +14,7 @@ from rigidities.any_regressor.curvature import exact_hessian
 from rigidities.any_regressor.derivatives.differentiation import Differentiation, looped_rows
 from rigidities.any_regressor.derivatives.regressor import Regressor
 from rigidities.any_regressor.derivatives.tangents import Explicit, Outer, TangentBuffer, Tangents
+from rigidities.calibration.methods import Paper
 from rigidities.data.samples import Samples
 from rigidities.losses import GaussianNLL, Huber
 from tests.support.nets import Net, Rows
@@ -169,9 +170,9 @@ def test_another_ridge_costs_no_factorisation(monkeypatch):
     w = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     pr = rg.PredictionRigidity(linear, w, ridge=0.1).fit(x, y)
     monkeypatch.setattr(torch.linalg, "eigh", lambda *_: pytest.fail("factorised again"))
-    report = pr.calibrate(x + 0.1, y, ridge="search", criterion="nll")
+    report = pr.calibrate(x + 0.1, y, method="paper").calibration_report
     assert report.ridge == pr.ridge != 0.1
-    assert pr.calibrate(x, y, ridge=0.5, criterion="nll").ridge == pr.ridge == 0.5
+    assert pr.calibrate(x, y, method=Paper(ridge=0.5)).calibration_report.ridge == pr.ridge == 0.5
 
 
 def test_a_flat_loss_is_named_as_the_cause():
@@ -199,9 +200,9 @@ def test_outputs_of_unlike_errors_are_not_given_one_scale_in_silence():
     fit = torch.linalg.lstsq(x, y).solution
     plain = rg.PredictionRigidity(linear, fit).fit(x, y)
     with pytest.warns(UserWarning, match="best scales of the outputs differ"):
-        plain.calibrate(x + 0.01, y, criterion="nll")
+        plain.calibrate(x + 0.01, y, method="paper")
     weighed = rg.PredictionRigidity(linear, fit, loss=GaussianNLL(level.square())).fit(x, y)
-    weighed.calibrate(x + 1e-6, y, criterion="nll")
+    weighed.calibrate(x + 1e-6, y, method="paper")
     ratio = weighed.predict(x).std.mean(0)
     assert 300 < float(ratio[1] / ratio[0]) < 3000
 

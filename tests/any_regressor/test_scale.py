@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
+from rigidities.calibration.methods import Paper
 from rigidities.losses import GaussianNLL
 from tests.support.rigidity_oracle import F64
 from tests.support.tensors import normal
@@ -159,7 +160,7 @@ def test_every_error_bar_without_a_scale_warns_until_one_is_given(ask):
         ask(pr)
     ask(fitted("huber").set_scale(1.0))
     calibrated = fitted("huber")
-    calibrated.calibrate(X, Y, noise="constant")
+    calibrated.calibrate(X, Y, method=Paper(noise="constant"))
     ask(calibrated)
     with pytest.warns(UserWarning, match=UNSCALED):
         ask(pr.fit(X, Y))
@@ -182,5 +183,5 @@ def test_the_summary_says_that_the_scale_comes_from_the_residuals():
     assert said in pr.summary()
     assert "standard error" not in pr.set_scale(2.0).summary()
     assert "standard error" not in fitted("huber").summary()
-    pr.calibrate(X, Y)
+    pr.calibrate(X, Y, method="paper")
     assert "standard error" not in pr.summary()

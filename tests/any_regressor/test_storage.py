@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
+from rigidities.calibration.methods import Paper
 from tests.support import rigidity_cases as cases
 from tests.support.refusals import refused
 from tests.support.rigidity_cases import X1
@@ -49,7 +50,7 @@ def test_a_reloaded_rigidity_answers_alike(id, form, path):
     pr = rg.PredictionRigidity(*made, **FORMS[form])
     pr.fit(*cases.handed(s.case.train, s.target))
     data, (new,) = cases.handed(s.case.train, s.target), cases.handed(s.case.new)
-    pr.calibrate(*data, noise="constant", criterion="nll")
+    pr.calibrate(*data, method=Paper(noise="constant"))
     pr.save(path)
     again = rg.PredictionRigidity.load(path, *made)
     before, after = pr.predict(new), again.predict(new)
@@ -59,8 +60,8 @@ def test_a_reloaded_rigidity_answers_alike(id, form, path):
     assert str(again.calibration_report) == str(pr.calibration_report)
     torch.testing.assert_close(again.covariance(new), pr.covariance(new))
     assert again.gradient_norm == pr.gradient_norm
-    assert again.calibrate(*data, criterion="nll").ridge == pytest.approx(
-        pr.calibrate(*data, criterion="nll").ridge
+    assert again.calibrate(*data, method="paper").calibration_report.ridge == pytest.approx(
+        pr.calibrate(*data, method="paper").calibration_report.ridge
     )
 
 
@@ -181,7 +182,7 @@ SPOILT = {
 def test_contents_that_the_table_does_not_allow_are_refused(spoil, match, reported, path):
     pr = fitted()
     if reported:
-        pr.calibrate(X1, Y, criterion="nll")
+        pr.calibrate(X1, Y, method="paper")
     pr.save(path)
     rewrite(path, spoil)
     refused(rf"pr\.safetensors.*{match}", load, path)

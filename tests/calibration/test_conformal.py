@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rigidities.calibration.conformal import Conformal, bar_cuts, group_labels, set_aside
+from rigidities.calibration.conformal import Conformal, bar_cuts, group_labels
 from rigidities.prediction.distribution import Gaussian, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
 from tests.support.refusals import refused
@@ -225,7 +225,9 @@ def small_groups(seed):
 def test_each_group_holds_its_level_or_is_infinite_and_named():
     found = Conformal.of(*small_groups(seed=40), labels=SMALL)
     test, y = small_groups(seed=41)
-    with pytest.warns(UserWarning, match=r"level 0.9, which needs 9 rows: 3 with 6 rows\. .*merge"):
+    with pytest.warns(
+        UserWarning, match=r"level 0.9.* 9 rows: 3 with 6 rows\. .*one label"
+    ):
         low, high = found.bound(SMALL).interval(test, 0.9)
     small = (SMALL == 3)[:, 0]
     assert low[small].eq(-math.inf).all() and high[small].eq(math.inf).all()
@@ -235,8 +237,6 @@ def test_each_group_holds_its_level_or_is_infinite_and_named():
         assert_mean(
             inside[(group == SMALL)[:, 0]], math.ceil((count + 1) * 0.9 - 1e-9) / (count + 1)
         )
-    merged = Conformal.of(*small_groups(seed=40), labels=SMALL, merge_below=50)
-    assert float(held(merged, test, y, 0.9, labels=SMALL)[small].mean()) < 0.85
 
 
 def test_a_small_group_is_finite_at_the_levels_that_its_rows_reach():
@@ -252,21 +252,18 @@ def test_a_report_names_groups_that_are_too_small():
     target[:4, 1] = torch.nan
     _, said = Conformal.of(prediction, target, labels=labels).sentences
     assert "need 9 rows: 5 of target 0 with 6 rows, 5 of target 1 with 2 rows. Their" in said
-    assert "merge_groups=50" in said
+    assert "give small groups one label" in said
 
 
-def test_small_groups_by_label_are_merged_on_request_and_it_is_said():
+def test_small_groups_by_label_have_lists_of_their_own():
     labels = torch.tensor([4] * 20 + [9] * 200 + [1] * 45 + [2] * 80)[:, None]
     prediction, target = draws(345, seed=12, worlds=1)
-    apart = Conformal.of(prediction, target, labels=labels)
-    assert apart.counts[apart.place].tolist() == [[45, 80, 20, 200, 345]]
-    found = Conformal.of(prediction, target, labels=labels, merge_below=50)
+    found = Conformal.of(prediction, target, labels=labels)
     assert found.labels.tolist() == [1, 2, 4, 9]
-    assert found.place.tolist() == [[0, 1, 0, 2, 3]]
-    assert found.counts.tolist() == [65, 80, 200, 345]
-    assert "1, 4 with 65" in found.sentences[0]
-    rest = Conformal.of(*part((prediction, target), ((labels == 1) | (labels == 4))[:, 0]))
-    assert torch.equal(found.tails[:65], rest.tails)
+    assert found.counts[found.place].tolist() == [[45, 80, 20, 200, 345]]
+    rest = Conformal.of(*part((prediction, target), (labels == 4)[:, 0]))
+    first = int(found.counts[:2].sum())
+    assert torch.equal(found.tails[first : first + 20], rest.tails)
 
 
 def part(both, rows):
@@ -274,11 +271,9 @@ def part(both, rows):
     return predicted(prediction.mean[rows], prediction.std[rows]), target[rows]
 
 
-@pytest.mark.parametrize("cuts", [None, torch.tensor([[0.5, 0.9]], dtype=F64)])
-def test_fewer_rows_than_a_group_needs_are_one_list(cuts):
+def test_fewer_rows_than_groups_by_the_bar_need_are_one_list():
     prediction, target = draws(30, seed=13, worlds=1)
-    labels = None if cuts is not None else torch.arange(30)[:, None] % 3
-    found = Conformal.of(prediction, target, labels=labels, cuts=cuts, merge_below=50)
+    found = Conformal.of(prediction, target, cuts=torch.tensor([[0.5, 0.9]], dtype=F64))
     assert found.counts.tolist() == [30, 30]
     assert found.place.tolist() == [[0, 0, 0, 1]]
 
@@ -405,25 +400,6 @@ def test_files_keep_everything_but_the_function():
         assert_close(*bounds)
         moved = found.to(torch.device("cpu"))
         assert all(torch.equal(moved.tensors()[name], one) for name, one in found.tensors().items())
-
-
-def test_a_share_is_set_aside_whatever_the_order_and_equal_rows_stay_together():
-    hashes = torch.randint(0, 2**63 - 1, (1000,), generator=torch.Generator().manual_seed(0))
-    aside = set_aside(hashes, 0.3)
-    assert int(aside.sum()) == 300
-    order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(set_aside(hashes[order], 0.3), aside[order])
-    lowest = hashes.argsort()[:500]
-    assert 120 < int(aside[lowest].sum()) < 180  # the rows of low hash are no others
-    twice = set_aside(hashes.repeat(2), 0.3)
-    assert torch.equal(twice[:1000], aside) and torch.equal(twice[1000:], aside)
-    assert int(set_aside(hashes[:4], 0.1).sum()) == 1
-
-
-def test_bad_shares_are_refused():
-    hashes = torch.arange(4)
-    for share in (0.0, 1.0, -0.1, math.nan):
-        refused("between 0 and 1", set_aside, hashes, share)
 
 
 def test_labels_are_whole_numbers_one_per_row_for_all_its_outputs():

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import rigidities as rg
+from rigidities.calibration.methods import Paper
 
 Data = tuple[Tensor, Tensor]
 
@@ -29,15 +30,19 @@ def fitted(train: Data, *, bias: bool = True) -> rg.LastLayerRigidity:
 def test_the_report_names_fifths_with_wrong_bars_and_what_helps() -> None:
     valid = data(2000, growth=1.5, seed=1)
     uq = fitted(data(300, growth=1.5))
-    said = str(uq.calibrate(valid, criterion="nll", noise="constant"))
+    said = str(uq.calibrate(valid, method=Paper(noise="constant")).calibration_report)
     assert "  ! In the highest fifth of the predictions (from 1.2" in said
     assert "too narrow there" in said
-    assert "calibrate(valid, noise='features')" in said
-    assert "fifth of" not in str(uq.calibrate(valid))
+    assert "calibrate(x, y, method=rg.Full()) the noise follows" in said
+    assert "fifth of" not in str(uq.calibrate(valid).calibration_report)
 
 
 def test_right_bars_are_not_called_uneven() -> None:
-    said = str(fitted(data(300)).calibrate(data(2000, seed=1), criterion="nll", noise="constant"))
+    said = str(
+        fitted(data(300))
+        .calibrate(data(2000, seed=1), method=Paper(noise="constant"))
+        .calibration_report
+    )
     assert "fifth of" not in said
     assert "practically zero" not in said
 
@@ -48,7 +53,7 @@ def test_any_regressor_says_so_too() -> None:
 
     (x, y), (held, target) = data(300, growth=1.5), data(2000, growth=1.5, seed=1)
     pr = rg.PredictionRigidity(line, torch.tensor([2.0, 0.0], dtype=torch.float64)).fit(x, y[:, 0])
-    said = str(pr.calibrate(held, target[:, 0], noise="constant"))
+    said = str(pr.calibrate(held, target[:, 0], method=Paper(noise="constant")).calibration_report)
     assert "In the highest fifth of the predictions" in said
     assert "GaussianNLL" in said
 
@@ -57,14 +62,16 @@ def test_a_noise_of_zero_is_said() -> None:
     x, _ = data(600)
     slopes = 2 + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(2)).double()
     both = x, slopes * x  # all that is wrong is the slope, as bars without noise have it
-    report = fitted((x[:300], both[1][:300]), bias=False).calibrate(
-        (x[300:], both[1][300:]), criterion="nll", noise="constant"
+    report = (
+        fitted((x[:300], both[1][:300]), bias=False)
+        .calibrate((x[300:], both[1][300:]), method=Paper(noise="constant"))
+        .calibration_report
     )
     assert "The fitted noise is practically zero" in str(report)
 
 
 def test_without_noise_the_report_says_what_the_scale_includes() -> None:
-    said = str(fitted(data(300)).calibrate(data(400, seed=1), criterion="nll"))
+    said = str(fitted(data(300)).calibrate(data(400, seed=1), method="paper").calibration_report)
     assert "none: the scale includes the noise" in said
 
 
@@ -75,11 +82,11 @@ def test_rows_seen_before_are_warned_of_once_and_only_where_they_matter() -> Non
         for count in (2, 40)
     )
     uq = fitted(train)
-    report = uq.calibrate(few, criterion="nll")  # warnings are errors here
+    report = uq.calibrate(few, method="paper").calibration_report  # warnings are errors here
     assert report.duplicates == 2
     assert report.repeated == []
     with pytest.warns(UserWarning, match=r"40 of 400 .* \(10 %\).* by up to 5.13 %") as warned:
-        report = uq.calibrate(many, criterion="nll")
+        report = uq.calibrate(many, method="paper").calibration_report
     assert len(warned) == 1
     assert str(report).count("40 of 400") == 1
     assert "  ! 40 of 400 calibration rows are also in the training data" in str(report)
@@ -95,7 +102,7 @@ def test_of_many_flattened_outputs_all_are_looked_at() -> None:
     z = torch.randn(9000, 2, generator=generator, dtype=torch.float64)
     y = two(w, x) + z * torch.tensor([0.1, 0.25])
     pr = rg.PredictionRigidity(two, w).fit(x[:200], y[:200])
-    report = pr.calibrate(x, y, noise="constant")
+    report = pr.calibrate(x, y, method=Paper(noise="constant")).calibration_report
     assert "In the highest fifth of the predictions" in str(report)  # the second output's
     assert report.remedy("uneven").startswith("Use a noise")
     assert "features" not in str(report)

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration import CalibrationReport
-from rigidities.calibration.full_model import ladder
-from rigidities.calibration.full_model.ladder import (
+from rigidities.calibration import CalibrationReport, full
+from rigidities.calibration.full import (
     CONSTANT,
     FULL,
     HEAD,
@@ -15,8 +14,8 @@ from rigidities.calibration.full_model.ladder import (
     LeftOutScores,
     best_rung,
 )
-from rigidities.calibration.full_model.target_rows import TargetRows
 from rigidities.calibration.gain import Gain, error_of_sum
+from tests.support.slow_auto import target_view
 
 NONE = frozenset[str]()
 
@@ -93,7 +92,7 @@ def many_targets(count: int, rows: int, masked: bool = False) -> rg.LastLayerRig
 @pytest.mark.thorough
 def test_of_many_targets_each_is_judged_on_one_fold_and_the_bars_are_the_same(monkeypatch):
     found = many_targets(6, 1000)
-    monkeypatch.setattr(ladder, "ENOUGH", 10**9)  # on all folds, as one target is
+    monkeypatch.setattr(full, "ENOUGH", 10**9)  # on all folds, as one target is
     every = many_targets(6, 1000)
     assert found.calibration_report.rung == every.calibration_report.rung == FULL
     assert found.calibration_report.gain == pytest.approx(every.calibration_report.gain, abs=0.05)
@@ -105,8 +104,8 @@ def test_of_many_targets_each_is_judged_on_one_fold_and_the_bars_are_the_same(mo
 def test_many_targets_take_few_fits_more_than_one(monkeypatch):
     """Of six targets with enough rows each is fitted twice, not six times."""
     fits = []
-    own = ladder.rung_fits
-    monkeypatch.setattr(ladder, "rung_fits", lambda *a, **k: fits.append(1) or own(*a, **k))
+    own = full.rung_fits
+    monkeypatch.setattr(full, "rung_fits", lambda *a, **k: fits.append(1) or own(*a, **k))
     many_targets(6, 1000)
     assert len(fits) == 12
     fits.clear()
@@ -120,7 +119,7 @@ def test_many_targets_take_few_fits_more_than_one(monkeypatch):
 @pytest.mark.parametrize(("rows", "allowed"), [(10, -1), (150, 0), (225, 1), (300, 2), (9999, 2)])
 def test_what_is_allowed_grows_with_the_rows_that_were_fitted_to(rows, allowed):
     one = torch.ones(rows, dtype=torch.float64)
-    part = TargetRows(one, one, one, one[:, None], one, torch.zeros(rows, dtype=torch.bool))
+    part = target_view(one, one, one, one[:, None], one, torch.zeros(rows, dtype=torch.bool))
     assert Ladder([part], [], []).allowed == pytest.approx(allowed)
 
 
@@ -141,7 +140,7 @@ def noise_fit(seed: int, count: int) -> tuple[CalibrationReport, float]:
         model[2].bias.zero_()
     uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]), sample=0, progress=False)
     held, fresh = slice(200, 200 + count), slice(200 + count, None)
-    report = uq.calibrate((x[held], y[held]), progress=False)
+    report = uq.calibrate((x[held], y[held]), progress=False).calibration_report
     p = uq.predict(x[fresh], progress=False)
     plain = torch.distributions.Normal(p.mean, report.constant)
     return report, float((p.log_prob(y[fresh]) - plain.log_prob(y[fresh])).mean())

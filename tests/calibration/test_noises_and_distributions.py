@@ -12,6 +12,7 @@ from torch import nn
 
 import rigidities as rg
 from rigidities import losses
+from rigidities.calibration.methods import Paper
 from rigidities.prediction import distribution as distributions
 from rigidities.prediction import noise as noises
 from tests.support.refusals import refused
@@ -78,8 +79,8 @@ class LastLayer:
             self.model.bias.fill_(3.0)
         self.uq = rg.LastLayerRigidity(self.model).fit(rows(200, 0))
 
-    def calibrate(self, data, criterion="nll", **options):
-        return self.uq.calibrate(data, criterion=criterion, **options)
+    def calibrate(self, data, **options):
+        return self.uq.calibrate(data, method=Paper(**options)).calibration_report
 
     def load(self, path):
         return rg.LastLayerRigidity.load(path, self.model)
@@ -97,7 +98,7 @@ class AnyRegressor:
         return x @ w[:3, None] + w[3]
 
     def calibrate(self, data, **options):
-        return self.uq.calibrate(*data, **options)
+        return self.uq.calibrate(*data, method=Paper(**options)).calibration_report
 
     def load(self, path):
         return rg.PredictionRigidity.load(path, self.line, self.params)
@@ -113,9 +114,7 @@ def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
     facade, registered, tmp_path
 ):
     made = facade()
-    report = made.calibrate(
-        rows(4000, 1), noise="relative", distribution=Laplace(shift=0.01), criterion="nll"
-    )
+    report = made.calibrate(rows(4000, 1), noise="relative", distribution=Laplace(shift=0.01))
     p, level = made.uq.predict(X), float(made.uq.noise_model.level)
     assert level**0.5 == pytest.approx(0.1, rel=0.05)
     torch.testing.assert_close(p.noise, level * p.mean.square())
@@ -141,7 +140,7 @@ def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
 @FACADES
 def test_the_numerical_scale_of_a_distribution_minimises_its_nll(facade, registered):
     made, data = facade(), rows(300, 3)
-    report = made.calibrate(data, distribution="laplace", ridge=1e-3, criterion="nll")
+    report = made.calibrate(data, distribution="laplace", ridge=1e-3)
     p = made.uq.predict(data[0])
     nll = -p.log_prob(data[1]).mean()
     assert report.nll == pytest.approx(float(nll), rel=1e-9)
@@ -160,9 +159,7 @@ def test_a_heavy_distribution_is_calibrated_by_its_likelihood_and_kept_in_files(
     facade, distribution, tmp_path
 ):
     made, data = facade(), rows(300, 3)
-    report = made.calibrate(
-        data, distribution=distribution, noise="constant", ridge=1e-3, criterion="nll"
-    )
+    report = made.calibrate(data, distribution=distribution, noise="constant", ridge=1e-3)
     p = made.uq.predict(data[0])
     nll = -p.log_prob(data[1]).mean()
     assert report.nll == pytest.approx(float(nll), rel=1e-9)
@@ -202,21 +199,18 @@ VERSION = rg.__version__.replace(".", r"\.")
 @FACADES
 def test_unknown_names_and_unfit_criteria_are_refused_and_change_nothing(facade, registered):
     made = facade()
-    made.calibrate(rows(50, 1), criterion="nll")
+    made.calibrate(rows(50, 1))
     before = made.uq.calibration
     for options, match in (
         ({"noise": "pink"}, "Unknown noise 'pink'. Known: none, constant, bayes"),
-        ({"noise": "features"}, "need criterion='auto', got 'nll'"),
+        ({"noise": "features"}, "are fitted by Full"),
         ({"distribution": "cauchy"}, "Unknown distribution 'cauchy'. Known: gaussian"),
-        (
-            {"distribution": "laplace", "criterion": "crps"},
-            "formula for the Gaussian distribution.*'nll', or 'bins'",
-        ),
+        ({"criterion": "crps"}, "criterion must be one of 'nll', 'bins', 'evidence', 'loo'"),
     ):
         with pytest.raises(ValueError, match=match):
             made.calibrate(rows(50, 1), **options)
     assert made.uq.calibration is before
-    made.calibrate(rows(400, 1), distribution="laplace", criterion="bins")
+    made.calibrate(rows(400, 1), criterion="bins", distribution="laplace")
     assert made.uq.distribution == Laplace()
 
 
@@ -242,12 +236,11 @@ def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
         ridge=ridge,
         noise=made.uq.noise_model,
         distribution=distributions.Gaussian,
-        criterion="nll",
     )
     assert made.uq.ridge == 0.5 and "0.5 (fixed)" in str(report)
-    assert made.calibrate(rows(60, 1), ridge="search", criterion="nll").fixed is False
-    with pytest.raises(ValueError, match="'search' or a number, got 'best'"):
-        made.calibrate(rows(60, 1), ridge="best", criterion="nll")
+    assert made.calibrate(rows(60, 1)).fixed is False
+    with pytest.raises(ValueError, match="or None to choose it, got 'best'"):
+        made.calibrate(rows(60, 1), ridge="best")
 
 
 @FACADES
@@ -257,22 +250,19 @@ def test_both_facades_speak_alike(facade):
     assert (
         made.uq.distribution == distributions.Gaussian() and float(made.uq.noise_model.level) == 0
     )
-    report = made.calibrate(rows(60, 1), noise="constant", criterion="nll")
+    report = made.calibrate(rows(60, 1), noise="constant")
     assert made.uq.calibration_report is report and made.uq.ridge == report.ridge
     assert float(made.uq.scale) == float(report.scale)
     assert made.uq.noise_model.name == "constant" and torch.equal(
         made.uq.noise_model.level, report.noise_level
     )
-    assert (
-        made.calibrate(rows(60, 1), criterion="nll").ridge
-        == made.calibrate(rows(60, 1), ridge=None, criterion="nll").ridge
-    )
-    assert made.calibrate(rows(60, 1), ridge=0.5, criterion="nll").ridge == made.uq.ridge == 0.5
+    assert made.calibrate(rows(60, 1)).ridge == made.calibrate(rows(60, 1), ridge=None).ridge
+    assert made.calibrate(rows(60, 1), ridge=0.5).ridge == made.uq.ridge == 0.5
 
 
 def test_the_facades_choose_the_same_for_a_linear_model():
     one, other = LastLayer(), AnyRegressor()
-    for options in ({}, {"noise": "constant"}, {"criterion": "crps", "noise": "bayes"}):
+    for options in ({}, {"noise": "constant"}, {"criterion": "bins", "noise": "bayes"}):
         a, b = (made.calibrate(rows(60, 1), **options) for made in (one, other))
         assert a.ridge == pytest.approx(b.ridge, rel=1e-6)
         assert a.nll == pytest.approx(b.nll) and a.nll_constant == pytest.approx(b.nll_constant)
@@ -306,7 +296,7 @@ def weighed(noise, loss="mse", unit=100.0):
     uq = rg.LastLayerRigidity(model, forward=lambda m, b: m(b[0]), target=lambda b: b[1])
     uq.fit([(x[:300], y[:300], c[:300])], loss=loss, sample_weight=lambda b: b[2])
     valid = [(x[300:], y[300:], c[300:])]
-    return uq, uq.calibrate(valid, noise=noise, criterion="nll"), valid
+    return uq, uq.calibrate(valid, method=Paper(noise=noise)).calibration_report, valid
 
 
 @pytest.mark.parametrize("noise", ["constant", "bayes", Relative])

@@ -5,13 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rigidities.calibration.full_model.target_rows import (
-    FAR,
-    TargetRows,
-    clipped_mean,
-    outlier_remarks,
-    reach,
-)
+from rigidities.calibration import words
+from rigidities.calibration.full import far_rows
+from rigidities.calibration.rows import FAR, TargetView, clipped_mean, reach
+from tests.support.slow_auto import target_view, view_of
 from tests.support.tensors import close, normal
 
 F64 = torch.float64
@@ -28,27 +25,27 @@ def test_seen_rows_are_those_of_a_refit_without_them():
     whole, w = refit(torch.ones(30, dtype=torch.bool))
     q = (f * torch.linalg.solve(whole, f.T).T).sum(1)
     columns = [y - f @ w, q, weight, f @ w, torch.ones_like(q), f]
-    found = TargetRows.of(*columns, seen=True)
+    found = view_of(*columns, seen=True)
     for i in (0, 7, 29):
         without, own = refit(torch.arange(30) != i)
         close(found.residual[i], y[i] - f[i] @ own)
         close(found.q[i], f[i] @ torch.linalg.solve(without, f[i]))
     assert bool(found.seen.all())
-    new = TargetRows.of(*columns, seen=False)
+    new = view_of(*columns, seen=False)
     close(new.residual, columns[0])
     close(new.q, q)
 
 
 def test_a_row_that_the_fit_nearly_interpolates_is_enlarged_twentyfold_at_most():
     columns = [torch.ones(2), torch.tensor([0.99, 0.5]), torch.ones(2), *torch.zeros(2, 2)]
-    found = TargetRows.of(*columns, torch.zeros(2, 1), seen=True)
+    found = view_of(*columns, torch.zeros(2, 1), seen=True)
     close(found.residual, torch.tensor([20.0, 2.0]))
 
 
 def test_masked_rows_are_left_out():
     error = torch.tensor([1.0, torch.nan, 3.0], dtype=F64)
     other = torch.ones(3, dtype=F64) / 2
-    found = TargetRows.of(error, other, other, other, other, other[:, None], seen=False)
+    found = view_of(error, other, other, other, other, other[:, None], seen=False)
     assert found.residual.tolist() == [1.0, 3.0]
 
 
@@ -80,7 +77,7 @@ def test_a_far_residual_counts_as_one_within_reach(size):
     unit = float(error.abs().median()) / 0.455**0.5
     assert limit == pytest.approx(FAR * unit, rel=0.02)
     one = torch.ones(200, dtype=F64)
-    found = TargetRows.of(error, one, one, one, one, one[:, None], seen=False)
+    found = view_of(error, one, one, one, one, one[:, None], seen=False)
     assert float(found.residual[7]) == pytest.approx(-limit)
     assert torch.equal(found.residual[8:], error[8:])
 
@@ -94,9 +91,9 @@ def test_many_far_residuals_are_no_outliers():
 def test_far_rows_are_named_by_their_place_in_the_data():
     error = normal(100)
     error[[3, 5]] = torch.tensor([1e9, torch.nan], dtype=F64)
-    (said,) = outlier_remarks(error, torch.arange(50, 150))
-    assert "53 (residual 1e+09" in said
-    assert outlier_remarks(normal(100), torch.arange(100)) == []
+    farthest, count = far_rows(error, torch.arange(50, 150))
+    assert count == 1 and "53 (residual 1e+09" in words.far_rows(farthest, count, FAR)
+    assert far_rows(normal(100), torch.arange(100)) == ([], 0)
 
 
 def test_rows_without_features_say_nothing_about_q():
@@ -117,10 +114,11 @@ def test_mostly_zero_squares_keep_their_mean(zeros):
     close(clipped_mean(squares), squares.mean())
 
 
-def rows_with(targets: torch.Tensor) -> TargetRows:
+def rows_with(targets: torch.Tensor) -> TargetView:
     mean = 0.8 * normal(len(targets), seed=3)
     one = torch.ones_like(mean)
-    return TargetRows(targets - mean, one, mean, mean[:, None], one, torch.zeros(len(mean)).bool())
+    seen = torch.zeros(len(mean)).bool()
+    return target_view(targets - mean, one, mean, mean[:, None], one, seen)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +141,6 @@ def test_held_rows_are_all_where_every_row_was_seen():
     assert len(rows.held_out) == 5
     seen = replace(rows, seen=~rows.seen)
     assert len(seen.held_out) == 5
-    joined = TargetRows.join([rows, seen])
+    joined = rows.followed_by(seen)
     assert len(joined.held_out) == 5
     assert len(joined.reference) == 10  # fewer than twenty seen rows fix no units

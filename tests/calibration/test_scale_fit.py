@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rigidities.calibration.full_model import scale_fit
-from rigidities.calibration.full_model.scale_fit import (
+from rigidities.calibration import scale_fit
+from rigidities.calibration.rows import TargetView
+from rigidities.calibration.scale_fit import (
     PENALTIES,
     ScaleFit,
     constant_fit,
     headed_fit,
 )
-from rigidities.calibration.full_model.target_rows import TargetRows
 from tests.support import slow_auto
 from tests.support.tensors import close
 
@@ -20,7 +20,7 @@ F64 = torch.float64
 WIDTH = 7
 
 
-def made_rows(count: int = 300, seed: int = 0) -> tuple[TargetRows, torch.Tensor]:
+def made_rows(count: int = 300, seed: int = 0) -> tuple[TargetView, torch.Tensor]:
     """Heteroscedastic Student-t rows, a third of them new; and the head's inputs."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -33,7 +33,7 @@ def made_rows(count: int = 300, seed: int = 0) -> tuple[TargetRows, torch.Tensor
     s2 = torch.exp(-1 + 0.6 * inputs[:, 0] - 0.5 * inputs[:, 4]) * share + 2 * q
     s2 = s2 * torch.where(seen, 0.7, 1.0)
     t = normal(count) / (normal(5, count).square().mean(0)).sqrt()
-    rows = TargetRows(s2.sqrt() * t, q, normal(count), inputs[:, 3:], share, seen)
+    rows = slow_auto.target_view(s2.sqrt() * t, q, normal(count), inputs[:, 3:], share, seen)
     return rows, inputs
 
 

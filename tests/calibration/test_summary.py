@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rigidities as rg
+from rigidities.calibration.methods import Paper
 from tests.support.nets import Trained, trained
 
 
@@ -49,15 +50,15 @@ def test_an_uncalibrated_one_says_so_and_what_it_knows(net):
 
 def test_a_calibrated_one_says_what_was_chosen_and_how_good_it_is(net):
     uq = rg.LastLayerRigidity(net.model).fit(*net.train)
-    report = uq.calibrate(*net.valid, criterion="nll", noise="constant")
+    report = uq.calibrate(*net.valid, method=Paper(noise="constant")).calibration_report
     found = lines(uq)
-    assert found["ridge"] == f"{report.ridge:.4g}, chosen by nll"
+    assert found["ridge"] == f'{report.ridge:.4g}, chosen by method "paper", criterion "nll"'
     assert found["scale"] == f"{float(report.scale):.4g}"
     assert found["noise"] == f"constant, variance {float(report.noise_level):.4g}"
     assert found["distribution"] == "gaussian"
     gain = f"{report.gain:.3g} ± {report.gain_error:.2g} nats per row better than one constant bar"
     assert found["calibrated"] == f"on 200 rows, {gain}"
-    assert found["intervals"] == "no guarantee; calibrate(x, y, conformal=0.3) gives one"
+    assert found["intervals"] == "no guarantee; conformalize(x, y) gives one"
     said = len(report.warnings) + len(report.remarks)
     assert said and found["notes"] == f"{said}: print(uq.calibration_report) shows them"
 
@@ -73,13 +74,13 @@ def test_a_loss_that_is_a_function_and_several_targets_are_called_so(net):
 
 def test_stale_fixed_and_guaranteed_are_told(net):
     uq = rg.LastLayerRigidity(net.model).fit(*net.train)
-    uq.calibrate(*net.valid, criterion="nll", ridge=0.1, conformal=net.test)
+    uq.calibrate(*net.valid, method=Paper(ridge=0.1)).conformalize(*net.test)
     assert lines(uq)["ridge"] == "0.1, fixed"
     assert lines(uq)["intervals"] == "guaranteed by p.interval(0.9)"
     assert "stale" not in uq.summary()
     uq.partial_fit(*net.test)
     assert "stale" in lines(uq)["calibrated"]
-    assert lines(uq)["intervals"].startswith("the guarantee is void: call calibrate(x, y, conf")
+    assert lines(uq)["intervals"].startswith("the guarantee is void: call calibrate and conf")
 
 
 def test_any_regressor_is_summed_up_alike_and_in_its_repr(net):
@@ -89,6 +90,8 @@ def test_any_regressor_is_summed_up_alike_and_in_its_repr(net):
     pr.fit(x, y)
     assert lines(pr)["form"] == "dense, gauss-newton" and lines(pr)["fit"] == "300 rows, loss MSE"
     assert repr(pr).endswith("parameters: dense form, ridge 0>")
-    pr.calibrate(net.valid[0], net.valid[1][:, 0], ridge=0.5)
-    assert lines(pr)["ridge"] == "0.5, fixed" and "calibrated by nll" in repr(pr)
-    assert "LastLayerRigidity.calibrate(x, y, conformal=0.3)" in lines(pr)["intervals"]
+    pr.calibrate(net.valid[0], net.valid[1][:, 0], method=Paper(ridge=0.5))
+    assert lines(pr)[
+        "ridge"
+    ] == "0.5, fixed" and 'calibrated by method "paper", criterion "nll"' in repr(pr)
+    assert lines(pr)["intervals"] == "no guarantee; conformalize(x, y) gives one"

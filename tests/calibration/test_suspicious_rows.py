@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import rigidities as rg
+from rigidities.calibration.methods import Paper
 from tests.support.nets import trained
 
 F64 = torch.float64
@@ -75,7 +76,7 @@ def test_targets_that_do_not_belong_to_their_inputs_are_warned_of(mistake, crite
     assert rms[0] > 3 * rms[1]
     said = MISMATCH.format(*(f"{value:.3g}".replace("+", r"\+") for value in rms))
     with pytest.warns(UserWarning, match=said):
-        report = uq.calibrate(X[VALID], wrong, criterion=criterion)
+        report = uq.calibrate(X[VALID], wrong, method=Paper(criterion=criterion)).calibration_report
     assert f"  ! {report.mismatch}" in str(report)
     assert report.warnings[0] == report.mismatch
     assert any("caution" in line and f"! {report.mismatch}" in line for line in lines_of(uq))
@@ -87,7 +88,9 @@ def test_targets_that_do_not_belong_to_their_inputs_are_warned_of(mistake, crite
 @pytest.mark.parametrize("criterion", ["auto", "nll"])
 def test_right_targets_are_not_warned_of(criterion):
     uq = line()
-    report = uq.calibrate(X[VALID], Y[VALID], criterion=criterion)  # warnings are errors
+    report = uq.calibrate(
+        X[VALID], Y[VALID], method=Paper(criterion=criterion)
+    ).calibration_report  # warnings are errors
     assert report.mismatch == ""
     assert not any("caution" in line for line in lines_of(uq))
 
@@ -95,7 +98,7 @@ def test_right_targets_are_not_warned_of(criterion):
 def test_a_single_row_in_error_is_no_mismatch():
     wrong = Y[VALID].clone()
     wrong[7] = 1e6
-    assert line().calibrate(X[VALID], wrong, criterion="nll").mismatch == ""
+    assert line().calibrate(X[VALID], wrong, method="paper").calibration_report.mismatch == ""
 
 
 def test_a_model_that_has_memorised_its_training_rows_is_no_mismatch():
@@ -109,7 +112,7 @@ def test_a_model_that_has_memorised_its_training_rows_is_no_mismatch():
     rms = [float(part.square().mean().sqrt()) for part in (errors[:50], errors[50:])]
     assert rms[0] < 1e-9 and 0.2 < rms[1] / float(y.std()) < 0.9
     uq = rg.LastLayerRigidity(readout).fit(features[:50], y[:50])
-    assert uq.calibrate(features[50:], y[50:], criterion="nll").mismatch == ""
+    assert uq.calibrate(features[50:], y[50:], method="paper").calibration_report.mismatch == ""
 
 
 def test_of_several_targets_the_wrong_one_is_named():
@@ -118,14 +121,14 @@ def test_of_several_targets_the_wrong_one_is_named():
     wrong = y[VALID].clone()
     wrong[:, 1] = wrong[ORDER, 1]
     with pytest.warns(UserWarning, match="^Target 1: The calibration rows have an RMS error"):
-        report = uq.calibrate(X[VALID], wrong, criterion="nll")
+        report = uq.calibrate(X[VALID], wrong, method="paper").calibration_report
     assert "Target 0" not in report.mismatch
 
 
 def test_a_file_keeps_the_word_about_mismatched_targets(tmp_path):
     uq = line()
     with pytest.warns(UserWarning, match="RMS error"):
-        report = uq.calibrate(X[VALID], Y[VALID].flip(0), criterion="nll")
+        report = uq.calibrate(X[VALID], Y[VALID].flip(0), method="paper").calibration_report
     uq.save(tmp_path / "uq")
     again = rg.LastLayerRigidity.load(tmp_path / "uq", uq.model)
     assert again.calibration_report.mismatch == report.mismatch != ""
@@ -140,7 +143,9 @@ SEEN = r"{} of {} calibration rows are also in the training data"
 def test_rows_that_were_all_seen_in_training_carry_an_exclamation_mark(criterion):
     uq = line()
     with pytest.warns(UserWarning, match=SEEN.format(300, 300)):
-        report = uq.calibrate(X[TRAIN], Y[TRAIN], criterion=criterion)
+        report = uq.calibrate(
+            X[TRAIN], Y[TRAIN], method=Paper(criterion=criterion)
+        ).calibration_report
     assert "  ! 300 of 300 calibration rows are also in the training data" in str(report)
     assert any("caution" in line and "! 300 of 300" in line for line in lines_of(uq))
     verdict = rg.report.verdict(uq.predict(X[VALID]), Y[VALID], calibration=report)
@@ -210,11 +215,11 @@ def test_training_rows_are_recognised_in_dictionaries_of_any_batching(case):
     uq = rg.LastLayerRigidity(model, forward=forward, target=target)
     uq.fit(batches(X[TRAIN], Y[TRAIN]))
     for made in (batches, other_batches):
-        report = uq.calibrate(made(X[VALID], Y[VALID]), criterion="nll")
+        report = uq.calibrate(made(X[VALID], Y[VALID]), method="paper").calibration_report
         assert (report.samples, report.duplicates) == (300, 0)
         mixed = slice(150, 450)  # the first half was seen
         with pytest.warns(UserWarning, match=SEEN.format(150, 300)):
-            uq.calibrate(made(X[mixed], Y[mixed]), criterion="nll")
+            uq.calibrate(made(X[mixed], Y[mixed]), method="paper")
     # Rows are taken out of the fit by the same hashes.
     assert uq.forget(other_batches(X[:70], Y[:70])).gram.count == 230
 
@@ -232,7 +237,7 @@ def test_a_target_alone_does_not_tell_rows_apart():
 
     model = linear(X[TRAIN], Y[TRAIN])
     uq = rg.LastLayerRigidity(model, forward=forward, target=lambda b: b["y"]).fit([batch(TRAIN)])
-    report = uq.calibrate([batch(VALID)], criterion="nll")
+    report = uq.calibrate([batch(VALID)], method="paper").calibration_report
     assert report.samples == 0
     assert "It was not possible to check whether these rows" in str(report)
 
@@ -242,5 +247,5 @@ def test_rows_of_another_length_cannot_be_told_apart():
     x, y = net.train
     batches = [{"x": x, "y": y, "edges": torch.zeros(2, 17)}]
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b["x"]), target=lambda b: b["y"])
-    report = uq.fit(batches).calibrate(batches, criterion="nll")
+    report = uq.fit(batches).calibrate(batches, method="paper").calibration_report
     assert report.samples == 0

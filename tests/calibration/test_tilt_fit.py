@@ -4,7 +4,7 @@ included."""
 import pytest
 import torch
 
-from rigidities.calibration.full_model import tilt_fit
+from rigidities.calibration import tilt_fit
 from tests.support import slow_auto
 from tests.support.tensors import close, normal
 

@@ -10,9 +10,56 @@ import torch
 from scipy.stats import t as student_t
 from torch import Tensor
 
-from rigidities.calibration.full_model.target_rows import TargetRows
+from rigidities.calibration.rows import Rows, TargetView
 
 F64 = torch.float64
+
+
+def target_view(
+    residual: Tensor,
+    q: Tensor,
+    mean: Tensor,
+    features: Tensor,
+    noise_factor: Tensor,
+    seen: Tensor,
+) -> TargetView:
+    """Rows of one target without bounds, as they are."""
+    return TargetView(
+        residual=residual,
+        q=q,
+        mean=mean,
+        features=features,
+        noise_factor=noise_factor,
+        seen=seen,
+        target=mean + residual,
+        side=torch.zeros_like(q),
+    )
+
+
+def view_of(
+    error: Tensor,
+    q: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    noise_factor: Tensor,
+    features: Tensor,
+    *,
+    seen: bool,
+) -> TargetView:
+    """The view of a table of one target, whose columns are (n,), and its features (n, P)."""
+    rows = Rows(
+        error=error[:, None],
+        mean=mean[:, None],
+        power=(q[:, None, None],),
+        weight=weight[:, None],
+        noise_factor=noise_factor[:, None],
+        number=torch.arange(len(q)),
+        count=len(q),
+        typical_weight=torch.ones(1, 1, dtype=F64),
+        trained=seen,
+        inputs=features[:, None],
+    )
+    return rows.target(0, q[:, None], noise_factor[:, None])
 
 
 def minimum(value: Callable[[Tensor], Tensor], start: Tensor, steps: int = 400) -> Tensor:
@@ -38,7 +85,7 @@ def minimum(value: Callable[[Tensor], Tensor], start: Tensor, steps: int = 400) 
     return x.detach()
 
 
-def squared_scale(rows: TargetRows, inputs: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def squared_scale(rows: TargetView, inputs: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """s^2 of every row, and the noise's part of it."""
     optimism = torch.where(rows.seen, torch.exp(-p[2]), 1.0)
     noise = torch.exp(p[0] + inputs @ p[3:-1]) * rows.noise_factor * optimism
@@ -53,7 +100,7 @@ def precisions(width: int, penalty: float, spread: float) -> Tensor:
 
 def posterior(
     p: Tensor,
-    rows: TargetRows,
+    rows: TargetView,
     inputs: Tensor,
     square: Tensor,
     *,
@@ -72,7 +119,7 @@ def posterior(
     return nll.sum() + 0.5 * own
 
 
-def information(p: Tensor, rows: TargetRows, inputs: Tensor) -> Tensor:
+def information(p: Tensor, rows: TargetView, inputs: Tensor) -> Tensor:
     """Expected information of the rows on all parameters but the tail, without the priors."""
     s2, noise = squared_scale(rows, inputs, p)
     nu, share = 2 + p[-1].exp(), noise / s2
@@ -81,7 +128,7 @@ def information(p: Tensor, rows: TargetRows, inputs: Tensor) -> Tensor:
     return nu / (2 * (nu + 3)) * design.T @ design
 
 
-def evidence(p: Tensor, rows: TargetRows, inputs: Tensor, value: Tensor, penalty: float) -> float:
+def evidence(p: Tensor, rows: TargetView, inputs: Tensor, value: Tensor, penalty: float) -> float:
     """Laplace's, up to a constant."""
     prior = precisions(inputs.shape[1], penalty, 1.5)
     whole = information(p, rows, inputs) + torch.diag(prior)

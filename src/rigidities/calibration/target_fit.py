@@ -96,7 +96,12 @@ class Design:
         """
         assert rows.columns is None, "these rows have columns of a design already"
         reference = rows.reference
-        inputs = Inputs.of(rows.informative_reference.q, reference.mean, reference.features)
+        columns = reference.features
+        if not columns.shape[1]:  # without features, a constant column stands in for a moment
+            columns = columns.new_zeros(len(columns), 1)
+        inputs = Inputs.of(rows.informative_reference.q, reference.mean, columns)
+        width = reference.features.shape[1]
+        inputs = replace(inputs, centre=inputs.centre[:width], spread=inputs.spread[:width])
         if features is not None:
             centre, spread = features
             inputs = replace(inputs, centre=centre, spread=spread)

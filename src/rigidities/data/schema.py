@@ -489,7 +489,7 @@ def _check_section(
 def _is_of_type(value: Any, expected: Any) -> bool:
     """Whether a JSON value is of a type; booleans are not numbers, and an int is a float too."""
     if isinstance(value, bool):
-        return expected in (bool, object)
+        return expected in (bool, bool | None, object)
     if expected in (float, Finite) and isinstance(value, int | float):
         return expected is float or math.isfinite(value)
     return isinstance(value, expected)
