@@ -225,9 +225,7 @@ def small_groups(seed):
 def test_each_group_holds_its_level_or_is_infinite_and_named():
     found = Conformal.of(*small_groups(seed=40), labels=SMALL)
     test, y = small_groups(seed=41)
-    with pytest.warns(
-        UserWarning, match=r"level 0.9.* 9 rows: 3 with 6 rows\. .*one label"
-    ):
+    with pytest.warns(UserWarning, match=r"level 0.9.* 9 rows: 3 with 6 rows\. .*one label"):
         low, high = found.bound(SMALL).interval(test, 0.9)
     small = (SMALL == 3)[:, 0]
     assert low[small].eq(-math.inf).all() and high[small].eq(math.inf).all()

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.calibration.full_model import automatic, ladder, target_fit
-from rigidities.calibration.full_model.target_rows import REFERENCE, TargetRows
-from rigidities.prediction.guards import GROWTH, POWER, SPAN
+from rigidities.calibration import full, target_fit
+from rigidities.calibration.methods import Full, Paper
+from rigidities.calibration.rows import REFERENCE, TargetView
+from rigidities.prediction.guards import POWER, SPAN
 from tests.support import slow_auto
 from tests.support.random_features import Sets, sets
 from tests.support.tensors import alike, close
@@ -33,11 +34,11 @@ def uq(one):
 
 def fitted(data: Sets, **options) -> rg.LastLayerRigidity:
     uq = rg.LastLayerRigidity(data.model).fit(data.train)
-    uq.calibrate(data.valid, **options)
-    return uq
+    method = Paper(**options) if "criterion" in options else Full(**options)
+    return uq.calibrate(data.valid, method=method)
 
 
-def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0) -> TargetRows:
+def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0) -> TargetView:
     """Rows of one target by a dense inverse."""
     x, y = data
     f = uq.features(x)
@@ -45,16 +46,16 @@ def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0)
     q = (f * torch.linalg.solve(whole, f.T).T).sum(1)
     mean = uq.model(x).detach()[:, k]
     one = torch.ones_like(q)
-    return TargetRows.of(y[:, k] - mean, q, one, mean, one, f, seen=seen)
+    return slow_auto.view_of(y[:, k] - mean, q, one, mean, one, f, seen=seen)
 
 
-def fitted_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetRows:
+def fitted_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetView:
     """The rows that one target's full model is fitted to."""
     both = [dense_rows(uq, data.train, seen=True, k=k), dense_rows(uq, data.valid, seen=False, k=k)]
-    return TargetRows.join(both).with_forecast(None)
+    return target_fit.with_forecast(both[0].followed_by(both[1]), None)
 
 
-def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetRows:
+def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetView:
     """The rows to judge one target by, with the ignorant forecast of the fit."""
     rows = dense_rows(uq, data.test, seen=False, k=k)
     forecast = fitted_rows(uq, data, k).forecast
@@ -235,26 +236,12 @@ def test_few_rows_do_not_explain_the_targets_by_many_bias_columns():
     counts = torch.randint(0, 3, (25, 30), generator=generator).double()
     target = torch.randn(25, generator=generator, dtype=F64)
     one = torch.ones(25, dtype=F64)
-    rows = TargetRows.of(target, one, one, 0 * one, one, counts, seen=False)
-    forecast = rows.with_forecast(torch.arange(30)).forecast
+    rows = slow_auto.view_of(target, one, one, 0 * one, one, counts, seen=False)
+    forecast = target_fit.IgnorantForecast.of(rows, torch.arange(30))
     total = counts.sum(1)
     slope = (total @ target) / (total @ total)
     close(forecast(counts), slope * total)
     close(forecast.variance, (target - slope * total).square().sum() / 24)
-
-
-def test_bars_may_grow_with_q_alone(one):
-    uq = fitted(one, guard="q")
-    guard, test = uq.calibration.guard, dense_rows(uq, one.test, seen=False)
-    beyond = (test.q / guard.reference).clamp(min=1) ** GROWTH - 1
-    s2 = unguarded(uq, one, test) + guard.scale2 * guard.reference * beyond
-    close(uq.predict(one.test[0]).unit[:, 0].square(), s2, 1e-5)
-    held = dense_rows(uq, one.valid, seen=False)
-    ratio = held.residual.square() / held.q
-    mean = ratio.clamp(max=float(25 * ratio.median() / 0.455)).mean()
-    t = slow_auto.t_quantile(0.95, uq.calibration.distribution.df)
-    close(guard.scale2[0], mean * (1.6448536 / t) ** 2, 1e-6)
-    assert "wider bars, which grow with q. A typical bar is" in str(uq.calibration_report)
 
 
 def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq):
@@ -263,8 +250,8 @@ def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq
     bayes = ratio.clamp(max=float(25 * ratio.median() / 0.455)).mean().sqrt()
     close(uq.calibration.joint[0], bayes, 1e-8)
     fit = whole_fit(uq, one)
-    optimism = 1 - torch.exp(-fit.scale.optimism.clamp(min=0))
-    rows = TargetRows.join([dense_rows(uq, one.train, seen=True), held])
+    optimism = 1 - torch.exp(-fit.scale.vector[2].clamp(min=0))
+    rows = dense_rows(uq, one.train, seen=True).followed_by(held)
     gap = 0.5 * optimism * rows.mean_square / held.q.mean()
     single = (0.5 * (fit.scale.scale2 + gap)).sqrt()
     close(uq.scale[0], torch.maximum(single, bayes), 1e-4)
@@ -390,7 +377,7 @@ def test_the_cross_validated_ladder_is_that_of_five_folds(one, uq):
 
 def taking(monkeypatch, rung: str) -> None:
     """Let the ladder take a rung, whatever cross-validation says."""
-    monkeypatch.setattr(ladder, "best_rung", lambda scores, barred, allowed: rung)
+    monkeypatch.setattr(full, "best_rung", lambda scores, barred, allowed: rung)
 
 
 def test_the_papers_form_is_taken_as_a_rung(one, monkeypatch):
@@ -432,21 +419,21 @@ def test_one_constant_bar_is_a_rung_that_grows_beyond_the_training_rows(one, mon
 
 
 def test_a_rung_that_is_not_to_be_taken_is_passed_over(one, monkeypatch):
-    monkeypatch.setattr(automatic, "FEWEST_DIRECTIONS", 1e9)
-    monkeypatch.setattr(ladder, "CLEARLY", -1e9)  # the simplest is taken
-    monkeypatch.setattr(ladder, "CAUTION", 1e9)
+    monkeypatch.setattr(full, "FEWEST_DIRECTIONS", 1e9)
+    monkeypatch.setattr(full, "CLEARLY", -1e9)  # the simplest is taken
+    monkeypatch.setattr(full, "CAUTION", 1e9)
     assert fitted(one).calibration_report.rung == "constant bar"
 
 
 def test_the_gain_is_that_of_rungs_which_other_folds_take(one, uq):
     rows = fitted_rows(uq, one)
     parts = target_fit.Components()
-    scores = ladder.left_out_scores(rows, ladder.rung_fits(rows, parts), parts, None)
+    scores = full.left_out_scores(rows, full.rung_fits(rows, parts), parts, None)
     error = rows.held_out.residual
     fold = torch.arange(len(error)) % 5
     gains = torch.empty_like(error)
     for k in range(5):
-        rung = ladder.best_rung([scores.without(k)], frozenset(), 2.0)
+        rung = full.best_rung([scores.without(k)], frozenset(), 2.0)
         variance = error[fold != k].square().mean()
         constant = 0.5 * (2 * torch.pi * variance).log() + 0.5 * error.square() / variance
         gains[fold == k] = (constant - scores.nll[rung])[fold == k]

@@ -1,4 +1,4 @@
-"""Options of `calibrate(criterion="auto")`: noise, distribution, conformal rows, files, and the
+"""Options of `calibrate(method=Full(...))`: noise, distribution, conformal rows, files, and the
 report."""
 
 import copy
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration.full_model import ladder
-from rigidities.prediction.distribution import StudentT
-from rigidities.prediction.noise import ConstantNoise, GivenNoise
+from rigidities.calibration import full
+from rigidities.calibration.methods import Full, Paper
+from rigidities.prediction.noise import GivenNoise
 from tests.support.random_features import Sets, draw, normal_noise, sets
 from tests.support.refusals import refused
 from tests.support.tensors import alike, close
@@ -21,7 +21,7 @@ F64 = torch.float64
 @pytest.fixture(autouse=True)
 def _full(monkeypatch):
     """The full model, whatever the draw says of a constant noise."""
-    monkeypatch.setattr(ladder.Ladder, "allowed", 1e9)
+    monkeypatch.setattr(full.Ladder, "allowed", 1e9)
 
 
 def inputs_of(batch) -> torch.Tensor:
@@ -48,9 +48,11 @@ def fresh():
     return draw(200, normal_noise, 77)
 
 
-def calibrated(one, valid=None, **options) -> rg.LastLayerRigidity:
+def calibrated(one, valid=None, conformal=None, groups=None, **options) -> rg.LastLayerRigidity:
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    uq.calibrate(one.valid if valid is None else valid, **options)
+    uq.calibrate(one.valid if valid is None else valid, method=Full(**options))
+    if conformal is not None:
+        uq.conformalize(conformal, groups=groups)
     return uq
 
 
@@ -120,54 +122,82 @@ def test_the_units_of_a_known_noise_do_not_matter(one, factor):
 
 def test_training_rows_help_where_they_are_given_with_the_noise(one):
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    report = uq.calibrate(one.valid, train=one.train, noise=known_noise)
+    uq.calibrate(one.valid, train=one.train, method=Full(noise=known_noise))
+    report = uq.calibration_report
     assert report.seen == 240
     assert "not known" not in str(report)
 
 
-def test_objects_and_classes_are_taken_too(one):
-    alike(
-        calibrated(one, noise=ConstantNoise, distribution=StudentT).predict(one.test[0]),
-        calibrated(one, noise="constant", distribution="student-t").predict(one.test[0]),
-        1e-12,
-    )
+NO_METHOD = {
+    "no_noise": (Full, {"noise": "none"}, "noise of Full must be 'features'.*belong to Paper"),
+    "bayes": (Full, {"noise": "bayes"}, "got 'bayes'"),
+    "unknown_noise": (Full, {"noise": "pink"}, "got 'pink'"),
+    "unknown_distribution": (Full, {"distribution": "cauchy"}, "cauchy"),
+    "given_by_name": (Full, {"noise": "given"}, "got 'given'"),
+    "ridge": (Full, {"ridge": "large"}, "ridge must be a finite number"),
+    "tilted_paper": (Paper, {"distribution": "tilted"}, "are fitted by Full"),
+    "features_paper": (Paper, {"noise": "features"}, "are fitted by Full"),
+    "unknown_noise_of_paper": (Paper, {"noise": "pink"}, "Unknown noise 'pink'"),
+    "given_by_name_to_paper": (Paper, {"noise": "given"}, "noise=lambda batch: variances"),
+    "given_class": (Paper, {"noise": GivenNoise}, "noise=lambda batch: variances"),
+}
+
+
+@pytest.mark.parametrize("id", NO_METHOD)
+def test_a_method_refuses_options_that_make_no_sense(id):
+    kind, options, message = NO_METHOD[id]
+    refused(message, kind, **options)
 
 
 REFUSED = {
-    "no_noise": ({"noise": "none"}, "criterion='auto' fits noise='features'.*criterion='nll'"),
-    "bayes": ({"noise": "bayes"}, "got noise='bayes'"),
-    "tilted_nll": (
-        {"criterion": "nll", "distribution": "tilted"},
-        "need criterion='auto', got",
-    ),
-    "features_crps": ({"criterion": "crps", "noise": "features"}, "need criterion='auto'"),
-    "unknown_noise": ({"noise": "pink"}, "Unknown noise 'pink'"),
-    "unknown_distribution": ({"distribution": "cauchy"}, "cauchy"),
-    "given_by_name": ({"noise": "given"}, "noise=lambda batch: variances"),
-    "given_class": ({"noise": GivenNoise}, "noise=lambda batch: variances"),
-    "negative": ({"noise": lambda b: -known_noise(b)}, "variances must be finite and not neg"),
-    "zero": ({"noise": lambda b: 0 * known_noise(b)}, "noise variances must be above zero"),
-    "none": ({"noise": lambda b: None}, "noise_variance returned None"),
-    "misshapen": ({"noise": lambda b: torch.ones(3)}, "noise_variance returned"),
-    "share": ({"conformal": 1.5}, "share must lie between 0 and 1"),
-    "groups": ({"conformal": 0.5, "groups": "colour"}, "groups must be 'bar' or callable"),
-    "groups_alone": ({"groups": "bar"}, "Pass conformal= "),
-    "labels": ({"conformal": 0.5, "groups": lambda b: torch.rand(3)}, "one whole number per row"),
-    "ridge": ({"ridge": "large"}, "ridge must be None"),
+    "negative": (lambda b: -known_noise(b), "variances must be finite and not neg"),
+    "zero": (lambda b: 0 * known_noise(b), "noise variances must be above zero"),
+    "none": (lambda b: None, "noise_variance returned None"),
+    "misshapen": (lambda b: torch.ones(3), "noise_variance returned"),
 }
 
 
 @pytest.mark.parametrize("id", REFUSED)
-def test_what_makes_no_sense_is_refused_and_changes_nothing(one, id):
-    options, message = REFUSED[id]
+def test_noises_that_make_no_sense_are_refused_and_change_nothing(one, id):
+    noise, message = REFUSED[id]
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    refused(message, uq.calibrate, one.valid, **options)
+    refused(message, uq.calibrate, one.valid, method=Full(noise=noise))
     assert uq.calibration_report is None
 
 
-def test_bars_by_groups_need_training_rows(one):
-    uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=0)
-    refused("the fit kept no training rows", uq.calibrate, one.valid, conformal=0.5, groups="bar")
+def test_conformalize_comes_after_a_calibration_that_holds(one, fresh):
+    uq = rg.LastLayerRigidity(one.model).fit(one.train)
+    message = "There is no calibration yet: call calibrate.*used for neither"
+    refused(message, uq.conformalize, fresh)
+    uq.calibrate(one.valid, method="paper")
+    refused("groups must be 'bar' or callable", uq.conformalize, fresh, groups="colour")
+    labels = lambda b: torch.rand(3)  # noqa: E731
+    refused("one whole number per row", uq.conformalize, fresh, groups=labels)
+    assert uq.calibration.conformal is None
+    uq.conformalize(fresh)
+    assert "Conformal intervals from 200 rows" in str(uq.calibration_report)
+    uq.partial_fit(fresh)
+    refused("Data were added or removed", uq.conformalize, fresh)
+    assert "the guarantee is void" in uq.summary()
+    uq.calibrate(one.valid, method="paper")
+    assert uq.calibration.conformal is None
+
+
+def test_other_conformal_rows_replace_the_former_ones_and_seen_ones_are_told(one, fresh):
+    uq = calibrated(one, conformal=fresh)
+    first = uq.calibration_report
+    uq.conformalize(one.test, groups="bar")
+    text = str(uq.calibration_report)
+    assert "Conformal intervals from 200 rows" not in text and "groups by the bar" in text
+    assert len(uq.calibration_report.remarks) == len(first.remarks)
+    with pytest.warns(UserWarning, match="conformal rows are also in the training data"):
+        uq.conformalize(one.train)
+    assert "240 of 240 conformal rows are also in the training data" in str(uq.calibration_report)
+
+
+def test_bars_by_groups_need_training_rows(one, fresh):
+    uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=0).calibrate(one.valid)
+    refused("the fit kept no training rows", uq.conformalize, fresh, groups="bar")
 
 
 @pytest.mark.parametrize("groups", [None, "bar", side], ids=["all", "bar", "function"])
@@ -202,26 +232,6 @@ def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, 
         with pytest.warns(UserWarning, match="3 with 6 rows"):
             table = p.to_numpy(conformal=True)
         assert (table["high"][:6] == math.inf).all()
-    merged = calibrated(one, conformal=fresh, groups=six_and_others, merge_groups=50)
-    assert "small groups are merged: 0, 3 with 200 rows" in str(merged.calibration_report)
-    low, high = merged.predict(one.test[0]).interval(0.9, conformal=True)
-    assert low.isfinite().all() and high.isfinite().all()
-
-
-def test_rows_to_merge_groups_by_are_a_number_and_belong_to_groups(one):
-    uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    refused("Pass groups= as well", uq.calibrate, one.valid, conformal=0.5, merge_groups=50)
-    for wrong in (0, True, 0.5, "bar"):
-        options = {"conformal": 0.5, "groups": side, "merge_groups": wrong}
-        refused("number of rows below which", uq.calibrate, one.valid, **options)
-
-
-def test_a_share_of_the_rows_is_set_aside_and_fits_nothing(one):
-    uq = calibrated(one, conformal=0.25)
-    assert uq.calibration_report.rows == 90
-    assert "Conformal intervals from 30 rows" in str(uq.calibration_report)
-    assert "Calibrated on 90 validation rows and 240 training rows (" in str(uq.calibration_report)
-    refused("needs validation data", uq.calibrate, conformal=0.25)
 
 
 def test_without_conformal_rows_there_is_no_guarantee(one):
@@ -259,7 +269,7 @@ def test_a_state_dict_and_copies_keep_the_whole_calibration(one, fresh):
 
 def test_several_targets_survive_a_file(tmp_path):
     data = sets(targets=2)
-    uq = calibrated(data, conformal=0.3)
+    uq = calibrated(data, conformal=data.test)
     the_same(reloaded(uq, data, tmp_path), uq, data.test[0])
 
 
@@ -278,7 +288,7 @@ def test_weights_survive_a_file(one, tmp_path):
 def test_the_report_says_in_plain_words_what_was_chosen(one):
     text = str(calibrated(one).calibration_report)
     for phrase in (
-        '120 validation rows and 240 training rows (leave-one-out), criterion "auto" (',
+        '120 validation rows and 240 training rows (leave-one-out), method "full" (',
         "distribution    tilted, ",
         "degrees of freedom",
         "chosen: the full model. Cross-validated NLL per row (lower is better):",
@@ -321,11 +331,12 @@ def noise_alone(seed=1):
 def test_the_default_refuses_a_ridge_that_swamps_every_direction():
     for seed in range(6):
         uq, valid = noise_alone(seed)
-        report = uq.calibrate(*valid)
+        report = uq.calibrate(*valid).calibration_report
         assert report.effective_rank > 0.99
         if report.effective_rank < 1.01:
             assert "where the data determine one direction" in str(report)
-    swamped = uq.calibrate(*valid, ridge=1e8)  # as the user wants it
+    uq.calibrate(*valid, method=Full(ridge=1e8))  # as the user wants it
+    swamped = uq.calibration_report
     assert swamped.ridge == 1e8
     assert "swamps every direction that the data determine" in str(swamped)
 
@@ -333,22 +344,29 @@ def test_the_default_refuses_a_ridge_that_swamps_every_direction():
 def test_a_handful_of_calibration_rows_gets_a_warning():
     uq, (x, y) = noise_alone()
     with pytest.warns(UserWarning, match="calibrated on only 5 held-out rows: .* than on"):
-        report = uq.calibrate(x[:5], y[:5])
+        report = uq.calibrate(x[:5], y[:5]).calibration_report
     assert "calibrated on only 5 held-out rows" in str(report)
     with pytest.warns(UserWarning, match="the size of the bars is uncertain by 32 %"):
-        uq.calibrate(x[:5], y[:5], criterion="nll")
-    assert not uq.calibrate(x, y).few
+        uq.calibrate(x[:5], y[:5], method="paper")
+    assert not uq.calibrate(x, y).calibration_report.few
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"conformal": 0.5}, {"criterion": "nll", "conformal": 0.5}]
+    ("method", "conformal"), [("full", False), ("full", True), ("paper", True)]
 )
-def test_early_stopping_is_asked_once_and_can_be_answered(options):
-    uq, valid = noise_alone()
-    asked = str(uq.calibrate(*valid, **options))
+def test_early_stopping_is_asked_once_and_can_be_answered(method, conformal):
+    uq, (x, y) = noise_alone()
+
+    def said(early_stopped: bool | None) -> str:
+        uq.calibrate(x[:10], y[:10], method=method, early_stopped=early_stopped)
+        if conformal:
+            uq.conformalize(x[10:], y[10:])
+        return str(uq.calibration_report)
+
+    asked = said(None)
     assert asked.count("early stopping") == 1
     assert "early_stopped=False" in asked
-    assert "early stopping" not in str(uq.calibrate(*valid, early_stopped=False, **options))
-    told = str(uq.calibrate(*valid, early_stopped=True, **options))
+    assert "early stopping" not in said(False)
+    told = said(True)
     assert told.count("These validation rows chose the checkpoint (early stopping)") == 1
     assert "?" not in told.partition("early stopping")[2]

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import rigidities as rg
 from rigidities.calibration.evidence import evidence
-from rigidities.calibration.residuals import golden_positions
-from rigidities.calibration.search import most_evident_ridge
+from rigidities.calibration.paper import most_evident_ridge
+from rigidities.calibration.rows import golden_positions
 from rigidities.data.batches import raw_batches
 from tests.support.nets import Net, Rows, calibrated, fitted, trained
 from tests.support.refusals import refused

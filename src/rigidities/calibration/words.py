@@ -165,7 +165,7 @@ def training_rows(used: int, memorised: int, *, noise_is_given: bool) -> list[st
         ]
     if used:
         return []
-    why = "The fit kept no training rows (sample=0, or a file saved without rows=True)"
+    why = "The fit kept no training rows (keep_rows=0, or a file saved without rows=True)"
     if noise_is_given:
         why = "The noise of training rows is not known"
     return [f"{why}: only the validation rows were used."]
