@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import rigidities as rg
-from rigidities.calibration.methods import Paper
 from tests.support.nets import trained
 
 F64 = torch.float64
@@ -64,9 +63,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("criterion", ["auto", "nll"])
+@pytest.mark.parametrize("method", ["full", "paper"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_targets_that_do_not_belong_to_their_inputs_are_warned_of(mistake, criterion):
+def test_targets_that_do_not_belong_to_their_inputs_are_warned_of(mistake, method):
     uq = line()
     wrong = MISTAKES[mistake](Y[VALID])
     rms = [
@@ -76,7 +75,7 @@ def test_targets_that_do_not_belong_to_their_inputs_are_warned_of(mistake, crite
     assert rms[0] > 3 * rms[1]
     said = MISMATCH.format(*(f"{value:.3g}".replace("+", r"\+") for value in rms))
     with pytest.warns(UserWarning, match=said):
-        report = uq.calibrate(X[VALID], wrong, method=Paper(criterion=criterion)).calibration_report
+        report = uq.calibrate(X[VALID], wrong, method=method).calibration_report
     assert f"  ! {report.mismatch}" in str(report)
     assert report.warnings[0] == report.mismatch
     assert any("caution" in line and f"! {report.mismatch}" in line for line in lines_of(uq))
@@ -85,11 +84,11 @@ def test_targets_that_do_not_belong_to_their_inputs_are_warned_of(mistake, crite
     assert f"  ! {report.mismatch}" in str(verdict)
 
 
-@pytest.mark.parametrize("criterion", ["auto", "nll"])
-def test_right_targets_are_not_warned_of(criterion):
+@pytest.mark.parametrize("method", ["full", "paper"])
+def test_right_targets_are_not_warned_of(method):
     uq = line()
     report = uq.calibrate(
-        X[VALID], Y[VALID], method=Paper(criterion=criterion)
+        X[VALID], Y[VALID], method=method
     ).calibration_report  # warnings are errors
     assert report.mismatch == ""
     assert not any("caution" in line for line in lines_of(uq))
@@ -139,13 +138,11 @@ def test_a_file_keeps_the_word_about_mismatched_targets(tmp_path):
 SEEN = r"{} of {} calibration rows are also in the training data"
 
 
-@pytest.mark.parametrize("criterion", ["auto", "nll"])
-def test_rows_that_were_all_seen_in_training_carry_an_exclamation_mark(criterion):
+@pytest.mark.parametrize("method", ["full", "paper"])
+def test_rows_that_were_all_seen_in_training_carry_an_exclamation_mark(method):
     uq = line()
     with pytest.warns(UserWarning, match=SEEN.format(300, 300)):
-        report = uq.calibrate(
-            X[TRAIN], Y[TRAIN], method=Paper(criterion=criterion)
-        ).calibration_report
+        report = uq.calibrate(X[TRAIN], Y[TRAIN], method=method).calibration_report
     assert "  ! 300 of 300 calibration rows are also in the training data" in str(report)
     assert any("caution" in line and "! 300 of 300" in line for line in lines_of(uq))
     verdict = rg.report.verdict(uq.predict(X[VALID]), Y[VALID], calibration=report)

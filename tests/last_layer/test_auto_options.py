@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration.full_model import ladder
+from rigidities.calibration import full
 from rigidities.prediction.distribution import StudentT
 from rigidities.prediction.noise import ConstantNoise, GivenNoise
 from tests.support.random_features import Sets, draw, normal_noise, sets
@@ -20,7 +20,7 @@ F64 = torch.float64
 @pytest.fixture(autouse=True)
 def _full(monkeypatch):
     """The full model, whatever the draw says of a constant noise."""
-    monkeypatch.setattr(ladder.Ladder, "allowed", 1e9)
+    monkeypatch.setattr(full.Ladder, "allowed", 1e9)
 
 
 def inputs_of(batch) -> torch.Tensor:

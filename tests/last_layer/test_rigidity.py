@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import rigidities as rg
 from rigidities.calibration.evidence import evidence
-from rigidities.calibration.residuals import golden_positions
-from rigidities.calibration.search import most_evident_ridge
+from rigidities.calibration.paper import most_evident_ridge
+from rigidities.calibration.rows import golden_positions
 from rigidities.data.batches import raw_batches
 from rigidities.posterior.quadratic import rounding_bound
 from tests.support.nets import Net, Rows, calibrated, fitted, trained
@@ -544,7 +544,7 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
 def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
     fit.batch_size = 16
     whole = fit.calibrate(net.valid, method="paper").calibration_report
-    monkeypatch.setattr("rigidities.calibration.residuals.LARGEST", 34 * 110)
+    monkeypatch.setattr("rigidities.calibration.rows.LARGEST", 34 * 110)
     thinned = fit.calibrate(net.valid, method="paper").calibration_report
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge

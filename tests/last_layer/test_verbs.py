@@ -1,5 +1,6 @@
 """The public contract of `LastLayerRigidity`: its verbs, their options, and what they refuse."""
 
+import copy
 import inspect
 from functools import partial
 from typing import ClassVar
@@ -443,3 +444,86 @@ def test_a_loss_that_a_file_holds_cannot_be_replaced(net, fit, tmp_path):
     for functions in ({"loss": "huber"}, {"sample_weight": twice}):
         refused("loss of this fit is already known.*call fit again", load, **functions)
     refused("must be a rigidities.GradientLoss", load, gradient_loss="pos", error=TypeError)
+
+
+# --- what a review found ------------------------------------------------------------------------
+
+
+def test_conformal_rows_that_calibrated_the_bars_are_said(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train).calibrate(net.valid)
+    with pytest.warns(UserWarning, match=r"100 % of the conformal rows also calibrated the bars"):
+        uq.conformalize(net.valid)
+    assert "also calibrated the bars" in str(uq.calibration_report)
+    uq.calibrate(net.valid).conformalize(net.test)
+    assert "also calibrated the bars" not in str(uq.calibration_report)
+
+
+def test_few_or_exact_conformal_rows_get_scores(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train).calibrate(net.valid, method="paper")
+    x = net.test[0]
+    uq.conformalize(x[:1], net.test[1][:1])  # a single row
+    with torch.no_grad():
+        exact = net.model(x)
+    uq.conformalize(x, exact)  # rows that are predicted exactly
+    refused("at least one", uq.conformalize, [])
+
+
+def test_a_noise_function_is_needed_again_for_conformal_rows_of_a_loaded_fit(net, tmp_path):
+    def noise(batch):
+        rows = batch[0] if isinstance(batch, tuple) else batch
+        return 1 + rows[:, 0] ** 2
+
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    uq.calibrate(net.valid, method=rg.Paper(noise=noise)).save(tmp_path / "uq")
+    again = rg.LastLayerRigidity.load(tmp_path / "uq", net.model)
+    refused(r"noise of this calibration was a function.*load\(", again.conformalize, net.test)
+    again = rg.LastLayerRigidity.load(tmp_path / "uq", net.model, noise=noise)
+    again.conformalize(net.test)
+    uq.conformalize(net.test)
+    x = [(net.test[0],)]
+    for mine, theirs in zip(uq.predict(x).interval(), again.predict(x).interval(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_loaded_fit_takes_the_whole_of_its_functions_or_none(net, tmp_path):
+    def weight(batch):
+        return batch[0][:, 0].abs() + 0.5
+
+    path = tmp_path / "uq"
+    uq = rg.LastLayerRigidity(net.model).fit(net.train, loss="huber", sample_weight=weight)
+    uq.save(path)
+    load = rg.LastLayerRigidity.load
+    refused("also loss=", load, path, net.model, sample_weight=weight)
+    again = load(path, net.model, loss="huber", sample_weight=weight)
+    torch.testing.assert_close(
+        again.partial_fit(net.test).gram.matrix, uq.partial_fit(net.test).gram.matrix
+    )
+    rg.LastLayerRigidity(net.model).fit(net.train, loss="huber").save(path)
+    load(path, net.model, loss="huber")  # the file holds it: the same is accepted
+    refused("already known: .*Huber", load, path, net.model, loss="mse")
+
+
+def test_the_warning_of_a_stale_calibration_speaks_of_the_guarantee(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train).calibrate(net.valid).conformalize(net.test)
+    with torch.no_grad():
+        more = net.test[0] + 1, net.test[1] + 1
+    uq.partial_fit(more)
+    with pytest.warns(UserWarning, match=r"guarantee of the intervals is void too"):
+        uq.predict(net.test[0])
+
+
+def test_a_copy_leaves_the_group_of_processes_behind(net):
+    uq = rg.LastLayerRigidity(net.model, process_group=object()).eval()
+    assert copy.deepcopy(uq).process_group is None
+    assert (
+        copy.deepcopy(rg.LastLayerRigidity(net.model, process_group=False)).process_group is False
+    )
+
+
+def test_values_that_cannot_be_are_refused_where_they_are_given(net):
+    with pytest.raises(ValueError, match="batch_size must be a number of rows"):
+        rg.LastLayerRigidity(net.model, batch_size=0)
+    with pytest.raises(TypeError, match=r"sample_weight must be callable.*got Tensor"):
+        rg.LastLayerRigidity(net.model).fit(net.train, sample_weight=torch.ones(len(net.train[0])))
+    with pytest.raises(ValueError, match="Pass method='full'"):
+        rg.LastLayerRigidity(net.model).fit(net.train).calibrate(net.valid, method="auto")

@@ -27,7 +27,7 @@ from experiments.studies.qm9.clusters import work as clusters
 from experiments.studies.qm9.forces import work as forces
 from experiments.studies.qm9.learning import work as learning
 from experiments.studies.qm9.work import judged
-from rigidities.calibration.criteria import BIN_SIZE as BINS_OF
+from rigidities.calibration.paper import BIN_SIZE as BINS_OF
 
 TRIAL = {
     "epochs": 40,

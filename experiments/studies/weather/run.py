@@ -21,7 +21,7 @@ from experiments.judging.scores import SCORES
 from experiments.studies.weather import page
 from experiments.studies.weather.work import EMBEDDING, KEPT_GAIN, SHOWN, judged
 from experiments.training.protocol import FORECASTS
-from rigidities.calibration.criteria import BIN_SIZE as CALIBRATION_BIN_SIZE
+from rigidities.calibration.paper import BIN_SIZE as CALIBRATION_BIN_SIZE
 
 PAPER_INPUTS = 26
 """Continuous inputs that the paper counts."""

@@ -353,7 +353,7 @@ def coverage_remarks(report: CalibrationReport, rows: Rows, eigenvalues: Tensor)
         if has_noise and bool((target_p.noise / target_p.variance).median() < 1e-3):
             remarks.append(
                 f"{which}The fitted noise is practically zero: the scale includes it, so bars will "
-                "shrink with more data even if the noise does not. Calibrate on more rows, or pass "
-                "ridge=."
+                "shrink with more data even if the noise does not. Calibrate on more rows, or fix "
+                "the ridge: rg.Full(ridge=...)."
             )
     return remarks

@@ -58,7 +58,7 @@ def evidence(
     if gram.cross is None:
         raise ValueError(
             "The evidence needs the residuals of all rows, but the fit included derivatives "
-            "without targets. Pass gradient_target= to fit, or use another criterion."
+            "without targets. Fit with GradientLoss(..., target=...), or use another criterion."
         )
     eigenvalues = posterior.eigenvalues  # (D,) or (K, D)
     basis = posterior.eigenvectors  # (D, D) or (K, D, D)

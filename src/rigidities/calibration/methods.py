@@ -177,7 +177,9 @@ def method_for(method: Any) -> Method:
     if method == "paper":
         return Paper()
     hint = ""
-    if method in _CRITERIA:
+    if method == "auto":
+        hint = " Pass method='full'."
+    elif method in _CRITERIA:
         hint = f" Pass method=rigidities.Paper(criterion={method!r})."
     elif method in (Full, Paper):
         names = ", ".join(f"{option.name}=..." for option in fields(method))

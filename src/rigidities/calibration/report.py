@@ -323,15 +323,10 @@ class CalibrationReport:
         Raises:
             ValueError: The noise or the distribution is not known here.
         """
-        values = dict(header["report"])
-        if "method" not in values:  # files of earlier versions name the criterion "auto" instead
-            is_full = values["criterion"] == "auto"
-            values["method"] = "full" if is_full else "paper"
-            values["criterion"] = None if is_full else values["criterion"]
         calibration_tensors = without_prefix("calibration", tensors)
         return cls(
             calibration=Calibration.from_state(header["calibration"], calibration_tensors),
             constant=tensors["report.constant"],
             gradient_scale=tensors.get("report.gradient_scale"),
-            **values,
+            **header["report"],
         )

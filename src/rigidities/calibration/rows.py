@@ -624,11 +624,19 @@ class RowCollector:
         gathering._duplicates = header["duplicates"]
         return gathering
 
-    def table(self, least: int = 2, *, trained: bool = False, units: Tensor | None = None) -> Rows:
+    def table(
+        self,
+        least: int = 2,
+        *,
+        to_fit: bool = True,
+        trained: bool = False,
+        units: Tensor | None = None,
+    ) -> Rows:
         """The table of all rows that are in memory.
 
         Args:
             least: How many rows there must be.
+            to_fit: Whether something will be fitted to the rows, so that their errors must vary.
             trained: Whether the fit has seen these rows.
             units: The targets' units, (1, K), as in `Rows`; None for ones.
 
@@ -637,19 +645,22 @@ class RowCollector:
                 predicted exactly in all of them.
         """
         if self._rows < least:
+            if not to_fit:
+                raise ValueError("There are no rows: conformalize(x, y) needs at least one.")
             raise ValueError(
                 f"Calibration needs at least {'two rows' if least == 2 else 'one row'}, got "
                 f"{self._rows}. A few dozen rows give a usable scale."
             )
         hashed, distinct = self._hash_counts()
-        if hashed > 1 and distinct == 1:
+        if to_fit and hashed > 1 and distinct == 1:
             raise ValueError(
                 f"All {hashed} rows are copies of one row, so they do not show how errors vary. "
                 "Calibrate on different rows."
             )
         self._join()
         error = self._column("error")
-        _check_errors(error, least)
+        if to_fit:
+            _check_errors(error, least)
         typical_weight = error.new_ones(1, 1)
         if isinstance(self._weight_sums, Tensor):
             typical_weight = self._weight_sums[:1] / self._weight_sums[1:]

@@ -165,7 +165,7 @@ def training_rows(used: int, memorised: int, *, noise_is_given: bool) -> list[st
         ]
     if used:
         return []
-    why = "The fit kept no training rows (sample=0, or a file saved without rows=True)"
+    why = "The fit kept no training rows (keep_rows=0, or a file saved without rows=True)"
     if noise_is_given:
         why = "The noise of training rows is not known"
     return [f"{why}: only the validation rows were used."]
@@ -218,9 +218,11 @@ def warnings(report: CalibrationReport) -> list[str]:
             "The best ridge lies at the lower end of its range (it is practically zero)."
         )
     if report.effective_rank < _SWAMPED < report.width:
-        instead = "a smaller ridge="
-        if report.method == "paper" and not report.advice:
-            instead = 'method="full", or a smaller ridge='
+        instead = "method=rg.Full(ridge=...) with a smaller ridge"
+        if report.method == "paper":
+            instead = "method=rg.Paper(ridge=...) with a smaller ridge"
+            if not report.advice:
+                instead = f'method="full", or {instead}'
         sentences.append(
             "The ridge swamps every direction that the data determine (effective rank "
             f"{report.effective_rank:.2g} of {report.width}): the bars cannot recognise unfamiliar "
@@ -306,6 +308,16 @@ def trained_on_conformal(rows: Rows) -> list[str]:
     ]
 
 
+def calibrated_on_conformal(share: float) -> list[str]:
+    """A sentence that a share of the conformal rows also calibrated the bars; none if few did."""
+    if share < _NOTICEABLE:
+        return []
+    return [
+        f"{100 * share:.3g} % of the conformal rows also calibrated the bars, which void the "
+        "guarantee. Call conformalize with rows that calibrate has not used."
+    ]
+
+
 def few_rows(report: CalibrationReport) -> list[str]:
     """A sentence that the size of the bars rests on very few rows; none where it does not."""
     if not 0 < report.rows < _FEW_ROWS:
@@ -326,8 +338,8 @@ def rounding(report: CalibrationReport) -> str:
     return (
         "The Gram matrix was computed in mixed precision. At ridge "
         f"{report.ridge:.2g}, rounding may change variances by a relative {report.rounding:.2g}, "
-        f"more than {LARGEST_DOUBT:g}. Fit again with precision='double', or pass a larger "
-        "ridge=."
+        f"more than {LARGEST_DOUBT:g}. Fit again with precision='double', or choose a larger "
+        "ridge: calibrate(..., method=rg.Full(ridge=...))."
     )
 
 
@@ -474,14 +486,16 @@ def _guard_line(report: CalibrationReport) -> list[str]:
         return []
     reference = numbers(calibration.guard.reference, digits=3)
     lead = "Unfamiliar inputs get wider bars, up to the spread of the targets and beyond."
+    # Training rows fix what is usual, where there are any.
+    below = "90 % of training rows are below" if report.seen else "90 % of these rows are below"
     if calibration.noise.name == "given":  # the noise of a typical row is not known
-        return [f"{lead} They widen from q = {reference} on (90 % of training rows are below)."]
+        return [f"{lead} They widen from q = {reference} on ({below})."]
     usual, doubled, tenfold = (
         numbers(calibration.usual_std(times), digits=3) for times in (1.0, 2.0, 10.0)
     )
     return [
         f"{lead} A typical bar is {usual} at q = {reference} "
-        "(90 % of training rows are below), at least "
+        f"({below}), at least "
         f"{doubled} at twice that q and at least {tenfold} at ten times that q."
     ]
 

@@ -357,11 +357,6 @@ class RawBatches(NamedTuple):
     sliced: bool
 
 
-def _is_row_count(size: Any) -> bool:
-    """Whether something is a number of rows, also one of NumPy."""
-    return isinstance(size, Integral) and int(size) >= 1
-
-
 def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = False) -> RawBatches:
     """The batches of a data set, as they come.
 
@@ -375,7 +370,7 @@ def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = F
         ValueError: The batch size is not positive, or tensors have different lengths.
         TypeError: The data are of no type in the table.
     """
-    _check_batch_size(batch_size)
+    check_batch_size(batch_size)
     tensors = _sliceable(data, any_order=any_order)
     if tensors is not None:
         loader_size = data.batch_size if isinstance(data, DataLoader) else None
@@ -391,7 +386,7 @@ def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = F
     )
 
 
-def _check_batch_size(batch_size: Any) -> None:
+def check_batch_size(batch_size: Any) -> None:
     """Refuse what is not a number of rows."""
     is_number = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
     if batch_size is not None and not (is_number and batch_size >= 1):

@@ -48,6 +48,14 @@ class Weighing:
     sample_weight: SampleWeight | None = None
     gradients: GradientLoss | None = None
 
+    def __post_init__(self) -> None:
+        if self.sample_weight is not None and not callable(self.sample_weight):
+            raise TypeError(
+                "sample_weight must be callable(batch) -> weights (N,), got "
+                f"{type(self.sample_weight).__name__}. Put the weights into the batches, and pass a "
+                "function that reads them: sample_weight=lambda batch: batch['weight']."
+            )
+
     @property
     def is_plain(self) -> bool:
         """Whether every row has weight one, whatever it holds."""

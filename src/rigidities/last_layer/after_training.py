@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ..calibration.methods import method_for
 from ..notices import NO_FIT, NotFittedError
 from .rigidity import LastLayerRigidity
 
@@ -27,6 +28,7 @@ class AfterTraining:
 
     Raises:
         TypeError: An option is unknown.
+        ValueError: There is no such method of calibration.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class AfterTraining:
         inspect.signature(LastLayerRigidity).bind(None, **options)
         inspect.signature(LastLayerRigidity.fit).bind(None, None, **fit)
         inspect.signature(LastLayerRigidity.calibrate).bind(None, None, **(calibrate or {}))
+        method_for((calibrate or {}).get("method", "full"))
         self._uq: LastLayerRigidity | None = None
 
     @property

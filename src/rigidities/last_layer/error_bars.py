@@ -300,12 +300,7 @@ class ErrorBars:
         noise_model = self.calibration.noise
         if not isinstance(noise_model, GivenNoise):
             return None
-        if noise_model.function is None:
-            raise ValueError(
-                "The noise of this calibration was a function, which a file cannot contain. Pass "
-                "it again: LastLayerRigidity.load(path, model, noise=function)."
-            )
-        return noise_variances(noise_model.function, batch, reading)
+        return noise_variances(noise_model.known_function(), batch, reading)
 
     def labels(self, batch: Batch, reading: Reading) -> Tensor | None:
         """Labels of the groups that conformal intervals know, shaped like the output, if any."""

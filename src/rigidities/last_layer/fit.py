@@ -30,9 +30,9 @@ from ..calibration.report import CalibrationReport
 from ..calibration.rows import RowCollector
 from ..data.batches import Batch, BatchFormat
 from ..data.feed import Feed
-from ..data.sketch import fingerprint
+from ..data.sketch import RowSketch, fingerprint
 from ..data.storage import Snapshot
-from ..losses import NAMED, NO_ERROR_BARS, Loss, counts_in_own_units
+from ..losses import NAMED, NO_ERROR_BARS, Loss, counts_in_own_units, loss_name
 from ..models.calling import Source
 from ..models.shadow import held_names, placement
 from ..models.threads import Lock
@@ -47,6 +47,7 @@ from .gradients.loss import GradientLoss, gradient_scale, gradient_sums
 from .merging import as_text, combined, identity, require_alike, require_apart
 from .novelty import Alarm, NoveltyScale
 from .readout.binding import Binding, model_fingerprint
+from .readout.reading import SampleWeight
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
 from .statistics.statistic import Plan
@@ -60,6 +61,7 @@ UNCALIBRATED = (
     "The error bars are not calibrated: scale 1 and a default ridge are used. Call calibrate(x, y)."
 )
 STALE = "Data were added or removed after the calibration. Call calibrate(x, y) again."
+VOID_GUARANTEE = " The guarantee of the intervals is void too: call conformalize(x, y) after it."
 
 _LOSSES: dict[str, type[Any]] = {type(loss).__name__: type(loss) for loss in NAMED.values()}
 """Losses that a file can hold, by the names of their classes."""
@@ -144,6 +146,9 @@ class FitState:
             comes from a file, which cannot hold functions.
         report: The last calibration; None before one.
         cached_posterior: The factorised Gram; None until it is first needed.
+        calibration_rows: A sketch of the rows that the calibration was fitted to, by which
+            `conformalize` recognises them; None where it is not known, as after loading, and on all
+            processes but the first.
     """
 
     binding: Binding
@@ -151,6 +156,7 @@ class FitState:
     weighing: Weighing | None
     report: CalibrationReport | None = None
     cached_posterior: Posterior | None = None
+    calibration_rows: RowSketch | None = None
     _alarm: Alarm | None = field(default=None, init=False, repr=False)
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
@@ -394,7 +400,8 @@ class ReadoutFit:
         if state.report is None:
             self.notify_once("uncalibrated", UNCALIBRATED)
         elif state.report.stale:
-            self.notify_once("stale", STALE)
+            has_guarantee = state.report.calibration.conformal is not None
+            self.notify_once("stale", STALE + VOID_GUARANTEE if has_guarantee else STALE)
         return tap, state
 
     def feed(self, passing: Passing = _DEFAULT_PASSING, weighing: Weighing | None = None) -> Feed:
@@ -692,7 +699,18 @@ class ReadoutFit:
                     scale = _gradient_scale_of_all(processes, sums)
                     report = replace(report, gradient_scale=scale.to(report.scale.device))
             processes.agree()
-            self._replace_state(replace(state, report=report, cached_posterior=posterior))
+            calibration_rows = None
+            if judged is not None and not left_out:
+                calibration_rows = judged.sketch
+                calibration_rows.settle()
+            self._replace_state(
+                replace(
+                    state,
+                    report=report,
+                    cached_posterior=posterior,
+                    calibration_rows=calibration_rows,
+                )
+            )
             self._notices_given.discard("stale")
 
     def conformalize(self, data: Any, groups: str | Groups | None, passing: Passing) -> None:
@@ -720,7 +738,9 @@ class ReadoutFit:
                 raise ValueError("Conformal intervals need rows of their own: conformalize(x, y).")
             report = state.report
             noise = report.calibration.noise
-            noise_function = noise.function if isinstance(noise, GivenNoise) else None
+            noise_function = None
+            if isinstance(noise, GivenNoise):
+                noise_function = noise.known_function()
             group_function = groups if callable(groups) else None
             reader = RowReader(
                 tap,
@@ -738,8 +758,18 @@ class ReadoutFit:
                 collector = reader.collected(batches, compared=True, hashed=True)
                 collector_of_all = of_all(processes, collector)
 
+                used_twice = 0.0
+                if collector_of_all is not None and state.calibration_rows is not None:
+                    collector_of_all.sketch.settle()
+                    hashes = collector_of_all.sketch.hashes
+                    used_twice = state.calibration_rows.shared(hashes) / max(1, len(hashes))
                 make_report = partial(
-                    report_with, report, reader, reader.table(collector_of_all), groups
+                    report_with,
+                    report,
+                    reader,
+                    reader.conformal_table(collector_of_all),
+                    groups,
+                    used_twice=used_twice,
                 )
                 if processes.size == 1:
                     report = make_report()
@@ -786,15 +816,36 @@ class ReadoutFit:
                 state = FitState.from_snapshot(snapshot, self.blank_binding)
             self._replace_state(state)
 
-    def set_weighing(self, weighing: Weighing) -> None:
-        """Set the loss and weights that a file could not hold; refused where they are known."""
+    def set_weighing(
+        self,
+        loss: Loss | None,
+        sample_weight: SampleWeight | None,
+        gradients: GradientLoss | None,
+    ) -> None:
+        """Set the loss and weights that a file could not hold; see `LastLayerRigidity.load`.
+
+        Raises:
+            ValueError: The file holds others, or functions of the fit are still missing.
+        """
         with self._exclusive():
             state = self.require_state()
-            if state.weighing is not None:
+            known = state.weighing
+            if known is not None:
+                has_same_loss = loss is None or loss == known.loss
+                has_same_gradients = gradients is None or gradients == known.gradients
+                if has_same_loss and has_same_gradients and sample_weight is None:
+                    return
                 raise ValueError(
-                    "The loss of this fit is already known. To use another loss, call fit again."
+                    f"The loss of this fit is already known: {loss_name(known.loss)}, "
+                    f"gradient_loss={known.gradients}, no sample_weight. Load without loss=, "
+                    "sample_weight= and gradient_loss=. To use another loss, call fit again."
                 )
-            self._replace_state(replace(state, weighing=weighing))
+            if loss is None:
+                raise ValueError(
+                    "A file cannot contain functions, and the loss or weights of this fit were "
+                    "some. Pass the whole of them to load, also loss= (loss='mse' if it was that)."
+                )
+            self._replace_state(replace(state, weighing=Weighing(loss, sample_weight, gradients)))
 
     def set_functions(self, noise: NoiseFunction | None, groups: Groups | None) -> None:
         """Set the functions of the calibration that a file could not hold."""
@@ -878,9 +929,9 @@ class ReadoutFit:
         with self._change_lock:
             if self._is_changing:
                 raise ValueError(
-                    "fit, partial_fit, forget or calibrate was called while another of these "
-                    "calls was running, from its data or functions. Let one call end before the "
-                    "next begins."
+                    "fit, partial_fit, forget, merge, calibrate or conformalize was called while "
+                    "another of these calls was running, from its data or functions. Let one call "
+                    "end before the next begins."
                 )
             self._is_changing = True
             try:

@@ -34,7 +34,7 @@ from ..calibration.methods import Method, NoiseFunction, method_for
 from ..calibration.report import CalibrationReport
 from ..calibration.words import UNFITTED, method_text, summary
 from ..data.arrays import with_target
-from ..data.batches import Batch, joined_targets
+from ..data.batches import Batch, check_batch_size, joined_targets
 from ..data.finiteness import require_finite
 from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
@@ -154,10 +154,16 @@ class LastLayerRigidity(ModelWrapper):
         super().__init__(model)
         binding = Binding(model, Source(forward, features, output), layer)
         self._fit = ReadoutFit(binding, target)
+        check_batch_size(batch_size)
         self.batch_size = batch_size
         self.progress = progress
         self.process_group = process_group
         self.refitted: Refitted | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A group of processes belongs to this process: copies and pickles take the default one.
+        group = self.process_group if self.process_group is False else None
+        return {**self.__dict__, "process_group": group}
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -323,9 +329,7 @@ class LastLayerRigidity(ModelWrapper):
         `calibrate(x, y)` fits a noise that follows the features, heavy tails and the shape of the
         distribution. It learns them from the given rows and from training rows that the fit kept,
         with their leave-one-out errors. A guard widens the bars of unfamiliar inputs.
-        Cross-validation falls back to the paper's form where that is clearly better. What was
-        chosen and how good it is: `print(uq.calibration_report)`.
-
+        Cross-validation takes the richest of six models that left-out rows do not show to be worse.
         What was chosen and how good it is stands in `calibration_report`; print it to read it.
 
         Args:
@@ -1001,9 +1005,11 @@ class LastLayerRigidity(ModelWrapper):
         Args:
             path: The path of the file.
             model: The model, with the same weights, on any device.
-            loss: The loss of the fit, if it or one of the next two has a function.
+            loss: The loss of the fit, if it was a function, or if one of the next two was; "mse"
+                must then be given too.
             sample_weight: The sample weights of the fit, which are a function.
-            gradient_loss: The loss of derivatives in the fit, if there was one.
+            gradient_loss: The loss of derivatives in the fit, if it or one of the two above was a
+                function.
             noise: The noise of the calibration, if it was a function.
             groups: The groups of the conformal rows, if they were a function.
             options: Options of the constructor, such as the functions `forward`, `features` and
@@ -1018,9 +1024,8 @@ class LastLayerRigidity(ModelWrapper):
         uq = cls(model, **options)
         uq._fit.restore(snapshot)
         if loss is not None or sample_weight is not None or gradient_loss is not None:
-            fit_loss = loss_for("mse" if loss is None else loss)
-            derivatives = checked_gradient_loss(gradient_loss)
-            uq._fit.set_weighing(Weighing(fit_loss, sample_weight, derivatives))
+            known_loss = None if loss is None else loss_for(loss)
+            uq._fit.set_weighing(known_loss, sample_weight, checked_gradient_loss(gradient_loss))
         if noise is not None or groups is not None:
             uq._fit.set_functions(noise, groups)
         uq._fit.require_state().binding.current()  # refuses a model whose weights differ

@@ -174,6 +174,15 @@ class RowReader:
             least=least, trained=trained, units=None if units is None else units.factors[None]
         )
 
+    def conformal_table(self, collector: RowCollector | None) -> Rows | None:
+        """The rows of a collector that nothing is fitted to; None if there was no pass."""
+        if collector is None:
+            return None
+        units = self.statistics.gram_sums.units
+        return collector.table(
+            least=1, to_fit=False, units=None if units is None else units.factors[None]
+        )
+
     def kept_rows(self) -> Rows | None:
         """The training rows that the fit kept; None where there are none that could be used."""
         sample = self.statistics.sample
@@ -281,6 +290,8 @@ def report_with(
     reader: RowReader,
     rows: Rows | None,
     groups: str | Groups | None,
+    *,
+    used_twice: float,
 ) -> CalibrationReport:
     """The report with conformal scores of rows that fitted nothing else.
 
@@ -291,6 +302,7 @@ def report_with(
         reader: What the rows came from.
         rows: The rows.
         groups: As in `conformalized`.
+        used_twice: The share of the rows that the calibration was fitted to as well.
     """
     assert rows is not None, "some process has rows"
     training = reader.kept_rows() if groups == "bar" else None
@@ -302,7 +314,7 @@ def report_with(
     former = report.calibration.conformal
     outdated = [] if former is None else former.sentences
     remarks = [remark for remark in report.remarks if remark not in outdated]
-    repeated = words.trained_on_conformal(rows)
+    repeated = words.trained_on_conformal(rows) + words.calibrated_on_conformal(used_twice)
     new_remarks = [*calibration.conformal.sentences, *repeated]
     # The method "paper" does not ask about early stopping by itself.
     early_stopping = words.early_stopping(report.early_stopped)
@@ -324,7 +336,10 @@ def _evidence(method: Method, reader: RowReader) -> Evidence | None:
     elif method.criterion != "evidence" or method.ridge is not None:
         return None
     if weights is None:
-        raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
+        raise ValueError(
+            "Paper(criterion='evidence') needs the readout's weights, which features= does not "
+            "give. Use another criterion, or layer=."
+        )
     return evidence(gram, reader.posterior, weights, reader.tap.biases)
 
 

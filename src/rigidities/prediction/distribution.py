@@ -5,7 +5,7 @@ $\sigma^2 = \alpha^2 q + \text{noise}$ is the second moment about $\mu$, so that
 $s = \sigma / \sqrt{E z^2}$, with $E z^2$ from `Distribution.second`.
 
 To add a distribution, add a class. `DISTRIBUTIONS` lists the names that
-`calibrate(distribution=...)` and files accept. The fields of a distribution are its settings, plain
+`Paper(distribution=...)` and files accept. The fields of a distribution are its settings, plain
 numbers that files store.
 """
 

@@ -7,7 +7,7 @@ mean noise variance). A row without a weight gets the level times the shape.
 
 To add a noise model, add a class with a name and a shape. If its level is not a free choice, the
 class also has the constant `tied`, which ties the level to the scale. `NOISES` lists the names that
-`calibrate(noise=...)` and files accept.
+`Paper(noise=...)` and files accept.
 """
 
 from __future__ import annotations
@@ -149,3 +149,16 @@ class GivenNoise(Noise):
 
     name = "given"
     function: Callable[[Any], Tensor] | None = field(default=None, compare=False)
+
+    def known_function(self) -> Callable[[Any], Tensor]:
+        """The function.
+
+        Raises:
+            ValueError: The noise comes from a file, and its function was not loaded again.
+        """
+        if self.function is None:
+            raise ValueError(
+                "The noise of this calibration was a function, which a file cannot contain. Pass "
+                "it again: LastLayerRigidity.load(path, model, noise=function)."
+            )
+        return self.function

@@ -182,7 +182,7 @@ class Prediction:
         if self.conformal is None:
             raise ValueError(
                 "A conformal interval needs rows that were used for nothing else, and the "
-                "calibration had none. Call calibrate(..., conformal=rows)."
+                "calibration had none. Call conformalize(x, y) after calibrate."
             )
         bounds: tuple[Tensor, Tensor] = self.conformal.interval(self, level)
         return bounds

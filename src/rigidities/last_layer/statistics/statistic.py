@@ -49,7 +49,7 @@ class Plan:
     def __post_init__(self) -> None:
         if type(self.sample) is not int or self.sample < 0:
             raise ValueError(
-                f"sample must be a whole number of rows, 0 for none, got {self.sample!r}."
+                f"keep_rows must be a whole number of rows, 0 for none, got {self.sample!r}."
             )
 
 
