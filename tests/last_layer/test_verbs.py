@@ -259,8 +259,11 @@ def test_a_loaded_object_takes_options_of_the_constructor(net, fit, tmp_path):
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, "many"])
 def test_a_batch_size_that_is_no_number_of_rows_is_refused(net, size):
-    uq = rg.LastLayerRigidity(net.model, batch_size=size)
-    refused("batch_size must be a number of rows of at least 1", uq.fit, net.train)
+    message = "batch_size must be a number of rows of at least 1"
+    refused(message, rg.LastLayerRigidity, net.model, batch_size=size)
+    uq = rg.LastLayerRigidity(net.model)
+    uq.batch_size = size
+    refused(message, uq.fit, net.train)
     refused("no fit yet", lambda: uq.gram)
 
 
@@ -432,7 +435,7 @@ def test_functions_of_the_fit_are_given_again_to_load(net, functions, tmp_path):
     assert torch.equal(bare(net.test[0])[1], uq(net.test[0])[1])
     for call in (bare.partial_fit, bare.forget, bare.calibrate):
         refused(r"load\(path, model, loss=\.\.\., sample_weight=\.\.\.", call, *net.test)
-    again = load(**functions)
+    again = load(**{"loss": "mse", **functions})
     close(again.partial_fit(*net.test).gram.matrix, uq.partial_fit(*net.test).gram.matrix)
     again.calibrate(*net.valid, method="paper")
     close(again.scale, uq.calibrate(*net.valid, method="paper").scale)

@@ -52,8 +52,8 @@ class Weighing:
         if self.sample_weight is not None and not callable(self.sample_weight):
             raise TypeError(
                 "sample_weight must be callable(batch) -> weights (N,), got "
-                f"{type(self.sample_weight).__name__}. Put the weights into the batches, and pass a "
-                "function that reads them: sample_weight=lambda batch: batch['weight']."
+                f"{type(self.sample_weight).__name__}. Put the weights into the batches, and pass "
+                "a function that reads them: sample_weight=lambda batch: batch['weight']."
             )
 
     @property
