@@ -119,8 +119,7 @@ def test_the_constants_of_the_error_bars_are_those_of_the_code() -> None:
     rows = re.findall(row, constants, re.M)
     assert len(rows) == constants.count(".py` |") - constants.count("| in `") > 30
     for names, cell, path in rows:
-        path = path.replace("full_model/", "calibration/full_model/").replace("/", ".")
-        module = importlib.import_module(f"rigidities.{path}")
+        module = importlib.import_module(f"rigidities.{path.replace('/', '.')}")
         expected: list[float] = []
         for name in re.findall(r"[A-Z_]+", names):
             value = getattr(module, name)
@@ -132,3 +131,8 @@ def test_the_constants_of_the_error_bars_are_those_of_the_code() -> None:
         if names == "`DECADES`, `PER_DECADE`":
             expected = [expected[1] - expected[0], expected[2]]
         assert numbers_of(cell) == pytest.approx(expected, rel=1e-6), names
+    functions = re.findall(r"^\| in `(\w+)` \|.*\| `([\w/]+\.py)` \|$", constants, re.M)
+    assert len(functions) == constants.count("| in `") > 2
+    for name, path in functions:  # numbers without a name of their own
+        source = (ROOT / "src/rigidities" / path).read_text(encoding="utf-8")
+        assert f"def {name}(" in source, name
