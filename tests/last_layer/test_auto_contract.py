@@ -150,7 +150,7 @@ def test_far_from_the_training_rows_bars_are_finite_and_wide():
     assert 1e3 < sizes[2] < math.inf
     bare = calibrated(data, data.valid, guard=False)
     assert bare.calibration.guard is None
-    with pytest.raises(ValueError, match=r"guard must be True, False or 'q' .*, got 'rho'"):
+    with pytest.raises(ValueError, match="guard must be True or False, got 'rho'"):
         uq.calibrate(data.valid, guard="rho")
     far = 10 * data.test[0]
     assert float((uq.predict(far).unit / bare.predict(far).unit).median()) > 1.1

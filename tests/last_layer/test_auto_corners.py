@@ -60,7 +60,7 @@ def test_a_known_noise_serves_the_likelihood_too():
 
 
 def test_a_distribution_with_settings_of_its_own_is_refused():
-    with pytest.raises(ValueError, match="fits the settings of the distribution"):
+    with pytest.raises(ValueError, match="whose settings it fits"):
         fitted().calibrate(rows(50, 1), distribution=StudentT(4.0))
 
 
@@ -126,11 +126,6 @@ def test_empty_sets_get_the_noise_and_leave_the_guard_alone():
     torch.testing.assert_close(
         uq.calibration.guard.reference, alone.calibration.guard.reference, rtol=1e-6, atol=0
     )
-    by_q = [
-        one.calibrate(rows, ridge=uq.ridge, guard="q").calibration.guard.scale2
-        for one, rows in ((uq, valid), (alone, some[1]))
-    ]
-    assert float(by_q[0] / by_q[1]) == pytest.approx(1, rel=0.2)
 
 
 def test_a_final_relu_does_not_explode_the_bars():
