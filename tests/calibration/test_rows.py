@@ -7,7 +7,8 @@ import torch
 
 from rigidities.calibration import words
 from rigidities.calibration.full import far_rows
-from rigidities.calibration.rows import FAR, TargetView, clipped_mean, reach
+from rigidities.calibration.robust import FAR, clipped_mean, reach
+from rigidities.calibration.rows import TargetView
 from tests.support.slow_auto import target_view, view_of
 from tests.support.tensors import close, normal
 

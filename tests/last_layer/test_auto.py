@@ -50,7 +50,7 @@ def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0)
 def fitted_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetView:
     """The rows that one target's full model is fitted to."""
     both = [dense_rows(uq, data.train, seen=True, k=k), dense_rows(uq, data.valid, seen=False, k=k)]
-    return target_fit.with_forecast(both[0].followed_by(both[1]), None)
+    return both[0].followed_by(both[1]).with_forecast(None)
 
 
 def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetView:
@@ -235,7 +235,7 @@ def test_few_rows_do_not_explain_the_targets_by_many_bias_columns():
     target = torch.randn(25, generator=generator, dtype=F64)
     one = torch.ones(25, dtype=F64)
     rows = slow_auto.view_of(target, one, one, 0 * one, one, counts, seen=False)
-    forecast = target_fit.IgnorantForecast.of(rows, torch.arange(30))
+    forecast = rows.with_forecast(torch.arange(30)).forecast
     total = counts.sum(1)
     slope = (total @ target) / (total @ total)
     close(forecast(counts), slope * total)

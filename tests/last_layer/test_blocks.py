@@ -87,7 +87,7 @@ def test_memory_that_a_loader_uses_again_changes_nothing(how, size):
     got = rg.LastLayerRigidity(net()).fit(loaders(x, y, size)[how])._fit.state.statistics
     torch.testing.assert_close(got.gram.matrix, expected.gram.matrix)
     assert torch.equal(got.sketch.hashes, expected.sketch.hashes)
-    torch.testing.assert_close(got.sample.rows.features, expected.sample.rows.features)
+    torch.testing.assert_close(got.sample.rows["features"], expected.sample.rows["features"])
 
 
 @pytest.mark.parametrize("size", [20, 600])
@@ -425,7 +425,7 @@ def test_features_that_change_their_precision_on_the_way_are_added_in_double():
     uq = rg.LastLayerRigidity(net(), features=features).fit(batches)
     h = torch.cat([features(None, part) for part, _ in batches])
     torch.testing.assert_close(uq.gram.matrix, h.mT @ h, rtol=1e-6, atol=1e-6)
-    assert len(uq._fit.state.statistics.sample.rows.features) == 1200
+    assert len(uq._fit.state.statistics.sample.rows["features"]) == 1200
 
 
 @pytest.mark.parametrize("blocks_end", ["with every batch", "later"])

@@ -89,7 +89,7 @@ def check(sample, expected):
     for name, column in sample.columns.items():
         assert torch.equal(column, whole[name]), name
     if copies:
-        assert len(sample.rows.mean) == sum(copies.values())
+        assert len(sample.rows["mean"]) == sum(copies.values())
 
 
 HASHES = st.lists(st.integers(0, 40), max_size=60)

@@ -34,7 +34,7 @@ def by_value(*columns):
 
 def table_of(sample):
     rows = sample.rows
-    return by_value(rows.mean, rows.features, rows.residual, rows.weight)
+    return by_value(rows["mean"], rows["features"], rows["residual"], rows["weight"])
 
 
 def test_few_rows_are_all_kept_as_the_model_gives_them(net3):
@@ -45,8 +45,8 @@ def test_few_rows_are_all_kept_as_the_model_gives_them(net3):
         mean = model(x)
     expected = by_value(mean, features, y.double() - mean, torch.ones(len(x), 3))
     torch.testing.assert_close(table_of(sample), expected, rtol=1e-4, atol=1e-5)
-    assert sample.rows.features.dtype == torch.float32
-    assert sample.rows.importance is None and sample.rows.residual.dtype == torch.float64
+    assert sample.rows["features"].dtype == torch.float32
+    assert "importance" not in sample.rows and sample.rows["residual"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("batch_size", [7, 64])
@@ -62,7 +62,7 @@ def test_order_and_batches_do_not_change_what_a_fit_keeps(net, batch_size):
 def test_what_is_kept_does_not_hang_on_the_size_of_the_target(net):
     x, y = torch.randn(4000, 4), torch.randn(4000, 1)
     kept = sample_of(fitted(net, (x, y), keep_rows=1000)).rows
-    target = kept.mean + kept.residual
+    target = kept["mean"] + kept["residual"]
     share = torch.isin(y, target.float()).double().reshape(-1)
     for half in (y > 0, y.abs() > 0.67, torch.arange(4000) < 2000):
         half = half.reshape(-1)
@@ -89,8 +89,8 @@ def test_forgotten_rows_leave_the_sample(net):
     below, some = sample_of(uq), left.hashes < before.limit
     assert below.limit == before.limit and 0 < int(some.sum()) < 60
     assert torch.equal(below.hashes, left.hashes[some]) and bool((below.counts == 1).all())
-    residual = left.rows.residual[some]
-    torch.testing.assert_close(below.rows.residual, residual, rtol=1e-4, atol=1e-5)
+    residual = left.rows["residual"][some]
+    torch.testing.assert_close(below.rows["residual"], residual, rtol=1e-4, atol=1e-5)
     uq.partial_fit((x[:150], y[:150]))
     same(sample_of(uq), before, rtol=1e-4, atol=1e-5)
 
@@ -110,7 +110,7 @@ def test_masked_targets_have_no_residual_and_rows_without_any_are_left_out(net3)
         mean = net3.model(x)
     residual = torch.where(weights > 0, y.double() - mean, torch.nan)
     columns = [t[some] for t in (mean, residual, weights, weights)]
-    found = by_value(rows.mean, rows.residual, rows.weight, rows.importance)
+    found = by_value(rows["mean"], rows["residual"], rows["weight"], rows["importance"])
     torch.testing.assert_close(found, by_value(*columns), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -118,8 +118,12 @@ def test_rows_without_curvature_keep_their_residual(net):
     x, y = net.train
     far = torch.where(torch.arange(300)[:, None] < 6, y + 100, y)
     rows = sample_of(fitted(net, (x, far), loss="huber")).rows
-    assert len(rows.mean) == 300
-    assert int((rows.residual > 90).sum()) == 6 == int((rows.weight[rows.residual > 90] == 0).sum())
+    assert len(rows["mean"]) == 300
+    assert (
+        int((rows["residual"] > 90).sum())
+        == 6
+        == int((rows["weight"][rows["residual"] > 90] == 0).sum())
+    )
 
 
 def test_equal_rows_of_other_weight_are_kept_apart(net):
@@ -128,10 +132,13 @@ def test_equal_rows_of_other_weight_are_kept_apart(net):
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b["x"]))
     data = [{"x": x, "y": y, "w": weight}]
     rows = sample_of(uq.fit(data, sample_weight=lambda b: b["w"])).rows
-    assert len(rows.mean) == 600 and sorted(rows.importance.reshape(-1).tolist()) == weight.tolist()
+    assert (
+        len(rows["mean"]) == 600
+        and sorted(rows["importance"].reshape(-1).tolist()) == weight.tolist()
+    )
     last = {name: column[300:] for name, column in data[0].items()}
     left = sample_of(uq.forget([last])).rows
-    assert len(left.mean) == 300 and bool((left.importance == 1).all())
+    assert len(left["mean"]) == 300 and bool((left["importance"] == 1).all())
 
 
 def test_several_outputs_of_an_input_are_rows_of_their_own():
@@ -140,15 +147,15 @@ def test_several_outputs_of_an_input_are_rows_of_their_own():
     x, y = torch.randn(40, 5, 3), torch.randn(40, 5, 2)
     sample = sample_of(rg.LastLayerRigidity(model, batch_size=9).fit((x, y), keep_rows=90))
     rows = sample.rows
-    assert len(rows.mean) == 90 and rows.features.shape == (90, 4)
+    assert len(rows["mean"]) == 90 and rows["features"].shape == (90, 4)
     with torch.no_grad():
         mean = model(x)
         features = torch.cat([torch.tanh(x), torch.ones(40, 5, 1)], -1)
-    for f, m, r in zip(rows.features, rows.mean, rows.residual, strict=True):
+    for f, m, r in zip(rows["features"], rows["mean"], rows["residual"], strict=True):
         (near,) = ((features.reshape(-1, 4) - f).abs().sum(1) < 1e-5).nonzero()
         torch.testing.assert_close(mean.reshape(-1, 2)[near[0]], m)
         torch.testing.assert_close((y.double() - mean).reshape(-1, 2)[near[0]], r)
-    steps = torch.isin(y[..., 0].double(), (rows.mean + rows.residual)[:, 0].float()).sum(0)
+    steps = torch.isin(y[..., 0].double(), (rows["mean"] + rows["residual"])[:, 0].float()).sum(0)
     assert int(steps.min()) > 0
 
 
@@ -162,7 +169,7 @@ def test_rows_of_any_readout_are_laid_out_as_its_features(id):
     sample, gram = sample_of(uq), uq.gram
     rows = sample.rows
     features = (
-        rows.weight.sqrt()[..., None] * rows.features.reshape(*rows.mean.shape, -1)
+        rows["weight"].sqrt()[..., None] * rows["features"].reshape(*rows["mean"].shape, -1)
     ).double()
     assert bool((sample.counts == 1).all())
     features = features.flatten(0, 1)
@@ -173,7 +180,7 @@ def test_the_sample_of_structures_is_known_by_the_bits_of_features_and_target():
     case = zoo.build("one_head_for_each_species")
     uq = rg.LastLayerRigidity(case.model, layer=list(zoo.SPECIES), **case.options)
     first = sample_of(uq.fit([case.data]))
-    assert len(first.rows.mean) == case.data.molecules
+    assert len(first.rows["mean"]) == case.data.molecules
     twice = sample_of(uq.partial_fit([case.data]))
     assert torch.equal(twice.hashes, first.hashes) and bool((twice.counts == 2).all())
     few = sample_of(uq.fit([case.data], keep_rows=5))
@@ -193,15 +200,16 @@ def test_a_data_set_that_changes_its_number_of_targets_keeps_no_sample():
     model = Net(lambda m, x: m.head(x).cumsum(1), head=nn.Linear(3, 1))
     batches = [(torch.randn(20, n, 3), torch.randn(20, n, 1)) for n in (2, 3)]
     uq = rg.LastLayerRigidity(model).fit(batches[:1])
-    assert sample_of(uq).rows.mean.shape == (20, 2)
+    assert sample_of(uq).rows["mean"].shape == (20, 2)
     assert sample_of(uq.partial_fit(batches[1:])) is None
 
 
 def test_derivatives_of_the_loss_bring_no_rows():
     model = Net(lambda m, x: m.head(torch.tanh(x)).sum(1), head=nn.Linear(3, 1))
     x = torch.randn(30, 2, 3)
-    uq = rg.LastLayerRigidity(model).fit((x, torch.randn(30, 1)), gradient_loss=rg.GradientLoss(0))
-    assert uq.gram.count > 30 and len(sample_of(uq).rows.mean) == 30
+    gradients = rg.GradientLoss(0)
+    uq = rg.LastLayerRigidity(model).fit((x, torch.randn(30, 1)), gradient_loss=gradients)
+    assert uq.gram.count > 30 and len(sample_of(uq).rows["mean"]) == 30
 
 
 def test_rows_stand_in_a_file_where_asked_for_and_never_in_a_state_dict(net, tmp_path):

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration
-from ..calibration.conformal import BoundConformal, Groups, conformalized, group_labels
+from ..calibration.calibration import Calibration, conformalized
+from ..calibration.conformal import BoundConformal, Groups, group_labels
 from ..calibration.methods import Full, Method, method_for
 from ..calibration.report import CalibrationReport
 from ..calibration.words import UNFITTED, early_stopping, method_text, summary

@@ -17,11 +17,11 @@ from ..prediction.guards import Guard, guard_from
 from ..prediction.head import Head, HeadForm
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise
 from ..prediction.prediction import Prediction
-from .conformal import Conformal, Groups
+from .conformal import Conformal, Groups, bar_cuts
 from .methods import NoiseFunction, Support, checked_support
-from .rows import Rows
+from .rows import Curvature, Rows
 
-__all__ = ["Calibration"]
+__all__ = ["Calibration", "conformalized"]
 
 
 @dataclass(frozen=True)
@@ -277,6 +277,43 @@ class Calibration:
             support=checked_support(header.get("support")),
             conformal=Conformal(**conformal) if conformal else None,
         )
+
+
+def conformalized(
+    calibration: Calibration,
+    rows: Rows,
+    posterior: Curvature,
+    groups: str | Groups | None = None,
+    training: Rows | None = None,
+) -> Calibration:
+    """The calibration with conformal scores of rows that fitted nothing else.
+
+    Args:
+        calibration: What was chosen on other rows.
+        rows: The rows, with labels where groups are a function.
+        posterior: Its eigenvalues belong to the basis of the rows' powers.
+        groups: A function that labels batches, "bar" for fifths of the training rows' bars, or None
+            for no groups.
+        training: Training rows, for groups by the bar.
+
+    Raises:
+        ValueError: No target is known, a prediction is not finite, or there are no training rows
+            for groups by the bar.
+    """
+    eigenvalues = posterior.eigenvalues
+    cuts = None
+    if groups == "bar":
+        std = None if training is None else calibration.prediction(training, eigenvalues).std
+        cuts = bar_cuts(std)
+    prediction = calibration.prediction(rows, eigenvalues)
+    conformal = Conformal.of(
+        prediction,
+        prediction.mean + rows.error,
+        labels=rows.labels,
+        cuts=cuts,
+        function=groups if callable(groups) else None,
+    )
+    return replace(calibration, conformal=conformal)
 
 
 def without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,10 +7,10 @@ Where a distribution has mass at a bound, it belongs to the smallest score betwe
 With n rows that fitted nothing else, an interval ends at the
 $\lceil (n+1)\,\mathrm{level} \rceil$-th smallest score.
 
-Data flow: `conformalized` takes rows that fitted nothing else; `Conformal.of` sorts their tails
-into one list for each target and group (groups are those of a user's function, or of the bar's
-size); `Conformal.bound` joins the lists to a prediction; `BoundConformal.interval` looks up the
-threshold of each of its rows.
+Data flow: `Conformal.of` sorts the tails of rows into one list for each target and group (groups
+are those of a user's function, or of the bar's size); `Conformal.bound` joins the lists to a
+prediction; `BoundConformal.interval` looks up the threshold of each of its rows.
+`calibration.conformalized` adds them to a calibration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,12 +27,7 @@ from torch import Tensor
 from ..notices import notify, require_level
 from ..prediction.prediction import Prediction
 
-if TYPE_CHECKING:
-    from .calibration import Calibration
-    from .report import Curvature
-    from .rows import Rows
-
-__all__ = ["BoundConformal", "Conformal", "Groups", "bar_cuts", "conformalized", "rows_needed"]
+__all__ = ["BoundConformal", "Conformal", "Groups", "bar_cuts", "rows_needed"]
 
 LEAST = 50
 """Number of rows below which a group by the bar is merged with the next one."""
@@ -296,43 +291,6 @@ class BoundConformal:
             grouped = len(conformal.labels) > 0
             notify(_why_whole(whole, counts, labels, level, grouped=grouped))
         return prediction.within(tail * (1 - _SLACK))
-
-
-def conformalized(
-    calibration: Calibration,
-    rows: Rows,
-    posterior: Curvature,
-    groups: str | Groups | None = None,
-    training: Rows | None = None,
-) -> Calibration:
-    """The calibration with conformal scores of rows that fitted nothing else.
-
-    Args:
-        calibration: What was chosen on other rows.
-        rows: The rows, with labels where groups are a function.
-        posterior: Its eigenvalues belong to the basis of the rows' powers.
-        groups: A function that labels batches, "bar" for fifths of the training rows' bars, or None
-            for no groups.
-        training: Training rows, for groups by the bar.
-
-    Raises:
-        ValueError: No target is known, a prediction is not finite, or there are no training rows
-            for groups by the bar.
-    """
-    eigenvalues = posterior.eigenvalues
-    cuts = None
-    if groups == "bar":
-        std = None if training is None else calibration.prediction(training, eigenvalues).std
-        cuts = bar_cuts(std)
-    prediction = calibration.prediction(rows, eigenvalues)
-    conformal = Conformal.of(
-        prediction,
-        prediction.mean + rows.error,
-        labels=rows.labels,
-        cuts=cuts,
-        function=groups if callable(groups) else None,
-    )
-    return replace(calibration, conformal=conformal)
 
 
 def rows_needed(level: float) -> int:

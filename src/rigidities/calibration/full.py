@@ -34,8 +34,10 @@ from .calibration import Calibration
 from .gain import FEWEST_ROWS, FOLDS, Gain, constant_nll, error_of_sum, folds
 from .methods import Full, Support
 from .paper import Evidence, Objective, most_evident_ridge, search
-from .report import CalibrationReport, Curvature
-from .rows import FAR, Rows, TargetView, clipped_mean, reach
+from .report import CalibrationReport
+from .report_numbers import RUNGS
+from .robust import FAR, clipped_mean, reach
+from .rows import Curvature, Rows, TargetView
 from .scale_fit import GAUSSIAN_FAR, ScaleFit
 from .target_fit import (
     BOUNDS,
@@ -44,9 +46,7 @@ from .target_fit import (
     TargetFit,
     distribution_nll,
     fitted_target,
-    with_forecast,
 )
-from .words import RUNGS
 
 __all__ = ["fit_full"]
 
@@ -136,7 +136,7 @@ def fit_full(
         remarks.append(words.limited_ridge(ridge))
     if validation is None and not method.optimism:  # left-out rows are as good as new ones
         tables = [replace(table, seen=torch.zeros_like(table.seen)) for table in tables]
-    tables = [with_forecast(table, biases) for table in tables]
+    tables = [table.with_forecast(biases) for table in tables]
     judged = training if validation is None else validation
     reference = validation if training is None else training
     assert judged is not None, "else there are no rows"

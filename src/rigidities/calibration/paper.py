@@ -36,8 +36,8 @@ from . import words
 from .calibration import Calibration
 from .gain import FEWEST_ROWS, Gain, constant_nll, folds
 from .methods import Method, Paper
-from .report import CalibrationReport, Curvature
-from .rows import Rows, golden_positions
+from .report import CalibrationReport
+from .rows import Curvature, Rows, golden_positions
 
 __all__ = ["Choice", "Objective", "bins", "fit_paper", "most_evident_ridge", "search"]
 

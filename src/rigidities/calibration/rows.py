@@ -13,7 +13,7 @@ single far residuals bounded. A row that was in the fit then has the residual $r
 the variance $q / (1 - c q)$ of a readout refitted without it; c is its weight in the Gram. That is
 optimistic for a network trained end to end, so such rows stay marked as seen. A view also knows
 what is usual among its rows: the size of a residual, of q, of the noise. These statistics are
-robust (`clipped_mean`, `reach`), so that a few outliers do not move them.
+robust (`robust`), so that a few outliers do not move them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..prediction.guards import unfamiliarity
+from .ignorance import IgnorantForecast
 from .methods import Support
+from .robust import clipped_mean, mean_q, reach
 
-if TYPE_CHECKING:
-    from .target_fit import IgnorantForecast
-
-__all__ = ["RowCollector", "Rows", "TargetView"]
+__all__ = ["Curvature", "RowCollector", "Rows", "TargetView"]
 
 LARGEST = 3 << 25
 """Largest number of entries in memory, 3/4 GiB in float64. Beyond it half the rows are dropped."""
@@ -47,10 +46,6 @@ REFERENCE = 0.9
 """Quantile of the left-out training rows' q, beyond which the guard sets in."""
 REFERENCE_ROWS = 20
 """Least number of training rows that fix units and ranges by themselves."""
-FAR = 1e3
-"""Robust units at which single far residuals are cut off."""
-OUTLIERS = 0.02
-"""Share of the rows that may be outliers: more of them are data."""
 TINY = 1e-6
 """Share of the mean squared residual that is added to each square."""
 
@@ -59,6 +54,29 @@ _PIECE = 1 << 20
 _BATCHES = 256
 """Number of batches at which they are joined into one piece at the latest."""
 _GOLDEN = (5**0.5 - 1) / 2
+
+
+class Curvature(Protocol):
+    """What a calibration asks of a posterior: its eigenvalues, and a few numbers at its ridge."""
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """Those of the basis of the rows' powers, (D,) or (K, D)."""
+
+    @property
+    def condition(self) -> float:
+        """The condition number at the ridge."""
+
+    @property
+    def effective_rank(self) -> float:
+        """How many directions the data determine at the ridge."""
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+
+    def with_ridge(self, ridge: float) -> Curvature:
+        """The same with another ridge."""
 
 
 @dataclass(frozen=True)
@@ -306,6 +324,16 @@ class TargetView:
             side=torch.cat([self.side, other.side]),
         )
 
+    def with_forecast(self, biases: Tensor | None) -> TargetView:
+        """The same rows with their ignorant forecast; `biases` are the readout's bias columns."""
+        forecast = IgnorantForecast.of(self.target, self.features, biases)
+        return replace(
+            self,
+            distance=self.mean - forecast(self.features),
+            extent=forecast.extent(self.features),
+            forecast=forecast,
+        )
+
     @cached_property
     def held_out(self) -> TargetView:
         """The rows that were not trained on; all rows where there are none."""
@@ -390,53 +418,6 @@ class TargetView:
             return 0.0
         step = float(distinct.diff().median())
         return step if step > 0.2 * float(self.mean_square.sqrt()) else 0.0
-
-
-def mean_q(q: Tensor) -> Tensor:
-    """The mean q, single ones clipped at a thousand times the median; one where there are none."""
-    if not len(q):
-        return q.new_ones(())
-    return q.clamp(max=float(FAR * q.median())).mean()
-
-
-def robust_unit(squares: Tensor) -> Tensor:
-    """The variance of a Gaussian whose squares have this median; few outliers do not move it.
-
-    That is the median over 0.455, the median of a squared standard normal number. Where most
-    squares are practically zero, the median is that of the others.
-    """
-    if not len(squares):
-        return squares.new_zeros(())
-    # "Practically zero" is relative to a mean that the largest squares do not dominate.
-    outliers = max(1, int(OUTLIERS * len(squares)))
-    largest = squares.kthvalue(max(1, len(squares) - outliers)).values
-    negligible = 1e-6 * squares.clamp(max=float(largest)).mean()
-    median = squares.median()
-    others = squares[squares > negligible]
-    if bool(median <= 0.455 * negligible) and len(others):
-        median = others.median()
-    return median / 0.455
-
-
-def reach(residual: Tensor, far: float = FAR) -> float:
-    """The size up to which residuals count in full: `far` robust units.
-
-    It is infinite where no row lies beyond, or more than the share `OUTLIERS` of them: these are
-    data then, not outliers.
-    """
-    size = residual.abs()
-    if not bool(size.any()):
-        return math.inf
-    unit = size[size > 0].median()  # in its units only the squares of outliers may overflow
-    limit = far * float(unit * robust_unit((size / unit).square()).sqrt())
-    beyond = int((size > limit).sum())
-    return limit if 0 < beyond <= max(1, OUTLIERS * len(size)) else math.inf
-
-
-def clipped_mean(squares: Tensor) -> Tensor:
-    """The mean of squares, those beyond 25 robust units clipped, so that no outlier dominates."""
-    unit = robust_unit(squares)
-    return squares.clamp(max=float(25 * unit)).mean().clamp(min=1e-300)
 
 
 # --- rows from batches ----------------------------------------------------------------------------

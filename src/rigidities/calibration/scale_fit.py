@@ -41,7 +41,8 @@ import torch
 from torch import Tensor
 
 from ..prediction.distribution import Distribution, Gaussian, StudentT
-from .rows import TargetView, mean_q, reach
+from .robust import mean_q, reach
+from .rows import TargetView
 
 FIRST_INPUTS = 3
 """Number of the head's inputs that come before the features: log q, prediction, its square."""

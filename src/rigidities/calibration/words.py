@@ -1,23 +1,28 @@
 """The outcome of a calibration in words: warnings, remarks, the printed report and the summary.
 
 Every function here turns numbers into sentences; none computes or decides anything else. The
-numbers are those of a `CalibrationReport`, of the rows, or of what a method found on its way.
+numbers are those of a `ReportNumbers`, of the rows, or of what a method found on its way.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..prediction.distribution import Distribution
-
-if TYPE_CHECKING:
-    from .calibration import Calibration
-    from .report import CalibrationReport
-    from .rows import Rows
+from .calibration import Calibration
+from .report_numbers import (
+    CONSTANT_BAR,
+    CONSTANT_NOISE,
+    FEATURE_NOISE,
+    FULL,
+    PAPER,
+    TAILS,
+    ReportNumbers,
+)
+from .rows import Rows
 
 __all__ = ["numbers", "remedy", "report_text", "summary"]
 
@@ -25,15 +30,14 @@ LARGEST_DOUBT = 1e-3
 """Relative error of variances from mixed precision beyond which there is a warning or an error."""
 
 RUNGS = {
-    "constant bar": "one constant bar, which widens only for unfamiliar inputs",
-    "paper": "the paper's form",
-    "constant noise": "constant noise and a Gaussian distribution",
-    "heavy tails": "constant noise and heavy tails",
-    "noise that follows the inputs": "noise that follows the inputs",
-    "full": "the full model",
+    CONSTANT_BAR: "one constant bar, which widens only for unfamiliar inputs",
+    PAPER: "the paper's form",
+    CONSTANT_NOISE: "constant noise and a Gaussian distribution",
+    TAILS: "constant noise and heavy tails",
+    FEATURE_NOISE: "noise that follows the inputs",
+    FULL: "the full model",
 }
-"""The rungs of the method "full", the simplest first, and what they are in words."""
-CONSTANT_BAR, PAPER, CONSTANT_NOISE, TAILS, FEATURE_NOISE, FULL = RUNGS
+"""The rungs of the method "full" in words."""
 
 _FEW_ROWS = 10
 """Number of calibration rows below which a warning says that they are few."""
@@ -54,7 +58,7 @@ _REMEDIES = {
         )
     },
 }
-"""For each fault, sentences on what helps, by the name that `CalibrationReport.has` gives it."""
+"""For each fault, sentences on what helps, by the name that `ReportNumbers.has` gives it."""
 _LAST_REMEDY = "Train and calibrate on more rows like these, or try another model."
 
 
@@ -193,21 +197,22 @@ def raised_noise(floor: float, prefix: str = "") -> str:
 # --- a report -------------------------------------------------------------------------------------
 
 
-def method_text(report: CalibrationReport) -> str:
+def method_text(report: ReportNumbers) -> str:
     """The method, and its criterion where it has one."""
     if report.criterion is None:
         return f'method "{report.method}"'
     return f'method "{report.method}", criterion "{report.criterion}"'
 
 
-def warnings(report: CalibrationReport) -> list[str]:
+def warnings(report: ReportNumbers) -> list[str]:
     """What to be careful about."""
-    sentences = [*report.gravest, *report.few]
+    sentences = [*gravest(report), *few_rows(report)]
     try_noise = ""
     if report.calibration.noise.name == "none":
         try_noise = ' Try method=rg.Paper(noise="constant").'
-    if report.useless:
-        sentences.append(f"{report.useless}{try_noise}")
+    no_use = useless(report)
+    if no_use:
+        sentences.append(f"{no_use}{try_noise}")
     if report.at_edge == "upper":
         sentences.append(
             "The best ridge lies at the upper end of its range: the variance depends only on "
@@ -238,7 +243,13 @@ def warnings(report: CalibrationReport) -> list[str]:
     return sentences
 
 
-def worth(report: CalibrationReport) -> str:
+def gravest(report: ReportNumbers) -> list[str]:
+    """Sentences on calibration rows that cannot calibrate: mismatched, or seen in training."""
+    mismatch = [report.mismatch] if report.mismatch else []
+    return [*mismatch, *trained_on(report)]
+
+
+def worth(report: ReportNumbers) -> str:
     """The gain over one constant bar, with its standard error."""
     if not math.isfinite(report.gain):
         return "too few rows to compare the bars with one constant bar"
@@ -249,7 +260,7 @@ def worth(report: CalibrationReport) -> str:
     )
 
 
-def useless(report: CalibrationReport) -> str:
+def useless(report: ReportNumbers) -> str:
     """A sentence that the bars were not shown to be better than one constant bar.
 
     It also says where a single row decides. It is empty where the bars are better, and where
@@ -283,7 +294,7 @@ def useless(report: CalibrationReport) -> str:
     return sentence
 
 
-def trained_on(report: CalibrationReport) -> list[str]:
+def trained_on(report: ReportNumbers) -> list[str]:
     """A sentence that calibration rows are in the training data too; none where few are."""
     share = report.duplicates / max(1, report.samples)
     if share < _NOTICEABLE:
@@ -313,12 +324,12 @@ def calibrated_on_conformal(share: float) -> list[str]:
     if share < _NOTICEABLE:
         return []
     return [
-        f"{100 * share:.3g} % of the conformal rows also calibrated the bars, which void the "
+        f"{100 * share:.3g} % of the conformal rows also calibrated the bars, which voids the "
         "guarantee. Call conformalize with rows that calibrate has not used."
     ]
 
 
-def few_rows(report: CalibrationReport) -> list[str]:
+def few_rows(report: ReportNumbers) -> list[str]:
     """A sentence that the size of the bars rests on very few rows; none where it does not."""
     if not 0 < report.rows < _FEW_ROWS:
         return []
@@ -333,7 +344,7 @@ def few_rows(report: CalibrationReport) -> list[str]:
     ]
 
 
-def rounding(report: CalibrationReport) -> str:
+def rounding(report: ReportNumbers) -> str:
     """A sentence on the error of mixed precision, and what to do about it."""
     return (
         "The Gram matrix was computed in mixed precision. At ridge "
@@ -343,7 +354,7 @@ def rounding(report: CalibrationReport) -> str:
     )
 
 
-def remedy_for(report: CalibrationReport, fault: str) -> str:
+def remedy_for(report: ReportNumbers, fault: str) -> str:
     """A sentence on what is not in use yet and helps against "uneven", "skew" or "tails"."""
     if report.advice and fault == "uneven":
         return report.advice
@@ -357,7 +368,7 @@ def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
 
     Args:
         fault: "uneven" coverage, "skew" or "tails".
-        used: Names of what is in use already, as in `CalibrationReport.has`.
+        used: Names of what is in use already, as in `ReportNumbers.has`.
         sure: Whether these are all; otherwise the sentence mentions the doubt.
     """
     for name, text in _REMEDIES[fault].items():
@@ -371,7 +382,7 @@ def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
 # --- the text of a report -------------------------------------------------------------------------
 
 
-def report_text(report: CalibrationReport) -> str:
+def report_text(report: ReportNumbers) -> str:
     """A report as it prints."""
     lines = [
         _rows_line(report),
@@ -381,13 +392,13 @@ def report_text(report: CalibrationReport) -> str:
         *(f"  {line}" for line in _guard_line(report)),
         *_novelty_line(report),
     ]
-    if report.duplicates and not report.repeated:  # too few of them for a warning
+    if report.duplicates and not trained_on(report):  # too few of them for a warning
         lines.append(f"  seen before     {report.duplicates} of {report.samples} rows")
-    lines += [f"  ! {sentence}" for sentence in (*report.warnings, *report.remarks)]
+    lines += [f"  ! {sentence}" for sentence in (*warnings(report), *report.remarks)]
     return "\n".join(lines)
 
 
-def _rows_line(report: CalibrationReport) -> str:
+def _rows_line(report: ReportNumbers) -> str:
     """A line on the rows it was calibrated on, and the method."""
     rows = []
     if report.criterion == "loo":
@@ -408,7 +419,7 @@ def _rows_line(report: CalibrationReport) -> str:
     )
 
 
-def _choice_lines(report: CalibrationReport) -> list[str]:
+def _choice_lines(report: ReportNumbers) -> list[str]:
     """Lines on ridge, scale and noise."""
     fixed = " (fixed)" if report.fixed else ""
     lines = [
@@ -427,11 +438,11 @@ def _choice_lines(report: CalibrationReport) -> list[str]:
     return lines
 
 
-def _quality_lines(report: CalibrationReport) -> list[str]:
+def _quality_lines(report: ReportNumbers) -> list[str]:
     """Lines on NLL, gain, distribution and what is known of the curvature."""
     lines = [
         f"  NLL             {report.nll:.4g} on the rows that the bars were fitted to",
-        f"  gain            {report.worth} (± {numbers(report.constant)})",
+        f"  gain            {worth(report)} (± {numbers(report.constant)})",
     ]
     if math.isfinite(report.gain):
         lines[-1] += ", cross-validated"
@@ -448,7 +459,7 @@ def _quality_lines(report: CalibrationReport) -> list[str]:
     return lines
 
 
-def _ladder_lines(report: CalibrationReport) -> list[str]:
+def _ladder_lines(report: ReportNumbers) -> list[str]:
     """The chosen rung, and what each rung gained in cross-validation, in plain words."""
     if not report.ladder or report.rung not in RUNGS:  # files of other versions
         return []
@@ -470,7 +481,7 @@ def _ladder_lines(report: CalibrationReport) -> list[str]:
     return lines
 
 
-def _step_name(report: CalibrationReport, rung: str, richest: str) -> str:
+def _step_name(report: ReportNumbers, rung: str, richest: str) -> str:
     """What a rung adds to the one before."""
     if rung == FULL and rung == richest:
         return "the shape of the distribution"
@@ -479,7 +490,7 @@ def _step_name(report: CalibrationReport, rung: str, richest: str) -> str:
     return rung
 
 
-def _guard_line(report: CalibrationReport) -> list[str]:
+def _guard_line(report: ReportNumbers) -> list[str]:
     """A line on how the bars behave far from the training rows; none without a guard."""
     calibration = report.calibration
     if calibration.guard is None:
@@ -500,7 +511,7 @@ def _guard_line(report: CalibrationReport) -> list[str]:
     ]
 
 
-def _novelty_line(report: CalibrationReport) -> list[str]:
+def _novelty_line(report: ReportNumbers) -> list[str]:
     """A line on what is usual in the layers that the fit has watched; none without such."""
     if not report.novelty:
         return []
@@ -537,7 +548,7 @@ def summary(
     title: str,
     fit_lines: dict[str, str],
     calibration: Calibration | None = None,
-    report: CalibrationReport | None = None,
+    report: ReportNumbers | None = None,
 ) -> str:
     """A fit described in a few lines: what is known, how good it is, what to do next.
 
@@ -560,9 +571,7 @@ def summary(
     return "\n".join([title, *(f"  {name:<14}{text}" for name, text in lines.items())])
 
 
-def _calibration_lines(
-    calibration: Calibration, report: CalibrationReport | None
-) -> dict[str, str]:
+def _calibration_lines(calibration: Calibration, report: ReportNumbers | None) -> dict[str, str]:
     """Ridge, scale, noise and distribution, and how good they are."""
     if report is None:
         origin = "as given or by default"
@@ -585,12 +594,12 @@ def _calibration_lines(
     rows = f"on {report.rows:,} rows"
     if report.seen:
         rows += f" and {report.seen:,} training rows (leave-one-out)"
-    lines["calibrated"] = f"{rows}, {report.worth}"
+    lines["calibrated"] = f"{rows}, {worth(report)}"
     if report.stale:
         lines["calibrated"] += "; stale: call calibrate again"
-    if report.gravest:
-        lines["caution"] = f"! {' '.join(report.gravest)}"
-    notes = len(report.warnings) + len(report.remarks)
+    if gravest(report):
+        lines["caution"] = f"! {' '.join(gravest(report))}"
+    notes = len(warnings(report)) + len(report.remarks)
     if notes:
         lines["notes"] = f"{notes}: print(uq.calibration_report) shows them"
     return lines

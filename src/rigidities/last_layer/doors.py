@@ -21,7 +21,7 @@ def familiar_variance(uq: LastLayerRigidity) -> list[float] | None:
     if sample is None:
         return None
     posterior = state.posterior
-    features = sample.every_row()["features"]
+    features = sample.rows["features"]
     variances = posterior.variance(features.to(posterior.eigenvectors))
     quantiles = variances.reshape(len(features), -1).quantile(0.99, 0)
     # Where targets share features and scale, there is one quantile for all of them.

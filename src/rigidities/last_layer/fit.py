@@ -27,7 +27,6 @@ from ..calibration.calibration import Calibration
 from ..calibration.conformal import Groups
 from ..calibration.methods import Full, Method, NoiseFunction
 from ..calibration.report import CalibrationReport
-from ..calibration.rows import RowCollector
 from ..data.batches import Batch, BatchFormat
 from ..data.feed import Feed
 from ..data.sketch import RowSketch, fingerprint
@@ -661,19 +660,24 @@ class ReadoutFit:
             )
             dtype = placement(self.model)[1]
 
-            def batches(data: Any) -> Iterator[Batch]:
-                return self._labelled_batches(data, "calibrate", weighing, passing, processes)
-
-            def collected(data: Any, *, compared: bool) -> RowCollector | None:
-                # `compared` looks for the rows among the training data, by their hashes.
-                if data is None:
-                    return None
-                hashed = processes.size > 1
-                return reader.collected(batches(data), compared=compared, hashed=hashed)
-
+            judged = None
+            training = None
+            hashed = processes.size > 1  # to find rows that several processes have
             with torch.enable_grad():  # for models that differentiate inside forward
-                judged = collected(judged_data, compared=not left_out)
-                training = None if left_out else collected(train, compared=False)
+                if judged_data is not None:
+                    judged = reader.collected(
+                        self._labelled_batches(
+                            judged_data, "calibrate", weighing, passing, processes
+                        ),
+                        compared=not left_out,
+                        hashed=hashed,
+                    )
+                if train is not None and not left_out:
+                    training = reader.collected(
+                        self._labelled_batches(train, "calibrate", weighing, passing, processes),
+                        compared=False,
+                        hashed=hashed,
+                    )
                 judged = of_all(processes, judged)
                 training = of_all(processes, training)
 
@@ -695,7 +699,15 @@ class ReadoutFit:
                     notify(notice)
                 posterior = state.posterior.with_ridge(report.ridge).with_scale(report.scale)
                 if gradient_loss is not None:
-                    sums = gradient_sums(tap, batches(judged_data), posterior, dtype, gradient_loss)
+                    sums = gradient_sums(
+                        tap,
+                        self._labelled_batches(
+                            judged_data, "calibrate", weighing, passing, processes
+                        ),
+                        posterior,
+                        dtype,
+                        gradient_loss,
+                    )
                     scale = _gradient_scale_of_all(processes, sums)
                     report = replace(report, gradient_scale=scale.to(report.scale.device))
             processes.agree()

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ..calibration import words
-from ..calibration.conformal import Groups, conformalized, group_labels
+from ..calibration.calibration import conformalized
+from ..calibration.conformal import Groups, group_labels
 from ..calibration.coverage import coverage_remarks
 from ..calibration.evidence import evidence
 from ..calibration.full import fit_full

@@ -58,7 +58,8 @@ class RowSample(RowSketch, Statistic):
             return None
         return cls(size, plan.sample_limit)
 
-    def every_row(self) -> dict[str, Tensor]:
+    @property
+    def rows(self) -> dict[str, Tensor]:
         """The columns with each row as often as it came; there must be rows."""
         self.settle()
         repeats = bool((self.counts > 1).any())
@@ -78,7 +79,7 @@ class RowSample(RowSketch, Statistic):
             units: The factors in the Gram of the targets' units, (K,); None for ones.
             most: Largest number of rows.
         """
-        columns = self.every_row()
+        columns = self.rows
         features = columns["features"]
         weight = columns["weight"]
         if units is not None:
