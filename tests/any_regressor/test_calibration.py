@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import rigidities as rg
 from rigidities.calibration.methods import Full, Paper
+from rigidities.losses import GaussianNLL
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -63,7 +64,7 @@ def net_and_rows() -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tens
 )
 def test_the_parameters_of_a_last_layer_give_its_bars(method):
     net, train, valid, x = net_and_rows()
-    layer = rg.LastLayerRigidity(net).fit(*train, sample=0).calibrate(*valid, method=method)
+    layer = rg.LastLayerRigidity(net).fit(*train, keep_rows=0).calibrate(*valid, method=method)
     pr = rg.PredictionRigidity(net, subset=["2"]).fit(*train).calibrate(*valid, method=method)
     assert pr.calibration_report.rung == layer.calibration_report.rung
     assert pr.ridge == pytest.approx(layer.ridge, rel=1e-6)
@@ -112,6 +113,51 @@ def test_forms_without_an_eigenbasis_have_one_noise_and_say_so(form):
     assert f"The {form} form has no eigenbasis" in str(pr.calibration_report)
     x, y = line_rows(3000, 2)
     assert share_inside(pr, x, y) == pytest.approx(0.9, abs=0.03)
+
+
+def plane(w: Tensor, x: Tensor) -> Tensor:
+    return x @ w
+
+
+def plane_rows(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A linear model of five parameters, with a noise of 0.3."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 5, generator=generator, dtype=F64)
+    noise = 0.3 * torch.randn(rows, generator=generator, dtype=F64)
+    return x, x @ torch.arange(1.0, 6.0, dtype=F64) + noise
+
+
+@pytest.mark.parametrize("loss", ["mse", GaussianNLL(0.09)], ids=["squares", "known noise"])
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_errors_of_parameters_stay_the_textbooks_after_the_full_method(loss, seed):
+    x, y = plane_rows(400, seed)
+    w = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    pr = rg.PredictionRigidity(plane, w, loss).fit(x, y)
+    textbook = pr.parameter_std
+    pr.calibrate(*plane_rows(400, seed + 10), method=Full(ridge=pr.ridge))
+    assert pr.calibration.joint is not None
+    torch.testing.assert_close(pr.parameter_std, textbook, rtol=0.2, atol=0)
+    # All that follows from moving the parameters has the same scale.
+    new = x[:4]
+    covariance = new @ pr.parameter_covariance @ new.mT
+    torch.testing.assert_close(pr.covariance(new), covariance)
+    torch.testing.assert_close(pr.propagate(lambda y: y, new).covariance, covariance)
+    draws = pr.sample(4000, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(draws.std(0), pr.parameter_std, rtol=0.1, atol=0)
+    assert bool((pr.variance(new) >= covariance.diagonal() * (1 - 1e-9)).all())
+
+
+def test_errors_of_parameters_by_the_default_have_the_joint_scale():
+    x, y = plane_rows(400, 0)
+    w = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    pr = rg.PredictionRigidity(plane, w).fit(x, y).calibrate(*plane_rows(400, 10))
+    hessian = x.mT @ x + pr.ridge * torch.eye(5, dtype=F64)
+    expected = float(pr.calibration.joint) * torch.linalg.inv(hessian).diagonal().sqrt()
+    torch.testing.assert_close(pr.parameter_std, expected)
+    assert float(pr.calibration.joint) == pytest.approx(0.3, rel=0.1)
+    pr.calibrate(*plane_rows(400, 10), method=Paper(noise="constant", ridge=0.0))
+    expected = pr.scale * torch.linalg.inv(x.mT @ x).diagonal().sqrt()
+    torch.testing.assert_close(pr.parameter_std, expected)
 
 
 def two(w: Tensor, x: Tensor) -> Tensor:

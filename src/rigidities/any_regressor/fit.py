@@ -53,6 +53,7 @@ class Fit:
         dispersion: Sum of their squared residuals, in units of the loss; NaN where not known.
             See `Totals`.
         calibration: Ridge, scale, noise and distribution.
+        typical_weight: The weight of a usual prediction in the Hessian. See `Totals`.
         report: Report of the last calibration.
         scale_origin: Where a scale without a report comes from: "default" (it is 1 for want of
             anything better), "residuals" of the fit, "loss" (whose unit is the noise), or "given".
@@ -71,6 +72,7 @@ class Fit:
     rows: int
     dispersion: float
     calibration: Calibration
+    typical_weight: float = 1.0
     report: CalibrationReport | None = None
     scale_origin: str = "default"
     differentiation: Differentiation | None = field(default=None, repr=False)
@@ -205,6 +207,7 @@ def snapshot(fit: Fit) -> Snapshot:
             "gradient_norm": fit.gradient_norm,
             "dispersion": [fit.rows, fit.dispersion],
             "scale_origin": fit.scale_origin,
+            "typical_weight": fit.typical_weight,
         },
     }
     header.update(form_header)
@@ -247,6 +250,7 @@ def restored_fit(stored: Snapshot, regressor: Regressor) -> Fit:
             rows=rows,
             dispersion=dispersion,
             calibration=calibration,
+            typical_weight=state.get("typical_weight", 1.0),  # files of earlier versions
             report=report,
             scale_origin=state.get("scale_origin", "given"),  # files of earlier versions
             columns=state["columns"],

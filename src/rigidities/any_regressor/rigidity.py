@@ -259,6 +259,7 @@ class PredictionRigidity:
             rows=totals.rows,
             dispersion=totals.dispersion,
             calibration=Calibration.unscaled(form.ridge, 1, regressor.flat.device),
+            typical_weight=totals.typical_weight,
             differentiation=differentiation,
             columns=first_batch.columns,
         )
@@ -438,6 +439,7 @@ class PredictionRigidity:
             noise=wanted.noise_class,
             support=wanted.support,
             ridge_is_fixed=wanted.ridge is not None,
+            typical_weight=fit.typical_weight,
             directions=directions,
         )
         train_batches = None if train is None else fit.pieces(fit.samples(train))
@@ -541,6 +543,10 @@ class PredictionRigidity:
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
         """Covariances between the predictions at x1 and those at x2.
 
+        They are those of the fitted curve, as it moves with the parameters. After the method
+        "full", whose `calibration.joint` is their scale, a single prediction may be more uncertain
+        than the diagonal says: its variance is `variance(x)`.
+
         Args:
             x1: N inputs.
             x2: M inputs; by default those of x1 again.
@@ -555,7 +561,7 @@ class PredictionRigidity:
             right = left
         else:
             _, right = fit.differentiated(fit.samples(x2))
-        covariance = fit.calibration.epistemic(fit.form.covariance(left, right))
+        covariance = self._shared_scale**2 * fit.form.covariance(left, right)
         return covariance.reshape(left.shape[0], *fit.shape, right.shape[0], *fit.shape)
 
     @differentiating
@@ -564,9 +570,8 @@ class PredictionRigidity:
 
         Correlations between the predictions are included. The propagation is of first order, with
         differences of an eighth of a standard deviation, so fn may search or integrate numerically.
-        A warning is given if fn is not linear within its error bar. Use the scale of the residuals,
-        which `fit` gives for a squared loss, as for errors of parameters: a calibrated scale may
-        include the noise.
+        A warning is given if fn is not linear within its error bar. The covariances are those of
+        `covariance`, without the noise.
 
         Args:
             fn: A function of the predictions at x, float64 and shaped like f's output. Without x,
@@ -588,7 +593,8 @@ class PredictionRigidity:
             mean, tangents = fit.differentiated(samples)
             restore = fit.shaped
         # One direction for each column of a root of the covariance, of one standard deviation.
-        directions = self._calibration_without_noise().scale * fit.form.root(tangents).mT
+        self._warn_of_shared_scale()
+        directions = self._shared_scale * fit.form.root(tangents).mT
         point = mean.to(directions)
 
         def shifted(shift: Tensor) -> Any:
@@ -600,7 +606,8 @@ class PredictionRigidity:
     def parameter_covariance(self) -> Tensor:
         """(P, P) covariance of the parameters that may vary, in the order of `parameter_std`."""
         root = self._fitted().form.root()
-        return self._calibration_without_noise().epistemic(root @ root.mT)
+        self._warn_of_shared_scale()
+        return self._shared_scale**2 * (root @ root.mT)
 
     @property
     def parameter_correlation(self) -> Tensor:
@@ -618,6 +625,8 @@ class PredictionRigidity:
     def sample(self, n: int, generator: torch.Generator | None = None) -> Any:
         r"""Draw parameters from $N(w, \alpha^2 (H + \varsigma^2 I)^{-1})$.
 
+        After the method "full", $\alpha$ is `calibration.joint`, as for `parameter_std`.
+
         Args:
             n: How many draws.
             generator: The source of random numbers; torch's default generator if None.
@@ -630,7 +639,7 @@ class PredictionRigidity:
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}.")
         self._warn_of_default_scale()
-        deviations = fit.calibration.scale * fit.form.sample(n, generator)
+        deviations = self._shared_scale * fit.form.sample(n, generator)
         flat = fit.regressor.flat
         draws = flat.to(torch.float64) + deviations  # (n, P)
         return fit.regressor.parameters.restore(draws.to(flat))
@@ -671,6 +680,16 @@ class PredictionRigidity:
         if self._fit is None:
             return 1.0
         return float(self._fit.calibration.scale)
+
+    @property
+    def _shared_scale(self) -> float:
+        r"""$\alpha$ of what predictions share: parameters, covariances, means and integrals.
+
+        The method "full" gives it a value of its own (`calibration.joint`), which tells the noise
+        from the error of the fit. Otherwise it is `scale`.
+        """
+        joint = None if self._fit is None else self._fit.calibration.joint
+        return self.scale if joint is None else float(joint)
 
     @property
     def ridge(self) -> float:
@@ -778,20 +797,20 @@ class PredictionRigidity:
             raise NotFittedError(NO_FIT.format("fit(x, y)"))
         return self._fit
 
-    def _calibration_without_noise(self) -> Calibration:
-        """The calibration, with a warning where its scale includes the noise.
+    def _warn_of_shared_scale(self) -> None:
+        """Warn where the scale of parameters, means and integrals is a default or includes noise.
 
-        Errors of parameters, means and integrals should not include it.
+        It includes the noise in the paper's form, which has one scale for both.
         """
-        calibration = self.calibration
         self._warn_of_default_scale()
-        if self.calibration_report is not None and calibration.noise.name == "none":
+        calibration = self.calibration
+        is_one_for_all = calibration.joint is None and calibration.noise.name == "none"
+        if self.calibration_report is not None and is_one_for_all:
             notify(
                 'With noise="none" the scale includes the noise, so errors of parameters, means '
                 "and integrals are too wide. For those, fit again and call "
                 "set_scale(residual_scale)."
             )
-        return calibration
 
     def _warn_of_default_scale(self) -> None:
         """Warn once where the scale is 1 for want of anything better."""

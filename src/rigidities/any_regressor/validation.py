@@ -93,6 +93,7 @@ class RowReader:
         noise: The class of the noise, which gives its shape.
         support: The targets' bounds.
         ridge_is_fixed: Whether the ridge of the form is the only one of interest.
+        typical_weight: The weight of a usual prediction in the Hessian.
         directions: Directions of the parameters along which the noise looks at tangents, (P, F);
             None where it does not follow the inputs.
     """
@@ -103,6 +104,7 @@ class RowReader:
     noise: type[Noise]
     support: Support | None
     ridge_is_fixed: bool
+    typical_weight: float = 1.0
     directions: Tensor | None = None
 
     @property
@@ -187,7 +189,9 @@ class RowReader:
                 # In units of the unscaled error bars, to compare the outputs.
                 standardised.append(error / q.sqrt())
         least = 1 if groups is not None else 2
-        rows = collector.table(least=least, trained=trained)
+        flat = self.differentiation.regressor.flat
+        units = torch.full((1, 1), self.typical_weight, dtype=torch.float64, device=flat.device)
+        rows = collector.table(least=least, trained=trained, units=units)
         return rows, _ratio_of_scales(standardised)
 
 
