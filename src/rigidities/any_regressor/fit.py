@@ -54,6 +54,7 @@ class Fit:
             See `Totals`.
         calibration: Ridge, scale, noise and distribution.
         typical_weight: The weight of a usual prediction in the Hessian. See `Totals`.
+        weighted: Whether the samples had weights.
         report: Report of the last calibration.
         scale_origin: Where a scale without a report comes from: "default" (it is 1 for want of
             anything better), "residuals" of the fit, "loss" (whose unit is the noise), or "given".
@@ -73,6 +74,7 @@ class Fit:
     dispersion: float
     calibration: Calibration
     typical_weight: float = 1.0
+    weighted: bool = False
     report: CalibrationReport | None = None
     scale_origin: str = "default"
     differentiation: Differentiation | None = field(default=None, repr=False)
@@ -180,12 +182,19 @@ class Fit:
         """(N, K) -> shaped like f's output."""
         return rows.reshape(len(rows), *self.shape)
 
-    def samples(self, x: Any, y: Any = None) -> Samples:
-        """New data, read like those of the fit, in their own order."""
+    def samples(self, x: Any, y: Any = None, *, batch_size: int | None) -> Samples:
+        """New data, read like those of the fit, in their own order.
+
+        Args:
+            x: Inputs.
+            y: Targets, if any.
+            batch_size: Samples per call of f, where the data are not batches already.
+        """
         return Samples.of(
             x,
             y,
             like=self.regressor.flat,
+            batch_size=batch_size,
             count=self.inputs,
             ordered=True,
             names=self.columns,
@@ -208,6 +217,7 @@ def snapshot(fit: Fit) -> Snapshot:
             "dispersion": [fit.rows, fit.dispersion],
             "scale_origin": fit.scale_origin,
             "typical_weight": fit.typical_weight,
+            "weighted": fit.weighted,
         },
     }
     header.update(form_header)
@@ -251,6 +261,7 @@ def restored_fit(stored: Snapshot, regressor: Regressor) -> Fit:
             dispersion=dispersion,
             calibration=calibration,
             typical_weight=state.get("typical_weight", 1.0),  # files of earlier versions
+            weighted=state.get("weighted", False),
             report=report,
             scale_origin=state.get("scale_origin", "given"),  # files of earlier versions
             columns=state["columns"],
