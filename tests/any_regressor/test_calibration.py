@@ -1,11 +1,17 @@
 """Calibration of any regressor: the bars of the last layer alone, noise by input, files, forms."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rigidities as rg
+from rigidities.any_regressor import rigidity
+from rigidities.calibration import full
+from rigidities.calibration.gain import folds
 from rigidities.calibration.methods import Full, Paper
+from rigidities.losses import GaussianNLL
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -63,7 +69,7 @@ def net_and_rows() -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tens
 )
 def test_the_parameters_of_a_last_layer_give_its_bars(method):
     net, train, valid, x = net_and_rows()
-    layer = rg.LastLayerRigidity(net).fit(*train, sample=0).calibrate(*valid, method=method)
+    layer = rg.LastLayerRigidity(net).fit(*train, keep_rows=0).calibrate(*valid, method=method)
     pr = rg.PredictionRigidity(net, subset=["2"]).fit(*train).calibrate(*valid, method=method)
     assert pr.calibration_report.rung == layer.calibration_report.rung
     assert pr.ridge == pytest.approx(layer.ridge, rel=1e-6)
@@ -114,6 +120,51 @@ def test_forms_without_an_eigenbasis_have_one_noise_and_say_so(form):
     assert share_inside(pr, x, y) == pytest.approx(0.9, abs=0.03)
 
 
+def plane(w: Tensor, x: Tensor) -> Tensor:
+    return x @ w
+
+
+def plane_rows(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A linear model of five parameters, with a noise of 0.3."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 5, generator=generator, dtype=F64)
+    noise = 0.3 * torch.randn(rows, generator=generator, dtype=F64)
+    return x, x @ torch.arange(1.0, 6.0, dtype=F64) + noise
+
+
+@pytest.mark.parametrize("loss", ["mse", GaussianNLL(0.09)], ids=["squares", "known noise"])
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_errors_of_parameters_stay_the_textbooks_after_the_full_method(loss, seed):
+    x, y = plane_rows(400, seed)
+    w = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    pr = rg.PredictionRigidity(plane, w, loss).fit(x, y)
+    textbook = pr.parameter_std
+    pr.calibrate(*plane_rows(400, seed + 10), method=Full(ridge=pr.ridge))
+    assert pr.calibration.joint is not None
+    torch.testing.assert_close(pr.parameter_std, textbook, rtol=0.2, atol=0)
+    # All that follows from moving the parameters has the same scale.
+    new = x[:4]
+    covariance = new @ pr.parameter_covariance @ new.mT
+    torch.testing.assert_close(pr.covariance(new), covariance)
+    torch.testing.assert_close(pr.propagate(lambda y: y, new).covariance, covariance)
+    draws = pr.sample(4000, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(draws.std(0), pr.parameter_std, rtol=0.1, atol=0)
+    assert bool((pr.variance(new) >= covariance.diagonal() * (1 - 1e-9)).all())
+
+
+def test_errors_of_parameters_by_the_default_have_the_joint_scale():
+    x, y = plane_rows(400, 0)
+    w = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    pr = rg.PredictionRigidity(plane, w).fit(x, y).calibrate(*plane_rows(400, 10))
+    hessian = x.mT @ x + pr.ridge * torch.eye(5, dtype=F64)
+    expected = float(pr.calibration.joint) * torch.linalg.inv(hessian).diagonal().sqrt()
+    torch.testing.assert_close(pr.parameter_std, expected)
+    assert float(pr.calibration.joint) == pytest.approx(0.3, rel=0.1)
+    pr.calibrate(*plane_rows(400, 10), method=Paper(noise="constant", ridge=0.0))
+    expected = pr.scale * torch.linalg.inv(x.mT @ x).diagonal().sqrt()
+    torch.testing.assert_close(pr.parameter_std, expected)
+
+
 def two(w: Tensor, x: Tensor) -> Tensor:
     return torch.stack([w[0] + w[1] * x, w[0] - w[1] * x], 1)
 
@@ -124,17 +175,134 @@ def two_rows(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, two(W, x) + 0.2 * noise
 
 
-def test_several_outputs_share_one_calibration_and_one_list_of_scores():
-    pr = rg.PredictionRigidity(two, W).fit(*two_rows(300, 0)).calibrate(*two_rows(400, 1))
+def test_several_outputs_share_one_calibration_and_each_has_its_scores():
+    noise = torch.tensor([0.1, 0.28], dtype=F64)
+
+    def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
+        x, y = two_rows(count, seed)
+        return x, two(W, x) + (y - two(W, x)) / 0.2 * noise
+
+    pr = rg.PredictionRigidity(two, W).fit(*rows(300, 0)).calibrate(*rows(400, 1))
     assert pr.calibration.scale.shape == (1,)
-    pr.conformalize(*two_rows(200, 2))
-    assert "Conformal intervals from 400 rows" in str(pr.calibration_report)
+    pr.conformalize(*rows(1000, 2))
+    assert "Conformal intervals from 1000 rows" in str(pr.calibration_report)
     assert pr.summary().count("guaranteed") == 1
-    x, y = two_rows(3000, 3)
+    x, y = rows(3000, 3)
     p = pr.predict(x)
     assert p.std.shape == y.shape
     low, high = p.interval(0.9, conformal=True)
-    assert float(((low <= y) & (y <= high)).double().mean()) == pytest.approx(0.9, abs=0.04)
+    for output in range(2):
+        inside = (low <= y)[:, output] & (y <= high)[:, output]
+        assert float(inside.double().mean()) == pytest.approx(0.9, abs=0.025)
+
+
+def test_the_outputs_of_a_sample_are_in_one_fold():
+    outputs, samples = 5, 23
+    number = torch.arange(outputs * samples)
+    fold = folds(len(number), sample=number // outputs).reshape(samples, outputs)
+    assert torch.equal(fold, (torch.arange(samples) % 5)[:, None].expand_as(fold))
+    torn = folds(10, sample=torch.arange(10) // outputs)  # two samples: too few to leave any out
+    assert torch.equal(torn, torch.arange(10) % 5)
+
+    # With as many outputs as folds, a fold of rows i K + k would be a whole output.
+    def five(w: Tensor, x: Tensor) -> Tensor:
+        return (w[0] + w[1] * x)[:, None].expand(-1, 5)
+
+    def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
+        x, _ = line_rows(count, seed)
+        noise = torch.randn(count, 5, generator=torch.Generator().manual_seed(seed), dtype=F64)
+        return x, five(W, x) + noise * torch.tensor([1.0, 1, 1, 1, 2.5], dtype=F64)
+
+    method = Full(noise="constant", distribution="gaussian", ridge=1.0)
+    pr = rg.PredictionRigidity(five, W).fit(*rows(200, 0)).calibrate(*rows(200, 1), method=method)
+    report = pr.calibration_report
+    # Each fold has all outputs, so that one constant bar is as good on left-out rows as on all.
+    assert report.ladder["constant bar"] == pytest.approx(report.nll_constant, abs=0.02)
+
+
+@pytest.mark.parametrize("form", ["dense", "dual", "matrix-free"])
+def test_the_papers_form_is_not_barred_at_a_fixed_ridge(form, monkeypatch):
+    judged = []
+    may_be_taken = full.PaperForm.may_be_taken
+
+    def watched(self: full.PaperForm, directions: float) -> bool:
+        judged.append((directions, may_be_taken(self, directions)))
+        return judged[-1][1]
+
+    monkeypatch.setattr(full.PaperForm, "may_be_taken", watched)
+    pr = rg.PredictionRigidity(plane, torch.arange(1.0, 6.0, dtype=F64), ridge=0.1, form=form)
+    pr.fit(*plane_rows(400, 0)).calibrate(*plane_rows(400, 1), method=Full(ridge=0.1))
+    [(directions, allowed)] = judged
+    assert allowed
+    if form == "matrix-free":
+        assert math.isnan(directions)  # it does not know
+    else:
+        assert directions == pytest.approx(5, abs=0.01)
+
+
+def test_training_rows_are_refused_after_a_weighted_fit(tmp_path):
+    x, y = line_rows(60, 0)
+    pr = rg.PredictionRigidity(line, W).fit(x, y, sample_weight=torch.ones(60, dtype=F64))
+    path = tmp_path / "pr.safetensors"
+    pr.save(path)
+    for rigidity in (pr, rg.PredictionRigidity.load(path, line, W)):
+        refused("Calibrate without train=", rigidity.calibrate, *line_rows(60, 1), train=(x, y))
+        rigidity.calibrate(*line_rows(60, 1))
+
+
+def test_a_loaded_file_takes_the_function_of_its_groups(tmp_path):
+    def side(batch: tuple[Tensor, ...] | Tensor) -> Tensor:
+        x = batch[0] if isinstance(batch, tuple | list) else batch
+        return (x > 0).long()
+
+    pr = fitted_line().calibrate(*line_rows(300, 1), method="paper")
+    path = tmp_path / "pr.safetensors"
+    pr.save(path)
+    refused("no groups", rg.PredictionRigidity.load, path, line, W, groups=side)
+    pr.conformalize(*line_rows(600, 2), groups=side)
+    pr.save(path)
+    again = rg.PredictionRigidity.load(path, line, W, groups=side)
+    x, _ = line_rows(50, 3)
+    for end, expected in zip(again.predict(x).interval(), pr.predict(x).interval(), strict=True):
+        torch.testing.assert_close(end, expected)
+
+
+def test_the_batch_size_holds_in_every_pass():
+    sizes: list[int] = []
+
+    def watched(w: Tensor, x: Tensor) -> Tensor:
+        if x.ndim:
+            sizes.append(len(x))
+        return line(w, x)
+
+    pr = rg.PredictionRigidity(watched, W, batch_size=7).fit(*line_rows(40, 0))
+    x, y = line_rows(30, 1)
+    pr.calibrate(x, y, method="paper", early_stopped=False)
+    pr.conformalize(x, y)
+    pr.predict(x)
+    pr.covariance(x, x)
+    assert sizes and max(sizes) <= 7
+
+
+def test_the_full_method_is_fitted_to_a_bounded_number_of_rows(monkeypatch):
+    monkeypatch.setattr(rigidity, "MOST", 100)
+    pr = fitted_line().calibrate(*line_rows(500, 1))
+    assert pr.calibration_report.rows == 500 and pr.calibration_report.used <= 100
+    pr.calibrate(*line_rows(500, 1), method="paper")
+    assert pr.calibration_report.used == 500
+
+
+def test_options_of_a_calibration_are_checked():
+    pr = fitted_line()
+    refused("calibrate needs held-out rows", pr.calibrate)
+    message = "early_stopped must be True, False or None, got 'yes'."
+    refused(message, pr.calibrate, *line_rows(60, 1), early_stopped="yes")
+    refused("ridge must be a finite number", rg.PredictionRigidity, line, W, ridge=None)
+    # A formula has no checkpoint; a module may have one.
+    assert "early stopping" not in str(pr.calibrate(*line_rows(60, 1)).calibration_report)
+    net, train, valid, _ = net_and_rows()
+    module = rg.PredictionRigidity(net, subset=["2"]).fit(*train).calibrate(*valid, method="full")
+    assert "early stopping" in str(module.calibration_report)
 
 
 def test_groups_get_their_own_scores_and_another_calibration_drops_them():

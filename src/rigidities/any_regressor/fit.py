@@ -53,6 +53,8 @@ class Fit:
         dispersion: Sum of their squared residuals, in units of the loss; NaN where not known.
             See `Totals`.
         calibration: Ridge, scale, noise and distribution.
+        typical_weight: The weight of a usual prediction in the Hessian. See `Totals`.
+        weighted: Whether the samples had weights.
         report: Report of the last calibration.
         scale_origin: Where a scale without a report comes from: "default" (it is 1 for want of
             anything better), "residuals" of the fit, "loss" (whose unit is the noise), or "given".
@@ -71,6 +73,8 @@ class Fit:
     rows: int
     dispersion: float
     calibration: Calibration
+    typical_weight: float = 1.0
+    weighted: bool = False
     report: CalibrationReport | None = None
     scale_origin: str = "default"
     differentiation: Differentiation | None = field(default=None, repr=False)
@@ -178,12 +182,19 @@ class Fit:
         """(N, K) -> shaped like f's output."""
         return rows.reshape(len(rows), *self.shape)
 
-    def samples(self, x: Any, y: Any = None) -> Samples:
-        """New data, read like those of the fit, in their own order."""
+    def samples(self, x: Any, y: Any = None, *, batch_size: int | None) -> Samples:
+        """New data, read like those of the fit, in their own order.
+
+        Args:
+            x: Inputs.
+            y: Targets, if any.
+            batch_size: Samples per call of f, where the data are not batches already.
+        """
         return Samples.of(
             x,
             y,
             like=self.regressor.flat,
+            batch_size=batch_size,
             count=self.inputs,
             ordered=True,
             names=self.columns,
@@ -205,6 +216,8 @@ def snapshot(fit: Fit) -> Snapshot:
             "gradient_norm": fit.gradient_norm,
             "dispersion": [fit.rows, fit.dispersion],
             "scale_origin": fit.scale_origin,
+            "typical_weight": fit.typical_weight,
+            "weighted": fit.weighted,
         },
     }
     header.update(form_header)
@@ -247,6 +260,8 @@ def restored_fit(stored: Snapshot, regressor: Regressor) -> Fit:
             rows=rows,
             dispersion=dispersion,
             calibration=calibration,
+            typical_weight=state.get("typical_weight", 1.0),  # files of earlier versions
+            weighted=state.get("weighted", False),
             report=report,
             scale_origin=state.get("scale_origin", "given"),  # files of earlier versions
             columns=state["columns"],

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ..calibration.calibration import Calibration, conformalized
-from ..calibration.conformal import BoundConformal, Groups, group_labels
+from ..calibration.conformal import Groups, group_labels
 from ..calibration.methods import Full, Method, method_for
 from ..calibration.report import CalibrationReport
 from ..calibration.words import UNFITTED, early_stopping, method_text, summary
@@ -55,7 +55,7 @@ from .derivatives.differentiation import Differentiation
 from .derivatives.parameters import Subset
 from .derivatives.regressor import Function, Regressor
 from .fit import KIND, Fit, restored_fit, snapshot
-from .validation import RowReader, head_directions, report_on
+from .validation import MOST, RowReader, head_directions, report_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,8 +149,12 @@ class PredictionRigidity:
             raise ValueError(f"hessian must be 'gauss-newton' or 'exact', got {hessian!r}.")
         if form not in FORMS:
             raise ValueError(f"Unknown form {form!r}. Known: {', '.join(FORMS)}.")
-        if not 0 <= ridge < float("inf"):
-            raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+        no_ridge: Any = ridge  # None by mistake, as the default of other options
+        if no_ridge is None or not 0 <= ridge < float("inf"):
+            raise ValueError(
+                f"ridge must be a finite number that is not negative, got {ridge}. Use ridge=0 for "
+                "none; calibrate(x, y) searches for the best one."
+            )
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}.")
         if memory is not None and not memory > 0:
@@ -259,6 +263,8 @@ class PredictionRigidity:
             rows=totals.rows,
             dispersion=totals.dispersion,
             calibration=Calibration.unscaled(form.ridge, 1, regressor.flat.device),
+            typical_weight=totals.typical_weight,
+            weighted=sample_weight is not None,
             differentiation=differentiation,
             columns=first_batch.columns,
         )
@@ -317,11 +323,10 @@ class PredictionRigidity:
                 distribution = calibration.shaped(tilt.reshape(len(mean), *fit.shape, -1))
         bound = None
         if conformal is not None:
-            # All outputs share one list of scores.
-            bound = BoundConformal(
-                conformal,
+            # Each output has lists of scores of its own.
+            bound = conformal.bound(
                 fit.shaped(torch.cat(labels)) if labels else None,
-                torch.zeros((), dtype=torch.long, device=q.device),
+                torch.arange(q.shape[1], device=q.device).reshape(fit.shape),
             )
         result = Prediction(
             mean=fit.shaped(mean),
@@ -344,6 +349,7 @@ class PredictionRigidity:
         kind: str | None = None,
         target: int | str | None = None,
         level: float = 0.9,
+        conformal: bool | None = None,
         ax: Axes | None = None,
     ) -> Axes:
         """Predict and draw: `uq.predict(x).plot(y)`.
@@ -357,6 +363,7 @@ class PredictionRigidity:
             kind: What to draw, as in `Prediction.plot`.
             target: The target to draw, where there are several, as in `Prediction.plot`.
             level: Probability of the intervals.
+            conformal: As in `Prediction.interval`.
             ax: Axes of matplotlib to draw on, new ones by default.
 
         Returns:
@@ -369,7 +376,7 @@ class PredictionRigidity:
         """
         if y is None:
             # A loader may shuffle, so that targets are those of this reading.
-            batches = list(self._fitted().samples(x))
+            batches = list(self._fitted().samples(x, batch_size=self.batch_size))
             p = self.predict([batch.raw for batch in batches])
             y = joined_targets(batches)
         else:
@@ -381,16 +388,17 @@ class PredictionRigidity:
             along=along,
             target=target,
             level=level,
+            conformal=conformal,
             ax=ax,
         )
 
     @differentiating
     def calibrate(
         self,
-        x: Any,
+        x: Any = None,
         y: Any = None,
         *,
-        method: str | Method = "full",
+        method: Literal["full", "paper"] | Method = "full",
         train: Any = None,
         early_stopped: bool | None = None,
     ) -> PredictionRigidity:
@@ -411,9 +419,11 @@ class PredictionRigidity:
                 default the dense form searches for it, while the dual and the matrix-free form keep
                 that of the fit, which is part of their factorisation, and refuse any other.
             train: The training data of the fit, inputs and targets, from which the method "full"
-                learns too, with their leave-one-out errors; by default it does without them.
+                learns too, with their leave-one-out errors; by default it does without them. It is
+                refused after a fit with weights.
             early_stopped: Whether the held-out data chose the parameters, so that their errors are
-                optimistic. False means that they did not. By default the report asks.
+                optimistic. False means that they did not. By default the report asks, unless f is a
+                function, which has no checkpoints.
 
         Returns:
             The object itself.
@@ -423,6 +433,12 @@ class PredictionRigidity:
             ValueError: There are no targets, the loss is not one of regression, or the form does
                 not support the ridge or the method.
         """
+        if x is None:
+            raise ValueError("calibrate needs held-out rows: calibrate(x, y).")
+        if early_stopped not in (None, True, False):
+            raise ValueError(f"early_stopped must be True, False or None, got {early_stopped!r}.")
+        if early_stopped is None and self._regressor.module is None:
+            early_stopped = False  # a formula has no checkpoints
         wanted = self._supported(method_for(method), train)
         fit, samples = self._fit_and_samples(x, y)
         if wanted.ridge is not None:
@@ -438,9 +454,13 @@ class PredictionRigidity:
             noise=wanted.noise_class,
             support=wanted.support,
             ridge_is_fixed=wanted.ridge is not None,
+            typical_weight=fit.typical_weight,
             directions=directions,
+            most=MOST if isinstance(wanted, Full) else None,
         )
-        train_batches = None if train is None else fit.pieces(fit.samples(train))
+        train_batches = (
+            None if train is None else fit.pieces(fit.samples(train, batch_size=self.batch_size))
+        )
         report = report_on(wanted, reader, fit.pieces(samples), train_batches, early_stopped)
         for notice in report.notices:
             notify(notice)
@@ -461,6 +481,12 @@ class PredictionRigidity:
                 "losses.GaussianNLL with the noise variances as the loss."
             )
         if isinstance(method, Full):
+            if train is not None and self._fitted().weighted:
+                raise ValueError(
+                    "train= needs training data that all count alike, but this fit has a "
+                    "sample_weight, which calibrate does not know. Calibrate without train=: "
+                    "held-out rows are enough."
+                )
             return method
         if method.criterion in {"evidence", "loo"}:
             raise ValueError(
@@ -541,6 +567,10 @@ class PredictionRigidity:
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
         """Covariances between the predictions at x1 and those at x2.
 
+        They are those of the fitted curve, as it moves with the parameters. After the method
+        "full", whose `calibration.joint` is their scale, a single prediction may be more uncertain
+        than the diagonal says: its variance is `variance(x)`.
+
         Args:
             x1: N inputs.
             x2: M inputs; by default those of x1 again.
@@ -554,8 +584,8 @@ class PredictionRigidity:
         if x2 is None:
             right = left
         else:
-            _, right = fit.differentiated(fit.samples(x2))
-        covariance = fit.calibration.epistemic(fit.form.covariance(left, right))
+            _, right = fit.differentiated(fit.samples(x2, batch_size=self.batch_size))
+        covariance = self._shared_scale**2 * fit.form.covariance(left, right)
         return covariance.reshape(left.shape[0], *fit.shape, right.shape[0], *fit.shape)
 
     @differentiating
@@ -564,9 +594,8 @@ class PredictionRigidity:
 
         Correlations between the predictions are included. The propagation is of first order, with
         differences of an eighth of a standard deviation, so fn may search or integrate numerically.
-        A warning is given if fn is not linear within its error bar. Use the scale of the residuals,
-        which `fit` gives for a squared loss, as for errors of parameters: a calibrated scale may
-        include the noise.
+        A warning is given if fn is not linear within its error bar. The covariances are those of
+        `covariance`, without the noise.
 
         Args:
             fn: A function of the predictions at x, float64 and shaped like f's output. Without x,
@@ -588,7 +617,8 @@ class PredictionRigidity:
             mean, tangents = fit.differentiated(samples)
             restore = fit.shaped
         # One direction for each column of a root of the covariance, of one standard deviation.
-        directions = self._calibration_without_noise().scale * fit.form.root(tangents).mT
+        self._warn_of_shared_scale()
+        directions = self._shared_scale * fit.form.root(tangents).mT
         point = mean.to(directions)
 
         def shifted(shift: Tensor) -> Any:
@@ -600,7 +630,8 @@ class PredictionRigidity:
     def parameter_covariance(self) -> Tensor:
         """(P, P) covariance of the parameters that may vary, in the order of `parameter_std`."""
         root = self._fitted().form.root()
-        return self._calibration_without_noise().epistemic(root @ root.mT)
+        self._warn_of_shared_scale()
+        return self._shared_scale**2 * (root @ root.mT)
 
     @property
     def parameter_correlation(self) -> Tensor:
@@ -618,6 +649,8 @@ class PredictionRigidity:
     def sample(self, n: int, generator: torch.Generator | None = None) -> Any:
         r"""Draw parameters from $N(w, \alpha^2 (H + \varsigma^2 I)^{-1})$.
 
+        After the method "full", $\alpha$ is `calibration.joint`, as for `parameter_std`.
+
         Args:
             n: How many draws.
             generator: The source of random numbers; torch's default generator if None.
@@ -630,7 +663,7 @@ class PredictionRigidity:
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}.")
         self._warn_of_default_scale()
-        deviations = fit.calibration.scale * fit.form.sample(n, generator)
+        deviations = self._shared_scale * fit.form.sample(n, generator)
         flat = fit.regressor.flat
         draws = flat.to(torch.float64) + deviations  # (n, P)
         return fit.regressor.parameters.restore(draws.to(flat))
@@ -673,6 +706,16 @@ class PredictionRigidity:
         return float(self._fit.calibration.scale)
 
     @property
+    def _shared_scale(self) -> float:
+        r"""$\alpha$ of what predictions share: parameters, covariances, means and integrals.
+
+        The method "full" gives it a value of its own (`calibration.joint`), which tells the noise
+        from the error of the fit. Otherwise it is `scale`.
+        """
+        joint = None if self._fit is None else self._fit.calibration.joint
+        return self.scale if joint is None else float(joint)
+
+    @property
     def ridge(self) -> float:
         r"""$\varsigma^2$, as given or as calibrated."""
         if self._fit is None:
@@ -705,7 +748,12 @@ class PredictionRigidity:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], f: Function | torch.nn.Module, *args: Any, **options: Any
+        cls,
+        path: str | os.PathLike[str],
+        f: Function | torch.nn.Module,
+        *args: Any,
+        groups: Groups | None = None,
+        **options: Any,
     ) -> PredictionRigidity:
         """Load a file with the regressor that was fitted.
 
@@ -713,6 +761,7 @@ class PredictionRigidity:
             path: The file that `save` wrote.
             f: The same regressor.
             args: The same parameters, if f is a function.
+            groups: The function that was passed to `conformalize`, if any: a file cannot hold it.
             options: Options of the constructor; the form, its ridge and the scale come from the
                 file.
 
@@ -726,7 +775,14 @@ class PredictionRigidity:
         """
         stored = Snapshot.read(path, holds=KIND)
         rigidity = cls(f, *args, **options)
-        rigidity._fit = restored_fit(stored, rigidity._regressor)
+        fit = restored_fit(stored, rigidity._regressor)
+        if groups is not None:
+            calibration = fit.calibration.with_functions(None, groups)
+            report = fit.report
+            if report is not None:
+                report = replace(report, calibration=calibration)
+            fit = replace(fit, calibration=calibration, report=report)
+        rigidity._fit = fit
         return rigidity
 
     @property
@@ -778,20 +834,20 @@ class PredictionRigidity:
             raise NotFittedError(NO_FIT.format("fit(x, y)"))
         return self._fit
 
-    def _calibration_without_noise(self) -> Calibration:
-        """The calibration, with a warning where its scale includes the noise.
+    def _warn_of_shared_scale(self) -> None:
+        """Warn where the scale of parameters, means and integrals is a default or includes noise.
 
-        Errors of parameters, means and integrals should not include it.
+        It includes the noise in the paper's form, which has one scale for both.
         """
-        calibration = self.calibration
         self._warn_of_default_scale()
-        if self.calibration_report is not None and calibration.noise.name == "none":
+        calibration = self.calibration
+        is_one_for_all = calibration.joint is None and calibration.noise.name == "none"
+        if self.calibration_report is not None and is_one_for_all:
             notify(
                 'With noise="none" the scale includes the noise, so errors of parameters, means '
                 "and integrals are too wide. For those, fit again and call "
                 "set_scale(residual_scale)."
             )
-        return calibration
 
     def _warn_of_default_scale(self) -> None:
         """Warn once where the scale is 1 for want of anything better."""
@@ -806,6 +862,6 @@ class PredictionRigidity:
         A fit that was loaded from a file finds out here, on the first inputs, how to differentiate
         f. It is stored in the object, so that this happens once.
         """
-        samples = self._fitted().samples(x, y)
+        samples = self._fitted().samples(x, y, batch_size=self.batch_size)
         self._fit = self._fitted().ready(samples)
         return self._fit, samples

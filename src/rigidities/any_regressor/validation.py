@@ -40,6 +40,8 @@ from .derivatives.differentiation import Differentiation
 
 UNLIKE = 3.0
 """Ratio between the outputs' best scales beyond which they should not share one."""
+MOST = 1 << 15
+"""Most rows that the full model is fitted to, as in the last layer."""
 MOST_DIRECTIONS = 256
 """Largest number of eigenvectors along which the noise looks at tangents."""
 
@@ -93,8 +95,10 @@ class RowReader:
         noise: The class of the noise, which gives its shape.
         support: The targets' bounds.
         ridge_is_fixed: Whether the ridge of the form is the only one of interest.
+        typical_weight: The weight of a usual prediction in the Hessian.
         directions: Directions of the parameters along which the noise looks at tangents, (P, F);
             None where it does not follow the inputs.
+        most: Largest number of rows in memory; by default that of `RowCollector`.
     """
 
     differentiation: Differentiation
@@ -103,7 +107,9 @@ class RowReader:
     noise: type[Noise]
     support: Support | None
     ridge_is_fixed: bool
+    typical_weight: float = 1.0
     directions: Tensor | None = None
+    most: int | None = None
 
     @property
     def curvature(self) -> FormCurvature:
@@ -141,7 +147,7 @@ class RowReader:
                 `RowCollector` refuses the errors.
         """
         basis = None if self.ridge_is_fixed else self.form.eigenbasis
-        collector = RowCollector()
+        collector = RowCollector(self.most)
         standardised = []
         for batch in batches:
             prediction, tangents = self.differentiation(*batch.args, **batch.kwargs)
@@ -187,7 +193,14 @@ class RowReader:
                 # In units of the unscaled error bars, to compare the outputs.
                 standardised.append(error / q.sqrt())
         least = 1 if groups is not None else 2
-        rows = collector.table(least=least, trained=trained)
+        flat = self.differentiation.regressor.flat
+        units = torch.full((1, 1), self.typical_weight, dtype=torch.float64, device=flat.device)
+        rows = collector.table(
+            least=least,
+            trained=trained,
+            units=units,
+            outputs=self.differentiation.outputs,
+        )
         return rows, _ratio_of_scales(standardised)
 
 

@@ -306,9 +306,13 @@ def conformalized(
         std = None if training is None else calibration.prediction(training, eigenvalues).std
         cuts = bar_cuts(std)
     prediction = calibration.prediction(rows, eigenvalues)
+    targets = None
+    if rows.outputs > 1:  # each output of a sample has lists of its own
+        targets = (rows.number % rows.outputs)[:, None]
     conformal = Conformal.of(
         prediction,
         prediction.mean + rows.error,
+        targets=targets,
         labels=rows.labels,
         cuts=cuts,
         function=groups if callable(groups) else None,

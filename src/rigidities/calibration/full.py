@@ -173,7 +173,7 @@ def fit_full(
                 target % FOLDS if one_fold_each else None,
             )
             scores.append(target_scores)
-    ladder = Ladder(tables, fits, scores, _barred(paper, tables, eigenvalues))
+    ladder = Ladder(tables, fits, scores, _barred(paper, tables, posterior, method.ridge))
 
     # The rung that is taken.
     rung = ladder.taken
@@ -376,24 +376,29 @@ class PaperForm:
         column = self.q[:, target]
         return column[column.isfinite()]
 
-    def may_be_taken(self, eigenvalues: Tensor) -> bool:
+    def may_be_taken(self, directions: float) -> bool:
         """Whether it gives every row a usable bar.
 
         It has no noise: rows with hardly any q would have bars next to zero, as with trees whose
         leaves are full of training rows. With fewer than two directions it is nearly constant and,
         unlike the constant bar, does not grow far from the training rows.
+
+        Args:
+            directions: How many directions the data determine at its ridge; NaN where that is not
+                known, as for curvatures of very many parameters.
         """
         for target in range(self.q.shape[1]):
             q = self.q_of_target(target)
             if not float(q.min()) > NARROWEST * float(torch.quantile(q, 0.9)):
                 return False
-        ridge = self.calibration.ridge
-        directions = float((eigenvalues / (eigenvalues + ridge)).sum())
-        return directions >= FEWEST_DIRECTIONS
+        return not directions < FEWEST_DIRECTIONS  # NaN passes
 
 
 def _barred(
-    paper: PaperForm | None, tables: list[TargetView], eigenvalues: Tensor
+    paper: PaperForm | None,
+    tables: list[TargetView],
+    posterior: Curvature,
+    fixed_ridge: float | None,
 ) -> frozenset[str]:
     """Rungs that are not to be taken.
 
@@ -401,8 +406,15 @@ def _barred(
     """
     if paper is None:
         return frozenset()
+    eigenvalues = posterior.eigenvalues
+    if fixed_ridge is not None and eigenvalues.ndim == 1:
+        # At a fixed ridge the eigenvalues may stand for all directions together.
+        directions = posterior.with_ridge(fixed_ridge).effective_rank
+    else:
+        ridge = paper.calibration.ridge
+        directions = float((eigenvalues / (eigenvalues + ridge)).sum())
     few = min(map(len, tables)) < MANY
-    if few or not paper.may_be_taken(eigenvalues):
+    if few or not paper.may_be_taken(directions):
         return frozenset({PAPER})
     return frozenset()
 
@@ -513,7 +525,8 @@ class Ladder:
                 nll[in_fold] = scores.nll[rung][in_fold]
         gains = []
         for nll, scores, table in zip(taken_nll, self.scores, self.rows, strict=True):
-            constant = constant_nll(table.held_out.residual, table.held_out.side)
+            held_out = table.held_out
+            constant = constant_nll(held_out.residual, held_out.side, held_out.sample)
             gains.append(constant[scores.places] - nll)
         return Gain.of(gains, [scores.only_fold for scores in self.scores])
 
@@ -633,7 +646,8 @@ def left_out_scores(
     """
     held_out = ~rows.seen if bool((~rows.seen).any()) else rows.seen
     held_out_rows = held_out.nonzero()[:, 0]  # row numbers, (n,)
-    fold = folds(len(held_out_rows), held_out_rows.device)
+    sample = None if rows.sample is None else rows.sample[held_out_rows]
+    fold = folds(len(held_out_rows), held_out_rows.device, sample)
     judged_folds = [only_fold]
     if only_fold is None:
         judged_folds = list(range(int(fold.max()) + 1))

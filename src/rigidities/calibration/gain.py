@@ -22,20 +22,33 @@ FEWEST_ROWS = 3
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
-def folds(rows: int, device: torch.device | None = None) -> Tensor:
-    """The fold of each row, (rows,): neighbours are in different ones."""
+def folds(rows: int, device: torch.device | None = None, sample: Tensor | None = None) -> Tensor:
+    """The fold of each row, (rows,): neighbouring samples are in different ones.
+
+    Args:
+        rows: How many rows there are.
+        device: Where the result is to be.
+        sample: The sample of each row, (rows,), where a sample has several rows, which then are in
+            one fold; None where each row is a sample. Fewer than `FEWEST_ROWS` samples are torn
+            apart, since they could not be left out.
+    """
+    if sample is not None:
+        distinct, place = torch.unique(sample, return_inverse=True)
+        if len(distinct) >= FEWEST_ROWS:
+            return torch.remainder(place, min(FOLDS, len(distinct)))
     return torch.arange(rows, device=device) % min(FOLDS, rows)
 
 
-def constant_nll(error: Tensor, side: Tensor | None = None) -> Tensor:
+def constant_nll(error: Tensor, side: Tensor | None = None, sample: Tensor | None = None) -> Tensor:
     """The NLL of each row (n,) under the constant bar of the other folds.
 
     Args:
         error: Target minus prediction, (n,).
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, else 0,
             (n,). A row at a bound has the likelihood of the mass beyond it.
+        sample: The sample of each row, (n,), as in `folds`.
     """
-    fold = folds(len(error), error.device)
+    fold = folds(len(error), error.device, sample)
     square = error.square()
     nll = torch.empty_like(square)
     for k in range(int(fold.max()) + 1):

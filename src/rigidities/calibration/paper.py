@@ -375,7 +375,7 @@ class Objective:
             choice: The choice by all rows, whose ridge every fold takes.
             rechoose_ridge: Whether each fold chooses the ridge again instead.
         """
-        fold = folds(len(self.rows.error), self.rows.error.device)
+        fold = folds(len(self.rows), self.rows.error.device, self.rows.sample)
         nll = torch.full_like(self.rows.error, math.nan)
         for k in range(int(fold.max()) + 1):
             in_fold = fold == k
@@ -544,7 +544,10 @@ def _gain(
         finite = target_nll[target_nll.isfinite()]
         if len(finite) != len(target_error):
             return Gain()
-        differences.append(constant_nll(target_error) - finite)
+        sample = objective.rows.sample
+        if sample is not None:
+            sample = sample[target_nll.isfinite()]
+        differences.append(constant_nll(target_error, sample=sample) - finite)
     return Gain.of(differences)
 
 

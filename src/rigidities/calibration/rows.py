@@ -102,6 +102,8 @@ class Rows:
         inputs: The features that a noise may follow, (n, 1 or K, P), if there are any.
         labels: The labels of conformal groups, (n, K), if there are groups.
         distances: Squared distances in the layers that the fit has watched, (n, L), if any.
+        outputs: How many outputs of a sample follow one another as rows of one target. The row at a
+            place belongs to the sample `place // outputs` and to the output `place % outputs`.
         mean_shape: The mean of the noise's shape.
         units: The factor in the weights in the Gram that brings each target to its own unit,
             (1, 1 or K); 1 where targets count as they are.
@@ -123,6 +125,7 @@ class Rows:
     inputs: Tensor | None = None
     labels: Tensor | None = None
     distances: Tensor | None = None
+    outputs: int = 1
     mean_shape: float = 1.0
     units: Tensor = field(default_factory=lambda: torch.ones(1, 1, dtype=torch.float64))
     samples: int = 0
@@ -145,6 +148,11 @@ class Rows:
         In the least-squares problem behind q, noise of one adds its inverse to a row's variance.
         """
         return self.typical_weight * self.units.to(self.typical_weight)
+
+    @property
+    def sample(self) -> Tensor | None:
+        """The sample of each row, (n,); None where each row is a sample of its own."""
+        return None if self.outputs == 1 else self.number // self.outputs
 
     @property
     def shares_inputs(self) -> bool:
@@ -224,6 +232,7 @@ class Rows:
             seen=torch.full_like(q, self.trained, dtype=torch.bool),
             target=torch.where(error.abs() > limit, math.nan, given_target),
             side=side,
+            sample=None if self.sample is None else self.sample[usable],
         )
 
 
@@ -279,6 +288,7 @@ class TargetView:
         target: The target as it was given, (n,); NaN in single rows whose residual was bounded.
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, so that
             the distribution's mass beyond is what the row shows; 0 elsewhere, (n,).
+        sample: The sample of each row, (n,); None where each row is a sample of its own.
         columns: The inputs of a head, (n, P), once they are known (`target_fit.Design`). The
             features are then no longer needed, and left out.
         distance: Prediction minus ignorant forecast, (n,), once that forecast is known.
@@ -295,6 +305,7 @@ class TargetView:
     seen: Tensor
     target: Tensor
     side: Tensor
+    sample: Tensor | None = None
     columns: Tensor | None = None
     distance: Tensor | None = None
     extent: Tensor | None = None
@@ -313,6 +324,9 @@ class TargetView:
 
     def followed_by(self, other: TargetView) -> TargetView:
         """These rows and then others; what belongs to all rows together is not known yet."""
+        sample = None
+        if self.sample is not None and other.sample is not None:
+            sample = torch.cat([self.sample, other.sample])
         return TargetView(
             residual=torch.cat([self.residual, other.residual]),
             q=torch.cat([self.q, other.q]),
@@ -322,6 +336,7 @@ class TargetView:
             seen=torch.cat([self.seen, other.seen]),
             target=torch.cat([self.target, other.target]),
             side=torch.cat([self.side, other.side]),
+            sample=sample,
         )
 
     def with_forecast(self, biases: Tensor | None) -> TargetView:
@@ -612,6 +627,7 @@ class RowCollector:
         to_fit: bool = True,
         trained: bool = False,
         units: Tensor | None = None,
+        outputs: int = 1,
     ) -> Rows:
         """The table of all rows that are in memory.
 
@@ -620,6 +636,7 @@ class RowCollector:
             to_fit: Whether something will be fitted to the rows, so that their errors must vary.
             trained: Whether the fit has seen these rows.
             units: The targets' units, (1, K), as in `Rows`; None for ones.
+            outputs: How many outputs of a sample are rows, as in `Rows`.
 
         Raises:
             ValueError: There are too few rows or copies of one alone, or a target is masked or
@@ -660,6 +677,7 @@ class RowCollector:
             inputs=self._column_if_any("inputs"),
             labels=self._column_if_any("labels"),
             distances=self._column_if_any("distances"),
+            outputs=outputs,
             mean_shape=self._shape_sum / self._rows,
             units=units,
             samples=self._samples,

@@ -322,6 +322,8 @@ _REGRESSOR = Kind(
                 "gradient_norm": float,
                 "dispersion": list,
                 "scale_origin?": str,
+                "typical_weight?": float,
+                "weighted?": bool,
             },
         ),
         # A file has one of these two parts: the dense or the dual form.

@@ -89,7 +89,12 @@ class Inputs:
 
 
 def column_spread(values: Tensor) -> Tensor:
-    """The standard deviation of columns; infinite where they are constant up to rounding."""
+    """The standard deviation of columns; infinite where they are constant up to rounding.
+
+    A column without rows is constant.
+    """
+    if not values.numel():
+        return values.new_full(values.shape[1:], math.inf)
     spread = values.std(0, correction=0)
     size = values.abs().amax(0)
     return torch.where(spread > 5e-7 * size, spread, math.inf)
@@ -547,6 +552,8 @@ def _needed_width(head: Head, guard: Guard | None) -> int:
     training rows; it stays where the guard reads it.
     """
     width = head.centre.shape[-1]
+    if width == 0:
+        return 0
     is_constant = bool(head.spread[:, -1:].isinf().all())
     is_read = False
     if guard is not None and guard.extent_weight is not None:

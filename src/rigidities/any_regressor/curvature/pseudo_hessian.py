@@ -54,6 +54,7 @@ class Totals:
         flat_rows: Number of predictions where the loss has no curvature.
         dispersion: $\sum \ell'^2 / \ell''$, for a squared loss the weighted sum of squared
             residuals; NaN where the loss has no slope.
+        squared_error: Sum of (target - prediction)^2 over the same predictions.
     """
 
     def __init__(self, flat: Tensor) -> None:
@@ -61,6 +62,7 @@ class Totals:
         self.rows = 0
         self.flat_rows = 0
         self.dispersion = 0.0
+        self.squared_error = 0.0
         self._magnitude = torch.zeros_like(self.gradient)  # sums of |gradient of a sample|
         self._residuals = 0.0  # the dispersion of batches with a slope, so never NaN
         self._predictions = 0.0  # squared predictions in the same units
@@ -68,11 +70,16 @@ class Totals:
         # Relative: of a sum of some terms, and of parameters that were solved for in float64.
         self._rounding = max(64 * torch.finfo(flat.dtype).eps, 1e-12)
 
-    def add(self, terms: LossTerms, tangents: Tangents, prediction: Tensor) -> None:
-        """Add the samples of a batch, with their unweighted tangents and predictions (N, K)."""
+    def add(
+        self, terms: LossTerms, tangents: Tangents, prediction: Tensor, target: Tensor | None
+    ) -> None:
+        """Add a batch with its unweighted tangents, its predictions (N, K) and targets (N, K)."""
         self.rows += terms.rows
         self.flat_rows += prediction.numel() - terms.rows
         self.dispersion += terms.dispersion
+        if target is not None:
+            square = (target - prediction).square()
+            self.squared_error += float(torch.where(terms.diagonal == 0, 0.0, square).sum())
         if terms.slope is None:
             return
         self.gradient += tangents.backward(terms.slope[None])[0]
@@ -86,6 +93,17 @@ class Totals:
     def residuals_are_rounding(self) -> bool:
         """Whether residuals are nothing but the rounding of the model's predictions."""
         return self._residuals <= self._rounding**2 * self._predictions
+
+    @property
+    def typical_weight(self) -> float:
+        r"""The weight c of a usual prediction in the Hessian, which has the noise $\alpha^2 / c$.
+
+        It is the ratio between the dispersion, which is in units of $\alpha^2$, and the squared
+        errors. For a squared loss without weights it is 1, and so it is where it is not known.
+        """
+        if self.squared_error > 0 and self.dispersion > 0:
+            return self.dispersion / self.squared_error
+        return 1.0
 
     @property
     def outputs_are_alike(self) -> bool:
@@ -177,7 +195,7 @@ class TrainingRows:
             prediction, tangents = self._differentiated(batch)
             target = batch.target_rows(prediction, self.differentiation.shape)
             terms = loss_terms(self.loss, prediction, target, batch.weight, batch.raw)
-            self.totals.add(terms, tangents, prediction)
+            self.totals.add(terms, tangents, prediction, target)
             root = terms.root if self.curved else None
             if root is None:
                 yield batch, None, tangents
