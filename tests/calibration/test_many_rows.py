@@ -53,9 +53,8 @@ def test_a_search_in_small_parts_chooses_the_same(monkeypatch, criterion, noise)
     for name in ("_CELLS", "_TABLE"):
         monkeypatch.setattr(paper, name, 1000)
     monkeypatch.setattr(tables, "_PIECE", 600)
-    parts = uq.calibrate(
-        **data, method=Paper(criterion=criterion, noise=noise), batch_size=30
-    ).calibration_report
+    uq.batch_size = 30
+    parts = uq.calibrate(**data, method=Paper(criterion=criterion, noise=noise)).calibration_report
     assert parts.ridge == pytest.approx(whole.ridge, rel=1e-9)
     torch.testing.assert_close(parts.scale, whole.scale, rtol=1e-9, atol=0)
     torch.testing.assert_close(parts.noise_level, whole.noise_level, rtol=1e-9, atol=0)

@@ -24,8 +24,8 @@ def test_a_ridge_that_float64_loses_is_refused_with_what_to_do():
     model, x = steep(1e8), normal(80, 8)
     uq = rg.LastLayerRigidity(model, layer="head").fit((x, normal(80, 2)))
     valid = normal(40, 8, seed=2), normal(40, 2, seed=3)
-    refused("ridge above that, standardise", uq.calibrate, valid, criterion="nll", ridge=0.0)
-    uq.calibrate(valid, criterion="nll")  # the search stays above what float64 can tell
+    refused("ridge above that, standardise", uq.calibrate, valid, method=rg.Paper(ridge=0.0))
+    uq.calibrate(valid, method="paper")  # the search stays above what float64 can tell
     assert uq.freeze().rounding < 1e-3
 
 

@@ -490,7 +490,7 @@ def unequal(rank, size):
         uq.partial_fit(batches(own(data(4000, 1, seed))))
     uq.forget(batches(own(data(4000, 1, 2))))
     refitted = uq.refit(batches(own(data(400, 1, 4))))
-    return uq.gram.root, refitted.model[-1].weight.detach()
+    return uq.gram.matrix, refitted.model[-1].weight.detach()
 
 
 def test_ranks_that_round_otherwise_end_with_the_same_bits():

@@ -132,7 +132,7 @@ def test_derivatives_and_propagation_equal_those_on_the_cpu(both):
         lambda uq, x: uq.covariance(x[:5], x[5:9]),
         lambda uq, x: uq.propagate(lambda y: y.exp().mean(0), x).std,
         lambda uq, x: uq.predict(x, input_covariance=0.01).from_inputs,
-        lambda uq, x: uq.ensemble(generator=torch.Generator().manual_seed(0))(x).var(0),
+        lambda uq, x: uq.ensemble(8)(x).mean(0),  # draws depend on signs of eigenvectors
         lambda uq, x: uq.local(x).share,
     ):
         result = ask(there, moved)

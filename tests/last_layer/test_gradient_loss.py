@@ -666,7 +666,7 @@ def test_functions_must_be_given_again_after_loading(tmp_path):
     again = load()
     close(again.gradient([more.batch], "input").std, uq.gradient([more.batch], "input").std)
     refused(r"load\(path, model,.*gradient_loss=", again.partial_fit, [more.batch])
-    again = load(gradient_loss=loss)
+    again = load(loss="mse", gradient_loss=loss)
     uq.partial_fit([more.batch])
     again.partial_fit([more.batch])
     each_close(state(again), state(uq), 1e-12)

@@ -112,7 +112,7 @@ def test_functions_do_not_survive_a_file_and_are_asked_for(net, path):
     remedy = r"load\(path, model, loss=\.\.\., sample_weight="
     refused(remedy, again.partial_fit, net.test)
     refused(remedy, again.calibrate, net.valid)
-    again = load(path, net.model, sample_weight=weight).partial_fit(net.test)
+    again = load(path, net.model, loss="mse", sample_weight=weight).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
     again.save(path)
     again = load(path, net.model, loss="mse", sample_weight=weight)
@@ -194,7 +194,7 @@ NOT_AS_THE_TABLE_SAYS = {
     ),
     "the matrix is missing": (
         lambda tensors, header: tensors.pop("gram.matrix"),
-        r"lacks the tensor gram\.matrix\|root",
+        r"lacks the tensor gram\.matrix",
     ),
     "a part is missing": (
         lambda tensors, header: [tensors.pop(name) for name in [*tensors] if "sketch" in name],
@@ -210,7 +210,7 @@ NOT_AS_THE_TABLE_SAYS = {
     ),
     "matrix and root": (
         replaced("gram.root", torch.eye(25, dtype=F64)),
-        r"one of 'matrix\|root' in 'gram'",
+        r"contains a tensor 'gram\.root'",
     ),
     "precision": (
         replaced("gram.matrix", torch.eye(25)),

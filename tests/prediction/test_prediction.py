@@ -195,7 +195,7 @@ def test_conformal_intervals_are_those_of_their_rows():
         def interval(self, prediction, level):
             return prediction.mean - 2 * level, prediction.mean + 2 * level
 
-    refused(r"calibrate\(..., conformal=rows\)", P.interval, 0.9, conformal=True)
+    refused(r"conformalize\(x, y\) after calibrate", P.interval, 0.9, conformal=True)
     guaranteed = replace(P, conformal=Doubled())
     for conformal in (None, True):
         low, high = guaranteed.interval(0.8, conformal=conformal)

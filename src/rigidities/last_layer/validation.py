@@ -443,8 +443,8 @@ def require_data(method: Method, valid: Any, train: Any) -> None:
         return
     if train is not None:
         raise ValueError(
-            "train= is for criterion='loo' and the method 'full'; "
-            f"criterion={method.criterion!r} uses validation data."
+            "train= is for Full and for Paper(criterion='loo'); "
+            f"Paper(criterion={method.criterion!r}) uses validation data."
         )
     if valid is None:
         raise ValueError(f"criterion={method.criterion!r} needs validation data: calibrate(x, y).")
