@@ -81,7 +81,8 @@ def test_every_kind_of_rows_carries_weights_and_coupled_outputs(kind, weighted):
     memory = 100 * 354 if kind in {"RecomputedRows", "AutodiffRows"} else None
     options = {"form": form, "memory": memory, "tolerance": 1e-6}
     pr = rg.PredictionRigidity(f, params, coupled, ridge=ridge, **options)
-    pr.fit(x, y, sample_weight=weight, batch_size=7).set_scale(1.0)
+    pr.batch_size = 7
+    pr.fit(x, y, sample_weight=weight).set_scale(1.0)
     if form == "matrix-free":
         assert {type(rows).__name__ for rows in pr._fit.form.rows} == {kind}
     h, j = solved_wide(ridge, weight)

@@ -150,7 +150,8 @@ def test_variances_that_come_with_the_batch_weigh_its_rows(hessian, per_output):
         return v[:, None] * VARIANCES if per_output else v
 
     pr = rg.PredictionRigidity(s.case.f, s.case.params, GaussianNLL(noise), hessian)
-    pr.fit(X1, s.target, batch_size=5)
+    pr.batch_size = 5
+    pr.fit(X1, s.target)
     v = noise((X1,)).reshape(len(X1), -1).expand(-1, 3)
     h = torch.einsum("nkp,nk,nkq->pq", s.train, 1 / v, s.train)
     torch.testing.assert_close(pr.variance(s.case.new[0]), oracle.variance(h, s.new))
@@ -289,7 +290,8 @@ def test_neither_batches_nor_their_order_matter(hessian):
         (((x.numpy()), y.numpy()), 1),
     ]:
         pr = rg.PredictionRigidity(s.case.f, hessian=hessian, ridge=0.1)
-        variance = pr.fit(*given_data, batch_size=size).set_scale(1.0).variance(new)
+        pr.batch_size = size
+        variance = pr.fit(*given_data).set_scale(1.0).variance(new)
         torch.testing.assert_close(variance, whole, rtol=1e-9, atol=0)
 
 
