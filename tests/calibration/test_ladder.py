@@ -84,8 +84,8 @@ def many_targets(count: int, rows: int, masked: bool = False) -> rg.LastLayerRig
         return found
 
     options = {"sample_weight": weight} if masked else {}
-    uq = rg.LastLayerRigidity(model).fit((x[:rows], y[:rows]), progress=False, **options)
-    uq.calibrate((x[rows:], y[rows:]), progress=False)
+    uq = rg.LastLayerRigidity(model).fit((x[:rows], y[:rows]), **options)
+    uq.calibrate((x[rows:], y[rows:]))
     return uq
 
 
@@ -138,10 +138,10 @@ def noise_fit(seed: int, count: int) -> tuple[CalibrationReport, float]:
         ridge = features.mT @ features + torch.eye(30, dtype=torch.float64)
         model[2].weight.copy_(torch.linalg.solve(ridge, features.mT @ y[:200]).mT)
         model[2].bias.zero_()
-    uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]), sample=0, progress=False)
+    uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]), keep_rows=0)
     held, fresh = slice(200, 200 + count), slice(200 + count, None)
-    report = uq.calibrate((x[held], y[held]), progress=False).calibration_report
-    p = uq.predict(x[fresh], progress=False)
+    report = uq.calibrate((x[held], y[held])).calibration_report
+    p = uq.predict(x[fresh])
     plain = torch.distributions.Normal(p.mean, report.constant)
     return report, float((p.log_prob(y[fresh]) - plain.log_prob(y[fresh])).mean())
 
