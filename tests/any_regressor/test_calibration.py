@@ -12,6 +12,7 @@ from rigidities.calibration import full
 from rigidities.calibration.gain import folds
 from rigidities.calibration.methods import Full, Paper
 from rigidities.losses import GaussianNLL
+from rigidities.prediction.prediction import Prediction
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -245,9 +246,9 @@ def test_training_rows_are_refused_after_a_weighted_fit(tmp_path):
     pr = rg.PredictionRigidity(line, W).fit(x, y, sample_weight=torch.ones(60, dtype=F64))
     path = tmp_path / "pr.safetensors"
     pr.save(path)
-    for rigidity in (pr, rg.PredictionRigidity.load(path, line, W)):
-        refused("Calibrate without train=", rigidity.calibrate, *line_rows(60, 1), train=(x, y))
-        rigidity.calibrate(*line_rows(60, 1))
+    for fitted in (pr, rg.PredictionRigidity.load(path, line, W)):
+        refused("Calibrate without train=", fitted.calibrate, *line_rows(60, 1), train=(x, y))
+        fitted.calibrate(*line_rows(60, 1))
 
 
 def test_a_loaded_file_takes_the_function_of_its_groups(tmp_path):
@@ -333,3 +334,20 @@ def test_what_is_for_the_last_layer_alone_is_refused_by_name():
     refused("train= is for", pr.calibrate, *data, method="paper", train=data)
     refused("outside support", pr.calibrate, *data, method=Full(support=(0.0, 1.0)))
     assert pr.calibration_report is None
+
+
+def test_a_picture_shows_the_guarantee_or_the_distribution(monkeypatch):
+    pytest.importorskip("matplotlib")
+    pr = fitted_line().calibrate(*line_rows(300, 1), method="paper")
+    pr.conformalize(*line_rows(300, 2))
+    asked = []
+    plot = Prediction.plot
+
+    def watched(self: Prediction, *args: object, **options: object) -> object:
+        asked.append(options["conformal"])
+        return plot(self, *args, **options)
+
+    monkeypatch.setattr(Prediction, "plot", watched)
+    for conformal in (None, True, False):
+        pr.plot(*line_rows(40, 3), conformal=conformal)
+    assert asked == [None, True, False]

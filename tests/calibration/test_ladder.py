@@ -84,7 +84,7 @@ def many_targets(count: int, rows: int, masked: bool = False) -> rg.LastLayerRig
         return found
 
     options = {"sample_weight": weight} if masked else {}
-    uq = rg.LastLayerRigidity(model, progress=False).fit((x[:rows], y[:rows]), **options)
+    uq = rg.LastLayerRigidity(model).fit((x[:rows], y[:rows]), **options)
     uq.calibrate((x[rows:], y[rows:]))
     return uq
 
@@ -138,7 +138,7 @@ def noise_fit(seed: int, count: int) -> tuple[CalibrationReport, float]:
         ridge = features.mT @ features + torch.eye(30, dtype=torch.float64)
         model[2].weight.copy_(torch.linalg.solve(ridge, features.mT @ y[:200]).mT)
         model[2].bias.zero_()
-    uq = rg.LastLayerRigidity(model, progress=False).fit((x[:200], y[:200]), keep_rows=0)
+    uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]), keep_rows=0)
     held, fresh = slice(200, 200 + count), slice(200 + count, None)
     report = uq.calibrate((x[held], y[held])).calibration_report
     p = uq.predict(x[fresh])

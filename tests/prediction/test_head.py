@@ -5,7 +5,7 @@ import torch
 
 from rigidities.prediction.distribution import StudentT, Tilted
 from rigidities.prediction.guards import Guard
-from rigidities.prediction.head import Head, HeadForm, Inputs
+from rigidities.prediction.head import Head, HeadForm, Inputs, column_spread
 from tests.support.tensors import close, normal
 
 F64 = torch.float64
@@ -189,3 +189,9 @@ def test_a_form_is_made_again_of_its_tensors(kind, tilted):
     values, expected = (f(q, mean, features[:, 0]) for f in (again, form))
     assert torch.equal(values[0], expected[0]) and torch.equal(values[1], expected[1])
     assert (values[2] is None) == (expected[2] is None) == (not tilted)
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (0,), (0, 3)])
+def test_columns_without_entries_are_constant_and_do_not_warn(shape):
+    spread = column_spread(torch.zeros(shape, dtype=torch.float64))
+    assert spread.shape == shape[1:] and bool(spread.isinf().all())
