@@ -93,7 +93,10 @@ def test_inside_where_noise_rules_a_constant_bar_is_matched(ran: Ran) -> None:
 
 
 def test_it_ends_with_the_lines_to_type(ran: Ran) -> None:
-    assert "rg.LastLayerRigidity(model).fit((x_train, y_train))" in ran.texts[-1]
+    assert (
+        "rg.LastLayerRigidity(model).fit(x_train, y_train).calibrate(x_valid, y_valid)"
+        in ran.texts[-1]
+    )
     assert "uq.calibrate((x_valid, y_valid))" in ran.texts[-1]
     assert "mean, std = uq(x)" in ran.texts[-1]
 
