@@ -97,7 +97,7 @@ def test_it_ends_with_the_lines_to_type(ran: Ran) -> None:
         "rg.LastLayerRigidity(model).fit(x_train, y_train).calibrate(x_valid, y_valid)"
         in ran.texts[-1]
     )
-    assert "uq.calibrate((x_valid, y_valid))" in ran.texts[-1]
+    assert "print(uq.calibration_report)" in ran.texts[-1]
     assert "mean, std = uq(x)" in ran.texts[-1]
 
 

@@ -358,7 +358,7 @@ def test_tables_have_conformal_bounds_where_there_are_any_unless_asked_otherwise
         table = p.to_polars(LEVEL, conformal=conformal)
         np.testing.assert_allclose(table["low_0"].to_numpy(), expected[:, 0])
     np.testing.assert_allclose(plain.to_numpy(LEVEL)["low"], by_the_distribution)
-    refused("conformal=rows", plain.to_pandas, conformal=True)
+    refused("conformalize", plain.to_pandas, conformal=True)
 
 
 def test_a_missing_library_is_named(monkeypatch):
