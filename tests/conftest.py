@@ -5,6 +5,7 @@ minutes; `make test-all` runs the long part, which is everything else. Together 
 plain `pytest` runs.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,14 @@ LEFT_OUT = pytest.StashKey[int]()
 @pytest.fixture
 def net() -> Trained:
     return trained()
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_stays_open() -> Iterator[None]:
+    """Figures are global: what one test leaves open, another of the same process would find."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture

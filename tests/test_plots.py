@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -27,12 +26,6 @@ from rigidities.prediction.distribution import StudentT
 from tests.support.refusals import refused
 
 PARITY = ("errors", "binned", "calibration")
-
-
-@pytest.fixture(autouse=True)
-def _no_figure_stays_open() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 def rows(count: int = 500, unit: float = 1.0, scale: float = 1.0) -> tuple[torch.Tensor, ...]:

@@ -100,11 +100,10 @@ def test_a_script_in_percent_format_becomes_a_page_with_what_it_prints_and_draws
 
 @pytest.mark.parametrize("cell", ["plt.figure()", "# Picture: One that nobody drew."])
 def test_a_figure_without_words_and_words_without_a_figure_are_refused(cell: str) -> None:
-    plt = pytest.importorskip("matplotlib.pyplot")
+    pytest.importorskip("matplotlib.pyplot")
     script = f"# %%\nimport matplotlib.pyplot as plt\n\n{cell}\n"
     with pytest.raises(ValueError, match="A cell that leaves figures open ends with a comment"):
         hook("tutorials").rendered(script, "first")
-    plt.close("all")
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,6 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             namespace["print"] = lambda *words, lines=lines: lines.append(" ".join(map(str, words)))
             exec(compile(source, "README.md", "exec"), namespace)
             outputs.append("\n".join(lines))
-    plt = pytest.importorskip("matplotlib.pyplot")
-    plt.close("all")  # else other tests of this process find the README's figure open
     return [outputs[-1], *outputs[:-1]]
 
 

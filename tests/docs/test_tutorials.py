@@ -11,13 +11,11 @@ TUTORIALS = sorted((ROOT / "examples" / "tutorials").glob("*.py"))
 
 
 def ran(name):
-    """The names that a tutorial leaves behind; its figures are closed."""
+    """The names that a tutorial leaves behind."""
     plt = pytest.importorskip("matplotlib.pyplot")
     (path,) = [path for path in TUTORIALS if path.stem == name]
     with plt.rc_context({"backend": "agg"}):
-        left = runpy.run_path(str(path), run_name="__main__")
-    plt.close("all")
-    return left
+        return runpy.run_path(str(path), run_name="__main__")
 
 
 def test_bars_grow_from_the_data_to_the_gap_and_beyond(plain_torch):
