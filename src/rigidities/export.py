@@ -34,11 +34,11 @@ from ._version import __version__
 from .data.arrays import each_member
 from .last_layer.doors import familiar_variance, feed_of
 from .last_layer.frozen import Frozen
-from .last_layer.readout.graph import LinearCopy
 from .models.calling import Inputs, described
 from .models.modes import require_torch
 from .notices import extra
 from .posterior.quadratic import rounding_bound
+from .readout.graph import LinearCopy
 
 if TYPE_CHECKING:
     from .last_layer.rigidity import LastLayerRigidity

@@ -24,7 +24,7 @@ Members = dict[str | int | None, Any]
 
 
 class Caller(Protocol):
-    """An object that calls a model, such as a `Tap`."""
+    """An object that calls a model, such as a `Readout`."""
 
     @property
     def source(self) -> Source:
@@ -49,13 +49,13 @@ class Slot:
     whole: bool
 
     @classmethod
-    def find(cls, batch: Batch, wrt: InputName | Slot, tap: Caller) -> Slot:
+    def find(cls, batch: Batch, wrt: InputName | Slot, readout: Caller) -> Slot:
         """The slot of an input.
 
         Args:
             batch: A batch of the data.
             wrt: The input's position or name; None for the only floating-point input.
-            tap: The object that calls the model.
+            readout: The object that calls the model.
 
         Raises:
             ValueError: There is no such input, it is not a floating-point tensor, or there are
@@ -63,7 +63,7 @@ class Slot:
         """
         if isinstance(wrt, Slot):
             return wrt
-        whole = tap.source.forward is not None
+        whole = readout.source.forward is not None
         candidates = _candidates(batch, whole=whole)
         real = [key for key, value in candidates.items() if _is_real(value)]
         choices = ", ".join(map(repr, real)) or "none is a floating-point tensor"
@@ -75,7 +75,7 @@ class Slot:
             return cls(real[0], whole)
         if not whole and isinstance(wrt, str) and wrt not in batch.kwargs:
             # The name of a positional input, as the model's `forward` has it.
-            names = tap.input_names[: len(batch.args)]
+            names = readout.input_names[: len(batch.args)]
             if wrt in names:
                 wrt = names.index(wrt)
         if wrt not in candidates:

@@ -1,18 +1,19 @@
 """The path of a batch: through the model, into a block, into the statistics.
 
-`accumulate` is the one loop for every source of data. Each batch passes through the model once
-(`tap`), which gives its outputs and features, and once more where the loss had derivatives by the
-inputs. The batch and its pass become a `Block`, whose weights and target have been checked. Blocks
-go to `Waiting`, where small ones wait, in memory of our own, until they fill a larger one. Complete
-blocks go to every statistic of `Statistics` (the Gram and the products with the residuals, the
-hashes of rows, the sample of rows) and to the `FinitenessWatch`. No rows wait anywhere else.
+`accumulated` is the one loop for every source of data. Each batch passes through the model once,
+where the readout gives its outputs and features, and once more where the loss had derivatives by
+the inputs. The batch and its pass become a `Block`, whose weights and target have been checked
+(`weighed`). Small blocks wait, in memory of our own, until they fill a larger one (`joined`).
+Complete blocks go to `Statistics` (the Gram and the products with the residuals, the hashes of
+rows, the sample of rows) and to the `FinitenessWatch`. No rows wait anywhere else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -22,10 +23,11 @@ from ..data.finiteness import listed, spoilt
 from ..data.sketch import row_tensors
 from ..losses import MSE, Loss, function_name, is_least_at_target
 from ..posterior.gram import Gram
+from ..readout.reading import Reading, SampleWeight
+from ..readout.readout import AnyReadout
 from .gradients.loss import GradientLoss
-from .readout.reading import Reading, SampleWeight
-from .readout.tap import AnyTap
-from .statistics.block import WIDE_INPUT, BatchRange, Block, DerivativeRows, Waiting
+from .layers import Layer, read_with_layers
+from .statistics.block import WIDE_INPUT, BatchRange, Block, DerivativeRows, joined
 from .statistics.statistic import Plan
 from .statistics.statistics import Statistics
 
@@ -124,29 +126,27 @@ def _check_curvature(curvature: Tensor) -> None:
 
 
 @torch.enable_grad()  # for models that differentiate inside forward
-def accumulate(
-    statistics: Statistics | None,
-    find: Callable[[Batch], AnyTap],
+def accumulated(
+    readout: AnyReadout,
     batches: Iterable[Batch],
     weighing: Weighing,
     plan: Plan,
     *,
-    meanwhile: Callable[[], None] = lambda: None,
-    read_first: Callable[[Reading], None] = lambda reading: None,
+    into: Statistics | None = None,
+    layers: Sequence[Layer] = (),
+    first_reading: Reading | None = None,
 ) -> Statistics | None:
-    """Add the rows of batches to statistics, in place.
-
-    After an error the statistics are unusable: pass a copy if they are still needed.
+    """The statistics of the rows of batches.
 
     Args:
-        statistics: The statistics to add to; None for new ones.
-        find: Gives the tap, called with the first batch.
+        readout: Reads outputs and features off the model.
         batches: The data.
         weighing: The loss and weights.
         plan: What new statistics keep.
-        meanwhile: Called after the last batch, if any came, while an accelerator may still be
-            computing.
-        read_first: Called with the reading of the first of these batches.
+        into: Statistics that the rows are added to, in place; None for new ones. After an error
+            they are unusable: pass a copy if they are still needed.
+        layers: The layers that are watched.
+        first_reading: What the readout reads off the first batch, where that is known already.
 
     Returns:
         The statistics; None where no batch came, now or before.
@@ -155,45 +155,63 @@ def accumulate(
         ValueError: NaN or infinity, shapes that do not fit, or negative curvature. The message
             begins with the number of the batch, or of the batches of a block, counted from 0.
     """
+    statistics = into
     watch = FinitenessWatch()
-    first_batch: Batch | None = None
-
-    def add(block: Block) -> None:
-        nonlocal statistics
+    first, batches = peek(batches)
+    blocks = weighed(readout, batches, weighing, watch, layers, first_reading)
+    for block in joined(blocks, Gram.preferred_rows):
         if statistics is None:
-            assert first_batch is not None
-            label_loss = weighing.label_loss(block)
-            statistics = Statistics.begin(first_batch, block, plan, label_loss)
+            assert first is not None
+            statistics = Statistics.begin(first, block, plan, weighing.label_loss(block))
         try:
             statistics.update(block)
         except ValueError as error:
             raise ValueError(f"{block.batches.name}: {error}") from error
         watch.update(block)
+    watch.look()
+    return statistics
 
-    waiting = Waiting(add, Gram.preferred_rows)
-    tap: AnyTap | None = None
+
+def peek(batches: Iterable[Batch]) -> tuple[Batch | None, Iterator[Batch]]:
+    """The first batch, None if there is none, and all batches, the first one among them."""
+    iterator = iter(batches)
+    first = next(iterator, None)
+    if first is None:
+        return None, iterator
+    return first, chain([first], iterator)
+
+
+def weighed(
+    readout: AnyReadout,
+    batches: Iterable[Batch],
+    weighing: Weighing,
+    watch: FinitenessWatch,
+    layers: Sequence[Layer] = (),
+    first_reading: Reading | None = None,
+) -> Iterator[Block]:
+    """Batches after their pass through the model, with checked targets and weights.
+
+    Args:
+        readout: Reads outputs and features off the model.
+        batches: The data.
+        weighing: The loss and weights.
+        watch: Notes rows of derivatives, which are computed only while the Gram takes them.
+        layers: The layers that are watched.
+        first_reading: What the readout reads off the first batch, where that is known already.
+    """
     for number, batch in enumerate(batches):
-        if tap is None:
-            first_batch = batch
-            tap = find(batch)
-            if weighing.gradients is not None:
-                # Derivatives that are only calibrated later need an input that exists, too.
-                weighing.gradients.slot(tap, batch)
+        if number == 0 and weighing.gradients is not None:
+            # Derivatives that are only calibrated later need an input that exists, too.
+            weighing.gradients.slot(readout, batch)
         try:
-            block = _block(tap, batch, number, weighing)
+            reading = first_reading if number == 0 else None
+            block = _block(readout, batch, number, weighing, layers, reading)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
         if weighing.gradients is not None and weighing.gradients.in_training_loss:
-            derivatives = weighing.gradients.rows(tap, batch)
+            derivatives = weighing.gradients.rows(readout, batch)
             block = replace(block, derivatives=watch.noted(block.batches, derivatives))
-        if number == 0:
-            read_first(block.reading)
-        waiting.take(block)
-    waiting.flush()
-    if tap is not None:
-        meanwhile()
-    watch.look()
-    return None if tap is None else statistics
+        yield block
 
 
 def require_rows(statistics: Statistics | None) -> Statistics:
@@ -224,17 +242,24 @@ def settled(statistics: Statistics | None) -> Statistics:
     return statistics
 
 
-def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
+def _block(
+    readout: AnyReadout,
+    batch: Batch,
+    number: int,
+    weighing: Weighing,
+    layers: Sequence[Layer],
+    reading: Reading | None,
+) -> Block:
     """Pass one batch through the model, and check its target and weights."""
-    layers: list[list[Tensor]] = []
-    if tap.layers:
-        reading, layer_inputs = tap.entering(*batch.args, **batch.kwargs)
-        layers.append(layer_inputs)
-    else:
-        reading = tap(*batch.args, **batch.kwargs)
+    layer_inputs: list[list[Tensor]] = []
+    if layers:
+        reading, inputs_of_layers = read_with_layers(readout, layers, batch)
+        layer_inputs.append(inputs_of_layers)
+    elif reading is None:
+        reading = readout(batch)
+    elif batch.rows is not None:
+        batch.check(reading.output.shape[0])
     samples = reading.output.shape[0]
-    if batch.rows is not None:
-        batch.check(samples)
     if not samples or not reading.inputs.shape[0]:
         raise ValueError("the batch is empty. Leave it out.")
     if reading.inputs.requires_grad or reading.output.requires_grad:
@@ -261,12 +286,12 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
         weights=weights,
         importance=importance,
         inputs=inputs,
-        layout=tap.layout,
+        layout=readout.layout,
         batches=BatchRange(number, (samples,)),
         # The total counts rows of inputs, which are samples only here.
         expected=batch.total if inputs else None,
         columns=batch.columns,
-        layers=layers,
+        layers=layer_inputs,
     )
     input_bytes = 0
     for tensor in inputs:

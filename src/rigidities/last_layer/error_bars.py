@@ -38,8 +38,8 @@ from ..prediction.entries import compact
 from ..prediction.head import HeadForm
 from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
+from ..readout.reading import Reading, SampleWeight, joined
 from .distributed import Job
-from .readout.reading import Reading, SampleWeight, joined
 
 
 @dataclass(frozen=True)

@@ -39,15 +39,17 @@ from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..prediction.noise import GivenNoise
-from .accumulation import Weighing, accumulate, require_rows, settled
+from ..readout.find import find_readout
+from ..readout.reading import SampleWeight
+from ..readout.readout import AnyReadout
+from .accumulation import Weighing, accumulated, peek, require_rows, settled
+from .binding import Binding, UsersModel, held_still, model_fingerprint
 from .distributed import Job, open_job
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, gradient_scale, gradient_sums
+from .layers import find_layers
 from .merging import as_text, combined, identity, require_alike, require_apart
 from .novelty import Alarm, NoveltyScale
-from .readout.binding import Binding, model_fingerprint
-from .readout.reading import SampleWeight
-from .readout.tap import AnyTap
 from .refit import Refitted, refitted
 from .statistics.statistic import Plan
 from .statistics.statistics import Statistics
@@ -203,8 +205,8 @@ class FitState:
         """Whether the fit has summed up what enters the layers."""
         return self.statistics.layers is not None
 
-    def alarm(self, tap: AnyTap) -> Alarm | None:
-        """The object that measures distances in the layers of a tap; None if none are watched."""
+    def alarm(self) -> Alarm | None:
+        """The object that measures distances in the layers; None if none are watched."""
         layer_sums = self.statistics.layers
         if layer_sums is None:
             return None
@@ -214,16 +216,16 @@ class FitState:
                 dtype = torch.float32
                 if self.binding.placement[1] == torch.float64:
                     dtype = torch.float64
-                object.__setattr__(self, "_alarm", Alarm.of(tap.layers, layer_sums, dtype))
+                object.__setattr__(self, "_alarm", Alarm.of(self.binding.layers, layer_sums, dtype))
             return self._alarm
 
-    def novelty_scale(self, tap: AnyTap) -> NoveltyScale | None:
+    def novelty_scale(self) -> NoveltyScale | None:
         """The scale of novelty; None if no calibration rows have shown what is usual.
 
         Raises:
             ValueError: The fit has not watched the layers.
         """
-        alarm = self.alarm(tap)
+        alarm = self.alarm()
         if alarm is None:
             raise ValueError(
                 "This fit did not record what enters the layers. Call fit(x, y, novelty=True), "
@@ -237,7 +239,7 @@ class FitState:
 
     def identity(self, loss: Any) -> dict[str, Any]:
         """Everything in which fits or processes must agree; `loss` stands for loss and weights."""
-        source = self.binding.source
+        source = self.binding.use.source
         readout = {
             **self.binding.header(),
             "forward": as_text(source.forward),
@@ -321,9 +323,9 @@ class FitState:
         return Snapshot(tensors, header)
 
     @classmethod
-    def from_snapshot(cls, snapshot: Snapshot, blank_binding: Binding) -> FitState:
-        """The state that a snapshot holds, tied to the model of a binding without a readout."""
-        device = blank_binding.placement[0]
+    def from_snapshot(cls, snapshot: Snapshot, use: UsersModel) -> FitState:
+        """The state that a snapshot holds, tied to a model."""
+        device = use.placement[0]
         snapshot = snapshot.to(device)
         header = snapshot.header
         _require_units(snapshot)
@@ -332,7 +334,7 @@ class FitState:
         if header.get("report") is not None:
             report = CalibrationReport.from_state(header, snapshot.tensors)
         return cls(
-            binding=blank_binding.restored(snapshot),
+            binding=Binding.from_snapshot(use, snapshot),
             statistics=statistics,
             weighing=_weighing_from_header(header["loss"]),
             report=report,
@@ -346,19 +348,19 @@ class ReadoutFit:
     threads read the state before it. An error or interruption leaves that state in place.
 
     Args:
-        binding: A tie to the model that knows no readout yet.
+        use: The user's model, how it is called, and where its readout is.
         target: callable(batch) -> target, where batches are not of a known form.
 
     Attributes:
-        blank_binding: The tie to the model, without a readout.
+        use: As given.
         model: The user's model.
         target: As given.
         state: What the fit knows; None before a fit.
     """
 
-    def __init__(self, binding: Binding, target: Callable[[Any], Tensor] | None) -> None:
-        self.blank_binding = binding
-        self.model = binding.model
+    def __init__(self, use: UsersModel, target: Callable[[Any], Tensor] | None) -> None:
+        self.use = use
+        self.model = use.model
         self.target = target
         self.state: FitState | None = None
         self._notices_given: set[str] = set()
@@ -374,7 +376,7 @@ class ReadoutFit:
             raise NotFittedError(NO_FIT.format(f"fit(x, y){whose}"))
         return self.state
 
-    def ready(self, *, error_bars: bool = False) -> tuple[AnyTap, FitState]:
+    def ready(self, *, error_bars: bool = False) -> tuple[AnyReadout, FitState]:
         """The readout and the state for a prediction.
 
         It warns once where the error bars are uncalibrated or stale.
@@ -390,18 +392,18 @@ class ReadoutFit:
         is_for_labels = state.statistics.label_loss is not None
         if error_bars and is_for_labels:
             state.require_error_bars()
-        tap = state.binding.current()
+        readout = state.binding.current()
         if state.statistics.gram.device != state.binding.placement[0]:
             state = self.on_device()
-            tap = state.binding.current()
+            readout = state.binding.current()
         if is_for_labels:
-            return tap, state  # it cannot be calibrated, and a likelihood has scale 1
+            return readout, state  # it cannot be calibrated, and a likelihood has scale 1
         if state.report is None:
             self.notify_once("uncalibrated", UNCALIBRATED)
         elif state.report.stale:
             has_guarantee = state.report.calibration.conformal is not None
             self.notify_once("stale", STALE + VOID_GUARANTEE if has_guarantee else STALE)
-        return tap, state
+        return readout, state
 
     def feed(self, passing: Passing = _DEFAULT_PASSING, weighing: Weighing | None = None) -> Feed:
         """How data reach the model.
@@ -418,7 +420,7 @@ class ReadoutFit:
         if weighing is not None and weighing.gradients is not None:
             derivative_key = weighing.gradients.apart
         # A user's forward= takes the whole batch as its one input.
-        is_whole = self.blank_binding.source.forward is not None
+        is_whole = self.use.source.forward is not None
         batch_format = BatchFormat(is_whole, self.target, apart=derivative_key)
         if state is not None:
             batch_format = replace(
@@ -483,42 +485,46 @@ class ReadoutFit:
             self._exclusive(),
             open_job(passing.process_group, "fit", request, placement(self.model)[0]) as processes,
         ):
-            binding = self.blank_binding.rebound(watching=options.novelty)
             # New data may come in another form than those of an earlier fit, so that the form is
             # learnt anew.
             shown = replace(passing, progress=passing.shows_progress(processes))
             feed = self.feed(shown, weighing)
             batch_format = replace(feed.format, inputs=None, kind=None, columns=None)
             feed = replace(feed, format=batch_format)
-            batches = feed(
-                train,
-                "fit",
-                any_order=True,
-            )
-            statistics = accumulate(
-                None,
-                binding.find,
-                batches,
-                weighing,
-                plan,
-                meanwhile=binding.close,
-                read_first=binding.read_first,
-            )
+            first, batches = peek(feed(train, "fit", any_order=True))
+            binding = None
+            statistics = None
+            if first is not None:
+                found = find_readout(self.model, self.use.source, self.use.layer, first)
+                if found.notice:
+                    notify(found.notice)
+                layers = find_layers(found.readout, first) if options.novelty else []
+                with held_still(self.model):
+                    statistics = accumulated(
+                        found.readout,
+                        batches,
+                        weighing,
+                        plan,
+                        layers=layers,
+                        first_reading=found.reading,
+                    )
+                binding = Binding.of(self.use, found, layers)
             if processes.size > 1:
                 binding, statistics = self._fit_of_all(processes, binding, statistics, weighing)
             statistics = settled(statistics)
+            assert binding is not None
             if self.target is None:
                 statistics.warn_of_missing_targets()
             state = FitState(binding, statistics, weighing)
             if state.watches_layers:
-                state.alarm(binding.current())  # refuses layers whose inputs were not finite
+                state.alarm()  # refuses layers whose inputs were not finite
             processes.agree()
             self._replace_state(state)
 
     def _fit_of_all(
         self,
         processes: Job,
-        binding: Binding,
+        binding: Binding | None,
         statistics: Statistics | None,
         weighing: Weighing,
     ) -> tuple[Binding, Statistics]:
@@ -526,14 +532,14 @@ class ReadoutFit:
 
         Args:
             processes: The processes of the job.
-            binding: This process's tie to the model.
+            binding: This process's tie to the model; None where it had no rows.
             statistics: The statistics of this process's rows; None where it had none.
             weighing: The loss and weights.
         """
 
         def describe() -> Snapshot | None:
             # This process's binding, with what must agree with that of others.
-            if statistics is None:
+            if statistics is None or binding is None:
                 return None
             description = binding.snapshot()
             must_agree = identity(binding.header(), statistics, as_text(weighing))
@@ -562,10 +568,9 @@ class ReadoutFit:
         statistics_of_all = processes.statistics(statistics, fold)
         # A process without data has found no readout. The others take over the first one's binding
         # where it brings probes, so that all of them keep the same probes.
-        has_no_readout = statistics is None
         is_other_rank = processes.rank != first.header["rank"]
-        if has_no_readout or (is_other_rank and "probes" in first.header):
-            binding = self.blank_binding.restored(first)
+        if binding is None or (is_other_rank and "probes" in first.header):
+            binding = Binding.from_snapshot(self.use, first)
         binding.current()  # refuses a model that differs from the first process's
         return binding, statistics_of_all
 
@@ -573,7 +578,7 @@ class ReadoutFit:
         """Add rows to the fit."""
         group = passing.process_group
         with self._exclusive(), self.job(group, "partial_fit", options=True) as processes:
-            state, tap = self._checked_state()
+            state, readout = self._checked_state()
             weighing = state.require_weighing()
             batches = self._labelled_batches(data, "partial_fit", weighing, passing, processes)
             fitted = state.statistics
@@ -585,10 +590,17 @@ class ReadoutFit:
 
             if processes.size == 1:
                 # Rows go straight into a copy of the statistics.
-                statistics = accumulate(fitted.clone(), lambda _: tap, batches, weighing, plan)
+                statistics = accumulated(
+                    readout,
+                    batches,
+                    weighing,
+                    plan,
+                    into=fitted.clone(),
+                    layers=state.binding.layers,
+                )
                 statistics = settled(statistics)
             else:
-                added = accumulate(None, lambda _: tap, batches, weighing, plan)
+                added = accumulated(readout, batches, weighing, plan, layers=state.binding.layers)
                 statistics = processes.statistics(added, fold)
             processes.agree()
             self._replace_state(state.with_rows(statistics))
@@ -597,7 +609,7 @@ class ReadoutFit:
         """Remove rows from the fit; `check` refuses rows that are not in it."""
         group = passing.process_group
         with self._exclusive(), self.job(group, "forget", options=check) as processes:
-            state, tap = self._checked_state()
+            state, readout = self._checked_state()
             weighing = state.require_weighing()
             batches = self._labelled_batches(data, "forget", weighing, passing, processes)
             fitted = state.statistics
@@ -606,7 +618,13 @@ class ReadoutFit:
                 removed = require_rows(combined(shares))
                 return fitted.without(removed, check=check)
 
-            removed = accumulate(None, lambda _: tap, batches, weighing, fitted.plan("auto"))
+            removed = accumulated(
+                readout,
+                batches,
+                weighing,
+                fitted.plan("auto"),
+                layers=state.binding.layers,
+            )
             # Rows that leave are looked up one by one, so none may be trimmed from the sample.
             statistics = processes.statistics(removed, fold, trim=False)
             processes.agree()
@@ -646,9 +664,9 @@ class ReadoutFit:
                 gradient_loss = None
             if gradient_loss is not None and isinstance(judged_data, Iterator):
                 judged_data = list(judged_data)  # they are read a second time below
-            state, tap = self._checked_state()
+            state, readout = self._checked_state()
             reader = RowReader(
-                tap,
+                readout,
                 state.statistics,
                 state.posterior,
                 weighing,
@@ -656,7 +674,7 @@ class ReadoutFit:
                 noise_function=method.noise_function,
                 support=method.support,
                 full=isinstance(method, Full),
-                alarm=state.alarm(tap),
+                alarm=state.alarm(),
             )
             dtype = placement(self.model)[1]
 
@@ -700,7 +718,7 @@ class ReadoutFit:
                 posterior = state.posterior.with_ridge(report.ridge).with_scale(report.scale)
                 if gradient_loss is not None:
                     sums = gradient_sums(
-                        tap,
+                        readout,
                         self._labelled_batches(
                             judged_data, "calibrate", weighing, passing, processes
                         ),
@@ -735,7 +753,7 @@ class ReadoutFit:
         ):
             self.require_state().require_error_bars()
             weighing = self.require_state().require_weighing()
-            state, tap = self._checked_state()
+            state, readout = self._checked_state()
             if state.report is None:
                 raise ValueError(
                     "There is no calibration yet: call calibrate(x, y) first, then conformalize "
@@ -755,7 +773,7 @@ class ReadoutFit:
                 noise_function = noise.known_function()
             group_function = groups if callable(groups) else None
             reader = RowReader(
-                tap,
+                readout,
                 state.statistics,
                 state.posterior,
                 weighing,
@@ -812,7 +830,7 @@ class ReadoutFit:
                 add=add,
                 processes=processes,
             )
-        fit = ReadoutFit(binding, self.target)
+        fit = ReadoutFit(binding.use, self.target)
         fit.state = FitState(binding, statistics, weighing)
         return fit, report
 
@@ -825,7 +843,7 @@ class ReadoutFit:
                 self._replace_state(None)
                 return
             with snapshot.opened():
-                state = FitState.from_snapshot(snapshot, self.blank_binding)
+                state = FitState.from_snapshot(snapshot, self.use)
             self._replace_state(state)
 
     def set_weighing(
@@ -905,9 +923,9 @@ class ReadoutFit:
 
     def _request(self, weighing: Weighing, options: FitOptions) -> dict[str, Any]:
         """The properties in which all processes of a new fit must agree."""
-        source = self.blank_binding.source
+        source = self.use.source
         readout = {
-            "layer": self.blank_binding.layer,
+            "layer": self.use.layer,
             "target": as_text(self.target),
             "forward": as_text(source.forward),
             "features": as_text(source.features),
@@ -927,7 +945,7 @@ class ReadoutFit:
         shown = replace(passing, progress=passing.shows_progress(processes))
         return self.feed(shown, weighing)(data, call, any_order=True)
 
-    def _checked_state(self) -> tuple[FitState, AnyTap]:
+    def _checked_state(self) -> tuple[FitState, AnyReadout]:
         """The state and the readout, after a thorough look at the model's weights and outputs."""
         state = self.on_device()
         return state, state.binding.current(thorough=True)
@@ -965,7 +983,7 @@ def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], ch
         say: Called with a line of text about each file.
         check: Whether fits that share a row are refused.
     """
-    no_model = Binding(nn.Identity(), Source(), None)
+    no_model = UsersModel(nn.Identity(), Source(), None)
 
     def read() -> Iterator[tuple[str, FitState]]:
         # One file at a time is in memory.

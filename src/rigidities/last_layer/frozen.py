@@ -33,11 +33,11 @@ from ..posterior.quadratic import Block, QuadraticForm, Split, norms
 from ..prediction.distribution import Tilted, TiltedRule
 from ..prediction.head import HeadForm, TiltMoments
 from ..prediction.noise import GivenNoise, Noise
+from ..readout.graph import CopiedReadout, PlainCopy
+from ..readout.reading import Reading
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members
 from .error_bars import result_dtype
-from .readout.graph import CopiedReadout, PlainCopy
-from .readout.reading import Reading
 from .wrapper import Exact
 
 if TYPE_CHECKING:

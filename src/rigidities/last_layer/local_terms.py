@@ -5,7 +5,7 @@ of an image, the steps of a series. Each term has a local rigidity $1 / (f_i^\to
 I)^{-1} f_i)$, and a share of its sum's variance; the shares of a sum's terms add up to its
 variance.
 
-`local_terms` asks the readout's tap for the terms of each batch, numbers their owners over all
+`local_terms` asks the readout for the terms of each batch, numbers their owners over all
 batches, and takes rigidities and shares from `rigidities.local`.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import local
 from ..data.batches import Batch
 from ..posterior.posterior import Posterior
-from .readout.tap import AnyTap
+from ..readout.readout import AnyReadout
 
 __all__ = ["LocalTerms"]
 
@@ -54,11 +54,11 @@ class LocalTerms:
         return len(self.owners)
 
 
-def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> LocalTerms:
+def local_terms(readout: AnyReadout, posterior: Posterior, batches: Iterable[Batch]) -> LocalTerms:
     """The terms of the predictions of some batches.
 
     Args:
-        tap: The readout's tap.
+        readout: The readout.
         posterior: The posterior of the readout's weights, with one scale per target.
         batches: The data.
 
@@ -70,7 +70,7 @@ def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> 
     head_batches = []
     predictions = 0
     for batch in batches:
-        terms = tap.terms(*batch.args, **batch.kwargs)
+        terms = readout.terms(batch)
         # A sample may have several outputs, so that only a remainder shows a wrong number.
         if terms.count % (batch.rows or 1):
             batch.check(terms.count)
@@ -78,7 +78,7 @@ def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> 
         owner_batches.append(terms.owners + predictions)
         head_batches.append(terms.heads)
         predictions += terms.count
-    if not feature_batches or tap.weights is None:
+    if not feature_batches or readout.weights is None:
         raise ValueError("There is nothing to predict: no batches were given.")
     features = torch.cat(feature_batches).to(torch.float64)
     owners = torch.cat(owner_batches)
@@ -89,7 +89,7 @@ def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> 
         features=features,
         owners=owners,
         heads=torch.cat(head_batches),
-        mean=features @ tap.weights,
+        mean=features @ readout.weights,
         std=(squared_scale * _with_targets(1 / rigidity)).sqrt(),
         rigidity=rigidity,
         share=squared_scale * _with_targets(shares),

@@ -31,9 +31,9 @@ from torch import Tensor
 from ..data.batches import Batch
 from ..models.modes import unmixed
 from ..posterior.gram import Gram, full_products
-from .readout.layers import WIDEST, Layer
-from .readout.reading import Reading
-from .readout.tap import AnyTap
+from ..readout.reading import Reading
+from ..readout.readout import AnyReadout
+from .layers import WIDEST, Layer, read_with_layers
 from .statistics.layer_sums import LayerSums
 
 RIDGE = 1e-2
@@ -133,22 +133,21 @@ class Alarm:
         """Names of the layers."""
         return tuple(distance.layer.name for distance in self.distances)
 
-    def read(self, tap: AnyTap, batch: Batch) -> tuple[Reading, Tensor]:
+    def read(self, readout: AnyReadout, batch: Batch) -> tuple[Reading, Tensor]:
         """One pass over a batch.
 
         Args:
-            tap: Reads outputs, features and what enters the layers off the model.
+            readout: Reads outputs, features and what enters the layers off the model.
             batch: The batch of N samples.
 
         Returns:
-            What the tap gives, and the squared distances of the samples, (N, L).
+            The reading, and the squared distances of the samples, (N, L).
 
         Raises:
             ValueError: It is not known which rows of a layer belong to which sample.
         """
-        reading, rows_by_layer = tap.entering(*batch.args, **batch.kwargs)
-        if batch.rows is not None:
-            batch.check(reading.output.shape[0])
+        layers = [distance.layer for distance in self.distances]
+        reading, rows_by_layer = read_with_layers(readout, layers, batch)
         samples = reading.output.shape[0]
         owners: Tensor | None = None  # asked for where a layer needs them
         columns = []
@@ -161,7 +160,7 @@ class Alarm:
                 columns.append(row_distances)
                 continue
             if owners is None:
-                owners = tap.row_owners(*batch.args, **batch.kwargs)
+                owners = readout.row_owners(batch)
             if owners is None or len(owners) != len(row_distances):
                 raise ValueError(_ROWS.format(layer.name, len(row_distances), samples))
             # The largest distance of a sample's rows.
@@ -187,9 +186,9 @@ class NoveltyScale:
         """Names of the layers."""
         return self.alarm.layers
 
-    def read(self, tap: AnyTap, batch: Batch) -> tuple[Reading, Tensor]:
-        """One pass over a batch: what `tap` gives, and the novelty of its samples, (N, L)."""
-        reading, distances = self.alarm.read(tap, batch)
+    def read(self, readout: AnyReadout, batch: Batch) -> tuple[Reading, Tensor]:
+        """One pass over a batch: the reading, and the novelty of its samples, (N, L)."""
+        reading, distances = self.alarm.read(readout, batch)
         return reading, (distances.double() / self.usual).to(torch.float32)
 
 

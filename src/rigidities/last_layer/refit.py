@@ -24,13 +24,12 @@ from ..losses import MSE, Loss
 from ..models.shadow import independent, unwrapped
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
-from .accumulation import Weighing, accumulate, settled
+from ..readout.heads import named_head, own_parameters
+from ..readout.readout import AnyReadout, Readout
+from .accumulation import Weighing, accumulated, settled
+from .binding import Binding
 from .distributed import Job
 from .merging import combined
-from .readout.binding import Binding
-from .readout.cases import CASES
-from .readout.heads import named_head, own_parameters
-from .readout.tap import AnyTap, Tap
 from .statistics.statistics import Statistics
 
 __all__ = ["Refitted"]
@@ -139,9 +138,9 @@ def refitted(
         ValueError: The loss is not the squared error, the readout has no weights that can be set,
             or mixed precision leaves too few digits.
     """
-    model = unwrapped(binding.model)
-    tap = _settable_tap(model, binding.current(), weighing.loss)
-    best = _best_of_all(processes, tap, statistics.gram, posterior)
+    model = unwrapped(binding.use.model)
+    readout = _settable_readout(model, binding.current(), weighing.loss)
+    best = _best_of_all(processes, readout, statistics.gram, posterior)
 
     # Training rows are judged as if each had been left out, by their mean leverage.
     judging_sums = statistics.gram_sums
@@ -149,7 +148,7 @@ def refitted(
     new_rows: Statistics | None = None
     if valid is not None:
         plan = statistics.plan(statistics.gram.precision)
-        rows_here = accumulate(None, lambda _: tap, valid(), weighing, plan)
+        rows_here = accumulated(readout, valid(), weighing, plan)
         # The rows of all processes, where there are several.
         new_rows = processes.statistics(
             rows_here, lambda per_process: settled(combined(per_process))
@@ -164,14 +163,14 @@ def refitted(
     if new_rows is not None and add:
         statistics = statistics.clone().merge(new_rows)
         posterior = Posterior.from_gram(statistics.gram, posterior.ridge)
-        best = _best_of_all(processes, tap, statistics.gram, posterior)
+        best = _best_of_all(processes, readout, statistics.gram, posterior)
 
     copied_model = independent(model)
-    heads = [named_head(copied_model, name) for name in tap.heads]
-    columns = CASES[tap.case](heads).columns
-    columns.write(tap.weights + best.change)
+    heads = [named_head(copied_model, name) for name in readout.heads]
+    columns = readout.columns_of(heads)
+    columns.write(readout.weights + best.change)
     # The sums follow the weights as the model's precision rounded them.
-    statistics = statistics.after(columns.weights() - tap.weights)
+    statistics = statistics.after(columns.weights() - readout.weights)
     report = Refitted(
         ridge=best.ridge,
         rows=statistics.gram.count,
@@ -182,11 +181,13 @@ def refitted(
     return binding.bound_to_copy(copied_model), statistics, report
 
 
-def _best_of_all(processes: Job, tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
+def _best_of_all(
+    processes: Job, readout: Readout, gram: Gram, posterior: Posterior
+) -> _BestReadout:
     """The best readout as the first process computes it: other processes may round differently."""
 
     def best_of_first() -> Snapshot:
-        best = _best(tap, gram, posterior)
+        best = _best(readout, gram, posterior)
         return Snapshot({"change": best.change, "degrees": best.degrees}, {"ridge": best.ridge})
 
     snapshot = processes.shared(best_of_first)
@@ -197,9 +198,9 @@ def _best_of_all(processes: Job, tap: Tap, gram: Gram, posterior: Posterior) -> 
     )
 
 
-def _best(tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
+def _best(readout: Readout, gram: Gram, posterior: Posterior) -> _BestReadout:
     """The ridge-optimal readout of the rows of a Gram."""
-    score = evidence(gram, posterior, tap.weights, tap.biases)
+    score = evidence(gram, posterior, readout.weights, readout.biases)
     ridge, *_ = most_evident_ridge(score, float(posterior.eigenvalues.max()))
     doubt = posterior.with_ridge(ridge).doubt
     if doubt > LARGEST_DOUBT:
@@ -207,7 +208,7 @@ def _best(tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
             "The Gram matrix was computed in mixed precision, and rounding may change the readout "
             f"by a relative {doubt:.2g} at ridge {ridge:.2g}. Fit with precision='double' first."
         )
-    change, degrees = ridge_solution(gram, tap.weights, tap.biases, ridge)
+    change, degrees = ridge_solution(gram, readout.weights, readout.biases, ridge)
     return _BestReadout(ridge, change, degrees)
 
 
@@ -223,26 +224,26 @@ def _rmse(gram: Gram, leverage: Tensor) -> Tensor:
     return (square / gram.informative).sqrt() / (1 - leverage)
 
 
-def _settable_tap(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
-    """The tap, if its readout has weights that can be set to the least-squares solution alone."""
+def _settable_readout(model: nn.Module, readout: AnyReadout, loss: Loss) -> Readout:
+    """The readout, if it has weights that can be set to the least-squares solution alone."""
     if type(loss) is not MSE:
         raise ValueError(f"refit solves least squares, loss='mse', not {type(loss).__name__}.")
-    if not isinstance(tap, Tap):
+    if not isinstance(readout, Readout):
         raise ValueError("refit needs a readout with weights. Pass layer= instead of features=.")
-    if not tap.linear:
+    if not readout.linear:
         raise ValueError(
             "The output is not linear in the readout's weights, so there is no closed-form "
             "optimum. Let forward= return the output before the nonlinearity, with targets to "
             "match."
         )
-    heads = [named_head(model, name) for name in tap.heads]
-    if _shares_parameters(model, heads) or _computes_weights(tap, heads):
+    heads = [named_head(model, name) for name in readout.heads]
+    if _shares_parameters(model, heads) or _computes_weights(readout, heads):
         raise ValueError(
-            f"Weights of the readout ({', '.join(tap.heads)}) are shared with another layer or "
+            f"Weights of the readout ({', '.join(readout.heads)}) are shared with another layer or "
             "computed from other parameters, so they cannot be changed alone. First give the "
             "readout its own parameters: untie them, or call remove_parametrizations."
         )
-    return tap
+    return readout
 
 
 def _shares_parameters(model: nn.Module, heads: list[nn.Module]) -> bool:
@@ -260,8 +261,8 @@ def _uses_of_parameters(modules: Iterable[nn.Module]) -> Counter[int]:
     return uses
 
 
-def _computes_weights(tap: Tap, heads: list[nn.Module]) -> bool:
+def _computes_weights(readout: Readout, heads: list[nn.Module]) -> bool:
     """Whether the weights that are to be set are computed from other parameters."""
-    if tap.case == "parameters":
+    if readout.kind == "parameters":
         return False  # the parameters themselves are set
     return any("weight" not in head._parameters for head in heads)

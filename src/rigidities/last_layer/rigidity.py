@@ -50,8 +50,12 @@ from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
 from ..prediction.novelty import Novelty
 from ..prediction.prediction import Prediction
+from ..readout.graph import copied_readout
+from ..readout.reading import Reading, SampleWeight
+from ..readout.readout import AnyReadout
 from ..selection import Selection
 from .accumulation import Weighing
+from .binding import UsersModel
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
 from .error_bars import BatchVariances, ErrorBars, gathered
@@ -66,10 +70,6 @@ from .local_terms import LocalTerms, local_terms
 from .merging import as_text
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
-from .readout.binding import Binding
-from .readout.graph import copied_readout
-from .readout.reading import Reading, SampleWeight, read
-from .readout.tap import AnyTap
 from .refit import Refitted
 from .statistics.gram_sums import fits
 from .statistics.statistic import SAMPLE
@@ -152,8 +152,8 @@ class LastLayerRigidity(ModelWrapper):
         if layer is not None and features is not None:
             raise ValueError("Pass layer= or features=, not both.")
         super().__init__(model)
-        binding = Binding(model, Source(forward, features, output), layer)
-        self._fit = ReadoutFit(binding, target)
+        use = UsersModel(model, Source(forward, features, output), layer)
+        self._fit = ReadoutFit(use, target)
         check_batch_size(batch_size)
         self.batch_size = batch_size
         self.progress = progress
@@ -169,8 +169,9 @@ class LastLayerRigidity(ModelWrapper):
         super().__setattr__(name, value)
         # A model that is assigned has no fit yet.
         if name == "model" and "_fit" in vars(self):
-            old = self._fit.blank_binding
-            self._fit = ReadoutFit(Binding(value, old.source, old.layer), self._fit.target)
+            old = self._fit.use
+            use = UsersModel(value, old.source, old.layer)
+            self._fit = ReadoutFit(use, self._fit.target)
 
     # --- The rows of the fit ---
 
@@ -431,10 +432,9 @@ class LastLayerRigidity(ModelWrapper):
         """
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)
-        tap, state = self._fit.ready(error_bars=True)
+        readout, state = self._fit.ready(error_bars=True)
         bars = state.bars
-        reading = tap(*batch.args, **batch.kwargs)
-        batch.check(reading.output.shape[0])
+        reading = readout(batch)
         std = bars.std(reading, bars.given_variance(batch, reading))
         if std.device.type == "cpu":
             require_finite(reading.output, std, lambda: [batch], "rows")
@@ -483,11 +483,11 @@ class LastLayerRigidity(ModelWrapper):
         options = as_text([sample_weight, uncertain_inputs is None, wrt, input_samples])
         group = self.process_group if gather else False
         with self._fit.job(group, "predict", options) as processes, torch.enable_grad():
-            tap, state = self._fit.ready(error_bars=True)
+            readout, state = self._fit.ready(error_bars=True)
             batches = self._fit.batches(x, "predict", self._passing, once=gather)
             bars = state.bars  # of the model's precision now, for all that follows
             variances = list(
-                _batch_variances(tap, state, bars, batches, sample_weight, uncertain_inputs)
+                _batch_variances(readout, state, bars, batches, sample_weight, uncertain_inputs)
             )
             if uncertain_inputs is not None:
                 uncertain_inputs.check_used_up()
@@ -568,8 +568,8 @@ class LastLayerRigidity(ModelWrapper):
             ValueError: The fit did not record the layers, or there were no held-out calibration
                 rows.
         """
-        tap, state = self._fit.ready()
-        scale = state.novelty_scale(tap)
+        readout, state = self._fit.ready()
+        scale = state.novelty_scale()
         if scale is None:
             raise ValueError(
                 "Novelty is measured relative to held-out rows, and there were none. Call "
@@ -578,7 +578,7 @@ class LastLayerRigidity(ModelWrapper):
         distances = []
         with torch.enable_grad():
             for batch in self._fit.batches(x, "novelty", self._passing):
-                _, batch_distances = scale.read(tap, batch)
+                _, batch_distances = scale.read(readout, batch)
                 distances.append(batch_distances)
         if not distances:
             raise ValueError("There is nothing to judge: no batches were given.")
@@ -602,13 +602,13 @@ class LastLayerRigidity(ModelWrapper):
         Returns:
             (N, M) for one output per sample, else (N, *outputs, M, *outputs).
         """
-        tap, state = self._fit.ready()
+        readout, state = self._fit.ready()
 
         def batches(data: Any) -> Iterator[Batch]:
             return self._fit.batches(data, "covariance", self._passing.silent)
 
         others = None if x2 is None else lambda: batches(x2)
-        return covariance_between(tap, _joint(tap, state), lambda: batches(x1), others)
+        return covariance_between(readout, _joint(readout, state), lambda: batches(x1), others)
 
     def propagate(
         self,
@@ -632,11 +632,11 @@ class LastLayerRigidity(ModelWrapper):
             x: The inputs, or anything that `fit` accepts.
             second_order: Whether to correct the mean for the curvature of `fn`.
         """
-        tap, state = self._fit.ready()
+        readout, state = self._fit.ready()
         return propagated(
             fn,
-            tap,
-            _joint(tap, state),
+            readout,
+            _joint(readout, state),
             lambda: self._fit.batches(x, "propagate", self._passing),
             second_order=second_order,
             again=repeatable(x),
@@ -655,8 +655,8 @@ class LastLayerRigidity(ModelWrapper):
             n: The number of members.
             generator: The random generator of the draws.
         """
-        tap, state = self._fit.ready()
-        members = member_set(_joint(tap, state), n, generator=generator)
+        readout, state = self._fit.ready()
+        members = member_set(_joint(readout, state), n, generator=generator)
         return Ensemble(state.binding.copy(), self._fit.feed().unlabelled(), members)
 
     # --- Derivatives by the inputs ---
@@ -698,9 +698,9 @@ class LastLayerRigidity(ModelWrapper):
         """
         if along is not None and members is not None:
             raise ValueError("along= is exact in one pass. Leave members= out.")
-        tap, state = self._fit.ready()
+        readout, state = self._fit.ready()
         batches = self._fit.batches(x, "gradient", self._passing)
-        maps = _feature_maps(tap, wrt, batches)
+        maps = _feature_maps(readout, wrt, batches)
         differentiator = _differentiator(state, members, generator)
         # Comprehensions, unlike loops, keep no map (and its graph) after the last batch.
         if along is None:
@@ -733,21 +733,21 @@ class LastLayerRigidity(ModelWrapper):
             sample_weight: As in `predict`.
             members: As in `gradient`.
         """
-        tap, state = self._fit.ready(error_bars=True)
+        readout, state = self._fit.ready(error_bars=True)
         bars = state.bars
         differentiator = _differentiator(state, members, None)
         variances = []
         gradients = []
         for batch in self._fit.batches(x, "gradient", self._passing):
-            slot = Slot.find(batch, wrt, tap)
+            slot = Slot.find(batch, wrt, readout)
             with torch.enable_grad():
                 if gradient_bars:
-                    feature_map = FeatureMap.of(tap, batch, slot)
+                    feature_map = FeatureMap.of(readout, batch, slot)
                     reading = feature_map.reading
                     gradient = differentiator(feature_map)
                     del feature_map  # with its graph, before that of the next batch is made
                 else:
-                    point, reading = traced(tap, batch, slot)
+                    point, reading = traced(readout, batch, slot)
                     mean = traced_derivatives(point, reading.output)
                     no_std = torch.full_like(mean, torch.nan)
                     summed = not stand_alone(point, reading)
@@ -780,10 +780,10 @@ class LastLayerRigidity(ModelWrapper):
         Args:
             x: The inputs, or anything that `fit` accepts.
         """
-        tap, state = self._fit.ready()
+        readout, state = self._fit.ready()
         with torch.enable_grad():
             batches = self._fit.batches(x, "local", self._passing)
-            return local_terms(tap, state.posterior, batches)
+            return local_terms(readout, state.posterior, batches)
 
     def select(
         self,
@@ -865,10 +865,10 @@ class LastLayerRigidity(ModelWrapper):
                 are tied or computed.
         """
         fit, report = self._fit.refit(with_target(x, y), add=add, passing=self._passing)
-        source = fit.blank_binding.source
+        source = fit.use.source
         uq = type(self)(
             fit.model,
-            layer=fit.blank_binding.layer,
+            layer=fit.use.layer,
             features=source.features,
             forward=source.forward,
             target=fit.target,
@@ -920,15 +920,15 @@ class LastLayerRigidity(ModelWrapper):
                 function of batches.
         """
         has_error_bars = not set(outputs) <= {"mean", "members"}
-        tap, state = self._fit.ready(error_bars=has_error_bars)
+        readout, state = self._fit.ready(error_bars=has_error_bars)
         probes = state.binding.probes
         probe = None if probes is None else probes.placed(self.model)
         drawn_members = None
         if "members" in outputs:
-            drawn_members = member_set(_joint(tap, state), members, generator=generator)
-        readout = copied_readout(self.model, tap, state.statistics.targets, probe)
+            drawn_members = member_set(_joint(readout, state), members, generator=generator)
+        frozen_readout = copied_readout(self.model, readout, state.statistics.targets, probe)
         return freeze(
-            readout,
+            frozen_readout,
             state.posterior,
             state.calibration,
             outputs,
@@ -953,14 +953,14 @@ class LastLayerRigidity(ModelWrapper):
         return self._fit.require_state().posterior
 
     @property
-    def readout(self) -> AnyTap:
-        """The readout of the fit: a callable that returns the outputs and features of a batch.
+    def readout(self) -> AnyReadout:
+        """The readout of the fit: `uq.readout.heads` are the names of its layers.
 
         Raises:
             ValueError: There is no fit, or the model has changed since.
         """
-        tap, _ = self._fit.ready()
-        return tap
+        readout, _ = self._fit.ready()
+        return readout
 
     def summary(self) -> str:
         """The fit and the calibration in about ten lines, and what to do next."""
@@ -1058,11 +1058,11 @@ class LastLayerRigidity(ModelWrapper):
     @outside_inference_mode
     def _readings(self, data: Any) -> list[Reading]:
         """The readings of all batches of data, of which there must be at least one."""
-        tap, _ = self._fit.ready()
+        readout, _ = self._fit.ready()
         readings = []
         with torch.enable_grad():
             for batch in self._fit.batches(data, "features", self._passing):
-                readings.append(read(tap, batch).detached())
+                readings.append(readout(batch).detached())
         if not readings:
             raise ValueError("There are no features: no batches were given.")
         return readings
@@ -1095,7 +1095,7 @@ class LastLayerRigidity(ModelWrapper):
 
 
 def _batch_variances(
-    tap: AnyTap,
+    readout: AnyReadout,
     state: FitState,
     bars: ErrorBars,
     batches: Iterable[Batch],
@@ -1105,36 +1105,38 @@ def _batch_variances(
     """Means and variances of each batch."""
     novelty_scale = None
     if state.watches_layers:
-        novelty_scale = state.novelty_scale(tap)
+        novelty_scale = state.novelty_scale()
     for batch in batches:
         novelty = None
         if novelty_scale is None:
-            reading = read(tap, batch)
+            reading = readout(batch)
         else:
-            reading, novelty = novelty_scale.read(tap, batch)
+            reading, novelty = novelty_scale.read(readout, batch)
         variances = bars.of_batch(batch, reading, sample_weight)
         if novelty is not None:
             largest = novelty.amax(1)  # over the layers
             variances = replace(variances, novelty=reading.output_layout.of_samples(largest))
         if uncertain_inputs is not None:
-            variance = uncertain_inputs.next(tap, batch, reading.output)
+            variance = uncertain_inputs.next(readout, batch, reading.output)
             variances = replace(variances, from_inputs=variance)
         yield variances
 
 
-def _feature_maps(tap: AnyTap, wrt: InputName, batches: Iterable[Batch]) -> Iterator[FeatureMap]:
+def _feature_maps(
+    readout: AnyReadout, wrt: InputName, batches: Iterable[Batch]
+) -> Iterator[FeatureMap]:
     """The features of each batch as functions of an input."""
     for batch in batches:
         with torch.enable_grad():
-            feature_map = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
+            feature_map = FeatureMap.of(readout, batch, Slot.find(batch, wrt, readout))
         yield feature_map
         del feature_map  # with its graph, before that of the next batch is made
 
 
-def _joint(tap: AnyTap, state: FitState) -> JointPosterior:
+def _joint(readout: AnyReadout, state: FitState) -> JointPosterior:
     """The joint posterior of all targets' weights, which several predictions share."""
     common_scale = state.calibration.joint
-    return JointPosterior.of(state.posterior, state.statistics.gram, tap.layout, common_scale)
+    return JointPosterior.of(state.posterior, state.statistics.gram, readout.layout, common_scale)
 
 
 def _differentiator(

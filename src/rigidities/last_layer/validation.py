@@ -33,13 +33,13 @@ from ..data.sketch import RowSketch
 from ..data.storage import Snapshot, unprefixed
 from ..posterior.posterior import Posterior
 from ..prediction.noise import Noise
+from ..readout.reading import with_counts
+from ..readout.readout import AnyReadout
 from .accumulation import Weighing
 from .distributed import Job
 from .error_bars import noise_variances
 from .merging import combined
 from .novelty import Alarm, references, upper
-from .readout.reading import read, with_counts
-from .readout.tap import AnyTap
 from .statistics.statistics import Statistics
 
 MOST = 1 << 15
@@ -59,7 +59,7 @@ class RowReader:
     """Passes data through the model, and collects the rows of a calibration.
 
     Attributes:
-        tap: Reads outputs and features off the model.
+        readout: Reads outputs and features off the model.
         statistics: What the fit has summed.
         posterior: The posterior in whose eigenbasis features are squared.
         weighing: Gives the rows' weights in the loss.
@@ -71,7 +71,7 @@ class RowReader:
         alarm: Measures distances in the layers that the fit has watched, if any.
     """
 
-    tap: AnyTap
+    readout: AnyReadout
     statistics: Statistics
     posterior: Posterior
     weighing: Weighing
@@ -117,9 +117,9 @@ class RowReader:
         """
         distances = None
         if self.alarm is None:
-            reading = read(self.tap, batch)
+            reading = self.readout(batch)
         else:
-            reading, distances = self.alarm.read(self.tap, batch)
+            reading, distances = self.alarm.read(self.readout, batch)
         hashes = reading.hashes(batch) if hashed else None
         if batch.target is None:
             raise ValueError(
@@ -330,7 +330,7 @@ def report_with(
 def _evidence(method: Method, reader: RowReader) -> Evidence | None:
     """The negative log evidence of ridges; None where the method needs none, or it is not known."""
     gram = reader.statistics.gram
-    weights = reader.tap.weights
+    weights = reader.readout.weights
     if isinstance(method, Full):
         if weights is None or gram.square is None or gram.cross is None:
             return None
@@ -341,7 +341,7 @@ def _evidence(method: Method, reader: RowReader) -> Evidence | None:
             "Paper(criterion='evidence') needs the readout's weights, which features= does not "
             "give. Use another criterion, or layer=."
         )
-    return evidence(gram, reader.posterior, weights, reader.tap.biases)
+    return evidence(gram, reader.posterior, weights, reader.readout.biases)
 
 
 def _count_columns(reader: RowReader, rows: Rows | None) -> Tensor | None:
@@ -349,7 +349,7 @@ def _count_columns(reader: RowReader, rows: Rows | None) -> Tensor | None:
 
     They are the columns of its biases, and the counts beside the features where it has none.
     """
-    biases = reader.tap.biases
+    biases = reader.readout.biases
     if biases is None or rows is None or rows.inputs is None:
         return None
     beside_features = torch.arange(reader.posterior.width, rows.inputs.shape[-1])

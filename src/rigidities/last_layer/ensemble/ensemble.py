@@ -29,12 +29,12 @@ from ...models.modes import unmixed
 from ...models.shadow import placement
 from ...notices import notify
 from ...posterior.joint import JointPosterior, RowDeviation
-from ..readout.binding import Binding
-from ..readout.graph import ReadoutPass
-from ..readout.reading import Reading, joined
+from ...readout.reading import Reading, joined
+from ..binding import Binding, UsersModel
 from ..wrapper import ModelWrapper
 from .member_values import MemberValues, evaluated
 from .members import Members, row_points
+from .readout_pass import ReadoutPass
 
 __all__ = ["Ensemble"]
 
@@ -57,7 +57,7 @@ class Ensemble(ModelWrapper):
         torch.export.export(ens, (x,), dynamic_shapes=(({0: torch.export.Dim("n")},),))
 
     Args:
-        binding: Ties the ensemble to the model, with its tap.
+        binding: Ties the ensemble to the model, with its readout.
         feed: How data reach the model.
         members: The deviations.
 
@@ -74,7 +74,7 @@ class Ensemble(ModelWrapper):
     own_mixing: Tensor | None
 
     def __init__(self, binding: Binding, feed: Feed, members: Members) -> None:
-        super().__init__(binding.model)
+        super().__init__(binding.use.model)
         self._register(members)
         self._feed = feed
         self._pass = ReadoutPass(binding)
@@ -171,11 +171,11 @@ class Ensemble(ModelWrapper):
         snapshot = Snapshot.read(path, holds=cls._kind)
         if output is None:
             output = snapshot.header["readout"]["output"]
-        binding = Binding(model, Source(forward, features, output), layer)
+        use = UsersModel(model, Source(forward, features, output), layer)
         feed = Feed(model, BatchFormat(forward is not None, target), batch_size, progress)
         device, _ = placement(model)
         members = _members_from(snapshot, device)
-        return cls(_binding_from(snapshot, binding), _feed_from(snapshot, feed), members)
+        return cls(_binding_from(snapshot, use), _feed_from(snapshot, feed), members)
 
     @property
     def own(self) -> RowDeviation | None:
@@ -214,7 +214,7 @@ class Ensemble(ModelWrapper):
             raise ValueError("The state dict is that of an unfitted object, which has no members.")
         # All is read before anything changes: an error leaves the ensemble as it was.
         members = _members_from(snapshot, self.deviations.device)
-        binding = _binding_from(snapshot, self._pass.binding)
+        binding = _binding_from(snapshot, self._pass.binding.use)
         self._feed = _feed_from(snapshot, self._feed)
         self._pass = ReadoutPass(binding)
         self._register(members)
@@ -336,10 +336,10 @@ def _members_from(snapshot: Snapshot, device: torch.device) -> Members:
         return Members(deviations, row_deviation)
 
 
-def _binding_from(snapshot: Snapshot, binding: Binding) -> Binding:
-    """The tie to the model of a binding, as a file or a state dict describes it."""
+def _binding_from(snapshot: Snapshot, use: UsersModel) -> Binding:
+    """The tie to a model, as a file or a state dict describes it."""
     with snapshot.opened():
-        return binding.restored(snapshot)
+        return Binding.from_snapshot(use, snapshot)
 
 
 def _feed_from(snapshot: Snapshot, feed: Feed) -> Feed:

@@ -24,9 +24,9 @@ from ...data.batches import Batch
 from ...data.slots import Slot
 from ...models.directional import normal_like, pulled, pushes, pushes_by_reverse
 from ...models.modes import transformable
-from ..readout.reading import Reading, read
-from ..readout.tail import owners_by_digits
-from ..readout.tap import AnyTap
+from ...readout.reading import Reading
+from ...readout.readout import AnyReadout
+from ...readout.tail import owners_by_digits
 
 UNCONNECTED = (
     "The prediction does not depend on this input through differentiable operations "
@@ -65,7 +65,7 @@ class FeatureMap:
         aligned: Whether the input has one row per sample, which acts on that sample alone.
             Otherwise the sum over all samples is differentiated.
         traced: The pass that gave `reading`, with its graph. All backward passes use it.
-        tap: The readout's tap, which runs the model.
+        readout: The readout, which runs the model.
         batch: The batch, with all of the model's inputs.
         slot: The place of `x` in the batch.
         direction: None, or the direction of the directional derivatives in `reading`.
@@ -75,17 +75,17 @@ class FeatureMap:
     reading: Reading
     aligned: bool
     traced: TracedPass
-    tap: AnyTap
+    readout: AnyReadout
     batch: Batch
     slot: Slot
     direction: Tensor | None = None
 
     @classmethod
-    def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
+    def of(cls, readout: AnyReadout, batch: Batch, slot: Slot) -> FeatureMap:
         """Run the model on a batch and record the graph from the input in a slot.
 
         Args:
-            tap: The readout's tap.
+            readout: The readout.
             batch: The model's inputs.
             slot: The place of the input to differentiate by.
 
@@ -94,13 +94,13 @@ class FeatureMap:
         """
         # Fused attention kernels have no batched backward pass: `transformable` avoids them.
         with transformable():
-            traced_pass = traced(tap, batch, slot)
+            traced_pass = traced(readout, batch, slot)
         return cls(
             x=traced_pass.x.detach(),
             reading=traced_pass.reading.detached(),
             aligned=stand_alone(traced_pass.x, traced_pass.reading),
             traced=traced_pass,
-            tap=tap,
+            readout=readout,
             batch=batch,
             slot=slot,
         )
@@ -111,7 +111,7 @@ class FeatureMap:
         if self._transformable_pass is not None:
             output, features = self._transformable_pass(*args, **kwargs)
         else:
-            output, features = self.tap.graph(*args, **kwargs)
+            output, features = self.readout.differentiable(args, kwargs)
         return output, features
 
     @property
@@ -123,7 +123,7 @@ class FeatureMap:
     def _transformable_pass(self) -> Callable[..., Reading] | None:
         """The model's pass as a function that `torch.func` can transform; None for none."""
         args, kwargs = self.slot.put(self.batch, self.traced.x)
-        return self.tap.steady(*args, **kwargs)
+        return self.readout.transformable(args, kwargs)
 
     @property
     def samples(self) -> int:
@@ -225,7 +225,7 @@ class FeatureMap:
         return self.reading.output_layout.rows(numbers.expand(output.shape))[: self.rows_per_sample]
 
 
-def traced(tap: AnyTap, batch: Batch, slot: Slot) -> TracedPass:
+def traced(readout: AnyReadout, batch: Batch, slot: Slot) -> TracedPass:
     """One pass of the model that records the graph from the input in a slot.
 
     Raises:
@@ -233,7 +233,9 @@ def traced(tap: AnyTap, batch: Batch, slot: Slot) -> TracedPass:
     """
     x = slot.get(batch).detach().clone().requires_grad_()
     args, kwargs = slot.put(batch, x)
-    reading = read(tap.graph, replace(batch, args=args, kwargs=kwargs))
+    reading = readout.differentiable(args, kwargs)
+    if batch.rows is not None:
+        batch.check(reading.output.shape[0])
     if not reading.output.requires_grad:
         raise ValueError(UNCONNECTED)
     return TracedPass(x, reading)

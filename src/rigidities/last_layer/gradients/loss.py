@@ -25,7 +25,7 @@ from ...data.slots import InputName, Slot
 from ...notices import notify
 from ...posterior.posterior import Posterior
 from ...posterior.quadratic import QuadraticForm
-from ..readout.tap import AnyTap
+from ...readout.readout import AnyReadout
 from .feature_derivatives import derivative_rows, output_derivatives
 from .feature_map import FeatureMap
 from .gradient import Differentiator
@@ -102,21 +102,21 @@ class GradientLoss:
         """The key of a batch's entry with the derivatives' target, not an input of the model."""
         return self.target if isinstance(self.target, str) else None
 
-    def slot(self, tap: AnyTap, batch: Batch) -> Slot:
+    def slot(self, readout: AnyReadout, batch: Batch) -> Slot:
         """Where the input stands in a batch.
 
         Raises:
             ValueError: There is no such input, or derivatives by it are not possible.
         """
-        return Slot.find(batch, self.wrt, tap)
+        return Slot.find(batch, self.wrt, readout)
 
-    def feature_map(self, tap: AnyTap, batch: Batch) -> FeatureMap:
+    def feature_map(self, readout: AnyReadout, batch: Batch) -> FeatureMap:
         """Output and features of a batch as functions of the input."""
-        return FeatureMap.of(tap, batch, self.slot(tap, batch))
+        return FeatureMap.of(readout, batch, self.slot(readout, batch))
 
-    def rows(self, tap: AnyTap, batch: Batch) -> Iterator[GradientRows]:
+    def rows(self, readout: AnyReadout, batch: Batch) -> Iterator[GradientRows]:
         """What the derivatives of one batch add to the Gram, one chunk after the other."""
-        feature_map = self.feature_map(tap, batch)
+        feature_map = self.feature_map(readout, batch)
         residuals = self._residuals(feature_map, batch)
         weights = self._weights(batch, feature_map)
         places_per_input_row = feature_map.rows_per_sample * feature_map.numbers_per_row
@@ -209,7 +209,7 @@ def checked_target(target: Tensor, feature_map: FeatureMap) -> Tensor:
 
 
 def gradient_sums(
-    tap: AnyTap,
+    readout: AnyReadout,
     batches: Iterable[Batch],
     posterior: Posterior,
     dtype: torch.dtype,
@@ -218,7 +218,7 @@ def gradient_sums(
     r"""Sums over the derivatives of some batches that their scale is made of.
 
     Args:
-        tap: The readout's tap.
+        readout: The readout.
         batches: The data, with the derivatives' targets.
         posterior: With the chosen ridge and one scale per target.
         dtype: The model's precision.
@@ -235,7 +235,7 @@ def gradient_sums(
     for batch in batches:
         target = loss.derivative_target(batch)
         assert target is not None
-        feature_map = loss.feature_map(tap, batch)
+        feature_map = loss.feature_map(readout, batch)
         gradient = differentiator(feature_map)
         error = checked_target(target, feature_map).reshape(gradient.mean.shape) - gradient.mean
         q = gradient.variance.to(torch.float64)

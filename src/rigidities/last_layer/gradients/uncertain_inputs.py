@@ -21,7 +21,7 @@ from torch import Tensor
 from ...data.batches import Batch
 from ...data.slots import InputName, RowShare, Slot
 from ...posterior.draws import standard_normal
-from ..readout.tap import AnyTap
+from ...readout.readout import AnyReadout
 from .feature_derivatives import output_derivatives, reduced_output_derivatives
 from .feature_map import FeatureMap, row_owners
 
@@ -61,17 +61,17 @@ class InputVariances:
         self._generator = generator
         self._share: RowShare | None = None  # made when the first batch shows the input's shape
 
-    def next(self, tap: AnyTap, batch: Batch, output: Tensor) -> Tensor:
+    def next(self, readout: AnyReadout, batch: Batch, output: Tensor) -> Tensor:
         """The variance of the next batch's predictions, shaped like its output."""
-        slot = Slot.find(batch, self._wrt, tap)
+        slot = Slot.find(batch, self._wrt, readout)
         x = slot.get(batch)
         if self._share is None:
             self._share = _checked_covariance(self._covariance, x)
         covariance = self._share.next(len(x))
         if self._samples:
-            variance = self._sampled(tap, batch, slot, covariance)
+            variance = self._sampled(readout, batch, slot, covariance)
         else:
-            variance = first_order(FeatureMap.of(tap, batch, slot), covariance)
+            variance = first_order(FeatureMap.of(readout, batch, slot), covariance)
         return variance.reshape(output.shape)
 
     def check_used_up(self) -> None:
@@ -79,18 +79,18 @@ class InputVariances:
         if self._share is not None:
             self._share.check_used_up()
 
-    def _sampled(self, tap: AnyTap, batch: Batch, slot: Slot, covariance: Tensor) -> Tensor:
+    def _sampled(self, readout: AnyReadout, batch: Batch, slot: Slot, covariance: Tensor) -> Tensor:
         """The variance of the output over draws of the input."""
         x = slot.get(batch)
         n = self._samples
-        base = tap(*batch.args, **batch.kwargs).output.detach().to(torch.float64)
+        base = readout(batch).output.detach().to(torch.float64)
         # Changes from the base are summed: sums of squares of large outputs would cancel.
         total = torch.zeros_like(base)
         square = torch.zeros_like(base)
         for _ in range(n):
             z = standard_normal(tuple(x.shape), x.device, self._generator)
             args, kwargs = slot.put(batch, x + _correlated(z, covariance).to(x))
-            change = tap(*args, **kwargs).output.detach().to(torch.float64) - base
+            change = readout.read(args, kwargs).output.detach().to(torch.float64) - base
             total += change
             square += change.square()
         return (square - total.square() / n) / (n - 1)

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ...data.batches import Batch
 from ...posterior.joint import JointPosterior, RowDeviation
-from ..readout.reading import Reading, joined, read
-from ..readout.tap import AnyTap
+from ...readout.reading import Reading, joined
+from ...readout.readout import AnyReadout
 
 MEMORY_BYTES = 1 << 30
 """Bytes of features to keep in memory.
@@ -105,7 +105,7 @@ class JointOutputs:
 
     Attributes:
         joint: The posterior of all targets' weights.
-        tap: The readout's tap, which runs the model.
+        readout: The readout, which runs the model.
         batches: Begins to read the data.
         readings: One per batch; without features where they were not kept.
         output: The batches' outputs joined along the first dimension.
@@ -113,7 +113,7 @@ class JointOutputs:
     """
 
     joint: JointPosterior
-    tap: AnyTap
+    readout: AnyReadout
     batches: Batches
     readings: tuple[Reading, ...]
     output: Tensor
@@ -121,12 +121,12 @@ class JointOutputs:
 
     @classmethod
     def read(
-        cls, tap: AnyTap, joint: JointPosterior, batches: Batches, *, again: bool = True
+        cls, readout: AnyReadout, joint: JointPosterior, batches: Batches, *, again: bool = True
     ) -> JointOutputs:
         """Read the data once, in a mode that records gradients (forces need it).
 
         Args:
-            tap: The readout's tap.
+            readout: The readout.
             joint: The posterior of all targets' weights.
             batches: Begins to read the data.
             again: Whether `batches` may be called a second time; else all features are kept.
@@ -139,7 +139,7 @@ class JointOutputs:
         roots = []
         feature_bytes = 0
         for batch in batches():
-            reading = read(tap, batch).detached()
+            reading = readout(batch).detached()
             reading.output_layout.check_targets(joint.targets)
             if joint.row_deviation is not None:
                 hashes.append(reading.identities(batch))
@@ -159,7 +159,7 @@ class JointOutputs:
             distinct = DistinctRows.of(joint.row_deviation, hashes, roots)
         return cls(
             joint=joint,
-            tap=tap,
+            readout=readout,
             batches=batches,
             readings=tuple(readings),
             output=joined(outputs, remedy),
@@ -239,7 +239,7 @@ class JointOutputs:
             batch = next(batches, None)
             if first_reading.features.numel():
                 continue
-            reading = None if batch is None else read(self.tap, batch).detached()
+            reading = None if batch is None else self.readout(batch).detached()
             if reading is None or not _equal_but_for_rounding(reading.output, first_reading.output):
                 raise ValueError(
                     f"Batch {number} differs when the data are read a second time, which is "

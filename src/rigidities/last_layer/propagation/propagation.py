@@ -36,7 +36,7 @@ from ...models.modes import outside_inference_mode
 from ...notices import notify
 from ...posterior.joint import JointPosterior
 from ...prediction.derived import Derived
-from ..readout.tap import AnyTap
+from ...readout.readout import AnyReadout
 from .differential import REMEDY, Differential, Function
 from .outputs import MEMORY_BYTES, Batches, JointOutputs
 
@@ -44,7 +44,7 @@ from .outputs import MEMORY_BYTES, Batches, JointOutputs
 @outside_inference_mode
 def propagated(
     fn: Function,
-    tap: AnyTap,
+    readout: AnyReadout,
     joint: JointPosterior,
     batches: Batches,
     *,
@@ -58,14 +58,14 @@ def propagated(
 
     Args:
         fn: The function of the joined outputs.
-        tap: The readout's tap.
+        readout: The readout.
         joint: The posterior of all targets' weights.
         batches: Begins to read the data.
         second_order: Whether the mean includes what curvature adds to it.
         again: Whether `batches` may be called a second time, for features beyond 1 GiB.
     """
     with torch.enable_grad():
-        outputs = JointOutputs.read(tap, joint, batches, again=again)
+        outputs = JointOutputs.read(readout, joint, batches, again=again)
         differential = Differential(fn, outputs.output)
         spread = _spread(differential, outputs)
         shift = _shift(differential, outputs) if second_order else None
@@ -86,12 +86,12 @@ def propagated(
 
 @outside_inference_mode
 def covariance_between(
-    tap: AnyTap, joint: JointPosterior, batches: Batches, others: Batches | None = None
+    readout: AnyReadout, joint: JointPosterior, batches: Batches, others: Batches | None = None
 ) -> Tensor:
     """Joint epistemic covariance of N predictions and M others, by default the same.
 
     Args:
-        tap: The readout's tap.
+        readout: The readout.
         joint: The posterior of all targets' weights.
         batches: Begins to read the data of the N predictions.
         others: Begins to read the data of the M others.
@@ -101,10 +101,10 @@ def covariance_between(
         (N, *output, M, *output) with the shape of one sample's output.
     """
     with torch.enable_grad():
-        left = JointOutputs.read(tap, joint, batches, again=False)
+        left = JointOutputs.read(readout, joint, batches, again=False)
         right = left
         if others is not None:
-            right = JointOutputs.read(tap, joint, others, again=False)
+            right = JointOutputs.read(readout, joint, others, again=False)
     matrix = left.output.new_empty(left.output.numel(), right.output.numel())
     for i, (rows, left_features, left_hashes) in enumerate(left.located_features()):
         for j, (columns, right_features, right_hashes) in enumerate(right.located_features()):

@@ -1,8 +1,8 @@
 r"""Rows on their way from the model to the statistics, and the one place where they wait.
 
 Every batch that has passed the model becomes a `Block`. Many small matrix products keep any
-processor waiting, so small blocks are copied into arrays that were allocated once (`Waiting`) and
-leave them as one larger block. The arrays are our own memory: neither a loader that yields the same
+processor waiting, so small blocks are copied into arrays that were allocated once, and leave them
+as one larger block (`joined`). The arrays are our own memory: neither a loader that yields the same
 buffer again nor a model that writes its outputs into static memory can spoil what waits in them.
 Large blocks are used as they are, at once.
 """
@@ -10,7 +10,7 @@ Large blocks are used as they are, at once.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...data.arrays import Columns
 from ...data.sketch import output_hashes, row_hashes
-from ..readout.reading import Reading
+from ...readout.reading import Reading
 
 WIDE_INPUT = 4096
 """Bytes of one sample's inputs beyond which they are hashed at once and not kept: images, say."""
@@ -164,97 +164,97 @@ class Block:
         return replace(self, inputs=[], sample_hashes=self.hashes)
 
 
-class Waiting:
-    """Where rows wait until they fill a block: arrays that are allocated once and used again.
+def joined(blocks: Iterable[Block], preferred_rows: Callable[[int], int]) -> Iterator[Block]:
+    """The same rows in larger blocks, where the given ones are small.
+
+    A block that was joined is a view of arrays that are written to again for the next one: be done
+    with it before you ask for another.
 
     Args:
-        consume: Called with each complete block, in order. It must be done with the block when it
-            returns, because the arrays are then written to again.
+        blocks: One for each batch.
         preferred_rows: Gives the number of rows that a block should have at least on a CPU, for
             features of some width.
     """
-
-    def __init__(
-        self, consume: Callable[[Block], None], preferred_rows: Callable[[int], int]
-    ) -> None:
-        self._consume = consume
-        self._preferred_rows = preferred_rows
-        self._form: tuple[object, ...] = ()  # of the blocks that wait; see `take`
-        self._like: Block | None = None  # the first block of this form; keeps its `order` alive
-        self._capacity = 0  # in samples
-        self._arrays: list[Tensor | None] = []
-        self._filled = 0  # samples that wait
-        self._first_batch = 0  # number of the first batch that waits
-        self._ends: list[int] = []  # as in `BatchRange`
-        self._layers: list[Sequence[Tensor]] = []  # of each batch that waits
-
-    def take(self, block: Block) -> None:
-        """Take the rows of one batch in."""
+    waiting = _Waiting()
+    for block in blocks:
         tensors = _tensors_of(block)
         form = _form_of(block, tensors)
-        if form != self._form:
-            self.flush()
-            self._form = form
-            self._like = block
-            self._capacity = self._largest(block, tensors)
-            self._arrays = []
+        if form != waiting.form:
+            if waiting.filled:
+                yield waiting.joined()
+            capacity = _capacity(block, tensors, preferred_rows)
+            waiting = _Waiting(form, block, capacity)
+        if 2 * block.samples > waiting.capacity:  # large enough by itself
+            if waiting.filled:
+                yield waiting.joined()
+            yield block
+            continue
+        if waiting.filled + block.samples > waiting.capacity:
+            yield waiting.joined()
+        waiting.take(block, tensors)
+        is_full = waiting.filled + block.samples > waiting.capacity  # for another one like it
+        if is_full or len(waiting.ends) == _MOST_BATCHES:
+            yield waiting.joined()
+    if waiting.filled:
+        yield waiting.joined()
+
+
+class _Waiting:
+    """Rows that wait until they fill a block, in arrays that are allocated once and used again.
+
+    Args:
+        form: What the blocks have in common; see `_form_of`.
+        like: The first block of this form.
+        capacity: How many samples there is room for.
+
+    Attributes:
+        form: As given.
+        capacity: As given.
+        filled: How many samples wait.
+        ends: As in `BatchRange`, for the batches that wait.
+    """
+
+    def __init__(
+        self, form: tuple[object, ...] = (), like: Block | None = None, capacity: int = 0
+    ) -> None:
+        self.form = form
+        self.capacity = capacity
+        self.filled = 0
+        self.ends: list[int] = []
+        self._like = like
+        self._arrays: list[Tensor | None] = []
+        self._first_batch = 0  # the number of the first batch that waits
+        self._layers: list[Sequence[Tensor]] = []  # of each batch that waits
+
+    def take(self, block: Block, tensors: list[Tensor | None]) -> None:
+        """Copy the rows of one batch, for which there is room."""
         count = block.samples
-        if 2 * count > self._capacity:  # large enough by itself
-            self.flush()
-            self._consume(block)
-            return
-        if self._filled + count > self._capacity:
-            self.flush()
         if not self._arrays:
             self._arrays = [self._array_for(tensor, count) for tensor in tensors]
-        if not self._filled:
+        if not self.filled:
             self._first_batch = block.batches.first
-        start = self._filled
-        self._filled += count
-        self._ends.append(self._filled)
+        start = self.filled
+        self.filled += count
+        self.ends.append(self.filled)
         self._layers.extend(block.layers)
         for array, tensor in zip(self._arrays, tensors, strict=True):
             if array is not None and tensor is not None:
                 per_sample = tensor.shape[0] // count
-                array[start * per_sample : self._filled * per_sample].copy_(tensor)
-        is_full = self._filled + count > self._capacity  # another batch like it would not fit
-        if is_full or len(self._ends) == _MOST_BATCHES:
-            self.flush()
+                array[start * per_sample : self.filled * per_sample].copy_(tensor)
 
-    def flush(self) -> None:
-        """Hand on the rows that wait, if any."""
-        if self._filled:
-            block = self._joined()
-            self._filled = 0
-            self._ends = []
-            self._layers = []
-            self._consume(block)
-
-    def _largest(self, block: Block, tensors: list[Tensor | None]) -> int:
-        """How many samples of this form a block may have; 0 where they must not wait."""
-        rows_per_sample = block.rows / block.samples
-        if block.derivatives or rows_per_sample != int(rows_per_sample):
-            return 0
-        total_bytes = 0
-        for tensor in tensors:
-            if tensor is not None:
-                total_bytes += tensor.nbytes
-        for tables in block.layers:
-            for table in tables:
-                total_bytes += table.nbytes
-        bytes_per_sample = total_bytes / block.samples
-        if block.features.device.type == "cpu":
-            preferred = self._preferred_rows(block.features.shape[-1]) / rows_per_sample
-            samples = max(preferred, _CPU_BYTES / bytes_per_sample)
-        else:
-            samples = min(_DEVICE_ROWS / rows_per_sample, _DEVICE_BYTES / bytes_per_sample)
-        return max(1, int(samples))
+    def joined(self) -> Block:
+        """The samples that wait, as a block that views the arrays; then none wait."""
+        block = self._joined()
+        self.filled = 0
+        self.ends = []
+        self._layers = []
+        return block
 
     def _array_for(self, tensor: Tensor | None, samples: int) -> Tensor | None:
         """Memory for a full block, where a tensor holds rows of some samples."""
         if tensor is None:
             return None
-        rows = self._capacity * (tensor.shape[0] // samples)
+        rows = self.capacity * (tensor.shape[0] // samples)
         return tensor.new_empty(rows, *tensor.shape[1:])
 
     def _joined(self) -> Block:
@@ -266,8 +266,8 @@ class Waiting:
             if array is None:
                 views.append(None)
             else:
-                rows_per_sample = array.shape[0] // self._capacity
-                views.append(array[: self._filled * rows_per_sample])
+                rows_per_sample = array.shape[0] // self.capacity
+                views.append(array[: self.filled * rows_per_sample])
         # The order of `_tensors_of`.
         output, features, counts, target, weights, importance, hashes, *input_views = views
         assert output is not None
@@ -281,7 +281,7 @@ class Waiting:
         )
         return replace(
             like,
-            samples=self._filled,
+            samples=self.filled,
             rows=features.shape[0],
             reading=reading,
             target=target,
@@ -289,13 +289,36 @@ class Waiting:
             importance=importance,
             inputs=[view for view in input_views if view is not None],
             sample_hashes=hashes,
-            batches=BatchRange(self._first_batch, self._ends),
+            batches=BatchRange(self._first_batch, self.ends),
             layers=self._layers,
         )
 
 
+def _capacity(
+    block: Block, tensors: list[Tensor | None], preferred_rows: Callable[[int], int]
+) -> int:
+    """How many samples of a block's form a joined block may have; 0 where they must not wait."""
+    rows_per_sample = block.rows / block.samples
+    if block.derivatives or rows_per_sample != int(rows_per_sample):
+        return 0
+    total_bytes = 0
+    for tensor in tensors:
+        if tensor is not None:
+            total_bytes += tensor.nbytes
+    for tables in block.layers:
+        for table in tables:
+            total_bytes += table.nbytes
+    bytes_per_sample = total_bytes / block.samples
+    if block.features.device.type == "cpu":
+        preferred = preferred_rows(block.features.shape[-1]) / rows_per_sample
+        samples = max(preferred, _CPU_BYTES / bytes_per_sample)
+    else:
+        samples = min(_DEVICE_ROWS / rows_per_sample, _DEVICE_BYTES / bytes_per_sample)
+    return max(1, int(samples))
+
+
 def _tensors_of(block: Block) -> list[Tensor | None]:
-    """The tensors of a block that wait, in the order in which `Waiting._joined` unpacks them."""
+    """The tensors of a block that wait, in the order in which `_Waiting.joined` unpacks them."""
     return [
         block.reading.output,
         block.reading.inputs,

@@ -19,7 +19,11 @@ from torch import Tensor, nn
 from ...any_regressor.derivatives.differentiation import Differentiation
 from ...any_regressor.derivatives.parameters import Subset
 from ...any_regressor.derivatives.regressor import Regressor
-from ...last_layer.readout.tap import AnyTap, Tap
+from ...data.batches import Batch
+from ...models.calling import Source
+from ...notices import notify
+from ...readout.find import find_readout
+from ...readout.readout import AnyReadout
 
 __all__ = ["empirical_nngp", "empirical_ntk"]
 
@@ -129,19 +133,25 @@ def empirical_nngp(
     if not 0 <= weight_variance < float("inf"):
         raise ValueError(f"weight_variance must be finite, not negative, got {weight_variance}.")
     _check_inputs(x, "x")
-    tap = Tap.find(module, (x[:2],), layer=layer, features=features)
-    left = _features(tap, x, batch_size)
+    first = Batch((x[:2],), {}, None, None)
+    found = find_readout(module, Source(None, features, None), layer, first)
+    if found.notice:
+        notify(found.notice)
+    readout = found.readout
+    left = _features(readout, x, batch_size)
     if z is None:
         right = left
     else:
-        right = _features(tap, _check_inputs(z, "z"), batch_size)
+        right = _features(readout, _check_inputs(z, "z"), batch_size)
     return weight_variance * left @ right.mT
 
 
-def _features(tap: AnyTap, x: Tensor, batch_size: int) -> Tensor:
+def _features(readout: AnyReadout, x: Tensor, batch_size: int) -> Tensor:
     """Features of the last layer, (N, D) in float64."""
     with torch.no_grad():
-        batches = [tap(inputs).features.detach() for _, inputs in _chunks(x, batch_size)]
+        batches = [
+            readout.read((inputs,), {}).features.detach() for _, inputs in _chunks(x, batch_size)
+        ]
     features = torch.cat(batches).to(torch.float64)
     if features.ndim == 3 and features.shape[1] == 1:  # (N, 1, D) of one output
         features = features[:, 0]

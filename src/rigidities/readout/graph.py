@@ -1,7 +1,7 @@
 """The pass of a model that is safe inside a graph: for `torch.compile`, `torch.export` and ONNX.
 
-A tap looks at values and memory to check itself, which no tracer allows; here nothing is looked at.
-A `CopiedReadout` gives the readings of a shadow or copy of the model:
+A `Readout` looks at values and memory to check itself, which no tracer allows; here nothing is
+looked at. A `CopiedReadout` gives the readings of a shadow or copy of the model:
 
 * `PlainCopy` of a plain readout: the features are the heads' inputs;
 * `FeatureCopy` of a user's function;
@@ -9,9 +9,9 @@ A `CopiedReadout` gives the readings of a shadow or copy of the model:
   what the output becomes for weights that are the unit vectors, all at once under `torch.vmap`,
   which runs what comes before the heads once.
 
-`uq.freeze()` takes one with weights of its own (`copied_readout`). An ensemble has no copy: its
-`ReadoutPass` calls a tap, which checks the model each time. Where it is compiled or exported, it
-uses a `TracedReadout` instead, a plain copy that computes with the model's own tensors.
+`uq.freeze()` takes one with weights of its own (`copied_readout`). An ensemble has no copy: it
+calls its readout, which checks the model each time. Where it is compiled or exported, it uses a
+`TracedReadout` instead, a plain copy that computes with the model's own tensors.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from ...data.output_layout import OutputLayout
-from ...models.calling import Inputs, Source
-from ...models.modes import exporting, outside_graphs, refuse_transforms
-from ...models.shadow import independent, shadow, unwrapped
-from ...models.threads import OfThread
-from .binding import Binding
-from .cases import side_by_side
+from ..data.output_layout import OutputLayout
+from ..models.calling import Inputs, Source
+from ..models.modes import exporting
+from ..models.shadow import independent, shadow, unwrapped
+from ..models.threads import OfThread
+from .checks import tolerance
 from .columns import Columns
 from .heads import (
     Call,
@@ -45,79 +44,17 @@ from .heads import (
     refuse_calls,
 )
 from .reading import Reading
-from .tail import coarsest_rounding
-from .tap import AnyTap, Tap
-from .trials import tolerance
+from .readout import AnyReadout, Readout
+from .tail import coarsest_rounding, side_by_side
 
 __all__ = [
     "CopiedReadout",
     "FeatureCopy",
     "LinearCopy",
     "PlainCopy",
-    "ReadoutPass",
     "TracedReadout",
     "copied_readout",
 ]
-
-
-class ReadoutPass:
-    """Inputs -> `Reading`: by the tap, which checks the model; unchecked inside a graph.
-
-    Args:
-        binding: The tie to the model.
-    """
-
-    def __init__(self, binding: Binding) -> None:
-        self.binding = binding
-        self._tap: AnyTap | None = None
-        self._traced: TracedReadout | None = None
-
-    def __call__(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
-        """One pass."""
-        if torch.compiler.is_compiling() and self._traced is not None:
-            return self._traced(inputs, keywords)
-        if torch.compiler.is_compiling() and exporting():
-            raise ValueError(_export_refusal(self._tap))
-        # Only a plain readout is one graph: any other is read between two graphs.
-        return self.eager(inputs, keywords)
-
-    @outside_graphs
-    def eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
-        """One pass outside any graph."""
-        refuse_transforms()
-        return self.current()(*inputs, **keywords)
-
-    def current(self) -> AnyTap:
-        """The tap, if the model's weights are still those of the fit."""
-        tap = self.binding.current()
-        if tap is not self._tap:
-            self._traced = None
-            if isinstance(tap, Tap) and tap.case == "plain":
-                self._traced = TracedReadout(self.binding.model, tap)
-            self._tap = tap
-        return tap
-
-    def forget(self) -> None:
-        """Drop the tap, which is fetched again when it is next needed."""
-        self._tap = None
-        self._traced = None
-
-
-def _export_refusal(tap: AnyTap | None) -> str:
-    """Why an ensemble cannot be exported."""
-    if tap is None:
-        return "This ensemble has not run its model yet. Call ens(x) once before you export it."
-    if tap.case == "features":
-        reason = "its features come from the function features="
-    else:
-        reason = (
-            f"what follows the readout layer ({', '.join(tap.heads)}) is differentiated in each "
-            f"call (case {tap.case!r})"
-        )
-    return (
-        f"This ensemble cannot be exported: {reason}. Let the model return the plain output of a "
-        "linear layer, fit that model, and scale or sum the members afterwards."
-    )
 
 
 class TracedReadout:
@@ -128,17 +65,17 @@ class TracedReadout:
 
     Args:
         model: The user's model.
-        tap: The tap of a plain readout.
+        readout: A plain readout of the model.
     """
 
-    def __init__(self, model: nn.Module, tap: Tap) -> None:
+    def __init__(self, model: nn.Module, readout: Readout) -> None:
         self._model = unwrapped(model)
-        self._copy_to_compile = PlainCopy(shadow(self._model), tap)
+        self._copy_to_compile = PlainCopy(shadow(self._model), readout)
         twin = shadow(self._model)
         for copied, original in zip(twin.modules(), self._model.modules(), strict=True):
             copied._parameters.update(original._parameters)
             copied._buffers.update(original._buffers)
-        self._copy_to_export = PlainCopy(twin, tap)
+        self._copy_to_export = PlainCopy(twin, readout)
         run = self._copy_to_export.run
         names = {id(tensor): name for name, tensor in _named_tensors(run)}
         # What the copy, with recorders in it, calls the model's parameters and buffers.
@@ -209,21 +146,21 @@ class PlainCopy(CopiedReadout):
 
     Args:
         model: The shadow or copy.
-        tap: The tap of the model.
+        readout: The readout of the model.
 
     Attributes:
         single: Whether there is one head.
         ones: Whether the readings leave out the column of ones of that head's bias.
     """
 
-    def __init__(self, model: nn.Module, tap: Tap) -> None:
-        super().__init__(model, tap.source)
-        refuse_calls(self.run.model, _uncompiled_names(tap.silent))
-        heads = _uncompiled_names(tap.heads)
+    def __init__(self, model: nn.Module, readout: Readout) -> None:
+        super().__init__(model, readout.source)
+        refuse_calls(self.run.model, _uncompiled_names(readout.silent))
+        heads = _uncompiled_names(readout.heads)
         self.run.model, self._recorders = put_recorders(self.run.model, heads, GraphRecorder)
         self._run_in_tuple = (self.run,)  # found faster than a submodule
         self._is_linear_layer = isinstance(self._recorders[0].head, nn.Linear)
-        self.single = len(tap.heads) == 1
+        self.single = len(readout.heads) == 1
         self.ones = self.single and has_bias(self._recorders[0].head)
 
     def read(
@@ -271,12 +208,12 @@ class FeatureCopy(CopiedReadout):
 
     Args:
         model: The shadow or copy.
-        tap: The tap of the model.
+        readout: The readout of the model.
         targets: The number of targets in the fit.
     """
 
-    def __init__(self, model: nn.Module, tap: AnyTap, targets: int) -> None:
-        super().__init__(model, tap.source)
+    def __init__(self, model: nn.Module, readout: AnyReadout, targets: int) -> None:
+        super().__init__(model, readout.source)
         self._targets = targets
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
@@ -293,23 +230,25 @@ class LinearCopy(CopiedReadout):
 
     Args:
         model: The shadow or copy.
-        tap: The tap of the model.
-        like: A reading of the tap. All readings have its layout.
+        readout: The readout of the model.
+        like: A reading of the readout. All readings have its layout.
         writes_in_place: Whether the model writes into tensors that it makes; see `_UnderVmap`.
     """
 
     order: Tensor | None
 
-    def __init__(self, model: nn.Module, tap: Tap, like: Reading, *, writes_in_place: bool) -> None:
-        super().__init__(model, tap.source)
-        refuse_calls(self.run.model, _uncompiled_names(tap.silent))
-        heads = _uncompiled_names(tap.heads)
+    def __init__(
+        self, model: nn.Module, readout: Readout, like: Reading, *, writes_in_place: bool
+    ) -> None:
+        super().__init__(model, readout.source)
+        refuse_calls(self.run.model, _uncompiled_names(readout.silent))
+        heads = _uncompiled_names(readout.heads)
         self.run.model, self._heads = put_recorders(self.run.model, heads, SwappableHead)
         names = {module: name for name, module in self.run.named_modules()}
         self._weight_names = [f"{names[head]}.weights" for head in self._heads]
         self._writes_in_place = writes_in_place
-        self._shared = tap.layout == "shared"
-        for i, units in enumerate(_unit_weights(self._heads, joint=tap.layout == "joint")):
+        self._shared = readout.layout == "shared"
+        for i, units in enumerate(_unit_weights(self._heads, joint=readout.layout == "joint")):
             self.register_buffer(f"units{i}", units, persistent=False)
         self._width = like.features.shape[-1]
         # The order is a buffer, which moves with the module.
@@ -437,13 +376,13 @@ def _concatenated(
 
 
 def copied_readout(
-    model: nn.Module, tap: AnyTap, targets: int, probe: Inputs | None
+    model: nn.Module, readout: AnyReadout, targets: int, probe: Inputs | None
 ) -> CopiedReadout:
-    """The copy for a tap, with weights of its own.
+    """The copy for a readout, with weights of its own.
 
     Args:
         model: The user's model.
-        tap: The tap of the model.
+        readout: The readout of the model.
         targets: The number of targets in the fit.
         probe: Inputs to try the copy with; None if there are none.
 
@@ -451,13 +390,15 @@ def copied_readout(
         ValueError: No graph gives the features of this readout.
     """
     twin = shadow(model)
-    if not isinstance(tap, Tap):
-        return FeatureCopy(independent(twin), tap, targets)
-    if tap.case == "plain":
-        return PlainCopy(independent(twin), tap)
-    heads = ", ".join(name or "the model itself" for name in tap.heads)
-    if not tap.linear or tap.case == "parameters":
-        obstacle = "is not a linear layer" if tap.linear else "does not enter the output linearly"
+    if not isinstance(readout, Readout):
+        return FeatureCopy(independent(twin), readout, targets)
+    if readout.kind == "plain":
+        return PlainCopy(independent(twin), readout)
+    heads = ", ".join(name or "the model itself" for name in readout.heads)
+    if not readout.linear or readout.kind == "parameters":
+        obstacle = (
+            "is not a linear layer" if readout.linear else "does not enter the output linearly"
+        )
         obstacle += (
             " alone (to freeze only the part of a linear layer, fit with layer= set to that layer)."
         )
@@ -469,11 +410,11 @@ def copied_readout(
             "probes."
         )
     args, kwargs = probe
-    expected = tap(*args, **kwargs).detached()
+    expected = readout.read(args, kwargs).detached()
     reason = ""
     # True is tried second, since it may run the whole model once for each unit vector.
     for writes_in_place in (False, True):
-        copied = LinearCopy(independent(twin), tap, expected, writes_in_place=writes_in_place)
+        copied = LinearCopy(independent(twin), readout, expected, writes_in_place=writes_in_place)
         try:
             if _agrees(copied(args, kwargs), expected, list(copied.parameters())):
                 return copied
@@ -491,7 +432,7 @@ _CANNOT_BE_FROZEN = (
 
 
 def _agrees(reading: Reading, expected: Reading, parameters: list[nn.Parameter]) -> bool:
-    """Whether a copy's reading is the tap's, to the rounding of the coarsest dtype on the way."""
+    """Whether a copy reads what the readout does, to the rounding of the coarsest dtype."""
     tensors = [expected.output, expected.features, *parameters]
     digits = tolerance(coarsest_rounding(t for t in tensors if t.is_floating_point()))
     pairs = [(reading.output, expected.output), (reading.features, expected.features)]
@@ -531,7 +472,7 @@ def _unit_weights(heads: list[SwappableHead], *, joint: bool) -> list[Tensor]:
     return weights_by_head
 
 
-def _uncompiled_names(names: list[str]) -> list[str]:
+def _uncompiled_names(names: Sequence[str]) -> list[str]:
     """Names of modules as they would be if nothing were compiled."""
     return [name.replace("._orig_mod", "").replace("_orig_mod.", "") for name in names]
 

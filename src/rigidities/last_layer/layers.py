@@ -1,8 +1,8 @@
 """What enters the layers of a model, recorded during a pass: a row of numbers for each sample.
 
 `novelty` asks for every layer whether anything like this entered it in the training data.
-`find_layers` and `layers_of_samples` choose the layers to watch on the first batch; `watched`
-records what enters them, by hooks, during any later pass. These are watched:
+`find_layers` chooses the layers to watch on the first batch; `read_with_layers` records what enters
+them, by hooks, during any later pass of a readout. These are watched:
 
 | where | what of it | a row of |
 | --- | --- | --- |
@@ -29,7 +29,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -37,8 +37,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ...data.sketch import row_hashes
-from ...models.shadow import input_names
+from ..data.batches import Batch
+from ..data.sketch import row_hashes
+from ..models.probes import first_rows
+from ..models.shadow import input_names
+from ..readout.reading import Reading
+from ..readout.readout import AnyReadout
 
 WIDEST = 256
 """The most numbers in a row."""
@@ -121,31 +125,52 @@ class _Recording(dict[Key, _Recorded]):
         self[key] = _Recorded(weakref.ref(tensor), version, rows(tensor.detach()), earlier_key)
 
 
-def find_layers(
-    pattern: nn.Module,
-    model: nn.Module,
-    read: Callable[[], int],
-    row_owners: Callable[[], Tensor | None],
-) -> list[Layer]:
-    """The layers to watch, by what a first batch calls.
+def find_layers(readout: AnyReadout, batch: Batch) -> list[Layer]:
+    """The layers of a model to watch, by what a first batch calls.
 
     Args:
-        pattern: The model as it is, whose modules show by their classes what they are.
-        model: The model that is run, perhaps with recorders in place of some modules.
-        read: Runs it on the batch, and returns the number of samples.
-        row_owners: Gives the sample of each row (atom) that the outputs are sums of; None if they
-            are not.
+        readout: Runs the model.
+        batch: The first batch.
+
+    Raises:
+        ValueError: There are none.
     """
+    readout(batch)  # after which the model that runs stays the same
+    layers = _called_layers(readout, batch)
+    few_rows = first_rows((batch.args, batch.kwargs))
+    if few_rows is not None:
+        args, kwargs = few_rows
+        few = replace(batch, args=args, kwargs=kwargs, target=None, raw=None, rows=None)
+        layers = _layers_of_samples(readout, layers, batch, few)
+    if not layers:
+        raise ValueError(
+            "novelty=True found no layer to watch: no layer has an input with one row per "
+            "sample (inputs with three dimensions, custom modules?). Fit without novelty=True."
+        )
+    return layers
+
+
+def read_with_layers(
+    readout: AnyReadout, layers: Sequence[Layer], batch: Batch
+) -> tuple[Reading, list[Tensor]]:
+    """One forward pass, and the rows (R, columns) that entered each of some layers in it."""
+    with _watched(readout.model, readout.running, layers) as rows:
+        reading = readout(batch)
+    return reading, rows
+
+
+def _called_layers(readout: AnyReadout, batch: Batch) -> list[Layer]:
+    """The layers that a batch calls with a row for each sample, or for each atom."""
     modules: dict[str, nn.Module] = {}
-    for name, module in pattern.named_modules():
+    for name, module in readout.model.named_modules():
         if name and isinstance(module, _WATCHED):
             modules[name] = module
-    with _recorded(pattern, model, modules, inputs=True) as recording:
-        samples = read()
+    with _recorded(readout.model, readout.running, modules, inputs=True) as recording:
+        samples = len(readout(batch).output)
     atoms = 0  # rows that the outputs are sums of
     lengths = {len(recorded.rows) for recorded in recording.values() if recorded.rows is not None}
     if lengths - {samples}:
-        owners = row_owners()
+        owners = readout.row_owners(batch)
         atoms = 0 if owners is None else len(owners)
     inputs = [key for key in recording if key[0] == ""]
     layers: dict[Key, Layer] = {}
@@ -173,13 +198,8 @@ def find_layers(
     return sorted(layers.values(), key=lambda layer: not layer.is_input)
 
 
-def layers_of_samples(
-    pattern: nn.Module,
-    model: nn.Module,
-    layers: Sequence[Layer],
-    *,
-    whole: Callable[[], Tensor],
-    few: Callable[[], Tensor],
+def _layers_of_samples(
+    readout: AnyReadout, layers: Sequence[Layer], whole: Batch, few: Batch
 ) -> list[Layer]:
     """The layers whose first rows belong to the first samples.
 
@@ -189,17 +209,16 @@ def layers_of_samples(
     kept without this check.
 
     Args:
-        pattern: As in `find_layers`.
-        model: As in `find_layers`.
+        readout: Runs the model.
         layers: The layers found.
-        whole: Runs the model on the batch, and gives its outputs.
-        few: Runs it on the first rows of its inputs, and gives its outputs.
+        whole: The first batch.
+        few: The first rows of its inputs.
     """
-    with _rows_by_layer(pattern, model, layers) as rows_of_all:
-        outputs = whole()
+    with _rows_by_layer(readout.model, readout.running, layers) as rows_of_all:
+        outputs = readout(whole).output
     try:
-        with _rows_by_layer(pattern, model, layers) as rows_of_few:
-            first_outputs = few()
+        with _rows_by_layer(readout.model, readout.running, layers) as rows_of_few:
+            first_outputs = readout(few).output
     except (ValueError, RuntimeError):
         return list(layers)  # rows of the inputs are not samples
     count = len(first_outputs)
@@ -216,28 +235,28 @@ def layers_of_samples(
     ]
 
 
-def _begin_with(rows: Tensor | None, first_rows: Tensor | None, count: int) -> bool:
+def _begin_with(rows: Tensor | None, rows_of_few: Tensor | None, count: int) -> bool:
     """Whether the rows (N, d) of all samples begin with those of the first `count`, to rounding."""
-    if rows is None or first_rows is None:
+    if rows is None or rows_of_few is None:
         return False
-    if first_rows.shape != rows[:count].shape:
+    if rows_of_few.shape != rows[:count].shape:
         return False
     rows = rows.nan_to_num()  # the fit refuses NaN by name
-    first_rows = first_rows.nan_to_num()
+    rows_of_few = rows_of_few.nan_to_num()
     spread = (rows - rows.mean(0)).abs().max()
     tolerance = 1e-2 * spread + 1e-5 * rows.abs().max()  # far above any rounding
-    return bool(((first_rows - rows[:count]).abs() <= tolerance).all())
+    return bool(((rows_of_few - rows[:count]).abs() <= tolerance).all())
 
 
 @contextmanager
-def watched(
+def _watched(
     pattern: nn.Module, model: nn.Module, layers: Sequence[Layer]
 ) -> Iterator[list[Tensor]]:
     """During the first pass within, record what enters some layers; the list is filled at the end.
 
     Args:
-        pattern: As in `find_layers`.
-        model: As in `find_layers`.
+        pattern: The model as it is, whose modules show by their classes what they are.
+        model: The model that is run, perhaps with recorders in place of some modules.
         layers: The layers to watch. The list has their rows (R, columns) in the same order.
 
     Raises:
@@ -295,8 +314,8 @@ def _recorded(
     """Record the first call of modules during the passes within, by hooks.
 
     Args:
-        pattern: As in `find_layers`.
-        model: As in `find_layers`.
+        pattern: The model as it is, whose modules show by their classes what they are.
+        model: The model that is run, perhaps with recorders in place of some modules.
         modules: The modules of the pattern to record, by name.
         inputs: Whether to record the inputs of the model itself too.
     """

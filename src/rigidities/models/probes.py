@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from ...models.calling import Inputs, Source, copied
-from ...models.modes import differentiating
-from ...models.shadow import Watch, placement, shadow
-from ...notices import notify
+from ..notices import notify
+from .calling import Inputs, Source, copied
+from .modes import differentiating
+from .shadow import Watch, placement, shadow
 
 ROWS = 8
 """How many samples are kept."""

@@ -16,6 +16,8 @@ calls the head and notes the call. The kinds of recorders differ in what they no
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,8 +28,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
-from ...models.shadow import with_attributes
-from ...posterior.gram import with_ones
+from ..models.shadow import with_attributes
+from ..posterior.gram import with_ones
 
 _ATTRIBUTES_OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that every `nn.Module` has; all others are the model's own."""
@@ -43,9 +45,9 @@ class Call(NamedTuple):
     Attributes:
         head: The module that was called.
         input: What it was called with.
-        output: What it returned, with the probe added where there is one.
-        probe: A zero of the output's shape that was added to it, so that the model's output can
-            be differentiated by the head's; None where the pass was not probed.
+        output: What it returned, with the offset added where there is one.
+        offset: A zero of the output's shape that was added to it, so that the model's output can
+            be differentiated by the head's; None where nothing is to be differentiated.
         versions: How often input and output had been written to when they were recorded. A later
             count tells that they were changed in place.
         leaves: The parameters that a `ParameterRecorder` gave the head, to differentiate by.
@@ -54,7 +56,7 @@ class Call(NamedTuple):
     head: nn.Module
     input: Tensor
     output: Tensor
-    probe: Tensor | None
+    offset: Tensor | None
     versions: tuple[int, int] = (0, 0)
     leaves: tuple[Tensor, ...] = ()
 
@@ -84,7 +86,7 @@ class Recorder(nn.Module):
     Attributes:
         head: The module that it stands in for.
         calls: One entry per call since `reset`.
-        probing: Whether to add a zero that requires a gradient to each output, so that the
+        adds_offsets: Whether to add a zero that requires a gradient to each output, so that the
             derivative of the model's output with respect to the head's output can be taken.
         change: (D or D+1, K), added to the output as if to the head's weights (and bias), for
             checks of linearity. It is used only where the weights are not plain parameters, which
@@ -96,7 +98,7 @@ class Recorder(nn.Module):
         super().__init__()
         self.head = head
         self.calls: list[Call] = []
-        self.probing = False
+        self.adds_offsets = False
         self.change: Tensor | None = None
         self.original_parameters: dict[str, nn.Parameter] = {}
 
@@ -110,18 +112,18 @@ class Recorder(nn.Module):
             _refuse_kind(output)
         if self.change is not None:
             output = output + self._response(head, x, output)
-        probe = None
-        if self.probing:
-            probe = torch.zeros_like(output, requires_grad=True)
-            output = output + probe
-        self.calls.append(Call(head, x, output, probe, (x._version, output._version)))
+        offset = None
+        if self.adds_offsets:
+            offset = torch.zeros_like(output, requires_grad=True)
+            output = output + offset
+        self.calls.append(Call(head, x, output, offset, (x._version, output._version)))
         return output
 
-    def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
+    def reset(self, *, adds_offsets: bool = False, change: Tensor | None = None) -> None:
         """Forget the calls and set what the next ones do.
 
         Args:
-            probing: Whether the next calls add a zero to differentiate by.
+            adds_offsets: Whether the next calls add a zero to differentiate by.
             change: What to add to the head's weights in the next calls, (D or D+1, K).
         """
         if self.original_parameters:
@@ -131,7 +133,7 @@ class Recorder(nn.Module):
             self._exchange_parameters(change)
             change = None
         self.calls.clear()
-        self.probing = probing
+        self.adds_offsets = adds_offsets
         self.change = change
 
     def _response(self, head: nn.Module, x: Tensor, output: Tensor) -> Tensor:
@@ -240,8 +242,8 @@ class Mark(NamedTuple):
 class Marker(Recorder):
     """Stands in for a module while a readout is searched: it marks the graph and keeps no values.
 
-    The mark is a single number, added in place so that it takes no memory. With `probing` it is not
-    added in place, for models that differentiate inside their forward pass.
+    The mark is a single number, added in place so that it takes no memory. With `adds_offsets` it
+    is not added in place, for models that differentiate inside their forward pass.
 
     Attributes:
         marks: One entry for each tensor that was returned.
@@ -251,9 +253,9 @@ class Marker(Recorder):
         super().__init__(head)
         self.marks: list[Mark] = []
 
-    def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
+    def reset(self, *, adds_offsets: bool = False, change: Tensor | None = None) -> None:
         """Forget the marks and set what the next ones do."""
-        super().reset(probing=probing, change=change)
+        super().reset(adds_offsets=adds_offsets, change=change)
         self.marks.clear()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -265,7 +267,7 @@ class Marker(Recorder):
         if not output.is_floating_point() and not output.is_complex():
             return output
         zero = output.new_zeros(()).requires_grad_()
-        marked = output + zero if self.probing else output.add_(zero)
+        marked = output + zero if self.adds_offsets else output.add_(zero)
         self.marks.append(Mark(zero, marked.grad_fn, marked.numel(), marked._version))
         return marked
 
@@ -274,7 +276,8 @@ class ParameterRecorder(Recorder):
     """Stands beside a module, called or not, and gives it other parameters for a pass.
 
     Only parameters that the module owns itself are exchanged. There is always one entry in `calls`,
-    whose `leaves` are the parameters now in place. They require gradients where the pass is probed.
+    whose `leaves` are the parameters now in place. They require gradients where other heads would
+    add offsets.
 
     Attributes:
         module_parameters: The parameters that the module came with, by name.
@@ -287,11 +290,11 @@ class ParameterRecorder(Recorder):
         self._owner = (head.owner if isinstance(head, LoneParameter) else head,)
         self.reset()
 
-    def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
+    def reset(self, *, adds_offsets: bool = False, change: Tensor | None = None) -> None:
         """Put parameters in place: those that the module came with, unless others are asked for.
 
         Args:
-            probing: Whether to put leaves in place that require gradients.
+            adds_offsets: Whether to put leaves in place that require gradients.
             change: (P, 1) to add to the parameters, one after the other.
         """
         parameters = dict(self.module_parameters)
@@ -301,7 +304,7 @@ class ParameterRecorder(Recorder):
             for (name, parameter), difference in zip(parameters.items(), changes, strict=True):
                 changed = parameter + difference.reshape(parameter.shape).to(parameter)
                 parameters[name] = nn.Parameter(changed, requires_grad=False)
-        if probing:
+        if adds_offsets:
             for name, parameter in parameters.items():
                 parameters[name] = nn.Parameter(parameter.detach())
         (owner,) = self._owner
@@ -396,26 +399,6 @@ def has_free_weight(head: nn.Module) -> bool:
         # A layer without a bias has the entry None. Without an entry, the bias is computed.
         return "bias" in head._parameters
     return any(type(hook).__name__ in _NORMS for hook in head._forward_pre_hooks.values())
-
-
-def return_linear_maps(calls: list[Call]) -> bool:
-    """Whether every call of a head returned W f + b of what went in, to rounding."""
-    for call in calls:
-        head = call.head
-        rows = call.rows.detach().to(torch.float64)  # (R, D or D+1)
-        weights = head_weights(head).to(torch.float64)  # (D or D+1, K)
-        if rows.shape[1] != len(weights):
-            return False
-        expected = rows @ weights
-        actual = as_rows(head, call.output.detach().to(torch.float64))
-        if expected.shape != actual.shape:
-            return False
-        # Rounding is relative to the terms of each sum, not to the sum, in which they may cancel.
-        terms = rows.abs() @ weights.abs()
-        rounding = max(torch.finfo(tensor.dtype).eps for tensor in (call.input, call.output))
-        if not bool(((actual - expected).abs() <= 8 * rounding * terms).all()):
-            return False
-    return True
 
 
 def linear_maps(model: nn.Module) -> dict[str, nn.Module]:
@@ -578,7 +561,34 @@ def _with_recorders(value: Any, recorders: dict[int, Recorder], visited: set[int
     return recorders.get(id(value), value)
 
 
-def refuse_calls(model: nn.Module, names: list[str]) -> None:
+@contextmanager
+def with_leaves(heads: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
+    """Leaves of the graph in place of plain weights and biases, for the length of a context.
+
+    Heads that share a parameter share its leaf.
+    """
+    leaves: dict[int, nn.Parameter] = {}  # by the id of the parameter
+    replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for head in heads:
+        if not has_plain_parameters(head):
+            continue
+        for name in ("weight", "bias") if has_bias(head) else ("weight",):
+            original = head.get_parameter(name)
+            if id(original) not in leaves:
+                leaf = nn.Parameter(original.detach())
+                with_attributes(leaf, original)
+                leaves[id(original)] = leaf
+            replaced.append((head, name, original))
+    for head, name, original in replaced:
+        head._parameters[name] = leaves[id(original)]
+    try:
+        yield list(leaves.values())
+    finally:
+        for head, name, original in replaced:
+            head._parameters[name] = original
+
+
+def refuse_calls(model: nn.Module, names: Iterable[str]) -> None:
     """Let the named linear maps of a shadow, which the first batch did not call, raise an error."""
     for name in names:
         vars(model.get_submodule(name))["forward"] = partial(_refuse_call, name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .heads import has_bias, head_weights, own_parameters
+from .heads import channel_axis, has_bias, head_weights, own_parameters
 
 
 class Columns:
@@ -28,6 +28,8 @@ class Columns:
         indices: For each head the columns of its weight and then its bias.
         biases: The columns of all parameters called "bias".
         disjoint: Whether no two heads share a parameter.
+        single_bias: Whether there is one head, which has a bias.
+        channel_axis: The dimension of the first head's channels, counted from the end.
     """
 
     def __init__(self, heads: list[nn.Module], *, joint: bool) -> None:
@@ -38,6 +40,9 @@ class Columns:
         columns_by_parameter: dict[object, Tensor] = {}
         self.indices = [self._head_columns(head, columns_by_parameter) for head in heads]
         self.disjoint = sum(len(index) for index in self.indices) == self.width
+        # Looked up once: with a single head, a batch should cost nothing but the pass itself.
+        self.single_bias = len(heads) == 1 and has_bias(heads[0])
+        self.channel_axis = channel_axis(heads[0])
 
     def assemble(self, blocks: dict[int, Tensor]) -> Tensor:
         """Features (..., width) from the blocks of the heads that were called.
@@ -60,11 +65,19 @@ class Columns:
 
     def weights(self) -> Tensor:
         """The heads' weights by column, (width, K), or (width, 1) when joint; float64."""
-        weights_by_head = [self._head_weights(head).to(torch.float64) for head in self.heads]
-        first = weights_by_head[0]
-        weights = first.new_zeros(self.width, first.shape[1])
-        for index, values in zip(self.indices, weights_by_head, strict=True):
-            weights[index.to(weights.device)] = values.to(weights.device)
+        return self.by_column([self._head_weights(head) for head in self.heads])
+
+    def by_column(self, values_by_head: list[Tensor]) -> Tensor:
+        """Values of the heads' weights by column, (width, K), or (width, 1) when joint; float64.
+
+        Args:
+            values_by_head: For each head (D or D+1, K), or (columns of the head, 1) when joint.
+                Heads that share a parameter have the same values for it.
+        """
+        first = values_by_head[0]
+        weights = first.new_zeros(self.width, first.shape[1], dtype=torch.float64)
+        for index, values in zip(self.indices, values_by_head, strict=True):
+            weights[index.to(weights.device)] = values.to(weights)
         return weights
 
     def change_of_head(self, change: Tensor, i: int) -> Tensor:

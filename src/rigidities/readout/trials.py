@@ -9,7 +9,6 @@ A nonlinear function at the very end (a sigmoid, an exponential) bends every tri
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ...models.directional import normal_like
-from ...models.shadow import shadow
+from ..models.shadow import shadow
+from .checks import large_change, tolerance
 from .heads import (
     ParameterRecorder,
     Recorder,
@@ -188,7 +187,7 @@ class Trials:
         leaves_of_layer: dict[str, tuple[Tensor, ...]] = {}
         for name in layers:
             if name in self._parameter_recorders:
-                self._parameter_recorders[name].reset(probing=True)
+                self._parameter_recorders[name].reset(adds_offsets=True)
                 leaves_of_layer[name] = self._parameter_recorders[name].calls[0].leaves
         weighing = [name for name in layers if name in self._recorders]
         if leaves_of_layer:
@@ -209,17 +208,17 @@ class Trials:
         """
         parameter_recorder = self._parameter_recorders[layer]
         for recorder in self._recorders.values():
-            recorder.reset(probing=True)
-        parameter_recorder.reset(probing=True)
+            recorder.reset(adds_offsets=True)
+        parameter_recorder.reset(adds_offsets=True)
         with torch.enable_grad(), GraphsKept():
             values = self._run(self._model).flatten()
         if not _several_numbers_act(values, parameter_recorder.calls[0].leaves):
             return False
         calls = [call for recorder in self._recorders.values() for call in recorder.calls]
-        probes = [call.probe for call in calls if call.probe is not None]
+        offsets = [call.offset for call in calls if call.offset is not None]
         for value in _some(values):
             gradients = torch.autograd.grad(
-                value, probes, retain_graph=True, materialize_grads=True
+                value, offsets, retain_graph=True, materialize_grads=True
             )
             for call, gradient in zip(calls, gradients, strict=True):
                 acting = as_rows(call.head, gradient).count_nonzero(1)
@@ -288,20 +287,6 @@ def _several_numbers_act(values: Tensor, parameters: Sequence[Tensor]) -> bool:
         if any(int(gradient.count_nonzero()) > 1 for gradient in gradients):
             return True
     return False
-
-
-def large_change(weights: Tensor, seed: int) -> Tensor:
-    """A random change of weights, ten times their size: large enough to reveal a nonlinearity."""
-    sizes = weights.abs().to(torch.float64)  # real numbers, also of complex weights
-    size = float(sizes.square().mean().sqrt())
-    if size < 1e-6:  # zeros up to rounding: a change of that size would be lost in rounding
-        size = 1.0
-    return normal_like(sizes, seed) * 10 * size
-
-
-def tolerance(rounding: float) -> float:
-    """The largest relative deviation from a linear change of the output that counts as rounding."""
-    return min(0.1, 100 * math.pow(rounding, 0.75))
 
 
 # --- up to the nonlinear function at the end -----------------------------------------------------

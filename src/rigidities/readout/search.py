@@ -4,7 +4,7 @@
 linear map, and walks the graph back from the output. The first marks that it meets are the heads.
 Other parameters that it meets may belong to the readout too; `Trials` change them at random, and
 the outputs tell whether they act linearly and apart from the heads (`_completed`). `named_heads`
-does the same for what a user names by `layer=`. Both return a `FoundReadout`.
+does the same for what a user names by `layer=`. Both return a `FoundHeads`.
 
 Where no readout is found, `suggested_layers` says what to name; where only a part of one is named,
 `named_heads` finds the rest. Both ask `Trials` in which layers the output is linear together.
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...models.shadow import Watch, shadow, unwrapped
+from ..models.shadow import Watch, shadow, unwrapped
 from .heads import (
     LoneParameter,
     Marker,
@@ -59,36 +59,37 @@ class MarkedPass:
 
 
 @dataclass(frozen=True)
-class FoundReadout:
+class FoundHeads:
     """The readout heads, by name, and what the search saw beside them.
 
     Attributes:
-        heads: Names of the modules.
+        names: Names of the heads, modules and parameters.
         later: Parameters that act between the heads and the output, nearest to the output first.
         silent: Linear maps that the batch did not call, of which nothing is known.
         marked_pass: The pass that the heads were found with.
-        case: The case to begin with. It is `parameters` where heads may be any modules.
+        are_parameters: Whether the heads may be any modules, of whose parameters alone it is known
+            that they belong to the readout.
         left_out: Layers that are not heads although they reach the output past the heads, each with
             the reason.
         whole: The readout to name, so that it includes all that can be included; empty if there is
             nothing better to name.
     """
 
-    heads: list[str]
+    names: list[str]
     later: list[str]
     silent: list[str]
     marked_pass: MarkedPass
-    case: str = "plain"
+    are_parameters: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
 
     @property
     def is_returned(self) -> bool:
         """Whether the model returns what its one head gave, whatever the head's weights are."""
-        return self.heads == [self.marked_pass.returned]
+        return self.names == [self.marked_pass.returned]
 
 
-def find_heads(model: nn.Module, run: Run) -> FoundReadout:
+def find_heads(model: nn.Module, run: Run) -> FoundHeads:
     """The last linear maps on the way to the output.
 
     Every linear map of a shadow is marked in one forward pass; the autograd graph is then walked
@@ -122,8 +123,8 @@ def find_heads(model: nn.Module, run: Run) -> FoundReadout:
         raise ValueError(_nothing_found(type(model).__name__, names, advice))
     last = _last(walk.nodes_before, marked.module_of_mark)
     marked_maps = zip(names, marked.markers, strict=True)
-    readout = FoundReadout(
-        heads=[names[i] for i in last],
+    readout = FoundHeads(
+        names=[names[i] for i in last],
         later=later,
         silent=[name for name, marker in marked_maps if not marker.marks],
         marked_pass=marked.summary,
@@ -132,10 +133,10 @@ def find_heads(model: nn.Module, run: Run) -> FoundReadout:
     feeding = [names[i] for i in sorted(straight.nodes_before) if i not in last]
     if feeding:
         left_out = dict.fromkeys(feeding, _FEEDING)
-        readout = replace(readout, left_out=left_out, whole=[*feeding, *readout.heads])
+        readout = replace(readout, left_out=left_out, whole=[*feeding, *readout.names])
     if not later:
         return readout
-    beside = _parameters_beside(marked, walk, straight, parameter_names, readout.heads)
+    beside = _parameters_beside(marked, walk, straight, parameter_names, readout.names)
     with torch.enable_grad():  # for models that differentiate themselves
         if beside:
             return _completed(model, run, readout, beside, marked.output.numel())
@@ -147,7 +148,7 @@ def find_heads(model: nn.Module, run: Run) -> FoundReadout:
         return readout
 
 
-def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
+def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundHeads:
     """The heads that a user means by the names of some modules and parameters.
 
     Layers (see `heads.layers_inside`) are taken as they are. Of other modules those layers are
@@ -172,7 +173,7 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
         heads = _last_layers(model, run_before, trials, heads)
         readout = _readout_of_layers(model, run, heads)
     if not trials.is_affine(heads):
-        return readout  # the tap says that the output is not linear
+        return readout  # it will be said that the output is not linear
     whole = list(heads)
     left_out: dict[str, str] = {}
     for layer in trials.linear_together(nearest, beginning=heads)[len(heads) :]:
@@ -218,14 +219,15 @@ def _layers_beside(model: nn.Module, run: Run, heads: list[str]) -> list[str]:
     return nearest
 
 
-def _readout_of_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundReadout:
+def _readout_of_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundHeads:
     """The readout that consists of some layers, after a pass with marks at linear maps."""
     # Recorders stand in for linear maps alone, so nothing else is marked here.
     all_linear = set(heads) <= set(linear_maps(unwrapped(model)))
     marked = _run_marked(run, shadow(model), heads if all_linear else [])
     called = any(marker.marks for marker in marked.markers)
-    case = "plain" if called else "parameters"
-    return FoundReadout(heads, later=[], silent=[], marked_pass=marked.summary, case=case)
+    return FoundHeads(
+        heads, later=[], silent=[], marked_pass=marked.summary, are_parameters=not called
+    )
 
 
 def _last_layers(model: nn.Module, run: Run, trials: Trials, layers: list[str]) -> list[str]:
@@ -279,7 +281,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
                 output = run(twin)
         except Exception:  # a model that differentiates itself: torch takes no None for a tensor
             for marker in markers:
-                marker.reset(probing=True)
+                marker.reset(adds_offsets=True)
             output = run(twin)
     module_of_mark: dict[int, int] = {}
     for number, marker in enumerate(markers):
@@ -494,8 +496,8 @@ def _nearest_layers(model: nn.Module, run: Run, bending: Collection[str] = ()) -
 
 
 def _completed(
-    model: nn.Module, run: Run, readout: FoundReadout, beside: list[str], outputs: int
-) -> FoundReadout:
+    model: nn.Module, run: Run, readout: FoundHeads, beside: list[str], outputs: int
+) -> FoundHeads:
     """The readout with layers that are not linear maps but in which the output is linear too.
 
     A layer that adds to what the heads give (an embedding, a wide convolution, a graph
@@ -513,25 +515,25 @@ def _completed(
     layer_by_parameter = layer_of_parameter(unwrapped(model))
     layers_beside = list(dict.fromkeys(layer_by_parameter[name] for name in beside))
     layers = [
-        name for name in layers_beside if name not in readout.heads and not is_scripted(model, name)
+        name for name in layers_beside if name not in readout.names and not is_scripted(model, name)
     ]
-    trials = Trials(model, run, [*readout.heads, *layers])
+    trials = Trials(model, run, [*readout.names, *layers])
     # Heads whose parameters are used by more than a call of the layer.
-    used_elsewhere = set(readout.heads) & set(layers_beside)
-    heads = [head for head in readout.heads if trials.is_affine([head])]
+    used_elsewhere = set(readout.names) & set(layers_beside)
+    heads = [head for head in readout.names if trials.is_affine([head])]
     if not heads or not trials.is_affine(heads):
-        # The output is a product of heads, say. The tap will say that it is not linear.
-        joining = _additive(trials, layers, readout.heads, outputs)
+        # The output is a product of heads, say. It will be said that it is not linear.
+        joining = _additive(trials, layers, readout.names, outputs)
         if not joining and not used_elsewhere:
             return readout
         layers = [*joining, *used_elsewhere]
-        joined = _with_layers(readout, [*readout.heads, *joining], layers, model)
+        joined = _with_layers(readout, [*readout.names, *joining], layers, model)
         return readout if joined.later and not used_elsewhere else joined
 
     sorted_layers = _sorted_layers(model, run, trials, layers, heads, beside, outputs)
     joining = sorted_layers.joining
     after = sorted_layers.after
-    for head in set(readout.heads) - set(heads):
+    for head in set(readout.names) - set(heads):
         if all(trials.act_apart([head], [layer]) for layer in (*joining, *after)):
             return readout  # no layer comes after it
     # What is multiplied by a later weight is not the last layer.
@@ -550,8 +552,8 @@ def _completed(
 
 
 def _with_layers(
-    readout: FoundReadout, heads: list[str], layers: Collection[str], model: nn.Module
-) -> FoundReadout:
+    readout: FoundHeads, heads: list[str], layers: Collection[str], model: nn.Module
+) -> FoundHeads:
     """A readout with other heads, some of which are not linear maps.
 
     Args:
@@ -562,7 +564,7 @@ def _with_layers(
     """
     layer_by_parameter = layer_of_parameter(unwrapped(model))
     later = [name for name in readout.later if layer_by_parameter[name] not in layers]
-    return replace(readout, heads=heads, later=later, case="parameters")
+    return replace(readout, names=heads, later=later, are_parameters=True)
 
 
 def _additive(trials: Trials, layers: list[str], heads: list[str], outputs: int) -> list[str]:
@@ -676,9 +678,9 @@ def _nothing_found(model: str, maps: list[str], advice: str) -> str:
     return f"{reason} {advice}Pass features=callable(model, *inputs) -> (N, D)."
 
 
-def left_out_notice(model: nn.Module, readout: FoundReadout) -> str:
+def left_out_notice(model: nn.Module, readout: FoundHeads) -> str:
     """The warning about layers that were left out of the readout."""
-    heads = ", ".join(map(repr, readout.heads))
+    heads = ", ".join(map(repr, readout.names))
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in readout.left_out.items():
         names_by_reason.setdefault(reason, []).append(repr(name))
@@ -687,8 +689,8 @@ def left_out_notice(model: nn.Module, readout: FoundReadout) -> str:
     )
     if not readout.whole:
         remedy = "Pass features= to include them."
-    elif set(readout.whole) == set(readout.heads):
-        remedy = f"{_as_option(model, readout.heads)} says that this is meant; or pass features=."
+    elif set(readout.whole) == set(readout.names):
+        remedy = f"{_as_option(model, readout.names)} says that this is meant; or pass features=."
     else:
         order = " to first order" if _FEEDING in names_by_reason else ""
         remedy = f"{_as_option(model, readout.whole)} includes them{order}; or pass features=."

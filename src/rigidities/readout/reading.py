@@ -1,7 +1,7 @@
 """What one pass of a model gives: outputs, features, and how the outputs belong to rows.
 
-A tap turns a batch into a `Reading`. The statistics of a fit and the error bars work on rows of
-M outputs and K targets; `Reading.output_layout` translates between these and the output's shape.
+A `Readout` turns a batch into a `Reading`. The statistics of a fit and the error bars work on rows
+of M outputs and K targets; `Reading.output_layout` translates between these and the output's shape.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ...data.batches import Batch
-from ...data.output_layout import OutputLayout
-from ...data.sketch import near_hashes, row_hashes, row_tensors
-from ...posterior.gram import with_ones
+from ..data.batches import Batch
+from ..data.output_layout import OutputLayout
+from ..data.sketch import near_hashes, row_hashes, row_tensors
+from ..posterior.gram import with_ones
 
 SampleWeight = Callable[[Any], Tensor]
 """A user's function: batch -> one weight per sample or per output."""
@@ -31,7 +31,7 @@ class Reading:
     Attributes:
         output: What the model predicts.
         inputs: The features without the column of ones that a single head's bias has: (M, D),
-            (M, K, D) or (M, K, P); see the layouts of `cases`.
+            (M, K, D) or (M, K, P); see the layouts of `Readout`.
         output_layout: How the output is seen as rows (M, K).
         counts: Where H heads have no bias, what the columns of their biases would be, (M, H) or
             (M, K, H): ones, or under sums over atoms the number of atoms of each species. None
@@ -154,14 +154,6 @@ def with_counts(features: Tensor, counts: Tensor | None) -> Tensor:
     if counts is None:
         return features
     return torch.cat([features, counts.to(features)], -1)
-
-
-def read(tap: Callable[..., Reading], batch: Batch) -> Reading:
-    """A pass over a batch, which must give one output per sample."""
-    reading = tap(*batch.args, **batch.kwargs)
-    if batch.rows is not None:
-        batch.check(reading.output.shape[0])
-    return reading
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,354 @@
+"""The tie between a fit and the model it was made with: the readout, and whether it still holds.
+
+A fit ends with a `Binding` (`Binding.of`), which knows what the model was. Afterwards every call
+asks `Binding.current` for the readout, which is refused if the model is no longer that of the fit.
+Three alarms work together:
+
+* `Watch` sees that something *may* have changed: weights that were written, moved or replaced,
+  modules that were exchanged, hooks, attributes that were set. It compares identities and counters,
+  which is cheap enough for every call. It does not tell whether the change matters, does not see
+  writes through `.data` or NumPy, and knows nothing of a model that met its fit in a file;
+* the *fingerprint* sees every bit of what a state dict of the model held at the fit, on any device
+  and in any precision that loses none. Buffers that a pass of the model sets itself (a mask for the
+  size of the batch) do not count. It reads all weights, and knows nothing of attributes,
+  activations and code;
+* the *probes* see whatever changes the outputs for a few inputs of the fit, within the rounding of
+  another device. They take a pass of the model, do not see small changes of the weights, and are
+  missing where the inputs could not be kept or must not be.
+
+So a call looks at `Watch` alone. Where that has moved, the fingerprint says whether weights differ
+(a model that was moved, cast without loss or restored is the same one), and the probes say whether
+predictions do (an attribute that was set to the same value is no change). `load`, `calibrate`,
+`partial_fit`, `forget` and `save` ask both even if `Watch` has not moved (`thorough`). None of the
+three could stand for another: the first has no verdict, the second no view beyond the weights, the
+third neither the digits nor, where no inputs were kept, any view at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..data.sketch import fingerprint
+from ..data.storage import Snapshot, prefixed
+from ..models.calling import Source
+from ..models.plain_copy import require_whole
+from ..models.probes import FirstPass, Probes
+from ..models.shadow import Watch, held_names, placement, unwrapped
+from ..models.threads import Lock
+from ..readout.find import FoundReadout
+from ..readout.heads import is_linear_map, named_head, own_parameters
+from ..readout.readout import AnyReadout, readout_from_header
+from .layers import Layer
+
+__all__ = ["Binding", "UsersModel", "held_still", "model_fingerprint"]
+
+
+@dataclass(frozen=True)
+class UsersModel:
+    """What a user wraps: a model, how it is called, and where its readout is.
+
+    Attributes:
+        model: The model.
+        source: How to call it.
+        layer: Names of the readout's modules and parameters; None to search for them.
+
+    Raises:
+        TypeError: The model is a part of one that is spread over processes.
+    """
+
+    model: nn.Module
+    source: Source
+    layer: str | list[str] | None
+
+    def __post_init__(self) -> None:
+        require_whole(self.model)
+
+    @property
+    def placement(self) -> tuple[torch.device, torch.dtype]:
+        """Device and dtype of the model."""
+        return placement(self.model)
+
+
+@contextmanager
+def held_still(model: nn.Module) -> Iterator[None]:
+    """A context at whose end the weights must be those of its beginning.
+
+    Raises:
+        ValueError: Weights were written to.
+    """
+    before = _weight_versions(model)
+    yield
+    if _weight_versions(model) != before:
+        raise ValueError(
+            "The model's weights changed during the fit. Fit after training has ended, and do "
+            "not change the model meanwhile."
+        )
+
+
+class _Tie(NamedTuple):
+    """A readout, and the look at the model by which it was last found to hold."""
+
+    readout: AnyReadout
+    watch: Watch
+
+
+class Binding:
+    """A readout on a model, rebuilt when the model moves, refused when the model changes.
+
+    Any number of threads may ask for the readout. One that a header describes is built when it is
+    first needed, because loading a `state_dict` restores the fit before the weights that it must be
+    checked against.
+
+    Args:
+        use: The user's model, how it is called, and where its readout is.
+        header: What files keep of the readout, and of the model at the fit.
+        probes: Outputs that the model must still give; None if there are none.
+        tie: The readout, where it has been built.
+
+    Attributes:
+        use: As given.
+        probes: As given.
+    """
+
+    def __init__(
+        self,
+        use: UsersModel,
+        header: dict[str, Any],
+        probes: Probes | None,
+        tie: _Tie | None = None,
+    ) -> None:
+        self.use = use
+        self.probes = probes
+        self._header = header
+        self._tie = tie
+        self._lock = Lock()
+
+    @classmethod
+    def of(cls, use: UsersModel, found: FoundReadout, layers: Sequence[Layer] = ()) -> Binding:
+        """The tie to a model as it is at the end of a fit.
+
+        Args:
+            use: The user's model.
+            found: Its readout, found on the first batch.
+            layers: The layers that are watched.
+        """
+        first_pass = found.first_pass
+        probes = None
+        if first_pass.is_small:
+            batch_output = found.reading.output[: len(first_pass.output)]
+            probes = Probes.of(use.model, use.source, first_pass, batch_output)
+        weights = held_names(use.model, first_pass.renewed)
+        header = {
+            **found.readout.header(),
+            "forward": use.source.forward is not None,
+            "output": use.source.output,
+            "fingerprint": model_fingerprint(use.model, weights),
+            "weights": weights,
+        }
+        if layers:
+            header["watched"] = [asdict(layer) for layer in layers]
+        return cls(use, header, probes, _Tie(found.readout, Watch(use.model)))
+
+    @classmethod
+    def from_snapshot(cls, use: UsersModel, snapshot: Snapshot) -> Binding:
+        """The tie that a file or a state dict holds, to a model that is checked when it is used."""
+        probes = None
+        if "probes" in snapshot.header:
+            probes = snapshot.part("probes", Probes.from_state)
+        return cls(use, snapshot.header["readout"], probes)
+
+    def copy(self) -> Binding:
+        """Another tie to the same model, with the same readout."""
+        return Binding(self.use, self._header, self.probes)
+
+    def bound_to_copy(self, model: nn.Module) -> Binding:
+        """A tie to a copy of the model with other weights, and with the same readout."""
+        use = UsersModel(model, self.use.source, self.use.layer)
+        new_fingerprint = model_fingerprint(model, self._header["weights"])
+        probes = None
+        if self.probes is not None:
+            first_pass = FirstPass.of(model, use.source, self.probes.inputs)
+            probes = Probes.of(model, use.source, first_pass, batch_output=None)
+        return Binding(use, {**self._header, "fingerprint": new_fingerprint}, probes)
+
+    def snapshot(self, *, probes: bool = True) -> Snapshot:
+        """What a file or a state dict keeps.
+
+        Args:
+            probes: Whether inputs of the fit are in it.
+        """
+        header: dict[str, Any] = {"readout": self._header}
+        state = None
+        if probes and self.probes is not None:
+            state = self.probes.state()
+        if state is None:
+            return Snapshot({}, header)
+        header_of_probes, tensors = state
+        return Snapshot(prefixed("probes", tensors), header | {"probes": header_of_probes})
+
+    def current(self, *, thorough: bool = False) -> AnyReadout:
+        """The readout, if the model is still that of the fit.
+
+        Args:
+            thorough: Whether to look at weights and outputs even if nothing seems to have changed
+                (writes through `.data` leave no trace).
+
+        Raises:
+            ValueError: Weights or outputs have changed.
+        """
+        tie = self._tie
+        if tie is not None and not thorough and tie.watch.same():
+            return tie.readout
+        with self._lock:
+            self._tie = self._checked_tie(thorough)
+            return self._tie.readout
+
+    @property
+    def placement(self) -> tuple[torch.device, torch.dtype]:
+        """Device and dtype of the model, as of the last look at it."""
+        if self._tie is None:
+            return self.use.placement
+        return self._tie.watch.placement
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers that are watched, for `novelty`; none by default."""
+        return [Layer(**layer) for layer in self._header.get("watched", ())]
+
+    def header(self) -> dict[str, Any]:
+        """What a file keeps of the readout, and of the model at the fit."""
+        return self._header
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A readout shares the model's memory, which a copy would not: it is built again.
+        return {**vars(self), "_tie": None}
+
+    def _checked_tie(self, thorough: bool) -> _Tie:
+        """The tie after a look at the model; see the module for the three alarms."""
+        now = Watch(self.use.model)
+        tie = self._tie
+        if tie is None:
+            readout = self._described_readout()
+            self._check_outputs(set())
+            return _Tie(readout, now)
+        readout, before = tie
+        written = before.written(now)
+        renewed = before.renewed(now)
+        if self.probes is not None:
+            renewed -= self.probes.renewed  # what every pass of the model sets
+        if (written or thorough) and not self._has_weights_of_fit():
+            raise ValueError(
+                "The model's weights have changed since the fit (training, loading, or a cast "
+                "that loses digits), so its error bars are no longer valid. Call fit(x, y) and "
+                "calibrate(x, y) again, or restore the weights."
+            )
+        if written or thorough or renewed:
+            self._check_outputs(renewed)
+        if written or renewed:
+            readout = readout.on(self.use.model)
+        return _Tie(readout, now)
+
+    def _has_weights_of_fit(self) -> bool:
+        """Whether what the state dict held at the fit is still the same."""
+        header = self._header
+        digest: str = header["fingerprint"]
+        return model_fingerprint(self.use.model, header["weights"]) == digest
+
+    def _check_outputs(self, renewed: set[str]) -> None:
+        """Refuse a model whose outputs for the kept inputs have changed.
+
+        Args:
+            renewed: Attributes that were set since, for the message.
+        """
+        if self.probes is None:
+            return
+        deviation = self.probes.difference(self.use.model, self.use.source)
+        if not deviation:
+            return
+        reason = "a different activation, factor or statistic?"
+        if renewed:
+            names = ", ".join(repr(name.partition(".")[2]) for name in sorted(renewed))
+            reason = f"was {names} set?"
+        raise ValueError(
+            "The model's weights are those of the fit, but its predictions are not: for inputs "
+            f"kept from the fit they differ by up to {deviation:.2g} ({reason}), so its error "
+            "bars are no longer valid. Undo the change, or call fit(x, y) and calibrate(x, y) "
+            "again."
+        )
+
+    def _described_readout(self) -> AnyReadout:
+        """The readout that a file or a state dict describes, if it fits the model's weights."""
+        header = self._header
+        model = self.use.model
+        for name in header["layer"]:
+            if not _can_be_head(unwrapped(model), name, header["kind"]):
+                raise ValueError(
+                    f"The file was saved with a readout named {name!r}, which this "
+                    f"{type(model).__name__} does not have. Load the file with the same model."
+                )
+        if not self._has_weights_of_fit():
+            raise ValueError(
+                "The model's weights differ from those of the fit in the file. Load the same "
+                "checkpoint into the model first, or fit again."
+            )
+        _check_source(self.use.source, header)
+        return readout_from_header(model, self.use.source, header)
+
+
+def model_fingerprint(model: nn.Module, names: list[str] | None = None) -> str:
+    """A digest of parameters and buffers: the same on any device, or after a lossless cast.
+
+    Args:
+        model: The model.
+        names: Those that count, of which some may be gone; None for all.
+    """
+    model = unwrapped(model)
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    if names is None:
+        names = list(tensors)
+    return fingerprint([(name, tensors[name]) for name in names if name in tensors])
+
+
+def _weight_versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Identity of every parameter, and how often it was written to.
+
+    Buffers are left out, because a pass of the model may write to them.
+    """
+    parameters = unwrapped(model).parameters()
+    return [(id(p), 0 if p.is_inference() else p._version) for p in parameters]
+
+
+def _can_be_head(model: nn.Module, name: str, kind: str) -> bool:
+    """Whether a model has a module or parameter of a name that can be a readout's head."""
+    try:
+        head = named_head(model, name)
+    except AttributeError:
+        return False
+    if kind == "parameters":
+        return bool(own_parameters(head))
+    return is_linear_map(head)
+
+
+def _check_source(source: Source, header: dict[str, Any]) -> None:
+    """Refuse other functions and another choice of output than those of the fit."""
+    _check_function("features", source.features is not None, header["kind"] == "features")
+    _check_function("forward", source.forward is not None, header["forward"])
+    if source.output != header["output"]:
+        raise ValueError(
+            f"The file was fitted with output={header['output']!r}, got {source.output!r}."
+        )
+
+
+def _check_function(name: str, is_passed: bool, is_needed: bool) -> None:
+    if is_needed and not is_passed:
+        raise ValueError(
+            f"The file was fitted with {name}=. Pass the same function when you load it."
+        )
+    if is_passed and not is_needed:
+        raise ValueError(f"The file was fitted without {name}=. Leave it out when you load it.")

@@ -1,1 +1,0 @@
-"""Finding a model's readout and reading its features."""

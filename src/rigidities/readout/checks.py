@@ -1,0 +1,167 @@
+r"""Two checks that judge any claim about features, for every model alike.
+
+The features of an output are its derivatives by the readout's weights, $F = \partial y / \partial
+w$. Whatever way they were computed:
+
+* `gradients_agree`: for one random cotangent $v$ over the whole batch, $v^\top F$ must equal the
+  gradient of $v^\top y$ by the parameters themselves. One backward pass, complete with probability
+  one;
+* `change_agrees`: the output must change by $F d$ where the weights change by $d$. A large change
+  tells whether the output is linear in the weights. A small one tells whether the derivatives are
+  true: they lie where the forward pass writes through `.data` or NumPy, or calls a
+  `torch.autograd.Function` whose backward is not its derivative.
+
+A third check is free and belongs to every pass: a plain readout's output lies in the memory of what
+the head returned (`tail.plain_reading`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..models.directional import normal_like
+from .columns import Columns, joint_columns
+from .heads import Call, as_rows, has_bias, has_plain_parameters, head_weights
+from .reading import Reading
+from .tail import coarsest_rounding
+
+
+def gradients_agree(
+    reading: Reading, calls: list[Call], columns: Columns, leaves: Sequence[Tensor]
+) -> bool:
+    r"""Whether $v^\top F$ is the gradient of $v^\top y$ by the heads' parameters.
+
+    Columns of a head whose weight is not a parameter (but normalised) are not compared.
+
+    Args:
+        reading: The output with its graph, and the claimed features.
+        calls: The calls of the heads in that pass.
+        columns: The columns of the heads.
+        leaves: The parameters that the heads had in the pass, and still have.
+    """
+    output = reading.output
+    cotangent = normal_like(output, seed=5)
+    v = reading.output_layout.rows(cotangent).to(torch.float64)  # (M, K)
+    features = reading.features.detach().to(torch.float64)  # (M, D), (M, K, D) or (M, K, P)
+    claimed = _pulled_back(features, v, joint=columns.joint)
+    terms = _pulled_back(features.abs(), v.abs(), joint=columns.joint)
+    gradient_of: dict[int, Tensor] = {}  # by the id of the leaf
+    if leaves:
+        gradients = torch.autograd.grad(
+            output, leaves, cotangent, retain_graph=True, materialize_grads=True
+        )
+        gradient_of = {id(leaf): grad for leaf, grad in zip(leaves, gradients, strict=True)}
+    allowed = tolerance(coarsest_rounding([output, *(call.output for call in calls)]))
+    for i, head in enumerate(columns.heads):
+        if not has_plain_parameters(head):
+            continue
+        gradient = _gradient_columns(head, gradient_of)  # (D or D+1, K_head)
+        if columns.joint:
+            gradient = joint_columns(gradient, head)[:, None]
+        index = columns.indices[i].to(claimed.device)
+        difference = (gradient.to(claimed) - claimed[index]).abs()
+        if not bool((difference <= allowed * terms[index]).all()):
+            return False
+    return True
+
+
+def returned_linear_maps(calls: list[Call]) -> bool:
+    """Whether every call of a head returned W f + b of what went in, to rounding.
+
+    Derivatives by W and b alone would not show what else a subclass of a linear layer adds.
+    """
+    for call in calls:
+        head = call.head
+        rows = call.rows.detach().to(torch.float64)  # (R, D or D+1)
+        weights = head_weights(head).to(torch.float64)  # (D or D+1, K)
+        if rows.shape[1] != len(weights):
+            return False
+        expected = rows @ weights
+        actual = as_rows(head, call.output.detach().to(torch.float64))
+        if expected.shape != actual.shape:
+            return False
+        # Rounding is relative to the terms of each sum, not to the sum, in which they may cancel.
+        terms = rows.abs() @ weights.abs()
+        rounding = max(torch.finfo(tensor.dtype).eps for tensor in (call.input, call.output))
+        if not bool(((actual - expected).abs() <= 8 * rounding * terms).all()):
+            return False
+    return True
+
+
+def change_agrees(reading: Reading, changed_output: Tensor, change: Tensor) -> bool:
+    """Whether y(w + d) - y(w) = F d, to the rounding of the outputs.
+
+    Args:
+        reading: Output and features for the weights w.
+        changed_output: The output for the weights w + d.
+        change: d by column, (width, K), or (width, 1) where one weight vector is behind all
+            targets.
+    """
+    if changed_output.shape != reading.output.shape:
+        return False
+    difference = changed_output.detach().double() - reading.output.detach().double()
+    actual = reading.output_layout.rows(difference)
+    features = reading.features.detach().to(torch.float64)
+    if features.ndim == 2:
+        features = features[:, None]
+    expected = torch.einsum("mkd,dk->mk", features, change.to(features))
+    return _agree(actual, expected, tolerance(coarsest_rounding([changed_output])))
+
+
+def slope_agrees(reading: Reading, ahead: Tensor, behind: Tensor, change: Tensor) -> bool:
+    """Whether (y(w + d) - y(w - d)) / 2 = F d for a small change d, of outputs in float64.
+
+    Args:
+        reading: Output and features for the weights w.
+        ahead: The output for the weights w + d.
+        behind: The output for the weights w - d.
+        change: d by column, as in `change_agrees`.
+    """
+    actual = reading.output_layout.rows(ahead.detach() - behind.detach()) / 2
+    features = reading.features.detach().to(torch.float64)
+    if features.ndim == 2:
+        features = features[:, None]
+    expected = torch.einsum("mkd,dk->mk", features, change.to(features))
+    return _agree(actual, expected, 1e-4)
+
+
+def large_change(weights: Tensor, seed: int) -> Tensor:
+    """A random change of weights, ten times their size: large enough to reveal a nonlinearity."""
+    sizes = weights.abs().to(torch.float64)  # real numbers, also of complex weights
+    size = float(sizes.square().mean().sqrt())
+    if size < 1e-6:  # zeros up to rounding: a change of that size would be lost in rounding
+        size = 1.0
+    return normal_like(sizes, seed) * 10 * size
+
+
+def tolerance(rounding: float) -> float:
+    """The largest relative deviation from a linear change of the output that counts as rounding."""
+    return min(0.1, 100 * math.pow(rounding, 0.75))
+
+
+def _pulled_back(features: Tensor, v: Tensor, *, joint: bool) -> Tensor:
+    """v^T F by column: (width, K), or (width, 1) where one weight vector is behind all targets."""
+    if joint:
+        return torch.einsum("mkp,mk->p", features, v)[:, None]
+    if features.ndim == 2:
+        return features.mT @ v
+    return torch.einsum("mkd,mk->dk", features, v)
+
+
+def _gradient_columns(head: nn.Module, gradient_of: Mapping[int, Tensor]) -> Tensor:
+    """The gradient by a head's weight and bias as columns per output, (D or D+1, K)."""
+    weight = gradient_of[id(head.weight)].flatten(1)
+    if has_bias(head):
+        bias = gradient_of[id(head.bias)]
+        weight = torch.cat([weight, bias[:, None]], dim=1)
+    return weight.mT
+
+
+def _agree(actual: Tensor, expected: Tensor, share: float) -> bool:
+    """Whether two tables (M, K) agree within a share of each column's size; NaN does not."""
+    size = torch.maximum(actual.abs().amax(0), expected.abs().amax(0))
+    return bool(((actual - expected).abs().amax(0) <= share * size).all())

@@ -1,0 +1,607 @@
+"""Finding the readout on the first batch.
+
+`find_readout` looks at a few rows of the first batch where these can be cut out. `search` names the
+heads; then it is decided which kind of readout they are (`_judged`), and the claim is checked:
+
+1. A layer of torch's own class whose output is returned, perhaps reshaped, is `plain`: the class
+   says what it computes.
+2. Any other linear maps have a tail. One pass shows its form, one backward pass of the same graph
+   shows whether the features are the derivatives by the weights (`checks.gradients_agree`).
+3. If they are not, because the maps compute something else or their weights are used elsewhere
+   too, the readout consists of their parameters, whatever they compute.
+
+In each case one pass with other weights shows whether the output changes as the features say
+(`checks.change_agrees`). If it does not for a large change, a small one tells whether the output
+is not linear in the weights, which is said, or the derivatives are not true, which is refused. In
+all, the model is called this often with the few rows:
+
+| the output is | calls |
+| --- | --- |
+| what a layer of torch's own returned, perhaps reshaped | 2: the search, one with other weights |
+| linear in the weights of linear layers | 3: the search, one with derivatives, other weights |
+| computed from linear layers, but not linear in their weights | 5: two more for the slope |
+| not a function of the layers' outputs alone, so their parameters are taken | 6 at most |
+| read with `features=` | 1 |
+
+Parameters that reach the output past the heads, and `layer=` with modules that are not linear maps,
+take trials of their own. A model that is not in float64 is judged in a float64 copy: the tolerance
+that a coarser type needs would hide a mixing of targets.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ..data.batches import Batch
+from ..models.calling import (
+    ORDINARY_ERRORS,
+    Inputs,
+    SeveralOutputsError,
+    Source,
+    copied,
+    several_outputs,
+)
+from ..models.double import InDouble, double_copy, is_double
+from ..models.mean_of import MeanOf
+from ..models.modes import outside_inference_mode
+from ..models.probes import FirstPass, first_rows
+from ..models.shadow import shadow, unwrapped
+from .checks import (
+    change_agrees,
+    gradients_agree,
+    large_change,
+    returned_linear_maps,
+    slope_agrees,
+)
+from .heads import (
+    Call,
+    has_free_weight,
+    has_plain_parameters,
+    is_linear_by_class,
+    layers_inside,
+    linear_maps,
+)
+from .reading import Reading
+from .readout import AnyReadout, GivenFeatures, HeadsNotCalledError, Readout
+from .search import (
+    FoundHeads,
+    advised_layers,
+    find_heads,
+    is_scripted,
+    left_out_notice,
+    named_heads,
+)
+from .tail import (
+    GraphsKept,
+    coarsest_rounding,
+    parameters_reading,
+    plain_reading,
+    row_gains,
+    rows_reading,
+    samples_reading,
+    shared_gains,
+)
+from .trials import Run
+
+__all__ = ["FoundReadout", "find_readout"]
+
+_FALSE_DERIVATIVES = (
+    "The derivatives of the output with respect to the weights of {} do not predict how the output "
+    "changes with them. Does the forward pass write through .data or NumPy, or call a "
+    "torch.autograd.Function whose backward is not its derivative (a straight-through estimator)? "
+    "Use plain operations of torch there, or pass features=callable(model, *inputs) -> (N, D)."
+)
+_SEARCHED = ("No linear map", "The output does not depend on", "The parameters")
+"""How the messages of a search that found no readout begin."""
+_DERIVATIVE = (
+    "The model returns derivatives of a network with respect to its inputs (forces, a "
+    "Hamiltonian's flow). Wrap the network that it differentiates, the energy: fit(x, y, "
+    "gradient_loss=GradientLoss(...)) includes the derivatives that were trained, and "
+    "uq.gradient(x) returns them with error bars. Without this:"
+)
+_FUNCTION = (
+    "The output is computed by {}, a torch.autograd.Function that cannot be inspected (an "
+    "adjoint?). Use the plain operations, which give the same values (in torchdiffeq, odeint "
+    "instead of odeint_adjoint). Without this:"
+)
+
+
+class _FalseDerivativesError(ValueError):
+    """Derivatives of the output do not predict how it changes.
+
+    Args:
+        readout: The readout whose weights they belong to.
+    """
+
+    def __init__(self, readout: Readout) -> None:
+        super().__init__(_FALSE_DERIVATIVES.format(readout.head_names))
+
+
+@dataclass(frozen=True)
+class FoundReadout:
+    """A readout, and what its search saw.
+
+    Attributes:
+        readout: The readout.
+        reading: What it reads off the first batch.
+        first_pass: The pass that it was found with.
+        notice: What the user should know of the readout; "" if nothing.
+    """
+
+    readout: AnyReadout
+    reading: Reading
+    first_pass: FirstPass
+    notice: str
+
+
+@outside_inference_mode
+def find_readout(
+    model: nn.Module, source: Source, layer: str | list[str] | None, batch: Batch
+) -> FoundReadout:
+    """Find the readout on a first batch, and read that batch.
+
+    A few rows of the batch are searched first. If the readout found there cannot read the whole
+    batch, because more layers are called in it or what follows the heads does more with it, the
+    whole batch is searched.
+
+    Args:
+        model: The trained model.
+        source: How to call it.
+        layer: Names of the readout's modules and parameters; None to search for them.
+        batch: The first batch.
+
+    Raises:
+        ValueError: There is no such readout; the message names the way out.
+    """
+    inputs: Inputs = (batch.args, batch.kwargs)
+    few_rows = first_rows(inputs)
+    if few_rows is not None:
+        # Any error or warning of the model will come again with the whole batch.
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            readout, first_pass, notice = _found(model, source, layer, few_rows)
+            if _has_whole_samples(first_pass, few_rows):
+                reading = readout.read(batch.args, batch.kwargs)
+                return FoundReadout(readout, reading, first_pass, notice)
+    try:
+        readout, first_pass, notice = _found(model, source, layer, inputs)
+    except SeveralOutputsError as error:
+        raise ValueError(several_outputs(error.result, batch.target)) from None
+    except (ValueError, RuntimeError) as error:
+        reason = _obstacle(model, source, inputs, str(error))
+        if not reason:
+            raise
+        raise ValueError(f"{reason} {error}") from error
+    return FoundReadout(readout, readout.read(batch.args, batch.kwargs), first_pass, notice)
+
+
+def _has_whole_samples(first_pass: FirstPass, few_rows: Inputs) -> bool:
+    """Whether rows were samples, and not atoms, so that no sample was cut in two."""
+    rows = len(tree_leaves(few_rows)[0])
+    outputs = len(first_pass.output)
+    return outputs > 0 and outputs % rows == 0
+
+
+def _found(
+    model: nn.Module, source: Source, layer: str | list[str] | None, inputs: Inputs
+) -> tuple[AnyReadout, FirstPass, str]:
+    """The readout found with some inputs, the pass it was found with, and a notice, or ""."""
+    if source.features is not None:
+        readout = GivenFeatures.found(model, source, inputs)
+        return readout, FirstPass.of(model, source, inputs), ""
+    if isinstance(unwrapped(model), torch.jit.ScriptModule):
+        raise ValueError(
+            "A TorchScript module cannot be inspected. Pass features=callable(model, *inputs) "
+            "-> (N, D), or wrap the original nn.Module."
+        )
+    inputs = copied(inputs)  # a model that writes into them is refused, and nothing is lost
+    args, kwargs = inputs
+
+    def run(twin: nn.Module) -> Tensor:
+        return source.run(twin, args, kwargs, None)
+
+    if layer is None:
+        heads = find_heads(model, run)
+    else:
+        names = list(layer) if isinstance(layer, (list, tuple)) else [layer]
+        with torch.enable_grad():
+            heads = named_heads(model, _checked_names(model, names), run)
+    marked_pass = heads.marked_pass
+    first_pass = FirstPass(inputs, marked_pass.output, marked_pass.renewed)
+    with torch.enable_grad():
+        found = _readout_of(model, source, heads, inputs)
+    found = replace(found, call=source.call(unwrapped(model), args, kwargs))
+    notices = []
+    if not found.linear:
+        notices.append(_nonlinear_notice(model, found, heads.later, run))
+    if heads.left_out:
+        notices.append(left_out_notice(model, heads))
+    return found, first_pass, " ".join(notices)
+
+
+# --- which kind of readout it is ------------------------------------------------------------------
+
+
+def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inputs) -> Readout:
+    """The readout that consists of some heads."""
+    pattern = shadow(model)
+    kind = "parameters" if heads.are_parameters else "tail"
+    if heads.is_returned and kind == "tail":
+        plain = Readout(
+            pattern, source, tuple(heads.names), "plain", "shared", silent=tuple(heads.silent)
+        )
+        # The class of torch's own layers says what they compute. Anything else is tried out.
+        if all(is_linear_by_class(head) for head in plain.columns.heads):
+            readout = _plain_if_true(plain, inputs, heads.marked_pass.output)
+            if readout is not None:
+                return readout
+            kind = "parameters"  # the forward pass may use the head's weights elsewhere too
+    if is_double(pattern):
+        return _judged(pattern, source, heads, kind, inputs, in_double=False)
+    try:
+        model_in_double = double_copy(pattern)
+        if model_in_double is not None:
+            with InDouble():
+                judged = _judged(model_in_double, source, heads, kind, inputs, in_double=True)
+            return replace(judged, model=pattern, in_double=False)
+    except _FalseDerivativesError:
+        raise
+    except Exception:
+        pass  # no memory, no float64, or code that insists on a type
+    return _judged(pattern, source, heads, kind, inputs, in_double=False)
+
+
+def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout | None:
+    """A plain readout, if y(w + d) - y(w) = f . d for a random change d of its weights.
+
+    The features of a plain head do not depend on its weights, so one pass shows both sides. A
+    pass that the model refuses, because it checks its own output, shows nothing.
+
+    Args:
+        readout: The readout, of a layer whose class says what it computes.
+        inputs: The inputs of the first batch, or of its first rows.
+        output: The model's output for them.
+
+    Returns:
+        The readout, which knows whether the model runs without gradients; None if the output
+        changes in another way.
+    """
+    change = 0.1 * large_change(readout.weights, seed=1)  # of the size of the weights
+    try:
+        with torch.no_grad():
+            changed_output, calls = readout.changed_pass(inputs, change)
+    except ORDINARY_ERRORS:
+        readout = replace(readout, needs_gradients=_needs_gradients(readout, inputs))
+        if not readout.needs_gradients:
+            return readout
+        try:
+            changed_output, calls = readout.changed_pass(inputs, change)
+        except ORDINARY_ERRORS:
+            return readout
+    reading = plain_reading(changed_output, calls, readout.columns)
+    if reading is None:
+        return None
+    if not bool(torch.isfinite(changed_output - output).all()):
+        return readout  # NaN says nothing, and is refused by the fit
+    # Seen from the changed weights, the output lies at -d.
+    if change_agrees(reading, output, -change) or _is_random(readout, inputs, output):
+        return readout
+    return None
+
+
+def _needs_gradients(readout: Readout, inputs: Inputs) -> bool:
+    """Whether the model raises an error without gradients, and none with them."""
+    try:
+        with torch.no_grad():
+            readout.unchanged_pass(inputs)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _judged(
+    model: nn.Module,
+    source: Source,
+    heads: FoundHeads,
+    kind: str,
+    inputs: Inputs,
+    *,
+    in_double: bool,
+) -> Readout:
+    """The kind, layout and linearity of a readout, by what a few passes show.
+
+    Args:
+        model: A shadow of the model, or a copy of it in float64.
+        source: How to call it.
+        heads: What the search has found.
+        kind: The kind to begin with, "tail" or "parameters".
+        inputs: The inputs of the first batch, or of its first rows.
+        in_double: Whether the model is a copy in float64.
+
+    Raises:
+        ValueError: The output does not depend on the heads, or its derivatives are not true.
+    """
+    readout = Readout(
+        model,
+        source,
+        tuple(heads.names),
+        kind,
+        "joint",
+        silent=tuple(heads.silent),
+        in_double=in_double,
+    )
+    if kind == "tail":
+        result = None
+        with suppress(HeadsNotCalledError):  # without gradients, torch has a path around the layers
+            result = _judged_tail(readout, inputs, may_be_plain=heads.is_returned)
+        if result is not None:
+            return result
+        # The modules inside the heads that own parameters become the heads.
+        names: list[str] = []
+        for name in readout.heads:
+            names += layers_inside(model, name, opened=True)
+        readout = replace(readout, kind="parameters", heads=tuple(dict.fromkeys(names)))
+    with GraphsKept() as graphs:
+        output, calls = readout.offset_pass(inputs)
+    _require_dependence(readout, output)
+    columns = readout.columns
+    readout = replace(readout, differentiates=graphs.differentiated)
+    reading = parameters_reading(output, calls, columns)
+    linear = _is_linear(readout, reading, inputs)
+    if not linear and not _has_true_slope(readout, reading, inputs):
+        raise _FalseDerivativesError(readout)
+    return replace(readout, linear=linear)
+
+
+def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout | None:
+    """A readout of linear maps, and what follows them.
+
+    Args:
+        readout: The readout, whose layout is not known yet.
+        inputs: The inputs of the first batch, or of its first rows.
+        may_be_plain: Whether the graph shows that nothing but a change of shape follows.
+
+    Returns:
+        None if the features are not the derivatives by the weights: the maps compute something
+        else, or the model does something else with their weights.
+
+    Raises:
+        ValueError: The output does not depend on the heads, or its derivatives are not true.
+    """
+    modules = readout.columns.heads
+    if not all(is_linear_by_class(head) or has_free_weight(head) for head in modules):
+        return None
+    with readout.leaves() as leaves, GraphsKept() as graphs:
+        output, calls = readout.offset_pass(inputs)
+        maps_by_class = all(is_linear_by_class(head) for head in modules)
+        if not maps_by_class and not returned_linear_maps(calls):
+            return None
+        found, reading = _form_of_tail(readout, output, calls, may_be_plain=may_be_plain)
+        if not gradients_agree(reading, calls, found.columns_of(modules), leaves):
+            return None
+    found = replace(found, differentiates=graphs.differentiated)
+    if _is_linear(found, reading, inputs):
+        return found
+    if _has_true_slope(found, reading, inputs):
+        return replace(found, linear=False)
+    if all(has_plain_parameters(head) for head in modules):
+        raise _FalseDerivativesError(found)
+    return None  # of a normalised weight the gradient could not be compared
+
+
+def _form_of_tail(
+    readout: Readout, output: Tensor, calls: list[Call], *, may_be_plain: bool
+) -> tuple[Readout, Reading]:
+    """The readout with the layout of its features, and the reading of a pass, with its graph.
+
+    Args:
+        readout: The readout of linear maps.
+        output: The model's output in an `offset_pass`.
+        calls: The calls of the heads in that pass.
+        may_be_plain: Whether nothing but a change of shape seems to follow.
+    """
+    modules = readout.columns.heads
+    if may_be_plain or isinstance(readout.model, MeanOf):
+        plain = replace(readout, kind="plain", layout="shared")
+        reading = plain_reading(output, calls, plain.columns_of(modules))
+        if reading is not None:
+            return plain, reading
+    _require_dependence(readout, output)
+    shared = replace(readout, layout="shared")
+    columns = shared.columns_of(modules)
+    if _rows_can_be_told_apart(readout):
+        gains = row_gains(output, calls, columns)
+        if gains is not None:
+            order = gains[0].output_layout.order
+            alike = shared_gains(gains)
+            if alike is not None:
+                return replace(shared, order=order), rows_reading(output, calls, columns, alike)
+            separate = replace(readout, layout="separate", order=order)
+            return separate, rows_reading(output, calls, columns, gains)
+    joint = replace(readout, layout="joint")
+    columns = joint.columns_of(modules)
+    reading = samples_reading(output, calls, columns, coupled=False)
+    if reading is not None:
+        return joint, reading
+    joint = replace(joint, coupled=True)
+    reading = samples_reading(output, calls, columns, coupled=True)
+    assert reading is not None
+    return joint, reading
+
+
+def _rows_can_be_told_apart(readout: Readout) -> bool:
+    """Whether the precision of a model shows if rows and targets are kept apart after the heads.
+
+    In half precision it does not: there the derivatives of each output are taken.
+    """
+    parameters = [p for p in readout.model.parameters() if p.is_floating_point()]
+    single = torch.finfo(torch.float32).eps
+    return all(torch.finfo(parameter.dtype).eps <= single for parameter in parameters)
+
+
+def _require_dependence(readout: Readout, output: Tensor) -> None:
+    """Refuse an output that autograd cannot lead back to the heads."""
+    if not output.requires_grad:
+        raise ValueError(
+            f"The output does not depend on {readout.head_names} through differentiable "
+            "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
+            "another layer= or pass features=."
+        )
+
+
+def _is_linear(readout: Readout, reading: Reading, inputs: Inputs) -> bool:
+    """Whether y(w + d) - y(w) = f . d for a large random change d of the weights."""
+    if not bool(torch.isfinite(reading.output.detach()).all()):
+        return True  # NaN says nothing of linearity, and is refused by the fit
+    change = large_change(readout.weights, seed=1)
+    changed_output, _ = readout.changed_pass(inputs, change)
+    return change_agrees(reading, changed_output, change)
+
+
+def _has_true_slope(readout: Readout, reading: Reading, inputs: Inputs) -> bool:
+    """Whether f is the slope of the output along a random direction d of the weights.
+
+    The slope is taken by central differences in float64. A coarser type leaves too few digits,
+    and counts as True; so does an output that differs from pass to pass.
+    """
+    if reading.output.dtype != torch.float64:
+        return True
+    change = 1e-6 * large_change(readout.weights, seed=3)
+    ahead, _ = readout.changed_pass(inputs, change)
+    behind, _ = readout.changed_pass(inputs, -change)
+    if slope_agrees(reading, ahead, behind, change):
+        return True
+    return _is_random(readout, inputs, reading.output.detach())
+
+
+def _is_random(readout: Readout, inputs: Inputs, output: Tensor) -> bool:
+    """Whether another pass gives another output, beyond rounding."""
+    again, _ = readout.unchanged_pass(inputs)
+    difference = (again.detach() - output).abs().max()
+    return not bool(difference <= 64 * coarsest_rounding([output]) * output.abs().max())
+
+
+# --- what messages say --------------------------------------------------------------------------
+
+
+def _nonlinear_notice(model: nn.Module, readout: Readout, later: list[str], run: Run) -> str:
+    """What to tell of an output that is not linear in the heads' weights.
+
+    Args:
+        model: The user's model.
+        readout: The readout.
+        later: Parameters that act after the heads.
+        run: Calls a model on the first batch.
+
+    Raises:
+        ValueError: There are such parameters, so that the heads are not the readout.
+    """
+    if later:
+        more = f" and {len(later) - 3} others" if len(later) > 3 else ""
+        raise ValueError(
+            f"The parameters {', '.join(map(repr, later[:3]))}{more} act after the last "
+            f"linear layer ({readout.head_names}), in whose weights the output is not linear, so "
+            f"that layer is not the readout. {advised_layers(model, run)}Or pass "
+            "features=callable(model, *inputs) -> (N, D) (for an output h @ w, the h), or "
+            "name that layer with layer= to use it anyway."
+        )
+    return (
+        f"The output is not linear in the weights of {readout.head_names}. Its local derivative "
+        "is used, so the error bars are first order. Use the output before the nonlinearity "
+        "(forward=), or name another layer=."
+    )
+
+
+def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: str) -> str:
+    """What in the model's computation kept a search from finding a readout; empty if unknown.
+
+    Args:
+        model: The user's model.
+        source: How to call it.
+        inputs: The inputs of the batch.
+        error: The error message of the search.
+    """
+    if "functorch transform" in error:
+        return _DERIVATIVE
+    if not error.startswith(_SEARCHED):
+        return ""
+    twin = shadow(model)
+    for parameter in twin.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_()
+    args, kwargs = inputs
+    with suppress(Exception), torch.enable_grad(), GraphsKept() as graphs:
+        output = source.run(twin, args, kwargs)
+        if graphs.differentiated:
+            return _DERIVATIVE
+        function = _custom_function(output)
+        if function:
+            return _FUNCTION.format(function)
+    return ""
+
+
+def _custom_function(output: Tensor) -> str:
+    """The name of a `torch.autograd.Function` in the graph of an output; empty if there is none."""
+    waiting: list[Any] = [output.grad_fn]
+    visited: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return type(node).__name__.removesuffix("Backward")
+        waiting += [child for child, _ in node.next_functions]
+    return ""
+
+
+def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
+    """The names that a user gave by `layer=`, as the model's modules have them.
+
+    Raises:
+        TypeError: A name is not a string.
+        ValueError: A name is not that of a module or parameter, or there are no parameters to
+            differentiate by.
+    """
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                "layer= must be the name of a layer (or several names), as in "
+                "dict(model.named_modules()) or dict(model.named_parameters()), got "
+                f"{type(name).__name__}."
+            )
+    if not names:
+        raise ValueError("layer=[] names no layer. Name one, or leave layer= out.")
+    inner_model = unwrapped(model)
+    modules = dict(inner_model.named_modules())
+    known = {*modules, *dict(inner_model.named_parameters(remove_duplicate=False))}
+    # A compiled module holds the original one under this name.
+    names = [f"{name}._orig_mod" if f"{name}._orig_mod" in modules else name for name in names]
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"layer={name!r} is not a module or parameter of this model. Its linear maps: "
+                f"{', '.join(map(repr, linear_maps(inner_model))) or 'none'}."
+            )
+    for name in names:
+        if is_scripted(model, name):
+            raise ValueError(
+                f"layer={name!r} has parameters inside TorchScript, which cannot be inspected. "
+                "Pass features=."
+            )
+    for name in names:
+        if not layers_inside(inner_model, name):
+            kind = type(modules.get(name, nn.Parameter())).__name__
+            raise ValueError(
+                f"layer={name!r} is a {kind} without floating-point "
+                "parameters to differentiate with respect to (quantised?). Name the layer of the "
+                "model as it was trained, or pass features=."
+            )
+    return names

@@ -1,0 +1,650 @@
+r"""The readout of a model: which weights come last, and the features behind them.
+
+The features of a prediction are its derivatives by the readout's weights, $f = \partial y /
+\partial w$. A `Readout` is a finished, frozen value that `find.find_readout` returns; calling it
+with a batch gives a `Reading` and changes nothing. The data take this way in every pass:
+
+    batch -> this thread's shadow of the model -> output and calls of the heads -> `Reading`
+
+The shadow has recorders in place of the readout's heads. Every thread has one of its own, so that
+any number of them may call a readout, and a model may keep what it likes in its attributes.
+
+There are three kinds of readouts, and what a user's function gives (`GivenFeatures`):
+
+| kind | the output is | the features |
+| --- | --- | --- |
+| `plain` | what the head returned, perhaps reshaped; a mean of those | the heads' inputs |
+| `tail` | any function of what linear maps returned | derivatives by that, times the inputs |
+| `parameters` | any function of any parameters | derivatives, one backward pass an output |
+
+The features have one of three layouts, for M output rows and K targets:
+
+| layout | shape | meaning |
+| --- | --- | --- |
+| `shared` | (M, D) | the same features for all targets, each with a weight vector of its own |
+| `separate` | (M, K, D) | each target has features and a weight vector of its own |
+| `joint` | (M, K, P) | one weight vector behind all targets |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ..data.batches import Batch
+from ..data.output_layout import OutputLayout
+from ..models.calling import Inputs, Source, copied
+from ..models.double import InDouble
+from ..models.modes import ordinary
+from ..models.shadow import input_names, shadow
+from ..models.threads import OfThread
+from .columns import Columns, ParameterColumns
+from .heads import (
+    Call,
+    ParameterRecorder,
+    Recorder,
+    put_recorders,
+    refuse_calls,
+    with_leaves,
+)
+from .reading import Reading, Terms
+from .tail import (
+    GraphsKept,
+    RowGains,
+    parameters_reading,
+    plain_reading,
+    row_gains,
+    row_terms,
+    rows_reading,
+    samples_reading,
+    shared_gains,
+    side_by_side,
+)
+
+__all__ = ["AnyReadout", "GivenFeatures", "HeadsNotCalledError", "Readout", "readout_from_header"]
+
+
+class HeadsNotCalledError(ValueError):
+    """A pass did not call any head."""
+
+
+class AnyReadout(ABC):
+    """What turns a batch into a `Reading`: a `Readout`, or `GivenFeatures`.
+
+    Attributes:
+        source: How the model is called.
+        heads: Names of the readout's modules and parameters.
+        silent: Names of linear maps that the first batch did not call; a later call is refused.
+        kind: How the features are found; see the module.
+        layout: `shared`, `separate` or `joint`; see the module.
+        linear: Whether the output is linear in the weights.
+        model: A shadow of the model, which is never run.
+    """
+
+    source: Source
+    heads: tuple[str, ...]
+    silent: tuple[str, ...]
+    kind: str
+    layout: str
+    linear: bool
+    model: nn.Module
+
+    def __call__(self, batch: Batch) -> Reading:
+        """One forward pass over a batch, which must give one output per sample."""
+        reading = self.read(batch.args, batch.kwargs)
+        if batch.rows is not None:
+            batch.check(reading.output.shape[0])
+        return reading
+
+    @property
+    def input_names(self) -> list[str]:
+        """What the model's `forward` calls its inputs."""
+        return input_names(self.model)
+
+    @property
+    @abstractmethod
+    def weights(self) -> Tensor | None:
+        """Weights behind the features: (D, K), or (P, 1) for `joint`; None if not known."""
+
+    @property
+    @abstractmethod
+    def biases(self) -> Tensor | None:
+        """Columns of the features that belong to biases; None if not known."""
+
+    @property
+    @abstractmethod
+    def running(self) -> nn.Module:
+        """What this thread runs: a shadow of the model, perhaps with recorders in it."""
+
+    @abstractmethod
+    def on(self, model: nn.Module) -> AnyReadout:
+        """The same readout of a model that was moved, cast or copied."""
+
+    @abstractmethod
+    def header(self) -> dict[str, Any]:
+        """What a file keeps of the readout; see `readout_from_header`."""
+
+    @abstractmethod
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One forward pass."""
+
+    @abstractmethod
+    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One pass whose output and features autograd can differentiate by the inputs."""
+
+    @abstractmethod
+    def transformable(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Reading] | None:
+        """The pass as a function of the inputs that `torch.func` can transform; None if none is."""
+
+    @abstractmethod
+    def terms(self, batch: Batch) -> Terms:
+        """The terms that sum to the outputs: atoms of structures, pixels, time steps."""
+
+    @abstractmethod
+    def row_owners(self, batch: Batch) -> Tensor | None:
+        """The sample of each row (atom) that the outputs are sums of (R,); None if they are not."""
+
+
+@dataclass(frozen=True)
+class _Twin:
+    """What one thread runs.
+
+    Attributes:
+        model: A shadow of the model with recorders in place of the heads.
+        recorders: The recorders, in the order of the heads.
+        columns: Which columns of the features belong to which head.
+    """
+
+    model: nn.Module
+    recorders: list[Recorder]
+    columns: Columns
+
+
+@dataclass(frozen=True, eq=False)
+class Readout(AnyReadout):
+    """The last weights of a model, found by `find.find_readout`.
+
+    Attributes:
+        model: A shadow of the model. It is never run, since what a pass leaves in it would be
+            copied to all threads.
+        source: How to call the model.
+        heads: Names of the modules, and parameters, that the readout consists of.
+        kind: `plain`, `tail` or `parameters`; see the module.
+        layout: `shared`, `separate` or `joint`; see the module.
+        linear: Whether the output is linear in the heads' weights.
+        silent: As in `AnyReadout`.
+        coupled: Whether the samples of a batch depend on one another.
+        order: The order of a sample's outputs in which the targets stand as in the head; None if
+            that is the order they have.
+        differentiates: Whether the model differentiates inside its forward pass. Then its graphs
+            are kept, which it might free.
+        needs_gradients: Whether the model does not run without gradients.
+        call: The call of the model that the readout was found with, for messages; "" if unknown.
+        in_double: Whether the model is a copy in float64, which is run `InDouble`.
+    """
+
+    model: nn.Module
+    source: Source
+    heads: tuple[str, ...]
+    kind: str
+    layout: str
+    linear: bool = True
+    silent: tuple[str, ...] = ()
+    coupled: bool = False
+    order: Tensor | None = None
+    differentiates: bool = False
+    needs_gradients: bool = False
+    call: str = ""
+    in_double: bool = False
+    _twin: OfThread[_Twin] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_twin", OfThread(self._make_twin))
+
+    # --- what it is ------------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights behind the features: (D, K) for `shared` and `separate`, (P, 1) for `joint`."""
+        return self.columns.weights()
+
+    @property
+    def biases(self) -> Tensor:
+        """Columns of the features that belong to biases."""
+        return self.columns.biases
+
+    @property
+    def columns(self) -> Columns:
+        """Which columns of the features belong to which head of this thread's shadow."""
+        return self._twin().columns
+
+    @property
+    def running(self) -> nn.Module:
+        """This thread's shadow of the model, with recorders in place of the heads."""
+        return self._twin().model
+
+    @property
+    def head_names(self) -> str:
+        """What messages call the heads."""
+        return ", ".join(repr(name) if name else "the model itself" for name in self.heads)
+
+    def columns_of(self, heads: list[nn.Module]) -> Columns:
+        """The columns of modules that correspond to the heads, as of a copy of the model."""
+        if self.kind == "parameters":
+            return ParameterColumns(heads, joint=True)
+        return Columns(heads, joint=self.layout == "joint")
+
+    def on(self, model: nn.Module) -> Readout:
+        """The same readout of a model that was moved, cast or copied."""
+        return replace(self, model=shadow(model))
+
+    def header(self) -> dict[str, Any]:
+        """What a file keeps of the readout."""
+        return {
+            "layer": list(self.heads),
+            "silent": list(self.silent),
+            "kind": self.kind,
+            "layout": self.layout,
+            "linear": self.linear,
+            "coupled": self.coupled,
+            "order": None if self.order is None else self.order.tolist(),
+            "differentiates": self.differentiates,
+            "needs_gradients": self.needs_gradients,
+        }
+
+    # --- passes ----------------------------------------------------------------------------------
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One forward pass."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                args, kwargs = ordinary((args, kwargs))
+                return self.read(args, kwargs)
+        if self.kind == "plain":
+            twin = self._twin()
+            output, calls = self._plain_pass(twin, (args, kwargs))
+            reading = plain_reading(output, calls, twin.columns)
+            if reading is not None:
+                return reading
+            # An identity on the first batch (a mask of ones), not on this one.
+        with torch.enable_grad():
+            return self._differentiated((args, kwargs)).detached()
+
+    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One forward pass whose output and features autograd can differentiate by the inputs."""
+        with torch.enable_grad():
+            if self.kind == "plain":
+                twin = self._twin()
+                output, calls = self._pass(twin, (args, kwargs), keep_graphs=True)
+                reading = plain_reading(output, calls, twin.columns)
+                if reading is not None:
+                    return reading
+            return self._differentiated((args, kwargs), graph=True)
+
+    def transformable(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Reading] | None:
+        """The pass as a function that `torch.func` can transform, or None where there is none.
+
+        There is one for a plain head, and for gains that do not depend on the inputs (sums over
+        atoms, a change of units). The gains for the given inputs are then used for all. Inputs to
+        differentiate by must have `requires_grad`, so that it shows what depends on them.
+        """
+        gains_by_call: list[RowGains] = []
+        if self.kind != "plain":
+            if self.kind == "parameters" or self.layout == "joint":
+                return None
+            with torch.enable_grad():
+                output, calls = self.offset_pass((args, kwargs))
+                gains = self._gains(output, calls, graph=True)
+            if gains is None or any(gains_of_call.gains.requires_grad for gains_of_call in gains):
+                return None
+            gains_by_call = gains
+
+        def read(*args: Any, **kwargs: Any) -> Reading:
+            twin = self._twin()
+            output, calls = self._pass(twin, (args, kwargs))
+            if gains_by_call:
+                return rows_reading(output, calls, twin.columns, gains_by_call)
+            return side_by_side(output, calls, [call.inputs for call in calls])
+
+        return read
+
+    def terms(self, batch: Batch) -> Terms:
+        """The terms that sum to the outputs: atoms of structures, pixels, time steps.
+
+        Raises:
+            ValueError: The output is not a sum over rows of the heads.
+        """
+        inputs = (batch.args, batch.kwargs)
+        if self.kind == "plain":
+            twin = self._twin()
+            output, calls = self._plain_pass(twin, inputs)
+            reading = plain_reading(output, calls, twin.columns)
+            if reading is not None:
+                features = reading.features.detach()
+                rows = torch.arange(len(features), device=features.device)
+                return Terms(features, rows, torch.zeros_like(rows), len(features))
+        gains = None
+        if self.kind != "parameters" and self.layout == "shared":
+            with torch.enable_grad():
+                output, calls = self.offset_pass(inputs)
+                gains = self._gains(output, calls)
+        if gains is None:
+            raise ValueError(
+                f"The output is not a sum over rows of {self.head_names}, so it has no local "
+                "terms. Pass their features to rigidities.local yourself."
+            )
+        return row_terms(calls, self.columns, gains)
+
+    def row_owners(self, batch: Batch) -> Tensor | None:
+        """The sample of each row (atom) that the outputs are sums of (R,); None if they are not.
+
+        It takes a pass of its own, which differentiates what follows the heads.
+        """
+        if self.kind != "tail" or self.layout == "joint":
+            return None
+        with torch.enable_grad():
+            output, calls = self.offset_pass((batch.args, batch.kwargs))
+            gains_by_call = self._gains(output, calls)
+        if gains_by_call is None:
+            return None
+        owners = gains_by_call[0].owners  # the output row (`OutputLayout.rows`) of each row
+        if any(not torch.equal(gains.owners, owners) for gains in gains_by_call):
+            return None  # heads for different rows, as for each species
+        output_rows_per_sample = gains_by_call[0].output_layout.row_count // len(output)
+        return owners // max(1, output_rows_per_sample)
+
+    # --- passes for the checks -------------------------------------------------------------------
+
+    def offset_pass(self, inputs: Inputs) -> tuple[Tensor, list[Call]]:
+        """A pass in which each head adds a zero to what it returns, to differentiate by."""
+        twin = self._twin()
+        with _reset_afterwards(twin):
+            for recorder in twin.recorders:
+                recorder.reset(adds_offsets=True)
+            return self._pass(twin, inputs)
+
+    def changed_pass(self, inputs: Inputs, change: Tensor) -> tuple[Tensor, list[Call]]:
+        """A pass with other weights.
+
+        Args:
+            inputs: The inputs of the batch.
+            change: What to add to the weights, by column, (width, K or 1).
+        """
+        twin = self._twin()
+        with _reset_afterwards(twin):
+            for i, recorder in enumerate(twin.recorders):
+                recorder.reset(change=twin.columns.change_of_head(change, i))
+            return self._pass(twin, inputs)
+
+    def unchanged_pass(self, inputs: Inputs) -> tuple[Tensor, list[Call]]:
+        """A pass as it is."""
+        twin = self._twin()
+        with _reset_afterwards(twin):
+            return self._pass(twin, inputs)
+
+    @contextmanager
+    def leaves(self) -> Iterator[list[nn.Parameter]]:
+        """The heads' parameters as leaves of the graph, for passes of this thread."""
+        with with_leaves(self.columns.heads) as leaves:
+            yield leaves
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _make_twin(self) -> _Twin:
+        """What a thread runs, when it first asks."""
+        twin = shadow(self.model)
+        refuse_calls(twin, self.silent)
+        recorder = ParameterRecorder if self.kind == "parameters" else Recorder
+        model, recorders = put_recorders(twin, list(self.heads), recorder)
+        return _Twin(model, recorders, self.columns_of([recorder.head for recorder in recorders]))
+
+    def _differentiated(self, inputs: Inputs, *, graph: bool = False) -> Reading:
+        """The reading of a pass that differentiates what follows the heads.
+
+        Raises:
+            ValueError: The output is not finite, or the tail no longer has the form found before.
+        """
+        output, calls = self.offset_pass(inputs)
+        columns = self.columns
+        reading = None
+        if self.kind == "parameters":
+            reading = parameters_reading(output, calls, columns, graph=graph)
+        elif self.layout == "joint":
+            reading = samples_reading(output, calls, columns, coupled=self.coupled, graph=graph)
+        else:
+            gains = self._gains(output, calls, graph=graph)
+            if gains is not None:
+                reading = rows_reading(output, calls, columns, gains)
+        if reading is not None:
+            return reading
+        if not bool(torch.isfinite(output.detach()).all()):  # which hides the form
+            raise ValueError(
+                "The model's output for this batch is NaN or infinite. Check that the inputs are "
+                "finite and in the units of the training data."
+            )
+        raise ValueError(
+            f"The operations after {self.head_names} differ from those in the first batch. Pass "
+            "features= to provide the features yourself."
+        )
+
+    def _gains(
+        self, output: Tensor, calls: list[Call], *, graph: bool = False
+    ) -> list[RowGains] | None:
+        """How the rows of each call act on the output; None if not in the readout's layout."""
+        gains = row_gains(output, calls, self.columns, order=self.order, graph=graph)
+        if gains is None or self.layout == "separate":
+            return gains
+        return shared_gains(gains)
+
+    def _plain_pass(self, twin: _Twin, inputs: Inputs) -> tuple[Tensor, list[Call]]:
+        """A pass that records no gradients, unless an input or the model needs them."""
+        if self.needs_gradients or not torch.is_grad_enabled() or _some_input_requires_grad(inputs):
+            return self._pass(twin, inputs)
+        torch.set_grad_enabled(False)
+        try:
+            return self._pass(twin, inputs)
+        finally:
+            torch.set_grad_enabled(True)
+
+    def _pass(
+        self, twin: _Twin, inputs: Inputs, *, keep_graphs: bool = False
+    ) -> tuple[Tensor, list[Call]]:
+        """A forward pass of a thread's twin, as its recorders are set, with its recorded calls."""
+        args, kwargs = inputs
+        calls: list[Call] = []
+        try:
+            if self.differentiates or self.in_double or keep_graphs:
+                with (
+                    GraphsKept() if self.differentiates or keep_graphs else nullcontext(),
+                    InDouble() if self.in_double else nullcontext(),
+                ):
+                    output = self.source.run(twin.model, args, kwargs, self.call)
+            else:
+                output = self.source.run(twin.model, args, kwargs, self.call)
+            for recorder in twin.recorders:
+                calls += recorder.calls
+        finally:
+            for recorder in twin.recorders:
+                recorder.calls.clear()
+        if not calls:
+            raise HeadsNotCalledError(
+                f"The forward pass did not call {self.head_names}. Name another layer=."
+            )
+        return output, calls
+
+
+@dataclass(frozen=True, eq=False)
+class GivenFeatures(AnyReadout):
+    """Features that a user's function computes: callable(model, *inputs) -> (N, D) or (N, K, P).
+
+    Attributes:
+        model: A shadow of the model, which is never run.
+        source: How to call the model, and the user's function.
+        layout: `shared` for features with two dimensions, `joint` for three.
+    """
+
+    model: nn.Module
+    source: Source
+    layout: str
+    kind: str = field(default="features", init=False)
+    heads: tuple[str, ...] = field(default=(), init=False)
+    silent: tuple[str, ...] = field(default=(), init=False)
+    linear: bool = field(default=True, init=False)
+    weights: Tensor | None = field(default=None, init=False)
+    biases: Tensor | None = field(default=None, init=False)
+    _twin: OfThread[nn.Module] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_twin", OfThread(partial(shadow, self.model)))
+
+    @classmethod
+    def found(cls, model: nn.Module, source: Source, inputs: Inputs) -> GivenFeatures:
+        """The layout of what the function gives for a first batch."""
+        args, kwargs = copied(inputs)  # a model that writes into its inputs is refused
+        twin = shadow(model)
+        source.run(twin, args, kwargs, None)
+        features = _given_features(source, twin, args, kwargs)
+        return cls(shadow(model), source, "shared" if features.ndim == 2 else "joint")
+
+    @property
+    def running(self) -> nn.Module:
+        """This thread's shadow of the model."""
+        return self._twin()
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One forward pass and one call of the user's function."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                args, kwargs = ordinary((args, kwargs))
+                return self._reading(*args, **kwargs)
+        return self._reading(*args, **kwargs)
+
+    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """The same, differentiable by the inputs as far as the user's function is."""
+        with torch.enable_grad():
+            return self._reading(*args, **kwargs)
+
+    def transformable(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Reading]:
+        """The pass as a function that `torch.func` can transform: no value is looked at."""
+        return self._reading
+
+    def on(self, model: nn.Module) -> GivenFeatures:
+        """The same function for a model that was moved, cast or copied."""
+        return GivenFeatures(shadow(model), self.source, self.layout)
+
+    def header(self) -> dict[str, Any]:
+        """What a file keeps of it."""
+        return {
+            "layer": [],
+            "silent": [],
+            "kind": self.kind,
+            "layout": self.layout,
+            "linear": True,
+            "coupled": False,
+            "order": None,
+            "differentiates": False,
+            "needs_gradients": False,
+        }
+
+    def terms(self, batch: Batch) -> Terms:
+        """Refused: what the user's features are sums of is not known."""
+        raise ValueError(
+            "With features= the terms of a sum are not known. Pass their features to "
+            "rigidities.local yourself."
+        )
+
+    def row_owners(self, batch: Batch) -> None:
+        """None: what the user's features are sums of is not known."""
+        return
+
+    def _reading(self, *args: Any, **kwargs: Any) -> Reading:
+        """Output and features of one pass, after a check of their shapes."""
+        model = self._twin()
+        output = self.source.run(model, args, kwargs)
+        features = _given_features(self.source, model, args, kwargs)
+        layout = "shared" if features.ndim == 2 else "joint"
+        if layout != self.layout or not _has_a_row_for_each_output(features, output):
+            raise ValueError(
+                f"features= returned {tuple(features.shape)} for an output of shape "
+                f"{tuple(output.shape)}: expected one row of features per row of output."
+            )
+        rows = features.shape[0]
+        inner = torch.Size([rows, output.numel() // rows])
+        return Reading(output, features, OutputLayout(output.shape, inner))
+
+
+def readout_from_header(model: nn.Module, source: Source, header: dict[str, Any]) -> AnyReadout:
+    """The readout that a header describes; see `AnyReadout.header`."""
+    if header["kind"] == "features":
+        return GivenFeatures(shadow(model), source, header["layout"])
+    order = header["order"]
+    return Readout(
+        model=shadow(model),
+        source=source,
+        heads=tuple(header["layer"]),
+        kind=header["kind"],
+        layout=header["layout"],
+        linear=header["linear"],
+        silent=tuple(header["silent"]),
+        coupled=header["coupled"],
+        order=None if order is None else torch.tensor(order),
+        differentiates=header["differentiates"],
+        needs_gradients=header["needs_gradients"],
+    )
+
+
+def _given_features(
+    source: Source, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """What the user's function gives for a batch, which must be a table."""
+    assert source.features is not None
+    features = source.features(model, *args, **kwargs)
+    if not (isinstance(features, Tensor) and features.ndim in (2, 3)):
+        got = getattr(features, "shape", type(features).__name__)
+        raise ValueError(f"features= must return a tensor (N, D) or (N, K, P), got {got}.")
+    return features
+
+
+def _has_a_row_for_each_output(features: Tensor, output: Tensor) -> bool:
+    """Whether features (N, D) or (N, K, P) fit an output."""
+    rows = features.shape[0]
+    if features.ndim == 2:
+        return rows in {output.shape[0], output.numel()}
+    return rows == output.shape[0] and features.shape[:2].numel() == output.numel()
+
+
+@contextmanager
+def _reset_afterwards(twin: _Twin) -> Iterator[None]:
+    """A context after which the recorders only record."""
+    try:
+        yield
+    finally:
+        for recorder in twin.recorders:
+            recorder.reset()
+
+
+def _some_input_requires_grad(inputs: Inputs) -> bool:
+    """Whether derivatives with respect to an input may be requested."""
+    args, kwargs = inputs
+    values = [*args, *kwargs.values()]
+    for value in values:
+        if type(value) is not Tensor:  # a container, perhaps: look into all of them
+            leaves = tree_leaves(values)
+            return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
+        if value.requires_grad:
+            return True
+    return False
