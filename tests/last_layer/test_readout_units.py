@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+import rigidities as rg
 from rigidities.data.output_layout import OutputLayout
+from rigidities.last_layer.readout import layers
 from tests.support.nets import Net
 from tests.support.readouts import features_of, fitted_on
 from tests.support.refusals import refused
@@ -40,3 +42,34 @@ def test_batches_in_different_orders_are_not_joined():
     assert torch.equal(joined.rows(output), output.flip(-1))
     other = replace(layout, order=layout.order.flip(0))
     refused("different orders.*batch by batch", OutputLayout.join, [layout, other], output, remedy)
+
+
+# --- layers that novelty watches ----------------------------------------------------------------
+
+
+def test_parts_projected_by_other_seeds_are_no_one_fit(monkeypatch):
+    model = nn.Sequential(nn.Linear(300, 4), nn.Tanh(), nn.Linear(4, 1))
+    x, y = torch.randn(200, 300), torch.randn(200, 1)
+    first = rg.LastLayerRigidity(model).fit(x[:100], y[:100], novelty=True)
+    monkeypatch.setattr(layers, "SEED", 5)
+    monkeypatch.setattr(layers.Layer.__init__, "__defaults__", (5, False))
+    second = rg.LastLayerRigidity(model).fit(x[100:], y[100:], novelty=True)
+    refused("seed", first.merge, second)
+
+
+def test_wide_rows_are_projected_the_same_way_everywhere():
+    """The order and the signs come from whole numbers: these are pinned."""
+    order, signs = layers._deal(1000, layers.SEED)
+    assert sorted(order.tolist()) == list(range(1000))
+    assert order[:6].tolist() == [898, 285, 625, 910, 38, 617]
+    assert signs[:6].tolist() == [1, 1, -1, 1, 1, 1]
+    x = torch.randn(500, 1000, dtype=torch.float64)
+    rows = layers._projected(x, layers.Layer("x", "", 0, 1000))
+    assert rows.shape == (500, layers.WIDEST)
+    # lengths are kept on average
+    ratio = rows.square().sum(1) / x.square().sum(1)
+    assert abs(float(ratio.mean()) - 1) < 0.02
+    by_hand = torch.zeros(500, layers.WIDEST, dtype=torch.float64)
+    for place, column in enumerate(order.tolist()):
+        by_hand[:, place % layers.WIDEST] += signs[place] * x[:, column]
+    torch.testing.assert_close(rows, by_hand)
