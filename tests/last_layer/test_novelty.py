@@ -782,7 +782,7 @@ def test_rows_whose_samples_are_not_known_are_refused_by_name():
     x, y = torch.randn(200, 3), torch.randn(200, 1)
     uq = rg.LastLayerRigidity(Repeating()).fit([(x, False, y)], novelty=True)
     uq.calibrate([(x + 1, False, y)], method="paper")
-    with pytest.raises(ValueError, match="'out', which got 400 rows for 200 samples.*not known"):
+    with pytest.raises(ValueError, match=r"'out', which got 400 rows for 200 samples.*not known"):
         uq.novelty([(x, True, y)])
 
 
@@ -797,7 +797,7 @@ def test_atoms_of_several_structures_at_once_are_refused():
     uq.fit([structures(seed, 20) for seed in range(4)], novelty=True)
     uq.calibrate([structures(9, 20)], method="paper")
     inputs, target = structures(5, 20)
-    with pytest.raises(ValueError, match="differ from those in the first batch|not known"):
+    with pytest.raises(ValueError, match=r"differ from those in the first batch|not known"):
         uq.novelty([((*inputs, True), target)])
 
 

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import rigidities as rg
+from rigidities.data.feed import Feed
 from rigidities.data.output_layout import OutputLayout
+from rigidities.last_layer.ensemble.members import Members
 from rigidities.last_layer.readout import layers
-from tests.support.nets import Net
+from tests.support.nets import Net, fitted, trained
 from tests.support.readouts import features_of, fitted_on
 from tests.support.refusals import refused
 
@@ -42,6 +44,14 @@ def test_batches_in_different_orders_are_not_joined():
     assert torch.equal(joined.rows(output), output.flip(-1))
     other = replace(layout, order=layout.order.flip(0))
     refused("different orders.*batch by batch", OutputLayout.join, [layout, other], output, remedy)
+
+
+def test_an_ensemble_for_a_model_with_other_targets_is_refused():
+    net, other = trained(), fitted(trained(targets=3))
+    deviations = fitted(net).ensemble(4).deviations
+    binding = other._fit.require_state().binding
+    ens = rg.last_layer.Ensemble(binding, Feed(other.model), Members(deviations))
+    refused(r"gives 3 targets with 25 features here.*has 1 with 25", ens, net.test[0])
 
 
 # --- layers that novelty watches ----------------------------------------------------------------
