@@ -10,8 +10,8 @@ from tests.foreign.specimen import Specimen
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- zoo: begin -->", "<!-- zoo: end -->"
 HEAD = """\
-| library | model | the line | case | features | off by |
-| --- | --- | --- | --- | --- | --- |
+| library | model | the line | features | off by |
+| --- | --- | --- | --- | --- |
 """
 
 
@@ -21,23 +21,18 @@ class Row:
 
     Attributes:
         specimen: which.
-        case: how its features were had.
         width: number of features.
         deviation: largest relative deviation of a variance from brute force.
     """
 
     specimen: Specimen
-    case: str
     width: int
     deviation: float
 
     def __str__(self) -> str:
         one = self.specimen
         where = f"{one.package} {version(one.package).partition('+')[0]}"
-        return (
-            f"| {where} | {one.model} | `{one.line}` | {self.case} | {self.width} "
-            f"| {self.deviation:.0e} |\n"
-        )
+        return f"| {where} | {one.model} | `{one.line}` | {self.width} | {self.deviation:.0e} |\n"
 
 
 def write(rows: list[Row]) -> None:
@@ -52,5 +47,5 @@ def write(rows: list[Row]) -> None:
 def lines() -> list[tuple[str, float]]:
     """The lines of the page's table, each with its deviation."""
     text = PAGE.read_text(encoding="utf-8")
-    found = re.findall(r"^\|[^|]+\|[^|]+\| `([^|]+)` \|[^|]+\|[^|]+\| (\S+) \|$", text, re.M)
+    found = re.findall(r"^\|[^|]+\|[^|]+\| `([^|]+)` \|[^|]+\| (\S+) \|$", text, re.M)
     return [(line, float(deviation)) for line, deviation in found]

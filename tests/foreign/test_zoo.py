@@ -8,12 +8,14 @@ import pytest
 import torch
 
 import rigidities as rg
+from rigidities.last_layer.doors import feed_of
 from tests.foreign import zoo
 from tests.foreign.brute_force import Reference
 from tests.foreign.specimen import Given, Specimen
 from tests.foreign.table import Row
 from tests.support import oracle
 from tests.support.nets import derivative_scale
+from tests.support.readouts import has_one_weight_vector
 
 TOLERANCE = 1e-5
 """Of variances, relative."""
@@ -43,9 +45,9 @@ def used(one: Specimen, given: Given) -> tuple[rg.LastLayerRigidity, list[str]]:
 
 def units(uq: rg.LastLayerRigidity, given: Given) -> torch.Tensor | None:
     """Weights of all training outputs where targets with one weight vector have their own units."""
-    if uq.readout.layout != "joint":
+    if not has_one_weight_vector(uq):
         return None
-    batches = uq._fit.feed()(given.train, "fit")
+    batches = feed_of(uq)(given.train, "fit")
     targets = torch.cat([batch.target.reshape(-1, len(uq.scale)).cpu() for batch in batches])
     return oracle.own_units(targets).repeat(len(targets))
 
@@ -67,7 +69,7 @@ def off(uq: rg.LastLayerRigidity, given: Given, wrt: str) -> Iterator[float]:
 
 def called(uq: rg.LastLayerRigidity, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
     """`uq(x)` for every test batch."""
-    found = [quietly(uq, *b.args, **b.kwargs) for b in uq._fit.feed()(given.test, "call")]
+    found = [quietly(uq, *b.args, **b.kwargs) for b in feed_of(uq)(given.test, "call")]
     means, stds = zip(*found, strict=True)
     return torch.cat(means).detach(), torch.cat(stds).detach()
 
@@ -95,4 +97,4 @@ def test_the_variance_is_that_of_brute_force(one: Specimen, table: list[Row], tm
     if given.slope is not None:
         slopes = quietly(uq.gradient, given.test, one.wrt).mean
         torch.testing.assert_close(slopes, joined(given.slope, given))
-    table.append(Row(one, uq.readout.case, uq.gram.matrix.shape[-1], deviation))
+    table.append(Row(one, uq.gram.matrix.shape[-1], deviation))

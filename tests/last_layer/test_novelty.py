@@ -10,9 +10,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.last_layer import novelty
-from rigidities.last_layer.fit import merge_files
-from rigidities.last_layer.readout import layers
+from rigidities import cli
 from rigidities.notices import NotFittedError
 from rigidities.prediction.prediction import Prediction
 from rigidities.report import html, verdict
@@ -43,8 +41,20 @@ def fitted(seed=0, batch_size=None):
     return uq, model, x, y
 
 
-def sums(uq):
-    return [gram.matrix for gram in uq._fit.state.statistics.layers.grams]
+def fitted_in_float64(rows=ROWS, batch_size=None):
+    model, x, y = made()
+    model, x, y = model.double(), x.double(), y.double()
+    uq = rg.LastLayerRigidity(model, batch_size=batch_size)
+    return uq.fit(x[:rows], y[:rows], novelty=True), model, x, y
+
+
+def distances(uq, x):
+    """Squared distances (N,) of each layer: the novelty, times what is usual in that layer."""
+    found, usual = uq.novelty(x), uq.calibration_report.novelty
+    return {
+        name: (usual[name] * column.double()).numpy()
+        for name, column in zip(found.layers, found.by_layer.unbind(1), strict=True)
+    }
 
 
 def entering(model, x):
@@ -152,34 +162,32 @@ def test_a_layer_that_only_gets_zeros_is_silent():
 # --- exact under every change --------------------------------------------------------------------
 
 
-def dense_sums(model, x):
-    found = []
-    for rows in entering(model, x):
-        full = np.concatenate([rows, np.ones((len(rows), 1))], 1)
-        found.append(torch.as_tensor(full.T @ full))
-    return found
+def check_distances(uq, model, train, x, y):
+    """After a calibration, those of all rows are those from the training rows alone."""
+    uq.calibrate(x[ROWS:], y[ROWS:], method="paper")
+    asked = torch.cat([x, 4 * x[:20]])
+    found = list(distances(uq, asked).values())
+    layers = zip(entering(model, train), entering(model, asked), strict=True)
+    expected = [dense_distances(*rows, scaled=i == 0) for i, rows in enumerate(layers)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [7, 100, 900])
-def test_the_sums_are_those_of_all_rows_whatever_the_batches(size):
-    uq, model, x, _ = fitted(batch_size=size)
-    for mine, expected in zip(sums(uq), dense_sums(model, x[:ROWS]), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+def test_the_distances_are_those_from_all_rows_whatever_the_batches(size):
+    uq, model, x, y = fitted_in_float64(batch_size=size)
+    check_distances(uq, model, x[:ROWS], x, y)
 
 
-def test_rows_can_be_added_taken_out_and_merged(tmp_path):
-    uq, model, x, y = fitted()
+def test_rows_can_be_added_taken_out_and_merged():
+    uq, model, x, y = fitted_in_float64()
     uq.partial_fit(x[ROWS:], y[ROWS:])
     uq.forget(x[:200], y[:200])
-    for mine, expected in zip(sums(uq), dense_sums(model, x[200:]), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+    check_distances(uq, model, x[200:], x, y)
     parts = [
         rg.LastLayerRigidity(model).fit(x[a:b], y[a:b], novelty=True)
         for a, b in ((200, 500), (500, ROWS + VALID))
     ]
-    merged = parts[0].merge(parts[1])
-    for mine, expected in zip(sums(merged), sums(uq), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-9)
+    check_distances(parts[0].merge(parts[1]), model, x[200:], x, y)
 
 
 def test_files_and_state_dicts_keep_it_to_the_bit(tmp_path):
@@ -196,13 +204,11 @@ def test_files_and_state_dicts_keep_it_to_the_bit(tmp_path):
 
 
 def test_a_fit_from_a_file_goes_on(tmp_path):
-    model, x, y = made()
-    uq = rg.LastLayerRigidity(model).fit(x[:700], y[:700], novelty=True)
+    uq, model, x, y = fitted_in_float64(700)
     uq.save(tmp_path / "fit", rows=True)
     uq = rg.LastLayerRigidity.load(tmp_path / "fit", model)
     uq.partial_fit(x[700:ROWS], y[700:ROWS])
-    for mine, expected in zip(sums(uq), dense_sums(model, x[:ROWS]), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+    check_distances(uq, model, x[:ROWS], x, y)
 
 
 def shared(rank, size):
@@ -234,17 +240,6 @@ def test_parts_that_watch_and_parts_that_do_not_are_no_one_fit():
     assert watching.gram.count == 300
 
 
-def test_parts_projected_by_other_seeds_are_no_one_fit(monkeypatch):
-    model = nn.Sequential(nn.Linear(300, 4), nn.Tanh(), nn.Linear(4, 1))
-    x, y = torch.randn(200, 300), torch.randn(200, 1)
-    first = rg.LastLayerRigidity(model).fit(x[:100], y[:100], novelty=True)
-    monkeypatch.setattr(layers, "SEED", 5)
-    monkeypatch.setattr(layers.Layer.__init__, "__defaults__", (5, False))
-    second = rg.LastLayerRigidity(model).fit(x[100:], y[100:], novelty=True)
-    with pytest.raises(ValueError, match="seed"):
-        first.merge(second)
-
-
 def test_refitted_readouts_keep_what_the_layers_have_seen():
     uq, _, x, y = fitted()
     new = uq.refit()
@@ -262,13 +257,11 @@ def watched(model, x, y=None, **options):
     return uq
 
 
-def recorded(uq, x):
-    """What entered, by layer: the mean of the sums is that of the rows."""
-    return dict(zip(uq.novelty(x).layers, sums(uq), strict=True))
-
-
-def mean_of(gram):
-    return gram[-1, :-1] / gram[-1, -1]
+def check_rows(uq, x, name, rows, *, scaled):
+    """A layer is watched by these rows: the distances from them, in single precision."""
+    rows = rows.detach().double().numpy()
+    expected = dense_distances(rows, rows, scaled=scaled)
+    np.testing.assert_allclose(distances(uq, x)[name], expected, rtol=1e-3)
 
 
 def test_convolutions_are_watched_by_means_and_deviations_of_their_channels():
@@ -279,12 +272,10 @@ def test_convolutions_are_watched_by_means_and_deviations_of_their_channels():
     )
     x = torch.randn(60, 3, 9, 9)
     uq = watched(model, x)
-    found = recorded(uq, x)
-    assert list(found) == ["the input", "2", "6"]
-    hidden = model[:2](x).detach()
-    expected = torch.cat([hidden.mean((2, 3)), hidden.flatten(2).std(2, correction=0)], 1).mean(0)
-    torch.testing.assert_close(mean_of(found["2"]).float(), expected)
-    assert mean_of(found["the input"]).shape == (6,)
+    assert uq.novelty(x).layers == ("the input", "2", "6")
+    for name, image in (("the input", x), ("2", model[:2](x))):
+        rows = torch.cat([image.mean((2, 3)), image.flatten(2).std(2, correction=0)], 1)
+        check_rows(uq, x, name, rows, scaled=name == "the input")
     # noise of another size has the same mean: the deviation tells
     assert float(uq.novelty(3 * x).by_layer[:, 0].min()) > 2
 
@@ -309,10 +300,8 @@ def test_transformers_are_watched_by_the_means_of_their_tokens():
     model = Reader().eval()
     ids = torch.randint(0, 15, (80, 6))
     uq = watched(model, ids)
-    found = recorded(uq, ids)
-    assert {"tokens", "block.linear1", "out"} <= set(found)
-    expected = model.tokens(ids).detach().mean((0, 1))
-    torch.testing.assert_close(mean_of(found["tokens"]).float(), expected)
+    assert {"tokens", "block.linear1", "out"} <= set(uq.novelty(ids).layers)
+    check_rows(uq, ids, "tokens", model.tokens(ids).mean(1), scaled=False)
     after, known = uq.novelty(torch.full((4, 6), 17)), uq.novelty(ids)
     column = known.layers.index("tokens")
     assert float(after.by_layer[:, column].min()) > float(known.by_layer[:, column].median())
@@ -332,9 +321,8 @@ def test_recurrent_nets_are_watched_by_the_mean_of_their_steps(batch_first):
 
     x = torch.randn(70, 4, 3)
     uq = watched(Recurrent(), x)
-    found = recorded(uq, x)
     name = "the input" if batch_first else "lstm"
-    torch.testing.assert_close(mean_of(found[name]).float(), x.mean((0, 1)))
+    check_rows(uq, x, name, x.mean(1), scaled=batch_first)
 
 
 class Atoms(nn.Module):
@@ -376,12 +364,10 @@ def test_atoms_are_watched_one_by_one_and_the_most_novel_one_counts():
     assert int(found.largest.argmax()) == 7
     # each structure by itself is as novel as among others
     atoms, _, structure, _ = batch[0]
-    learnt = uq._fit.state
-    alarm = learnt.alarm(uq.readout)
-    each = alarm.distances[0](atoms)
-    expected = torch.stack([each[structure == i].max() for i in range(20)])
-    usual = learnt.report.novelty[found.layers[0]]
-    torch.testing.assert_close(found.by_layer[:, 0], expected / usual, rtol=1e-5, atol=0)
+    known = torch.cat([structures(seed, 20)[0][0] for seed in range(8)])
+    each = dense_distances(known.double().numpy(), atoms.double().numpy(), scaled=True)
+    expected = np.stack([each[structure.numpy() == i].max() for i in range(20)])
+    np.testing.assert_allclose(distances(uq, [batch])["the input"], expected, rtol=1e-4)
 
 
 class Named(nn.Module):
@@ -531,24 +517,6 @@ def test_batches_that_forward_takes_show_the_models_own_inputs():
     torch.testing.assert_close(uq.novelty(batches).by_layer, plain.novelty(x).by_layer)
 
 
-def test_wide_rows_are_projected_the_same_way_everywhere():
-    """The order and the signs come from whole numbers: these are pinned."""
-    order, signs = layers._deal(1000, layers.SEED)
-    assert sorted(order.tolist()) == list(range(1000))
-    assert order[:6].tolist() == [898, 285, 625, 910, 38, 617]
-    assert signs[:6].tolist() == [1, 1, -1, 1, 1, 1]
-    x = torch.randn(500, 1000, dtype=torch.float64)
-    rows = layers._projected(x, layers.Layer("x", "", 0, 1000))
-    assert rows.shape == (500, layers.WIDEST)
-    # lengths are kept on average
-    ratio = rows.square().sum(1) / x.square().sum(1)
-    assert abs(float(ratio.mean()) - 1) < 0.02
-    by_hand = torch.zeros(500, layers.WIDEST, dtype=torch.float64)
-    for place, column in enumerate(order.tolist()):
-        by_hand[:, place % layers.WIDEST] += signs[place] * x[:, column]
-    torch.testing.assert_close(rows, by_hand)
-
-
 def test_wide_inputs_that_are_new_are_seen_through_the_projection():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(700, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -595,12 +563,19 @@ def test_predictions_without_it_have_none():
 
 
 def test_a_call_of_the_model_pays_nothing_for_it():
-    """`uq(x)` leaves no hook on the model that it runs."""
-    uq, model, x, _ = fitted()
+    """`uq(x)` leaves no hook on the model, and runs what it runs in a fit without novelty."""
+    uq, model, x, y = fitted()
+    plain = rg.LastLayerRigidity(model).fit(x[:ROWS], y[:ROWS])
+    plain.calibrate(x[ROWS:], y[ROWS:], method="paper")
     uq.novelty(x)
-    uq(x[:5])
-    twin = uq.readout._twin().model
-    for module in [*twin.modules(), *model.modules()]:
+    names = []
+    for fit in (uq, plain):
+        fit(x[:5])
+        with Operations() as operations:
+            fit(x[:5])
+        names.append(operations.names)
+    assert names[0] == names[1]
+    for module in model.modules():
         assert not module._forward_pre_hooks
         assert not module._forward_hooks
 
@@ -689,11 +664,19 @@ def test_batches_of_another_form_are_named():
 
 
 def test_distances_of_layers_that_never_varied_are_finite():
-    gram = rg.Gram(3, precision="double")
-    gram.update(torch.zeros(10, 2, dtype=torch.float64), ones=True)
-    distance = novelty.LayerDistance.of(layers.Layer("x", "", "", 2), gram, torch.float64)
-    found = distance(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
-    torch.testing.assert_close(found, torch.tensor([0.0, 25.0], dtype=torch.float64))
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.quiet, self.out = nn.Linear(2, 3), nn.Linear(2, 1)
+
+        def forward(self, x, gate):
+            return self.out(x) + 0.0 * self.quiet(gate * x).sum(1, keepdim=True)
+
+    x, closed, y = torch.randn(300, 2), torch.zeros(300, 1), torch.randn(300, 1)
+    uq = rg.LastLayerRigidity(Gated(), layer="out").fit((x, closed, y), novelty=True)
+    uq.calibrate((x + 1, closed, y), method="paper")
+    asked = (torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.ones(2, 1))
+    np.testing.assert_allclose(distances(uq, asked)["quiet"], [0.0, 25.0], rtol=1e-6)
 
 
 def test_inputs_that_are_missing_where_none_were_are_novel():
@@ -726,30 +709,34 @@ def test_models_that_differentiate_inside_are_watched_where_values_are():
 
 
 def test_files_are_merged_without_a_model(tmp_path):
-    _, model, x, y = fitted()
+    _, model, x, y = fitted_in_float64()
     for number, (start, end) in enumerate(((0, 400), (400, ROWS))):
         part = rg.LastLayerRigidity(model).fit(x[start:end], y[start:end], novelty=True)
-        part.save(tmp_path / f"{number}.safetensors", rows=True)
-    paths = [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
-    merge_files(paths, tmp_path / "whole.safetensors", lambda _: None, check=True)
-    whole = rg.LastLayerRigidity.load(tmp_path / "whole.safetensors", model)
-    for mine, expected in zip(sums(whole), dense_sums(model, x[:ROWS]), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+        part.save(tmp_path / f"{number}", rows=True)
+    paths = [str(tmp_path / name) for name in ("0", "1")]
+    assert cli.main(["merge", *paths, "--out", str(tmp_path / "whole")]) == 0
+    whole = rg.LastLayerRigidity.load(tmp_path / "whole", model)
+    check_distances(whole, model, x[:ROWS], x, y)
 
 
 def test_a_layer_costs_a_handful_of_operations():
     """Those of an answer with novelty beyond one without, a layer: a count that is told."""
-    uq, _, x, _ = fitted()
-    alarm = uq._fit.state.alarm(uq.readout)
-    with Operations() as plain:
-        uq.readout(x[:64])
-    with Operations() as watching:
-        uq.readout.entering(x[:64])
-    rows = torch.randn(64, 12)
-    with Operations() as distance:
-        alarm.distances[1](rows)
-    a_layer = (len(watching.names) - len(plain.names)) / 3 + len(distance.names)
-    assert a_layer == OPERATIONS, (watching.names, distance.names)
+
+    def more(hidden):
+        """Operations that novelty adds for a net of some hidden layers."""
+        between = [part for _ in range(hidden) for part in (nn.Linear(3, 3), nn.Tanh())]
+        model, x, y = nn.Sequential(*between, nn.Linear(3, 1)), torch.randn(300, 3), torch.ones(300)
+        names = []
+        for watching in (True, False):
+            uq = rg.LastLayerRigidity(model).fit(x[:200], y[:200], novelty=watching)
+            uq.calibrate(x[200:], y[200:], method="paper")
+            uq.predict(x[:64])
+            with Operations() as operations:
+                uq.predict(x[:64])
+            names.append(operations.names)
+        return len(names[0]) - len(names[1])
+
+    assert more(3) - more(2) == more(2) - more(1) == OPERATIONS
     page = Path("docs/speed.md").read_text(encoding="utf-8")
     assert f"{OPERATIONS} more operations per layer" in page
 
@@ -783,16 +770,35 @@ def test_a_model_without_anything_to_watch_is_refused():
 
 
 def test_rows_whose_samples_are_not_known_are_refused_by_name():
+    class Repeating(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.out = nn.Linear(3, 8), nn.Linear(8, 1)
+
+        def forward(self, x, twice):
+            rows = torch.cat([x, x]) if twice else x
+            return self.out(self.first(rows).tanh())[: len(x)]
+
+    x, y = torch.randn(200, 3), torch.randn(200, 1)
+    uq = rg.LastLayerRigidity(Repeating()).fit([(x, False, y)], novelty=True)
+    uq.calibrate([(x + 1, False, y)], method="paper")
+    with pytest.raises(ValueError, match=r"'out', which got 400 rows for 200 samples.*not known"):
+        uq.novelty([(x, True, y)])
+
+
+def test_atoms_of_several_structures_at_once_are_refused():
+    class Coupled(Atoms):
+        def forward(self, atoms, edges, structure, count, coupled=False):
+            energies = super().forward(atoms, edges, structure, count)
+            return energies + 0.5 * energies.roll(1, 0) if coupled else energies
+
     torch.manual_seed(0)
-    uq = rg.LastLayerRigidity(Atoms(), forward=lambda m, b: m(*b[0]))
+    uq = rg.LastLayerRigidity(Coupled(), forward=lambda m, b: m(*b[0]))
     uq.fit([structures(seed, 20) for seed in range(4)], novelty=True)
     uq.calibrate([structures(9, 20)], method="paper")
-    tap = uq.readout
-    alarm = uq._fit.state.alarm(tap)
-    batch = next(iter(uq._fit.feed()([structures(5, 20)], "test")))
-    tap.row_owners = lambda *args, **kwargs: None
-    with pytest.raises(ValueError, match="not known which rows belong to which sample"):
-        alarm.read(tap, batch)
+    inputs, target = structures(5, 20)
+    with pytest.raises(ValueError, match=r"differ from those in the first batch|not known"):
+        uq.novelty([((*inputs, True), target)])
 
 
 def test_autocast_shortens_no_distance():

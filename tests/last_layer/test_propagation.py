@@ -2,7 +2,6 @@
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,16 +10,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
-from rigidities.data.batches import BatchFormat
-from rigidities.data.feed import Feed
 from rigidities.last_layer.propagation import outputs as joint_outputs
 from rigidities.last_layer.propagation import propagation
 from rigidities.last_layer.propagation.outputs import repeatable
-from rigidities.last_layer.propagation.propagation import covariance_between, propagated
-from rigidities.posterior.joint import JointPosterior
 from rigidities.prediction.derived import Derived
 from tests.support import oracle, zoo
 from tests.support.nets import trained, without_forward_mode
+from tests.support.readouts import has_one_weight_vector, layers_of
 from tests.support.refusals import refused
 from tests.support.zoo_fits import fitted_to, row_weights
 
@@ -28,31 +24,31 @@ F64 = torch.float64
 
 
 class Parts:
-    """What a façade hands to the propagation."""
+    """A fit, whose data are cut into batches of another size in every call."""
 
-    def __init__(self, uq, source=None):
-        self.uq, self.tap = uq, uq._fit.require_state().binding.current()
-        self.joint = JointPosterior.of(uq.posterior, uq.gram, self.tap.layout)
-        self.feed = Feed(uq.model, BatchFormat(**(source or {})))
+    def __init__(self, uq):
+        self.uq = uq
 
-    def batches(self, data, batch_size=None):
-        return lambda: replace(self.feed, batch_size=batch_size)(data, "propagate")
-
-    def propagate(self, fn, data, batch_size=None, again=None, **options):
-        again = repeatable(data) if again is None else again
-        start = self.batches(data, batch_size)
-        return propagated(fn, self.tap, self.joint, start, again=again, **options)
+    def propagate(self, fn, data, batch_size=None, **options):
+        self.uq.batch_size = batch_size
+        return self.uq.propagate(fn, data, **options)
 
     def covariance(self, data, others=None, batch_size=None):
-        second = None if others is None else self.batches(others, batch_size)
-        return covariance_between(self.tap, self.joint, self.batches(data, batch_size), second)
+        self.uq.batch_size = batch_size
+        return self.uq.covariance(data, others)
 
 
-def parts_of(net, dtype=None):
+def parts_of(net, dtype=None, method="paper", errors=1.0):
+    """A fit, and the inputs of its test set.
+
+    `errors` scales those of the validation rows, and with them the scale of the bars.
+    """
     model = net.model if dtype is None else net.model.to(dtype)
     sets = [tuple(t if dtype is None else t.to(dtype) for t in pair) for pair in net[1:]]
     uq = rg.LastLayerRigidity(model).fit(sets[0])
-    uq.calibrate(sets[1], method="paper")
+    x, y = sets[1]
+    mean = model(x).detach()
+    uq.calibrate(x, mean + errors * (y - mean), method=method)
     return Parts(uq), sets[2][0]
 
 
@@ -132,55 +128,53 @@ def zoo_parts(id):
     case, valid = zoo.build(id), zoo.build(id, draw=1)
     uq = fitted_to(case, [case.data])
     uq.calibrate([valid.data], method=rg.Paper(ridge=0.01 * float(uq.gram.diagonal.mean())))
-    source = {"whole": "forward" in case.options, "target": case.options.get("target")}
-    return case, Parts(uq, source)
+    return case, Parts(uq)
+
+
+def target_of_each(uq, case):
+    """The target of each output of a batch, known by its scale: alpha_k^2 is epistemic / q."""
+    p = uq.predict([case.data])
+    squares = (p.epistemic * p.rigidity).reshape(-1, 1)
+    return (squares - uq.scale.square()).abs().argmin(1)
+
+
+def residual_columns(uq, case):
+    """The residuals of a batch (M, K): rows of outputs with one row of features have one q."""
+    residual = (case.target - case.call(oracle.float64_copy(case.model))).detach()
+    q = (1 / uq.predict([case.data]).rigidity).reshape(len(residual), -1)
+    k = target_of_each(uq, case).reshape(q.shape)
+    targets, columns = uq.scale.numel(), []
+    for errors, sizes, own in zip(residual.reshape(q.shape), q, k, strict=True):
+        each = [errors[own == t][sizes[own == t].argsort()] for t in range(targets)]
+        columns.append(torch.stack(each, 1))
+    return torch.cat(columns)
 
 
 def zoo_covariance(case, parts, batches):
     """Cov of all outputs of some batches, with no help from the posterior's eigenbasis."""
-    uq, joint = parts.uq, parts.tap.layout == "joint"
+    uq, joint = parts.uq, has_one_weight_vector(parts.uq)
     targets = uq.scale.numel()
-    reading = parts.tap(*next(iter(parts.feed([case.data], "fit"))).args, **case.kwargs)
-
-    def whose(like):
-        """The target of each output."""
-        kept = reading.output_layout.targets
-        if reading.output_layout.order is not None:
-            return (reading.output_layout.order.argsort() % kept).repeat(len(like))
-        if kept == like.numel() // len(like) and reading.output_layout.axis == -1:
-            return torch.arange(kept).repeat(len(like))
-        axis = reading.output_layout.axis % len(reading.output_layout.inner)
-        shape = [1] * len(reading.output_layout.inner)
-        shape[axis] = kept
-        inner = [
-            len(like) if i == 0 and axis else n for i, n in enumerate(reading.output_layout.inner)
-        ]
-        return torch.arange(kept).reshape(shape).expand(inner).reshape(-1)
 
     def rows(case):
         jacobian = zoo_jacobian(case)
         return jacobian if joint or targets == 1 else per_target(jacobian, case, targets)
 
-    train, k_train = rows(case), whose(case.target) if targets > 1 else None
+    train = rows(case)
     f = torch.cat([rows(batch) for batch in batches])
-    k = torch.cat([whose(batch.target) for batch in batches]) if targets > 1 else None
     eye = torch.eye(f.shape[1], dtype=F64)
     if targets == 1:
         inner = f @ torch.linalg.inv(train.T @ train + uq.ridge * eye) @ f.T
         return uq.scale.square() * inner
+    k_train = target_of_each(uq, case)
+    k = torch.cat([target_of_each(uq, batch) for batch in batches])
     between = torch.outer(uq.scale, uq.scale)[k][:, k]
     if joint:
         gram = train.T @ (row_weights(uq, [case])[:, None] * train)
         return f @ torch.linalg.inv(gram + uq.ridge * eye) @ f.T * between
-    residual = (case.target - case.call(oracle.float64_copy(case.model))).detach()
-    if reading.output_layout.order is None:
-        residual = residual.reshape(-1)
-        columns = torch.stack([residual[k_train == t] for t in range(targets)], 1)
-    else:  # of one head row each
-        columns = residual.flatten(1)[:, reading.output_layout.order].reshape(-1, targets)
-    rho = torch.from_numpy(uncentred_correlation(columns.numpy()))
-    if uq.gram.targets is not None:
+    if uq.gram.matrix.ndim == 3:
         rho = torch.eye(targets, dtype=F64)
+    else:
+        rho = torch.from_numpy(uncentred_correlation(residual_columns(uq, case).numpy()))
     inner = torch.zeros(len(f), len(f), dtype=F64)
     for t in range(targets):
         mine = train[k_train == t]
@@ -195,7 +189,7 @@ def test_a_linear_function_is_exact_for_every_kind_of_readout(id):
     batches = [zoo.build(id, draw=2), zoo.build(id, draw=3)]
     expected = zoo_covariance(case, parts, batches)
     data, size = [batch.data for batch in batches], len(expected)
-    few, many = 3, parts.joint.coordinates + 3
+    few, many = 3, parts.uq.gram.width * parts.uq.scale.numel() + 3
     matrix = torch.randn(many, size, dtype=F64, generator=torch.Generator().manual_seed(0))
     for quantities in (few, many):  # by reverse mode, by forward mode
         a = matrix[:quantities]
@@ -211,11 +205,25 @@ def test_a_linear_function_is_exact_for_every_kind_of_readout(id):
     close(whole, expected, rtol=1e-7, atol=1e-9 * float(expected.max()))
 
 
+def kind_of(uq):
+    """How the targets of a fit share features and weights."""
+    if not layers_of(uq):
+        return "features of the user"
+    if uq.scale.numel() == 1:
+        return "one target"
+    if has_one_weight_vector(uq):
+        return "one weight vector"
+    return "a Gram for each target" if uq.gram.matrix.ndim == 3 else "one Gram"
+
+
 @pytest.mark.thorough
-def test_all_layouts_and_cases_are_among_the_models():
-    taps = [zoo_parts(id)[1].tap for id in MODELS]
-    assert {tap.case for tap in taps} >= {"plain", "shared", "separate", "jacobian", "dense"}
-    assert "features" in {tap.case for tap in taps}
+def test_all_kinds_of_readouts_are_among_the_models():
+    kinds = {kind_of(zoo_parts(id)[1].uq) for id in MODELS}
+    assert kinds == {
+        *("features of the user", "one target", "one Gram"),
+        *("a Gram for each target", "one weight vector"),
+    }
+    assert {zoo.OUTCOMES[id] for id in MODELS} == {"plain", "linear", "part", "local"}
 
 
 def test_masked_targets_have_grams_and_error_bars_of_their_own():
@@ -274,17 +282,19 @@ def test_the_difference_of_similar_predictions_has_a_small_error_bar(parts, x):
 
 
 def test_the_difference_of_two_targets_uses_their_residual_correlation():
-    parts, x = parts_of(trained(targets=3), F64)
-    parts.uq.gram.square[:] = torch.tensor([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    joint = JointPosterior.of(parts.uq.posterior, parts.uq.gram, "shared")
-    parts.joint = joint
-    std = parts.propagate(lambda y: y[0], x[:1]).std
-    close, apart = parts.propagate(
-        lambda y: torch.stack([y[0, 0] - y[0, 1], y[0, 0] - y[0, 2]]), x
-    ).std
-    expected = (std[0] ** 2 + std[1] ** 2 - 1.8 * std[0] * std[1]).sqrt()
-    torch.testing.assert_close(close, expected)
-    torch.testing.assert_close(apart, (std[0] ** 2 + std[2] ** 2).sqrt())
+    net = trained(targets=3)
+    model, x = net.model.double(), net.train[0].double()
+    first, second, third = torch.randn(3, len(x), dtype=F64, generator=torch.manual_seed(0))
+    residual = torch.stack([first, 0.9 * first + 0.4 * second, third], 1)
+    uq = rg.LastLayerRigidity(model).fit(x, model(x).detach() + residual)
+    uq.calibrate(tuple(t.double() for t in net.valid), method="paper")
+    rho = torch.from_numpy(uncentred_correlation(residual.numpy()))
+    std = uq.propagate(lambda y: y[0], x[:1]).std
+    both = uq.propagate(lambda y: torch.stack([y[0, 0] - y[0, 1], y[0, 0] - y[0, 2]]), x).std
+    assert float(rho[0, 1]) > 0.8
+    for k, found in zip((1, 2), both, strict=True):
+        expected = std[0] ** 2 + std[k] ** 2 - 2 * rho[0, k] * std[0] * std[k]
+        torch.testing.assert_close(found, expected.sqrt())
 
 
 # --- nonlinear functions ------------------------------------------------------------------------
@@ -305,11 +315,7 @@ def curved(y):
 
 def test_nonlinear_functions_agree_with_many_models_of_drawn_weights():
     net = trained()
-    parts, x = parts_of(net, F64)
-    scale = 0.05  # small, so that first order is what is tested
-    parts.joint = JointPosterior.of(
-        parts.uq.posterior.with_scale(scale * parts.uq.scale), parts.uq.gram, "shared"
-    )
+    parts, x = parts_of(net, F64, errors=0.05)  # small, so that first order is what is tested
     derived = parts.propagate(curved, x, second_order=True)
     model, (xt, _) = parts.uq.model, net.train
     with torch.no_grad():
@@ -317,9 +323,8 @@ def test_nonlinear_functions_agree_with_many_models_of_drawn_weights():
             torch.cat([model[:-1](t), torch.ones(len(t), 1, dtype=F64)], 1)
             for t in (x, xt.double())
         )
-        precision = (ft.T @ ft + parts.uq.ridge * torch.eye(25, dtype=F64)) / (
-            scale * parts.uq.scale
-        ) ** 2
+        precision = ft.T @ ft + parts.uq.ridge * torch.eye(25, dtype=F64)
+        precision = precision / parts.uq.scale.square()
         root = torch.linalg.cholesky(torch.linalg.inv(precision))
         draws, generator = 40_000, torch.Generator().manual_seed(1)
         moved = torch.randn(draws, 25, dtype=F64, generator=generator) @ root.T @ f.T
@@ -364,11 +369,12 @@ def test_batches_and_order_do_not_matter(three):
     torch.testing.assert_close(other.covariance, once.covariance, rtol=1e-10, atol=1e-16)
 
 
-def test_forward_and_reverse_mode_agree(parts, x, monkeypatch):
-    forward = parts.propagate(torch.exp, x)
-    monkeypatch.setattr(propagation, "_forward_spread", propagation._reverse_spread)
-    reverse = parts.propagate(torch.exp, x)
-    torch.testing.assert_close(forward.rows, reverse.rows, rtol=1e-9, atol=1e-14)
+def test_forward_and_reverse_mode_agree(parts, x):
+    forward = parts.propagate(torch.exp, x)  # more quantities than the readout has weights
+    for rows in torch.arange(len(x)).split(20):
+        reverse = parts.propagate(lambda y, rows=rows: y[rows].exp(), x)
+        expected = forward.covariance[rows][:, rows]
+        torch.testing.assert_close(reverse.covariance, expected, rtol=1e-9, atol=1e-14)
     torch.testing.assert_close(
         forward.variance, parts.uq.predict(x).epistemic * (2 * forward.mean.log()).exp()
     )
@@ -376,8 +382,7 @@ def test_forward_and_reverse_mode_agree(parts, x, monkeypatch):
 
 def test_float32_models_give_float32_with_float64_derivatives():
     exact, x = parts_of(trained(), F64)
-    parts, x32 = parts_of(trained())
-    parts.joint = exact.joint
+    parts, x32 = parts_of(trained(), method=rg.Paper(ridge=exact.uq.ridge))
     got, expected = (p.propagate(curved, z) for p, z in ((parts, x32), (exact, x)))
     assert got.mean.dtype == got.std.dtype == got.covariance.dtype == torch.float32
     assert got.precision == F64
@@ -396,8 +401,9 @@ def test_a_function_with_float32_constants_gets_float32_derivatives():
 
 def test_half_precision_models_get_error_bars_in_float32():
     case = zoo.build("bfloat16_model")
-    parts = Parts(rg.LastLayerRigidity(case.model).fit([case.data]))
-    derived = parts.propagate(lambda y: y.mean(), [case.data], second_order=True)
+    uq = rg.LastLayerRigidity(case.model).fit([case.data])
+    uq.calibrate([zoo.build("bfloat16_model", draw=1).data], method="paper")
+    derived = uq.propagate(lambda y: y.mean(), [case.data], second_order=True)
     assert derived.std.dtype == torch.float32
     assert 0 < float(derived.std) < math.inf
 
@@ -485,12 +491,13 @@ def test_gradient_modes_do_not_matter(parts, x):
 @pytest.mark.parametrize("fn", [curved, torch.exp])
 @pytest.mark.parametrize("kept", [0, 39_999])
 def test_features_that_were_not_kept_are_read_again(parts, x, monkeypatch, fn, kept):
-    expected = parts.propagate(fn, x, batch_size=16)
     calls = []
-    tap = parts.tap
-    parts.tap = lambda *a, **k: calls.append(1) or tap(*a, **k)
+    hook = parts.uq.model.register_forward_hook(lambda *_: calls.append(1))
+    expected = parts.propagate(fn, x, batch_size=16)
+    calls.clear()
     monkeypatch.setattr(joint_outputs, "MEMORY_BYTES", kept)
     got = parts.propagate(fn, x, batch_size=16)
+    hook.remove()
     torch.testing.assert_close(got.rows, expected.rows, rtol=1e-12, atol=1e-16)
     assert len(calls) == (26 if kept == 0 else 13 + 1)  # 12 batches of 3.2 kB fit
 
@@ -566,8 +573,8 @@ def test_empty_data_are_refused(parts, data):
 def test_outputs_that_cannot_be_joined_are_refused():
     net = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 1)).double()
     x = torch.randn(6, 4, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
-    parts = Parts(rg.LastLayerRigidity(net).fit((x, x[..., :1])))
-    refused("different shapes per sample", parts.propagate, torch.mean, [x, x[:, :2]])
+    uq = rg.LastLayerRigidity(net).fit((x, x[..., :1])).calibrate((x, x[..., 1:2]), method="paper")
+    refused("different shapes per sample", uq.propagate, torch.mean, [x, x[:, :2]])
 
 
 def test_errors_inside_the_function_come_through(parts, x):
@@ -581,18 +588,16 @@ def test_errors_inside_the_function_come_through(parts, x):
 # --- through the façade -------------------------------------------------------------------------
 
 
-def test_the_facade_hands_everything_on(three, monkeypatch):
+def test_every_source_and_size_of_batches_gives_the_same(three):
     parts, x = three
     expected = parts.propagate(curved, x, second_order=True)
-    monkeypatch.setattr(parts.uq, "batch_size", 31)
     for data in (x, (batch for batch in x.split(16)), DataLoader(TensorDataset(x), batch_size=50)):
-        got = parts.uq.propagate(curved, data, second_order=True)
+        got = parts.propagate(curved, data, batch_size=31, second_order=True)
         torch.testing.assert_close(got.covariance, expected.covariance, rtol=1e-9, atol=1e-15)
         torch.testing.assert_close(got.mean, expected.mean)
-    monkeypatch.setattr(parts.uq, "batch_size", 4)
-    found = parts.uq.covariance(x[:9], x[5:12])
-    torch.testing.assert_close(found, parts.covariance(x[:9], x[5:12]))
-    torch.testing.assert_close(parts.uq.covariance(x[:9]), parts.covariance(x[:9]))
+    for others in (x[5:12], None):
+        found = parts.covariance(x[:9], others, batch_size=4)
+        torch.testing.assert_close(found, parts.covariance(x[:9], others))
 
 
 def test_the_zero_derivative_is_said_where_the_user_called(parts, x):

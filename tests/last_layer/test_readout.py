@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import rigidities as rg
-from rigidities.data.output_layout import OutputLayout
-from rigidities.last_layer.readout import cases
-from rigidities.last_layer.readout.tap import Tap
 from tests.support import oracle, zoo
+from tests.support.readouts import features_of, fitted_on, layers_of
 from tests.support.refusals import refused
 from tests.support.zoo_fits import fitted_to, row_weights
 
@@ -114,10 +111,9 @@ def test_low_precision_models_keep_float64_statistics(id, tolerance):
 def test_a_coarse_head_under_a_fine_tail_keeps_its_rows_apart():
     case = zoo.build("bfloat16_head_with_a_float32_tail")
     x = torch.randn(700, zoo.INPUTS).bfloat16()  # more rows than bfloat16 has whole numbers
-    tap = Tap.find(case.model, (x,))
+    features = features_of(fitted_on(case.model, x), x)
     h = torch.cat([case.model.trunk(x), torch.ones(700, 1)], 1).detach()
-    assert tap.case == "shared" and tap.linear
-    torch.testing.assert_close(tap(x).features.float(), 2 * h.float())
+    torch.testing.assert_close(features.float(), 2 * h.float())
 
 
 def test_a_plain_heads_gram_is_that_of_its_input_and_a_one():
@@ -150,18 +146,22 @@ def smoothed(tail: str, share: float, dtype: torch.dtype) -> zoo.Net:
     return zoo.Net(TAILS[tail], trunk=zoo.trunk(), head=zoo.linear(4), **parts).to(dtype)
 
 
+def head_jacobian(model: nn.Module, x: Tensor) -> Tensor:
+    """d(output)/d(weights of the head), in float64."""
+    call = lambda m: m(x.to(next(m.parameters()).dtype))  # noqa: E731
+    return oracle.readout_jacobian(model, call, ["head.weight", "head.bias"])
+
+
 @pytest.mark.parametrize("share", [0.02, 0.3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("tail", TAILS)
 def test_a_smoothing_below_the_models_rounding_is_no_shared_form(tail, dtype, share):
     torch.manual_seed(0)
     model, x = smoothed(tail, share, dtype), torch.randn(6, zoo.INPUTS).to(dtype)
-    tap = Tap.find(model, (x,))
-    assert tap.case == "jacobian" and tap.linear
+    actual = features_of(fitted_on(model, x), x).double()
     assert all(parameter.dtype == dtype for parameter in model.parameters())
-    call = lambda m: m(x.to(next(m.parameters()).dtype))  # noqa: E731
-    expected = oracle.readout_jacobian(model, call, ["head.weight", "head.bias"]).flatten(1)
-    actual = tap(x).features.double().flatten(1)
+    expected = head_jacobian(model, x)
+    assert actual.shape == expected.shape  # a column for every weight
     off = float((actual - expected).norm() / expected.norm())
     assert off < 20 * torch.finfo(dtype).eps
 
@@ -171,8 +171,9 @@ def test_a_mixing_of_targets_in_units_a_million_apart_is_seen(dtype):
     torch.manual_seed(0)
     mixing = torch.tensor([[1e6, 0.0, 0.0], [0.3, 1.0, 0.0], [0.2, 0.4, 1.0]])
     model = zoo.Net(lambda m, x: m.head(x) @ m.mixing, head=nn.Linear(5, 3), mixing=mixing)
-    tap = Tap.find(model.to(dtype), (torch.randn(8, 5, dtype=dtype),))
-    assert tap.case == "jacobian"
+    x = torch.randn(8, 5, dtype=dtype)
+    features = features_of(fitted_on(model.to(dtype), x), x)
+    torch.testing.assert_close(features.double(), head_jacobian(model, x), rtol=1e-5, atol=1e-7)
 
 
 def insisting(m: zoo.Net, x: Tensor) -> Tensor:
@@ -182,17 +183,20 @@ def insisting(m: zoo.Net, x: Tensor) -> Tensor:
     return m.head(x) @ m.mixing
 
 
-@pytest.mark.parametrize("why", ["code_that_insists_on_a_type", "no_memory"])
-def test_without_a_copy_in_float64_half_precision_takes_the_general_road(why, monkeypatch):
+def test_without_a_copy_in_float64_half_precision_takes_the_general_road():
     torch.manual_seed(0)
-    if why == "no_memory":
-        monkeypatch.setattr("rigidities.models.double.LARGEST_COPY", 0)
-    run = insisting if why == "code_that_insists_on_a_type" else lambda m, x: m.head(x) @ m.mixing
+    half = torch.randn(8, 5).bfloat16()
     for mixing in (smoothing(3, 0.1), 2 * torch.eye(3)):
-        model = zoo.Net(run, head=nn.Linear(5, 3), mixing=mixing).bfloat16()
-        assert Tap.find(model, (torch.randn(8, 5).bfloat16(),)).case == "jacobian"
-    model = zoo.Net(run, head=nn.Linear(5, 3), mixing=2 * torch.eye(3))
-    assert Tap.find(model, (torch.randn(8, 5),)).case == "shared"  # float32 tells that much
+        model = zoo.Net(insisting, head=nn.Linear(5, 3), mixing=mixing).bfloat16()
+        features = features_of(fitted_on(model, half), half)
+        assert features.shape == (8, 3, 18)  # a column for every weight
+        copied = zoo.Net(lambda m, x: m.head(x) @ m.mixing, head=model.head, mixing=model.mixing)
+        expected = head_jacobian(copied, half)
+        torch.testing.assert_close(features.double(), expected, rtol=0.01, atol=0)
+    x = torch.randn(8, 5)
+    model = zoo.Net(insisting, head=nn.Linear(5, 3), mixing=2 * torch.eye(3))
+    expected = 2 * torch.cat([x, torch.ones(8, 1)], 1)  # float32 tells that much
+    torch.testing.assert_close(features_of(fitted_on(model, x), x), expected)
 
 
 # --- warnings and refusals ----------------------------------------------------------------------
@@ -227,7 +231,7 @@ def test_a_model_without_linear_layers_is_told_which_modules_end_it():
     model.trunk, model.run = zoo.Blocks(zoo.WIDTH), lambda m, h: m.readouts[0](h) + m.readouts[1](h)
     ends = r"'readouts.0' \(8\), 'readouts.1.2' \(8\)"
     nearest = rf"no linear map.*{ends}.*layer=\[\"readouts.0\", \"readouts.1.2\"\]"
-    refused(nearest, Tap.find, model, (torch.randn(4, zoo.WIDTH).double(),))
+    refused(nearest, fitted_on, model, torch.randn(4, zoo.WIDTH).double())
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -238,12 +242,12 @@ def test_parameters_in_torchscript_are_neither_recommended_nor_taken(made, befor
     inner = torch.jit.script(net) if made == "script" else torch.jit.trace(net, x)
     model = nn.Sequential(*[nn.Linear(3, 3)] * before, inner)
     with pytest.raises(ValueError, match=r"in TorchScript.*features=") as caught:
-        Tap.find(model, (x,))
+        fitted_on(model, x)
     assert 'layer="' not in str(caught.value)
     for layer in (f"{before}", f"{before}.2"):
         message = f"'{layer}' has parameters inside TorchScript.*features="
-        refused(message, Tap.find, model, (x,), layer=layer)
-    assert len(Tap.find(model, (x,), features=lambda m, x: x)(x).features) == 9
+        refused(message, fitted_on, model, x, layer=layer)
+    assert torch.equal(features_of(fitted_on(model, x, features=lambda m, x: x), x), x)
 
 
 def test_a_layer_beside_torchscript_is_recommended_alone():
@@ -252,8 +256,8 @@ def test_a_layer_beside_torchscript_is_recommended_alone():
             return super().forward(x, x)
 
     model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(3, 4))), Bent(4, 4, 1))
-    refused(r"'1' \(17\); layer=\"1\"", Tap.find, model, (torch.randn(9, 3),))
-    assert Tap.find(model, (torch.randn(9, 3),), layer="1").heads == ["1"]
+    refused(r"'1' \(17\); layer=\"1\"", fitted_on, model, torch.randn(9, 3))
+    assert layers_of(fitted_on(model, torch.randn(9, 3), layer="1")) == ["1"]
 
 
 SUGGESTED = {
@@ -291,7 +295,7 @@ SUGGESTED = {
 def test_the_layer_nearest_to_the_output_is_suggested_with_what_it_holds(name):
     run, parts, shape, match = SUGGESTED[name]
     with pytest.raises(ValueError, match=match) as caught:
-        Tap.find(zoo.Net(run, **parts), (torch.randn(shape),))
+        fitted_on(zoo.Net(run, **parts), torch.randn(shape))
     assert len(str(caught.value)) < 600
 
 
@@ -299,8 +303,8 @@ def test_a_table_too_large_to_join_the_readout_is_left_out_and_named():
     case = zoo.build("wide_embedding_and_deep")
     case.model.wide = nn.Embedding(50_000, 1).double()
     with pytest.warns(UserWarning, match="'wide' .50,000 parameters, too many.*layer="):
-        tap = Tap.find(case.model, case.args)
-    assert tap.heads == ["head"] and tap.linear
+        uq = rg.LastLayerRigidity(case.model).fit([case.data])
+    assert layers_of(uq) == ["head"] and uq.gram.width == zoo.WIDTH + 1
 
 
 @pytest.mark.parametrize("id", ["wide_convolution_beside_a_shortcut", "wide_embedding_and_deep"])
@@ -358,7 +362,9 @@ class Held(TorchDispatchMode):
 
 
 def deep() -> nn.Module:
-    blocks = [nn.Sequential(nn.Linear(8, 512), nn.ReLU(True), nn.Linear(512, 8)) for _ in range(9)]
+    blocks = [
+        nn.Sequential(nn.Linear(8, 4096), nn.ReLU(True), nn.Linear(4096, 8)) for _ in range(9)
+    ]
 
     def run(m: zoo.Net, x: Tensor) -> Tensor:
         for block in m.blocks:
@@ -374,7 +380,7 @@ def test_the_readout_is_found_within_the_memory_of_a_bare_pass():
         with Held() as bare, torch.no_grad():
             model(x)
         with Held() as searching:
-            Tap.find(model, (x,))
+            fitted_on(model, x)
         most = bare.peak
         if dtype == torch.float32:  # the form is decided in a copy of twice the digits
             most = 2 * bare.peak + 8 * sum(p.numel() for p in model.parameters())
@@ -390,9 +396,9 @@ def test_the_readout_is_found_within_the_memory_of_a_bare_pass():
 )
 def test_a_forecast_by_heads_over_time_has_the_width_of_the_heads(id, rows, width):
     case = zoo.build(id)
-    tap = Tap.find(case.model, case.args)
-    assert (tap.case, tap.layout) == ("shared", "shared")
-    assert tap(*case.args).features.shape == (rows, width)
+    uq = rg.LastLayerRigidity(case.model).fit([case.data])
+    assert features_of(uq, [case.data]).shape == (rows, width)
+    assert uq.gram.matrix.shape == (width, width)
 
 
 ORDERS = {
@@ -425,26 +431,16 @@ def test_another_order_of_the_outputs_changes_nothing_else(order, method):
 
 
 def test_an_order_stays_known_where_a_mask_hides_it():
-    case = zoo.build("targets_reordered_after_the_head")
-    (x,), mask = case.args, torch.ones(zoo.ROWS, 1).double()
+    case, valid = (zoo.build("targets_reordered_after_the_head", draw) for draw in (0, VALID))
+    mask = torch.ones(zoo.ROWS, 1).double()
+    units = torch.tensor([1.0, 10.0, 100.0]).double()  # noise of another size for each target
     case.model.run = lambda m, x, mask: zoo.plain(m, x).flip(-1) * mask
-    tap = Tap.find(case.model, (x, mask))
-    orders = [tap(x, values).output_layout.order.tolist() for values in (mask, 0 * mask)]
-    assert orders == [[2, 1, 0], [2, 1, 0]]
-
-
-def test_batches_in_different_orders_are_not_joined():
-    case = zoo.build("targets_reordered_after_the_head")
-    reading = Tap.find(case.model, case.args)(*case.args)
-    layout = reading.output_layout
-    output = torch.cat([reading.output, reading.output])
-    remedy = ". Predict batch by batch."
-    same = replace(layout, order=layout.order.clone())  # as from another process
-    assert torch.equal(
-        OutputLayout.join([layout, same], output, remedy).rows(output), output.flip(-1)
-    )
-    other = replace(layout, order=layout.order.flip(0))
-    refused("different orders.*batch by batch", OutputLayout.join, [layout, other], output, remedy)
+    uq = rg.LastLayerRigidity(case.model).fit([(*case.args, mask, units * case.target)])
+    method = rg.Paper(ridge=RIDGE, noise="constant")
+    uq.calibrate([(*valid.args, mask, units * valid.target)], method=method)
+    shown, hidden = (uq.predict((*case.args, values)).noise for values in (mask, 0 * mask))
+    assert (shown[0].diff() > 0).all()
+    torch.testing.assert_close(hidden, shown)
 
 
 @pytest.mark.parametrize(
@@ -455,14 +451,22 @@ def test_heads_beside_one_another_are_targets_of_their_own(id):
     assert fitted(case).scale.shape == (4,)
 
 
-@pytest.mark.parametrize(
-    "id", ["every_other_head_output", "cumulative_sum_over_time", "bilinear_map"]
-)
-def test_a_jacobian_that_would_not_fit_into_memory_is_refused_with_its_size(id, monkeypatch):
+WIDE = {
+    "every_other_head_output": ("head", lambda: zoo.linear(3000), (zoo.ROWS, 1500)),
+    "cumulative_sum_over_time": ("head", lambda: zoo.linear(3000), (zoo.ROWS, zoo.STEPS, 3000)),
+    "bilinear_map": ("both", lambda: nn.Bilinear(zoo.WIDTH, zoo.INPUTS, 1000), (zoo.ROWS, 1000)),
+}
+"""Readouts of so many weights that the Gram of all of them would take more than 4 GiB."""
+
+
+@pytest.mark.parametrize("id", WIDE)
+def test_a_jacobian_that_would_not_fit_into_memory_is_refused_with_its_size(id):
+    name, wide, shape = WIDE[id]
     case = zoo.build(id)
-    monkeypatch.setattr(cases, "LARGEST", 500)
+    setattr(case.model, name, wide().double())
     uq = rg.LastLayerRigidity(case.model, **case.options)
-    refused(r"weights of the readout.*GiB.*forward=.*layer=.*batches", uq.fit, [case.data])
+    data = (*case.args, torch.randn(shape).double())
+    refused(r"weights of the readout.*GiB.*forward=.*layer=.*batches", uq.fit, [data])
 
 
 # --- the user's model ---------------------------------------------------------------------------
@@ -703,15 +707,17 @@ def test_a_compiled_function_among_the_attributes_is_shared_and_not_copied():
     model = zoo.Net(lambda m, x: m.head(m.activation(x)), head=nn.Linear(3, 1))
     model.activation = torch.jit.trace(torch.tanh, torch.zeros(2, 3))
     x = torch.randn(5, 3)
-    output, features = Tap.find(model, (x,))(x)
-    torch.testing.assert_close(output, model(x).detach())
-    torch.testing.assert_close(features, torch.cat([torch.tanh(x), torch.ones(5, 1)], dim=1))
+    uq = fitted_on(model, x)
+    expected = torch.cat([torch.tanh(x), torch.ones(5, 1)], dim=1)
+    torch.testing.assert_close(features_of(uq, x), expected)
+    torch.testing.assert_close(uq(x)[0], model(x).detach())
 
 
 def test_a_batch_that_gives_nan_is_named_and_not_called_another_form():
     run = lambda m, x: m.head(x).sum((1, 2)) * x.mean((1, 2)).square()  # noqa: E731
-    tap = Tap.find(zoo.Net(run, head=nn.Linear(3, 1)), (torch.randn(4, 6, 3),))
-    refused("output for this batch is NaN or infinite", tap, torch.full((4, 6, 3), torch.nan))
+    uq = fitted_on(zoo.Net(run, head=nn.Linear(3, 1)), torch.randn(4, 6, 3))
+    missing = torch.full((4, 6, 3), torch.nan)
+    refused("output for this batch is NaN or infinite", features_of, uq, missing)
 
 
 def test_lists_of_parameters_inside_a_named_module_are_looped_over():
@@ -723,8 +729,7 @@ def test_lists_of_parameters_inside_a_named_module_are_looped_over():
     model = zoo.Net(run, inner=nn.Module())
     model.inner.weights = nn.ParameterList([torch.eye(3), torch.ones(3, 3)])
     model.inner.head = nn.Linear(3, 1)
-    tap = Tap.find(model, (torch.randn(5, 3),), layer="inner")
-    assert tap.heads == ["inner.head"] and tap.linear
+    assert layers_of(fitted_on(model, torch.randn(5, 3), layer="inner")) == ["inner.head"]
 
 
 def test_modules_that_pass_values_on_in_a_shared_dictionary_keep_it():
@@ -747,7 +752,10 @@ def test_modules_that_pass_values_on_in_a_shared_dictionary_keep_it():
         def forward(self, x):
             return self.head(self.store["h"])
 
-    model = nn.Sequential(Writes(), Reads())
-    tap = Tap.find(model, (torch.randn(6, 3),))
-    assert tap.heads == ["1.head"] and tap.case == "plain"
+    model, x = nn.Sequential(Writes(), Reads()), torch.randn(6, 3)
+    uq = rg.LastLayerRigidity(model).fit([(x, torch.randn(6, 1))])
+    features = features_of(uq, x)
+    assert layers_of(uq) == ["1.head"]
     assert store == {}
+    expected = torch.cat([model[0].lin(x).tanh(), torch.ones(6, 1)], dim=1).detach()
+    torch.testing.assert_close(features, expected)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import rigidities as rg
 from tests.support import oracle, zoo
+from tests.support.readouts import has_one_weight_vector
 
 
 def fitted_to(case: zoo.Case, batches: Iterable[Any], **options: Any) -> rg.LastLayerRigidity:
@@ -25,10 +26,7 @@ def row_weights(uq: rg.LastLayerRigidity, cases: Iterable[zoo.Case]) -> Tensor:
     Where one weight vector serves several targets, each target counts in its own unit.
     """
     cases = list(cases)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not calibrated")
-        layout = uq.readout.layout
-    if layout != "joint":
+    if not has_one_weight_vector(uq):
         return torch.ones(sum(case.target.numel() for case in cases), dtype=torch.float64)
     targets = torch.cat([case.target.reshape(-1, len(uq.scale)) for case in cases])
     return oracle.own_units(targets).repeat(len(targets))
