@@ -1,8 +1,7 @@
 """One statistic of the training data, as the fit that keeps it sees it.
 
 A statistic takes blocks of rows in, merges with the same statistic of other rows, and becomes
-tensors for files and other processes. A new statistic is one class in one file: derive
-it from `Statistic`, and call `statistics.register` with its name in files.
+tensors for files and other processes.
 """
 
 from __future__ import annotations

@@ -6,17 +6,14 @@ merges, subtracts, saves and loads them together. `REGISTRY` lists the statistic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...data import schema
 from ...data.arrays import TARGET_KEYS, Columns, agreed_columns
 from ...data.batches import Batch, kind_of
-from ...data.schema import Array, declare
 from ...data.sketch import NO_LIMIT
 from ...data.storage import Snapshot, prefixed, unprefixed
 from ...notices import notify
@@ -28,7 +25,7 @@ from .row_hashes import RowHashes
 from .row_sample import RowSample
 from .statistic import Plan, Statistic
 
-__all__ = ["REGISTRY", "Statistics", "register"]
+__all__ = ["REGISTRY", "Statistics"]
 
 REGISTRY: dict[str, type[Statistic]] = {
     "gram": GramSums,
@@ -37,18 +34,6 @@ REGISTRY: dict[str, type[Statistic]] = {
     "layers": LayerSums,
 }
 """The class of every statistic that a fit keeps, by its name in files."""
-
-
-def register(name: str, statistic: type[Statistic], tensors: Mapping[str, Array]) -> None:
-    """Let fits keep another statistic.
-
-    Args:
-        name: The name of the statistic in files.
-        statistic: Its class.
-        tensors: What its `state` holds, for the table of files.
-    """
-    declare("fit", name, schema.Part(tensors=tensors))
-    REGISTRY[name] = statistic
 
 
 @dataclass
@@ -216,7 +201,6 @@ class Statistics:
             "targets": self.targets,
             "inputs": self.inputs,
             "batch": self.kind,
-            "units": self.gram_sums.units is not None,
         }
         if self.columns is not None:
             header["columns"] = self.columns
