@@ -260,6 +260,8 @@ FROM_ANOTHER_VERSION = {
         lambda tensors, header: tensors.pop("gram.count"),
         "lacks 'count', which this version needs.*pip install",
     ),
+    "no Gram": (without_part("gram"), "lacks 'matrix'"),
+    "no hashes": (without_part("sketch"), "lacks 'limit'"),
     "no targets": (lambda tensors, header: header.pop("targets"), "lacks 'targets'"),
     "no readout": (lambda tensors, header: header.pop("readout"), "lacks 'readout'"),
     "no loss": (lambda tensors, header: header.pop("loss"), "lacks 'loss'"),
