@@ -21,7 +21,7 @@ from rigidities.cli import learners, tabular
 from rigidities.cli.tabular import Splitting, TableModel
 from rigidities.report.formatting import number
 from tests.support.pages import Page
-from tests.support.tampering import rewrite
+from tests.support.tampering import damage, rewrite
 
 # One worker, so that what the tests share runs once.
 pytestmark = pytest.mark.xdist_group("tabular")
@@ -258,21 +258,20 @@ def test_a_model_of_a_newer_version_is_refused_as_such(ran, tmp_path, capsys, mo
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
+def without_columns(tensors, header):
+    del header["tabular"]["columns"]
+
+
 @pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda own: own.pop("columns"),
-        lambda own: own.update(identifiers=5),
-        lambda own: own.update(colour="red"),
-        lambda own: own.update(level="high"),
-    ],
+    ("spoil", "words"),
+    [(damage, "model.safetensors is damaged"), (rewrite, "model.safetensors lacks 'columns'")],
 )
-def test_a_header_that_is_not_as_the_table_says_is_refused(ran, tmp_path, capsys, spoil):
+def test_a_header_that_lacks_an_entry_is_refused(ran, tmp_path, capsys, spoil, words):
     shutil.copy(ran.model, tmp_path / "model.safetensors")
-    rewrite(tmp_path / "model.safetensors", lambda tensors, header: spoil(header["tabular"]))
+    spoil(tmp_path / "model.safetensors", without_columns)
     out = tmp_path / "p.csv"
     assert run("--apply", tmp_path / "model.safetensors", ran.data, "--out", out) == 2
-    assert "model.safetensors is damaged" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -14,22 +14,12 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.data import schema, storage
+from rigidities.data import storage
 from rigidities.data.storage import Snapshot
 from tests.support.refusals import refused
-from tests.support.tampering import flipped
+from tests.support.tampering import damage, flipped, rewrite
 
-ANYTHING = schema.Kind(
-    header={"y?": int, "z?": str},
-    parts={"": schema.Part(tensors={"*": schema.Array("any", "...")})},
-)
 SNAPSHOT = Snapshot({"a": torch.arange(3.0), "b": torch.zeros(0)}, {"kind": "test"})
-
-
-@pytest.fixture(autouse=True)
-def anything(monkeypatch):
-    """A kind of file that may hold any tensors."""
-    monkeypatch.setitem(schema.KINDS, "test", ANYTHING)
 
 
 @pytest.fixture
@@ -81,12 +71,12 @@ def some_bits(content, count):
     return [*range(0, end, max(1, end // count)), *tensors, *drawn.tolist()]
 
 
-@pytest.mark.thorough
-def test_a_flipped_bit_is_refused(changed):
+@pytest.mark.parametrize("count", [30, pytest.param(350, marks=pytest.mark.thorough)])
+def test_a_flipped_bit_is_refused(changed, count):
     attempt, content = changed
     assert 25_000 < len(content) < 40_000
     assert not attempt(content)
-    assert all(attempt(flipped(content, bit)) for bit in some_bits(content, 350))
+    assert all(attempt(flipped(content, bit)) for bit in some_bits(content, count))
 
 
 def some_lengths(content, count):
@@ -119,7 +109,7 @@ def test_tensors_in_each_others_place_are_refused(path):
     path.write_bytes(content.removesuffix(first + second) + second + first)
     refused("kept.safetensors is damaged: .* checksum", storage.read, path)
     path.write_bytes(content.replace(b'"a":{', b'"c":{'))
-    refused("kept.safetensors is damaged: .* checksum", storage.read, path)
+    refused("kept.safetensors is damaged: it lacks the tensor 'a'", storage.read, path)
     path.write_bytes(content)
     assert torch.equal(storage.read(path)[0]["b"], two["b"])
 
@@ -134,8 +124,82 @@ def test_a_file_of_this_format_must_have_its_checksum(path):
     SNAPSHOT.write(path)
     tensors, header = storage.read(path)
     assert torch.equal(tensors["a"], torch.arange(3.0)) and header["kind"] == "test"
-    rewritten(path, rigidities='{"format": 1, "kind": "test"}')
-    refused("kept.safetensors is damaged: .* checksum", storage.read, path)
+    text = json.dumps(header)
+    for checksum in (None, "0" * 64):
+        rewritten(path, rigidities=text, checksum=checksum)
+        refused("kept.safetensors is damaged: .* checksum", storage.read, path)
+        SNAPSHOT.write(path)
+
+
+NOT_AS_LISTED = {
+    "missing": (
+        lambda tensors, header: tensors.pop("a"),
+        r"lacks the tensor 'a', float32 \(3,\)\.",
+    ),
+    "too many": (
+        lambda tensors, header: tensors.update(c=torch.ones(2)),
+        "has a tensor 'c', which its header does not list",
+    ),
+    "another shape": (
+        lambda tensors, header: tensors.update(a=torch.zeros(3, 1)),
+        r"'a' must be float32 \(3,\), got float32 \(3, 1\)",
+    ),
+    "another dtype": (
+        lambda tensors, header: tensors.update(a=tensors["a"].double()),
+        r"'a' must be float32 \(3,\), got float64 \(3,\)",
+    ),
+    "no list": (lambda tensors, header: header.pop("tensors"), "lists no tensors"),
+    "another list": (
+        lambda tensors, header: header["tensors"].pop("b"),
+        "has a tensor 'b', which its header does not list",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "match"), NOT_AS_LISTED.values(), ids=NOT_AS_LISTED)
+def test_tensors_are_those_that_the_header_lists(path, change, match):
+    SNAPSHOT.write(path)
+    damage(path, change)
+    refused(f"kept.safetensors is damaged: .*{match}.*Save it again", storage.read, path)
+
+
+def test_files_of_other_versions_are_refused_as_such(path):
+    SNAPSHOT.write(path)
+    rewrite(path, lambda tensors, header: header.update(format=storage.FORMAT + 1, library="9.0"))
+    newer = rf"format {storage.FORMAT + 1}, but this version only reads.*pip install .*>=9\.0'"
+    refused(newer, storage.read, path)
+    rewrite(path, lambda tensors, header: header.update(format=storage.FORMAT - 1))
+    refused("written by an earlier version of rigidities.*Fit again", storage.read, path)
+
+
+def test_a_file_of_another_kind_is_refused(path):
+    SNAPSHOT.write(path)
+    assert Snapshot.read(path, holds="test").header["kind"] == "test"
+    refused(
+        "kept.safetensors is of another kind: expected 'fit', its header says 'test'",
+        Snapshot.read,
+        path,
+        holds="fit",
+    )
+
+
+def test_what_a_class_misses_in_a_file_is_named(path):
+    SNAPSHOT.write(path)
+    snapshot = Snapshot.read(path, holds="test")
+
+    def take(size):
+        return size
+
+    for read, match in (
+        (lambda: snapshot.tensors["c"], "lacks 'c', which this version needs"),
+        (lambda: snapshot.header["size"], "lacks 'size', which this version needs"),
+        (lambda: take(tilt=1), "not as this version needs it: .*unexpected keyword .*'tilt'"),
+    ):
+        with (
+            pytest.raises(ValueError, match=f"kept.safetensors.*{match}.*pip install"),
+            snapshot.opened(),
+        ):
+            read()
 
 
 @pytest.mark.parametrize(
@@ -237,7 +301,6 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path, exists):
 
 HELD = """
 import os, sys, time
-from rigidities.data import schema
 from rigidities.data.storage import Snapshot
 
 def wait(handle):
@@ -245,7 +308,6 @@ def wait(handle):
     time.sleep(600)
 
 os.fsync = wait
-schema.KINDS["test"] = schema.Kind(header={}, parts={})
 Snapshot({}, {"kind": "test"}).write(sys.argv[1])
 """
 

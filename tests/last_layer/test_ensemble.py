@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 import warnings
 
 import numpy as np
@@ -20,7 +19,7 @@ from tests.support import oracle, zoo
 from tests.support.nets import fitted, trained
 from tests.support.readouts import features_of, has_one_weight_vector, layers_of
 from tests.support.refusals import refused
-from tests.support.tampering import rewrite
+from tests.support.tampering import damage, damaged_state
 from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
@@ -598,28 +597,23 @@ def test_files_of_others_are_refused(net, saved, tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "header", "match"),
     [
-        ({"other": torch.zeros(1)}, {}, "a tensor 'other', which no ensemble.* pip install"),
+        ({"other": torch.zeros(1)}, {}, "a tensor 'other', which its header does not list"),
         ({"members.deviations": torch.zeros(6, 1, 25)}, {}, "deviations' must be float64"),
-        ({"members.deviations": torch.zeros(6, 25, dtype=F64)}, {}, r"shape \(_, K, D\)"),
-        ({}, {"readout": {}}, "its header lacks 'readout.layer'"),
-        ({}, {"readout": None}, "'readout' of its header must be dict"),
-        ({}, {"inputs": "one"}, "'inputs' of its header must be int"),
+        ({"members.deviations": torch.zeros(6, 25, dtype=F64)}, {}, r"got float64 \(6, 25\)"),
+        ({}, {"readout": {}}, "checksum"),
+        ({}, {"inputs": "one"}, "checksum"),
     ],
 )
-def test_contents_that_the_table_does_not_allow_are_refused(net, saved, tensors, header, match):
+def test_contents_other_than_those_that_were_saved_are_refused(net, saved, tensors, header, match):
     ens, path = saved
 
     def change(old, said):
         old.update(tensors)
         said.update(header)
 
-    rewrite(path, change)
+    damage(path, change)
     refused(rf"ens\.safetensors.*{match}", Ensemble.load, path, net.model)
-    state = ens.get_extra_state()
-    spoilt = {
-        "tensors": state["tensors"] | tensors,
-        "header": json.dumps(json.loads(state["header"]) | header),
-    }
+    spoilt = damaged_state(ens.get_extra_state(), change)
     refused(f"state dict's ensemble.*{match}", ens.set_extra_state, spoilt)
     refused("no members", ens.set_extra_state, {})
 

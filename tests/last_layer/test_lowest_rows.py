@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rigidities as rg
 from rigidities.data.output_layout import OutputLayout
 from rigidities.data.sketch import NO_LIMIT, output_hashes
 from rigidities.last_layer.readout.reading import Reading
@@ -214,15 +215,28 @@ def test_a_sample_comes_back_from_its_state():
     check(merged(again, sample_of([1], 3)), lowest([5, 6, 6, 2, 1], 3, 9))
 
 
-def test_rows_of_other_targets_or_without_residuals_lose_the_sample():
-    sample = sample_of([5, 6], 9)
+def test_a_sample_takes_no_rows_of_other_targets_or_without_residuals():
     block = block_of(torch.tensor([1]))
+    for sample in (RowSample(9), sample_of([5, 6], 9)):
+        assert sample.takes(block)
     vars(block)["residual"] = torch.zeros(1, 2)
-    sample.update(block)
-    assert sample.lost and sample.state() == {}
-    add(sample, [3])
-    assert sample.lost and not len(sample.hashes)
-    whole = sample_of([5, 6], 9)
-    whole.merge(sample)
-    assert whole.lost
-    assert sample_of([1], 9).without(sample) is None
+    for settled in (False, True):
+        sample = sample_of([5, 6], 9)
+        if settled:
+            sample.settle()
+        assert not sample.takes(block)
+    vars(block)["residual"] = None
+    assert not sample.takes(block)
+
+
+def test_rows_without_targets_lose_the_sample_for_good(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))
+    x, y = torch.randn(40, 3), torch.randn(40, 1)
+    uq, whole = (rg.LastLayerRigidity(model).fit(x[:20], y[:20]) for _ in range(2))
+    uq.partial_fit((x[20:30],)).partial_fit(x[30:], y[30:])
+    refused("keeps no rows", uq.save, tmp_path / "uq", rows=True)
+    uq.forget(x[30:], y[30:])
+    refused("keeps no rows", uq.save, tmp_path / "uq", rows=True)
+    with pytest.warns(UserWarning, match="keeps none"):
+        whole.merge(rg.LastLayerRigidity(model).fit(x[30:], y[30:], keep_rows=0))
+    refused("keeps no rows", whole.save, tmp_path / "uq", rows=True)

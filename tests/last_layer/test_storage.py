@@ -14,11 +14,10 @@ from safetensors.torch import save
 from torch import nn
 
 import rigidities as rg
-from rigidities.data import storage
 from tests.support import zoo
 from tests.support.nets import Net, calibrated, trained
 from tests.support.refusals import refused
-from tests.support.tampering import rewrite
+from tests.support.tampering import contents, damage, damaged_state, resealed_state, rewrite
 from tests.support.zoo_fits import fitted_to
 
 
@@ -135,8 +134,10 @@ def test_the_header_is_readable_json_with_versions_and_fingerprint(written):
     raw = written.read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["rigidities"])
-    assert header["format"] == storage.FORMAT
+    assert header["kind"] == "fit"
+    assert header["format"] == 2
     assert header["library"] == rg.__version__
+    assert header["tensors"]["gram.matrix"] == "float64 (25, 25)"
     assert header["readout"]["layer"] == ["4"]
     assert len(header["readout"]["fingerprint"]) == 16
 
@@ -181,138 +182,148 @@ def said(name, value, *sections):
     return change
 
 
+def without_part(name):
+    """A change of contents: all tensors of a part are missing."""
+
+    def change(tensors, header):
+        for each in [each for each in tensors if each.startswith(f"{name}.")]:
+            del tensors[each]
+
+    return change
+
+
 def swapped(one, other):
     """A change of contents: two tensors in each other's place."""
     return lambda tensors, header: tensors.update({one: tensors[other], other: tensors[one]})
 
 
+def scaled(name, factor):
+    """A change of contents: other numbers in a tensor."""
+    return lambda tensors, header: tensors.update({name: tensors[name] * factor})
+
+
 F64 = torch.float64
-NOT_AS_THE_TABLE_SAYS = {
+CHECKSUM = "do not match its checksum"
+DAMAGE = {
     "a tensor is missing": (
         lambda tensors, header: tensors.pop("gram.count"),
-        r"lacks the tensor gram\.count \(int64, \(\)\)",
+        r"lacks the tensor 'gram\.count', int64 \(\)",
     ),
-    "the matrix is missing": (
-        lambda tensors, header: tensors.pop("gram.matrix"),
-        r"lacks the tensor gram\.matrix",
-    ),
-    "a part is missing": (
-        lambda tensors, header: [tensors.pop(name) for name in [*tensors] if "sketch" in name],
-        r"lacks the tensor sketch\.hashes",
-    ),
-    "a calibration without its report": (
-        lambda tensors, header: header.pop("report"),
-        "a tensor 'report.constant', but its header has no 'report'",
-    ),
-    "another tensor": (
-        replaced("gram.mass", torch.ones(3)),
-        "a tensor 'gram.mass', which no fit of this version has.*pip install",
-    ),
-    "matrix and root": (
-        replaced("gram.root", torch.eye(25, dtype=F64)),
-        r"contains a tensor 'gram\.root'",
-    ),
+    "a part is missing": (without_part("sketch"), r"lacks the tensor 'sketch\.counts'"),
+    "another tensor": (replaced("gram.mass", torch.ones(3)), "a tensor 'gram.mass', which"),
     "precision": (
         replaced("gram.matrix", torch.eye(25)),
-        "'gram.matrix' must be float64, got floa",
+        r"'gram.matrix' must be float64 \(25, 25\), got float32 \(25, 25\)",
     ),
     "a fraction": (replaced("gram.count", torch.tensor(3.0)), "'gram.count' must be int64"),
     "no square": (
         replaced("gram.matrix", torch.ones(25, 24, dtype=F64)),
-        r"'gram.matrix' must have the shape \(D, D\) = \(25, 25\), got \(25, 24\)",
+        r"'gram.matrix' must be float64 \(25, 25\), got float64 \(25, 24\)",
     ),
-    "too few dimensions": (replaced("gram.matrix", torch.ones(25, dtype=F64)), "shape"),
     "Grams of other targets": (
         replaced("gram.matrix", torch.ones(2, 25, 25, dtype=F64)),
-        r"shape \(K, D, D\) = \(1, D, D\), got \(2, 25, 25\)",
+        r"got float64 \(2, 25, 25\)",
     ),
-    "one Gram and zeros per target": (
-        replaced("gram.zeros", torch.zeros(1, dtype=torch.int64)),
-        r"'gram.zeros' must have the shape \(\) = \(\), got \(1,\)",
+    "swapped": (swapped("gram.matrix", "gram.cross"), "'gram.cross' must be"),
+    "swapped and of one shape": (swapped("calibration.scale", "calibration.noise"), CHECKSUM),
+    "a number": (scaled("gram.matrix", 1 + 2**-40), CHECKSUM),
+    "a scale": (scaled("calibration.scale", 1.5), CHECKSUM),
+    "a calibration without its report": (lambda tensors, header: header.pop("report"), CHECKSUM),
+    "more targets": (said("targets", 2), CHECKSUM),
+    "another loss": (said("name", "Huber", "loss"), CHECKSUM),
+    "another ridge": (said("ridge", 7.0, "calibration"), CHECKSUM),
+}
+"""Changes of contents after the checksum was made, and what is said of them."""
+
+
+@pytest.mark.parametrize(("change", "match"), DAMAGE.values(), ids=DAMAGE)
+def test_contents_other_than_those_that_were_saved_are_refused(net, fixed, path, change, match):
+    uq, content = fixed
+    path.write_bytes(content)
+    damage(path, change)
+    refused(rf"uq\.safetensors is damaged: .*{match}", load, path, net.model)
+    check_state_is_refused(
+        uq, net, damaged_state, change, f"state dict's fit is damaged: .*{match}"
+    )
+
+
+def check_state_is_refused(uq, net, spoil, change, match):
+    """A state dict with changed contents is refused, and the fit stays as it was."""
+    before = uq(net.test[0])[1]
+    spoilt = spoil(uq.state_dict()["_extra_state"], change)
+    refused(match, uq.load_state_dict, uq.state_dict() | {"_extra_state": spoilt})
+    assert torch.equal(uq(net.test[0])[1], before)
+
+
+FROM_ANOTHER_VERSION = {
+    "a tensor is missing": (
+        lambda tensors, header: tensors.pop("gram.count"),
+        "lacks 'count', which this version needs.*pip install",
     ),
-    "other features": (
-        replaced("gram.cross", torch.zeros(24, 1, dtype=F64)),
-        r"'gram.cross' must have the shape \(D, _\) = \(25, _\), got \(24, 1\)",
-    ),
-    "fewer hashes": (
-        replaced("sketch.counts", torch.ones(7, dtype=torch.int64)),
-        r"'sketch.counts' must have the shape \(H\) = \(300\), got \(7,\)",
-    ),
-    "swapped": (swapped("gram.matrix", "gram.cross"), "'gram.matrix' must have the shape"),
-    "swapped parts": (swapped("gram.count", "calibration.scale"), "'gram.count' must be int64"),
-    "two scales": (replaced("calibration.scale", torch.ones(2, dtype=F64)), r"\(K\) = \(1\)"),
-    "more targets": (said("targets", 2), r"'calibration.scale' must have the shape \(K\) = \(2\)"),
-    "targets in words": (said("targets", "one"), "'targets' of its header must be int, got 'one'"),
-    "true targets": (said("targets", True), "'targets' of its header must be int, got True"),
-    "no readout": (said("readout", None), "'readout' of its header must be dict, got None"),
-    "a layer by number": (
-        said("layer", 7, "readout"),
-        "'readout.layer' of its header must be list",
-    ),
-    "a loss by name": (said("loss", "mse"), r"'loss' of its header must be dict \| None"),
+    "no Gram": (without_part("gram"), "lacks 'matrix'"),
+    "no hashes": (without_part("sketch"), "lacks 'limit'"),
+    "no targets": (lambda tensors, header: header.pop("targets"), "lacks 'targets'"),
+    "no readout": (lambda tensors, header: header.pop("readout"), "lacks 'readout'"),
+    "no loss": (lambda tensors, header: header.pop("loss"), "lacks 'loss'"),
     "another loss": (said("name", "Zero", "loss"), "loss 'Zero' of this file is not known here"),
-    "a ridge that is none": (
-        said("ridge", float("nan"), "calibration"),
-        "'calibration.ridge' of its header must be a finite number, got nan",
-    ),
     "another distribution": (
         said("distribution", {"name": "cauchy", "settings": {}}, "calibration"),
         "distribution 'cauchy' of this file is not known here.*register",
     ),
     "an entry from the future": (
         lambda tensors, header: header["report"].update(tilt=1.0) or header.update(library="9.0"),
-        r"'report.tilt', which this version does not know.*pip install 'rigidities>=9\.0'",
+        r"not as this version needs it: .*'tilt'.*pip install 'rigidities>=9\.0'",
     ),
     "a newer format": (
-        lambda tensors, header: header.update(format=storage.FORMAT + 1, library="9.0"),
-        rf"format {storage.FORMAT + 1}.*written by rigidities 9.0.*>=9.0",
+        lambda tensors, header: header.update(format=header["format"] + 1, library="9.0"),
+        r"format \d.* only reads format.*written by rigidities 9\.0.*>=9\.0",
+    ),
+    "an earlier format": (
+        lambda tensors, header: header.update(format=header["format"] - 1),
+        "written by an earlier version of rigidities: .*Fit again",
     ),
     "of no kind": (lambda tensors, header: header.pop("kind"), "another kind.* says None"),
     "of another kind": (said("kind", "ensemble"), "another kind: expected 'fit'"),
 }
-"""Changes of contents, and what is said of them."""
+"""Contents that fit their checksum but are not those of this version, and what is said of them."""
 
 
 @pytest.mark.parametrize(
-    ("change", "match"), NOT_AS_THE_TABLE_SAYS.values(), ids=NOT_AS_THE_TABLE_SAYS
+    ("change", "match"), FROM_ANOTHER_VERSION.values(), ids=FROM_ANOTHER_VERSION
 )
-def test_contents_that_the_table_does_not_allow_are_refused(net, fixed, path, change, match):
+def test_whole_files_of_other_versions_are_refused_by_what_differs(net, fixed, path, change, match):
     uq, content = fixed
     path.write_bytes(content)
     rewrite(path, change)
     refused(rf"uq\.safetensors.*{match}", load, path, net.model)
-    state = uq.get_extra_state()
-    tensors, header = dict(state["tensors"]), json.loads(state["header"])
-    change(tensors, header)
-    spoilt = {"tensors": tensors, "header": json.dumps(header)}
-    before = uq(net.test[0])[1]
-    refused(
-        f"state dict's fit.*{match}", uq.load_state_dict, uq.state_dict() | {"_extra_state": spoilt}
-    )
-    assert torch.equal(uq(net.test[0])[1], before)
+    check_state_is_refused(uq, net, resealed_state, change, f"state dict's fit.*{match}")
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 0.0])
 @pytest.mark.parametrize(
     "name", ["gram.matrix", "gram.cross", "gram.square", "calibration.scale", "calibration.noise"]
 )
-def test_a_state_dict_has_no_checksum_and_must_be_finite(fixed, name, value):
+def test_a_changed_number_in_a_state_dict_is_refused(fixed, name, value):
     uq, _ = fixed
-    state = uq.get_extra_state()
-    tensor = state["tensors"][name].clone()
-    tensor.view(-1)[-1] = value
-    spoilt = state | {"tensors": state["tensors"] | {name: tensor}}
-    refused(f"state dict's fit.*'{name}' must be finite", uq.set_extra_state, spoilt)
+    state = uq.state_dict()["_extra_state"]
+
+    def change(tensors, header):
+        tensors[name] = tensors[name].clone()
+        tensors[name].view(-1)[-1] = value
+
+    spoilt = damaged_state(state, change)
+    refused(f"state dict's fit.*{CHECKSUM}", uq.set_extra_state, spoilt)
     uq.set_extra_state(state)
 
 
 @pytest.mark.parametrize("case", ["plain", "parameters"])
 def test_a_readout_that_is_no_such_layer_of_the_model_is_refused(net, uq, case):
-    state = uq.get_extra_state()
-    header = json.loads(state["header"])
-    header["readout"] |= {"layer": ["1"], "case": case}
+
+    def change(tensors, header):
+        header["readout"] |= {"layer": ["1"], "case": case}
+
     other = rg.LastLayerRigidity(net.model)
-    other.set_extra_state(state | {"header": json.dumps(header)})
+    other.set_extra_state(resealed_state(uq.get_extra_state(), change))
     refused("named '1', which this Sequential does not have", other, net.test[0])
 
 
@@ -358,8 +369,19 @@ FOREIGN = {
         save({"x": torch.ones(2)}, metadata={"rigidities": "{not json"}),
         r"uq\.safetensors is damaged: its header",
     ),
-    "no checksum": (
+    "an earlier version": (
         save({"x": torch.ones(2)}, metadata={"rigidities": '{"format": 1, "kind": "fit"}'}),
+        "written by an earlier version of rigidities: .*Fit again",
+    ),
+    "no list": (
+        save({"x": torch.ones(2)}, metadata={"rigidities": '{"format": 2, "kind": "fit"}'}),
+        "its header lists no tensors",
+    ),
+    "no checksum": (
+        save(
+            {"x": torch.ones(2)},
+            metadata={"rigidities": '{"format": 2, "tensors": {"x": "float32 (2,)"}}'},
+        ),
         "do not match its checksum",
     ),
 }
@@ -433,12 +455,43 @@ READ = [id for id in zoo.IDS if zoo.OUTCOMES[id] != "refused"]
 
 
 @pytest.mark.parametrize("id", READ)
-def test_fits_of_any_readout_are_saved_and_loaded(id, tmp_path):
+def test_fits_of_any_readout_are_saved_and_loaded(id, path):
     case = zoo.build(id)
     uq = fitted_to(case, [case.data])
-    uq.save(tmp_path / "uq.safetensors", rows=uq._fit.require_state().statistics.sample is not None)
-    state = uq.get_extra_state()
-    storage.Snapshot.from_state(state, "fit")  # held against the table
-    again = storage.Snapshot.read(tmp_path / "uq.safetensors", holds="fit")
-    for name, tensor in state["tensors"].items():
-        assert torch.equal(again.tensors[name].nan_to_num(7), tensor.cpu().nan_to_num(7)), name
+    uq.save(path)
+    state = uq.state_dict()
+    from_file = load(path, case.model, **case.options)
+    from_state = rg.LastLayerRigidity(case.model, **case.options)
+    from_state.load_state_dict(state)
+    for again in (from_file, from_state):
+        assert torch.equal(again.gram.matrix, uq.gram.matrix)
+        tensors = again.state_dict()["_extra_state"]["tensors"]
+        assert tensors.keys() == state["_extra_state"]["tensors"].keys()
+        for name, tensor in state["_extra_state"]["tensors"].items():
+            assert torch.equal(tensors[name].nan_to_num(7), tensor.nan_to_num(7)), name
+
+
+# --- kept rows ----------------------------------------------------------------------------------
+
+
+def test_rows_are_in_a_file_only_if_they_are_asked_for(net, uq, path):
+    def names_of_rows():
+        return [name for name in contents(path)[0] if name.startswith("rows")]
+
+    uq.save(path)
+    assert names_of_rows() == []
+    assert not [name for name in uq.state_dict()["_extra_state"]["tensors"] if "rows" in name]
+    refused("keeps no rows", load(path, net.model).save, path, rows=True)
+    uq.save(path, rows=True)
+    assert "rows.columns.features" in names_of_rows()
+    again = load(path, net.model)
+    again.save(path)
+    assert names_of_rows() == []
+    again.save(path, rows=True)
+    assert "rows.columns.features" in names_of_rows()
+
+
+def test_a_state_dict_on_the_meta_device_tells_shapes(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train).to("meta")
+    matrix = uq.state_dict()["_extra_state"]["tensors"]["gram.matrix"]
+    assert matrix.is_meta and matrix.shape == (25, 25)

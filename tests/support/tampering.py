@@ -1,4 +1,4 @@
-"""Files whose contents were changed on purpose."""
+"""Files and state dicts whose contents were changed on purpose."""
 
 import json
 
@@ -8,15 +8,49 @@ from safetensors.torch import save_file
 from rigidities.data import storage
 
 
-def rewrite(path, change):
-    """Let `change(tensors, header)` change the contents; the checksum is made to fit them."""
+def contents(path):
+    """Tensors, header and checksum of a file."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        header = json.loads(file.metadata()["rigidities"])
+        metadata = file.metadata()
+    return tensors, json.loads(metadata["rigidities"]), metadata["checksum"]
+
+
+def sealed(tensors, header):
+    """A state dict's entry of such contents, whose list of tensors and checksum fit them."""
+    text = json.dumps({**header, "tensors": storage._listed(tensors)})
+    return {"tensors": tensors, "header": text, "checksum": storage._checksum(text, tensors)}
+
+
+def rewrite(path, change):
+    """Let `change(tensors, header)` change a file as if the library had written it so."""
+    tensors, header, _ = contents(path)
     change(tensors, header)
-    text = json.dumps(header)
-    metadata = {"rigidities": text, "checksum": storage._checksum(text, tensors)}
+    state = sealed(tensors, header)
+    metadata = {"rigidities": state["header"], "checksum": state["checksum"]}
     save_file(tensors, path, metadata=metadata)
+
+
+def damage(path, change):
+    """Let `change(tensors, header)` change a file, whose checksum stays as it was."""
+    tensors, header, checksum = contents(path)
+    change(tensors, header)
+    metadata = {"rigidities": json.dumps(header), "checksum": checksum}
+    save_file(tensors, path, metadata=metadata)
+
+
+def damaged_state(state, change):
+    """A state dict's entry that `change(tensors, header)` has changed; its checksum stays."""
+    tensors, header = dict(state["tensors"]), json.loads(state["header"])
+    change(tensors, header)
+    return {**state, "tensors": tensors, "header": json.dumps(header)}
+
+
+def resealed_state(state, change):
+    """A state dict's entry, changed as if the library had made it so."""
+    tensors, header = dict(state["tensors"]), json.loads(state["header"])
+    change(tensors, header)
+    return sealed(tensors, header)
 
 
 def flipped(content, bit):

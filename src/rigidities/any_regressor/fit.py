@@ -33,7 +33,7 @@ from .derivatives.regressor import Regressor
 from .derivatives.tangents import Block, Explicit, Outer, Tangents
 
 KIND = "regressor"
-"""The kind of these files; see `data.schema`."""
+"""The kind of these files, in their header."""
 
 BLOCKS: dict[str, type[Block]] = {"Explicit": Explicit, "Outer": Outer}
 """The classes of blocks by their names in files."""
@@ -240,8 +240,8 @@ def restored_fit(stored: Snapshot, regressor: Regressor) -> Fit:
     """
     stored = stored.to(regressor.flat.device)
     header = stored.header
-    state = header["regressor"]
     with stored.opened():
+        state = header["regressor"]
         regressor = _stored_regressor(regressor, state)
         report = None
         if header.get("report") is not None:
@@ -260,10 +260,10 @@ def restored_fit(stored: Snapshot, regressor: Regressor) -> Fit:
             rows=rows,
             dispersion=dispersion,
             calibration=calibration,
-            typical_weight=state.get("typical_weight", 1.0),  # files of earlier versions
-            weighted=state.get("weighted", False),
+            typical_weight=state["typical_weight"],
+            weighted=state["weighted"],
             report=report,
-            scale_origin=state.get("scale_origin", "given"),  # files of earlier versions
+            scale_origin=state["scale_origin"],
             columns=state["columns"],
             directions=stored.tensors.get("head.directions"),
         )
@@ -286,7 +286,7 @@ def _stored_regressor(regressor: Regressor, state: dict[str, Any]) -> Regressor:
     unused = names - stored_names  # f did not use them in the fit
     if unused:
         regressor = replace(regressor, parameters=regressor.parameters.without(unused))
-    if _fingerprint(regressor, state.get("buffers")) != state["fingerprint"]:
+    if _fingerprint(regressor, state["buffers"]) != state["fingerprint"]:
         raise ValueError(
             "The parameters or buffers differ from those the file was fitted with. Load the file "
             "with the same parameters, or fit again."

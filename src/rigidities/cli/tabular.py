@@ -152,7 +152,8 @@ class TableModel:
             "logarithm": self.logarithm,
             "conformal": self.conformal,
         }
-        header = {"kind": "table model", "tabular": table, "fit": json.loads(fit["header"])}
+        fit_state = {"header": fit["header"], "checksum": fit["checksum"]}
+        header = {"kind": "table model", "tabular": table, "fit": fit_state}
         Snapshot(model_tensors | fit_tensors, header).write(path)
 
     @classmethod
@@ -163,27 +164,24 @@ class TableModel:
             ValueError: The file is damaged, or of another kind.
         """
         snapshot = Snapshot.read(path, holds="table model")
-        table = snapshot.header["tabular"]
-        columns = [Column(**column) for column in table["columns"]]
-        model_state = unprefixed("model", snapshot.tensors)
-        uq = LastLayerRigidity(learners.restored(model_state, _category_counts(columns)))
-        fit = {
-            "tensors": unprefixed("fit", snapshot.tensors),
-            "header": json.dumps(snapshot.header["fit"]),
-        }
         with snapshot.opened():
-            uq.set_extra_state(fit)
-        return cls(
-            uq=uq,
-            columns=columns,
-            target=table["target"],
-            level=table["level"],
-            identifiers=table["identifiers"],
-            decimal=table["decimal"],
-            unit=table.get("unit", ""),
-            logarithm=table.get("logarithm", False),
-            conformal=table.get("conformal", False),
-        )
+            table = snapshot.header["tabular"]
+            columns = [Column(**column) for column in table["columns"]]
+            model_state = unprefixed("model", snapshot.tensors)
+            uq = LastLayerRigidity(learners.restored(model_state, _category_counts(columns)))
+            fit_tensors = unprefixed("fit", snapshot.tensors)
+            uq.set_extra_state({"tensors": fit_tensors, **snapshot.header["fit"]})
+            return cls(
+                uq=uq,
+                columns=columns,
+                target=table["target"],
+                level=table["level"],
+                identifiers=table["identifiers"],
+                decimal=table["decimal"],
+                unit=table["unit"],
+                logarithm=table["logarithm"],
+                conformal=table["conformal"],
+            )
 
     def predict(self, x: Tensor) -> Prediction:
         """The prediction of inputs, (N, P), in the unit of the target."""

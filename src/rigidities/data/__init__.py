@@ -4,5 +4,5 @@
 it; `samples` are data for several passes. `slots` name one input of a batch. `output_layout` says
 how outputs belong to rows, `sketch` recognises rows by their hashes, and `finiteness` explains
 predictions that are not finite.
-`storage` writes and reads files, whose contents the table in `schema` defines.
+`storage` writes and reads files.
 """

@@ -231,7 +231,7 @@ class RowSketch:
         return {"hashes": self.hashes, "counts": self.counts, "limit": torch.tensor([self.limit])}
 
     @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> RowSketch:
+    def from_state(cls: type[S], state: dict[str, Tensor]) -> S:
         """The sketch from what `state` returned."""
         sketch = cls(limit=int(state["limit"]))
         sketch.hashes = state["hashes"]

@@ -1,9 +1,15 @@
 """Files: safetensors with a JSON header and a checksum, written atomically; reading runs no code.
 
 A `Snapshot` is what goes into a file or a state dict: tensors by name, and a header that JSON can
-hold. Writing checks it against the table in `schema`, adds the versions of the format and the
-library and a checksum over everything, writes a temporary file, and moves that to the target's
-place. Reading reverses these steps, and refuses a file that is damaged, foreign or newer.
+hold. Writing adds to the header the versions of the format and of the library and a list of the
+tensors, and stores a checksum over the header and the tensors beside it. Reading refuses whatever
+is not exactly what was written: it is damaged, foreign, of another version or of another kind. So
+a header and tensors that pass were written by this library, and those who need them read them by
+name.
+
+The metadata of a file has two entries, "rigidities" and "checksum". The first is the header: its
+"kind", "format" and "library", the dtype and shape of each of its "tensors", and what the class
+adds that is saved. The second is SHA-256 over the header's text and the bytes of all tensors.
 """
 
 from __future__ import annotations
@@ -29,10 +35,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .._version import __version__
-from . import schema
 
-FORMAT = 1
-"""Version of the layout below; a file with a larger one is refused."""
+FORMAT = 2
+"""Version of what files contain; a file with another one is refused."""
 
 _HEADER_KEY = "rigidities"
 _CHECKSUM_KEY = "checksum"
@@ -48,7 +53,7 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError,
 """Errors from bytes that are not a safetensors file or a header (RecursionError is a RuntimeError).
 """
 
-_AGAIN = "Save it again from the fitted object."
+_AGAIN = "Save it again from the fitted object, or copy it again."
 
 T = TypeVar("T")
 
@@ -59,7 +64,7 @@ class Snapshot:
 
     Attributes:
         tensors: The tensors by name. A file holds them on the CPU, in their own dtype.
-        header: Anything that JSON can hold. Its "kind" says which table of `schema` applies.
+        header: Anything that JSON can hold. Its "kind" says what the snapshot is of.
         source: What error messages call the snapshot.
     """
 
@@ -72,19 +77,9 @@ class Snapshot:
 
         The file keeps its permissions. A symbolic link stays, and the file it points to is
         replaced.
-
-        Raises:
-            ValueError: The contents do not follow `schema`, so that they could not be read back.
         """
-        text = self._header_text()
-        try:
-            # The header as a reader would get it, after JSON.
-            schema.check(self.tensors, json.loads(text), finite=False)
-        except ValueError as error:
-            raise ValueError(
-                f"{path} was not written, because it could not be read again: {error}"
-            ) from error
         target = Path(os.path.realpath(path))
+        text = self._header_text()
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         metadata = {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, plain)}
         file_header, file_tensors = _with_sorted_metadata(save(plain, metadata=metadata))
@@ -100,30 +95,29 @@ class Snapshot:
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: It is damaged, foreign, newer than this version, or of another kind.
+            ValueError: It is damaged, foreign, of another version, or of another kind.
         """
         tensors, header = read(path)
-        return cls(tensors, header, str(path))._of_kind(holds, finite=False)
+        return cls(tensors, header, str(path))._of_kind(holds)
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, which `torch.load(weights_only=True)` accepts."""
-        return {"tensors": self.tensors, "header": self._header_text()}
+        text = self._header_text()
+        return {"tensors": self.tensors, "header": text, "checksum": _checksum(text, self.tensors)}
 
     @classmethod
     def from_state(cls, state: Any, holds: str) -> Snapshot:
         """The snapshot from what `state` returned.
-
-        A state dict has no checksum, so its tensors are also checked for NaN and infinity.
 
         Args:
             state: What `state` returned.
             holds: The kind that it must be of.
 
         Raises:
-            ValueError: It did not come from a snapshot of that kind and this version.
+            ValueError: It is damaged, of another version, or of another kind.
         """
         source = f"The state dict's {holds}"
-        if not isinstance(state, dict) or set(state) != {"tensors", "header"}:
+        if not isinstance(state, dict) or not {"tensors", "header"} <= set(state):
             got = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
             raise ValueError(
                 f"{source} is damaged: expected a dict of tensors and header, got {got}. {_AGAIN}"
@@ -133,20 +127,29 @@ class Snapshot:
             isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
         ):
             raise ValueError(f"{source} is damaged: expected tensors by their names. {_AGAIN}")
-        header = _parsed_header(state["header"], source)
-        return cls(tensors, header, source)._of_kind(holds, finite=True)
+        header = _verified_header(state["header"], tensors, state.get("checksum"), source)
+        return cls(tensors, header, source)._of_kind(holds)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """A context in which a ValueError is raised again with the name of the source.
+        """A context to read the snapshot in, whose errors name the source.
 
-        No user code may run inside: its errors would be blamed on the contents of the file.
+        A missing entry becomes a ValueError that names it. No user code may run inside: its errors
+        would be blamed on the contents of the file.
         """
         try:
             yield
+        except KeyError as error:
+            raise ValueError(
+                f"{self.source} lacks {error}, which this version needs. {_written_by(self.header)}"
+            ) from error
+        except TypeError as error:  # another entry than a class takes
+            raise ValueError(
+                f"{self.source} is not as this version needs it: {error}. "
+                f"{_written_by(self.header)}"
+            ) from error
         except ValueError as error:
-            written_by = schema.written_by(self.header)
-            raise ValueError(f"{self.source}: {error} {written_by}") from error
+            raise ValueError(f"{self.source}: {error} {_written_by(self.header)}") from error
 
     def part(self, name: str, make: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
         """An object made of one part of the snapshot; None where there is no such part.
@@ -165,26 +168,23 @@ class Snapshot:
         return replace(self, tensors=tensors)
 
     def _header_text(self) -> str:
-        """The header as JSON, with the versions of the format and of the library."""
-        return json.dumps({"format": FORMAT, "library": __version__, **self.header})
+        """The header as JSON, with the versions and the list of tensors."""
+        header = {
+            **self.header,
+            "format": FORMAT,
+            "library": __version__,
+            "tensors": _listed(self.tensors),
+        }
+        return json.dumps(header)
 
-    def _of_kind(self, holds: str, *, finite: bool) -> Snapshot:
-        """This snapshot, after a check of its kind and contents.
-
-        Args:
-            holds: The kind that it must be of.
-            finite: Whether to look for NaN and infinity too.
-        """
+    def _of_kind(self, holds: str) -> Snapshot:
+        """This snapshot, after a check of its kind."""
         kind = self.header.get("kind")
         if kind != holds:
             raise ValueError(
                 f"{self.source} is of another kind: expected {holds!r}, its header says {kind!r}. "
                 "Load the file with the class that saved it."
             )
-        try:
-            schema.check(self.tensors, self.header, finite=finite)
-        except ValueError as error:
-            raise ValueError(f"{self.source} is damaged or incomplete: {error} {_AGAIN}") from error
         return self
 
 
@@ -193,7 +193,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is truncated, damaged, foreign, or written by a newer version.
+        ValueError: The file is truncated, damaged, foreign, or written by another version.
     """
     path = Path(path)
     if not path.is_file():
@@ -212,43 +212,93 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
             f"{path} is a safetensors file, but not one of rigidities (its header does not "
             "mention rigidities). Expected a file written by save() of this library."
         )
-    header = _parsed_header(metadata[_HEADER_KEY], str(path))
-    if metadata.get(_CHECKSUM_KEY) != _checksum(metadata[_HEADER_KEY], tensors):
-        raise ValueError(
-            f"{path} is damaged: its contents do not match its checksum. Save it again from the "
-            "fitted object, or copy it again."
-        )
+    header = _verified_header(
+        metadata[_HEADER_KEY], tensors, metadata.get(_CHECKSUM_KEY), str(path)
+    )
     return tensors, header
 
 
-def _parsed_header(text: Any, source: str) -> dict[str, Any]:
-    """The header of a file or a state dict.
+def _verified_header(
+    text: Any, tensors: dict[str, Tensor], checksum: str | None, source: str
+) -> dict[str, Any]:
+    """The header of a file or a state dict that is exactly what was written.
+
+    Args:
+        text: The header as JSON.
+        tensors: All tensors that came with it.
+        checksum: The checksum that came with it.
+        source: What error messages call the file or the state dict.
 
     Raises:
-        ValueError: The text is no header, or this version cannot read it.
+        ValueError: The text is no header, this version cannot read it, or header and tensors do
+            not match the header's list or the checksum.
     """
     try:
         header: dict[str, Any] = json.loads(text)
         version = int(header["format"])
-        header["format"] = version
     except _UNREADABLE as error:
         raise ValueError(
             f"{source} is damaged: its header cannot be read ({error}). {_AGAIN}"
         ) from error
     if version > FORMAT:
         raise ValueError(
-            f"{source} has format {version}, but this version only reads formats up to {FORMAT}. "
-            f"{schema.written_by(header)}"
+            f"{source} has format {version}, but this version only reads format {FORMAT}. "
+            f"{_written_by(header)}"
         )
+    if version < FORMAT:
+        raise ValueError(
+            f"{source} was written by an earlier version of rigidities: it has format {version}, "
+            f"and this version only reads format {FORMAT}. Fit again, and save it anew."
+        )
+    _check_listed(header.get("tensors"), _listed(tensors), source)
+    if checksum != _checksum(text, tensors):
+        raise ValueError(f"{source} is damaged: its contents do not match its checksum. {_AGAIN}")
     return header
 
 
-def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over the header's text and every tensor's name, dtype, shape and bytes."""
-    total = hashlib.sha256(text.encode())
+def _written_by(header: dict[str, Any]) -> str:
+    """A sentence that says which version of the library wrote a file, and how to install it."""
+    library = header.get("library", "?")
+    return f"It was written by rigidities {library}: pip install 'rigidities>={library}'."
+
+
+def _listed(tensors: dict[str, Tensor]) -> dict[str, str]:
+    """The dtype and shape of each tensor as text, such as "float64 (25, 25)", by name."""
+    listed = {}
     for name, tensor in sorted(tensors.items()):
-        total.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        listed[name] = f"{dtype} {tuple(tensor.shape)}"
+    return listed
+
+
+def _check_listed(expected: Any, got: dict[str, str], source: str) -> None:
+    """Refuse tensors that are not those that a header lists; the first difference is named."""
+    if not isinstance(expected, dict):
+        raise ValueError(f"{source} is damaged: its header lists no tensors. {_AGAIN}")
+    for name in sorted(expected.keys() | got.keys()):
+        if name not in got:
+            raise ValueError(
+                f"{source} is damaged: it lacks the tensor {name!r}, {expected[name]}. {_AGAIN}"
+            )
+        if name not in expected:
+            raise ValueError(
+                f"{source} is damaged: it has a tensor {name!r}, which its header does not list. "
+                f"{_AGAIN}"
+            )
+        if expected[name] != got[name]:
+            raise ValueError(
+                f"{source} is damaged: the tensor {name!r} must be {expected[name]}, got "
+                f"{got[name]}. {_AGAIN}"
+            )
+
+
+def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over the header's text, which lists names, dtypes and shapes, and every tensor."""
+    total = hashlib.sha256(text.encode())
+    for _, tensor in sorted(tensors.items()):
+        if not tensor.is_meta:  # a tensor of the meta device has no bytes
+            content = tensor.detach().cpu().contiguous()
+            total.update(content.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -328,7 +328,6 @@ class FitState:
         device = use.placement[0]
         snapshot = snapshot.to(device)
         header = snapshot.header
-        _require_units(snapshot)
         statistics = Statistics.from_snapshot(snapshot, device)
         report = None
         if header.get("report") is not None:
@@ -1067,29 +1066,6 @@ def _gradient_scale_of_all(processes: Job, sums: Tensor) -> Tensor:
         return Snapshot({"scale": gradient_scale(sums_of_all)}, {})
 
     return processes.together(lambda: Snapshot({"sums": sums}, {}), fold).tensors["scale"]
-
-
-def _require_units(snapshot: Snapshot) -> None:
-    """Refuse sums of several targets with one weight vector that lack the targets' units.
-
-    Older versions did not keep them, and a target in large units outweighed the others.
-    """
-    header = snapshot.header
-    if header["readout"]["layout"] != "joint" or header["targets"] == 1:
-        return
-    if "units" not in header:
-        raise ValueError(
-            "its header lacks 'units' (bool). One weight vector serves several targets here, and "
-            "their units were not kept. Call fit(x, y) again."
-        )
-    sums = "gram.matrix" if "gram.matrix" in snapshot.tensors else "gram.root"
-    has_units = "gram.units.rows" in snapshot.tensors
-    has_sums_of_targets = snapshot.tensors[sums].ndim == 3
-    if not has_units == has_sums_of_targets == header["units"]:
-        raise ValueError(
-            f"'units' of its header is {header['units']}, which its tensors 'gram.units' and "
-            f"{sums!r} contradict. Call fit(x, y) again."
-        )
 
 
 def _weighing_header(weighing: Weighing | None) -> dict[str, Any] | None:

@@ -1020,7 +1020,8 @@ class LastLayerRigidity(ModelWrapper):
             ValueError: The file is damaged, or does not belong to the model.
         """
         snapshot = Snapshot.read(path, holds=cls._kind)
-        options.setdefault("output", snapshot.header["readout"]["output"])
+        with snapshot.opened():
+            options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
         uq._fit.restore(snapshot)
         if loss is not None or sample_weight is not None or gradient_loss is not None:

@@ -32,8 +32,8 @@ class Exact(nn.Module):
 class ModelWrapper(Exact, ABC):
     """A module with a model inside, and a state that a `state_dict` and a file hold.
 
-    A subclass names the kind of its state (`_kind`, see `data.schema`), gives and restores the
-    state (`_snapshot`, `_take`), and brings it along after a move (`_moved`).
+    A subclass names the kind of its state (`_kind`), gives and restores the state (`_snapshot`,
+    `_take`), and brings it along after a move (`_moved`).
 
     Args:
         model: The user's model.

@@ -170,7 +170,8 @@ class Ensemble(ModelWrapper):
         """
         snapshot = Snapshot.read(path, holds=cls._kind)
         if output is None:
-            output = snapshot.header["readout"]["output"]
+            with snapshot.opened():
+                output = snapshot.header["readout"]["output"]
         use = UsersModel(model, Source(forward, features, output), layer)
         feed = Feed(model, BatchFormat(forward is not None, target), batch_size, progress)
         device, _ = placement(model)
@@ -325,15 +326,14 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
 def _members_from(snapshot: Snapshot, device: torch.device) -> Members:
     """The members in a file or a state dict."""
     tensors = snapshot.tensors
-    row_deviation = None
-    if "own.factor" in tensors:
-        row_deviation = RowDeviation(
-            factor=tensors["own.factor"].to(device),
-            mixing=tensors["own.mixing"].to(device),
-        )
-    deviations = tensors["members.deviations"].to(device)
     with snapshot.opened():
-        return Members(deviations, row_deviation)
+        row_deviation = None
+        if "own.factor" in tensors:
+            row_deviation = RowDeviation(
+                factor=tensors["own.factor"].to(device),
+                mixing=tensors["own.mixing"].to(device),
+            )
+        return Members(tensors["members.deviations"].to(device), row_deviation)
 
 
 def _binding_from(snapshot: Snapshot, use: UsersModel) -> Binding:
@@ -345,7 +345,8 @@ def _binding_from(snapshot: Snapshot, use: UsersModel) -> Binding:
 def _feed_from(snapshot: Snapshot, feed: Feed) -> Feed:
     """A feed with the kind of batches that a file or a state dict was made with."""
     header = snapshot.header
-    batch_format = replace(
-        feed.format, inputs=header["inputs"], apart=header["apart"], kind=header["batch"]
-    )
+    with snapshot.opened():
+        batch_format = replace(
+            feed.format, inputs=header["inputs"], apart=header["apart"], kind=header["batch"]
+        )
     return replace(feed, format=batch_format)

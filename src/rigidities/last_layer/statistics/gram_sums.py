@@ -22,7 +22,7 @@ from ...data.storage import prefixed, unprefixed
 from ...posterior.gram import Gram, precision_for
 from ...posterior.memory import require_memory
 from .block import Block
-from .statistic import Plan, Statistic
+from .statistic import Plan
 from .target_units import TargetUnits
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ MOST_BYTES = 64 << 20
 """The most bytes of the sums of all targets that one weight vector serves, 64 MiB."""
 
 
-class GramSums(Statistic):
+class GramSums:
     """The Gram of a fit. Rows of derivatives with respect to inputs count in it as well.
 
     Args:

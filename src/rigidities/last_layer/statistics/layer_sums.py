@@ -10,10 +10,9 @@ from torch import Tensor
 from ...data.storage import prefixed, unprefixed
 from ...posterior.gram import Gram
 from .block import Block
-from .statistic import Plan, Statistic
 
 
-class LayerSums(Statistic):
+class LayerSums:
     r"""For each layer the Gram of its rows with a column of ones, in float64.
 
     That is $\sum f f^\top$, $\sum f$ and the number of rows in one matrix. They are added and
@@ -27,7 +26,7 @@ class LayerSums(Statistic):
         self.grams = list(grams)
 
     @classmethod
-    def begin(cls, block: Block, plan: Plan) -> LayerSums | None:
+    def begin(cls, block: Block) -> LayerSums | None:
         """Empty sums; None where no layer is watched."""
         if not block.layers:
             return None

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from ...data.sketch import NO_LIMIT, RowSketch
 from .block import Block
-from .statistic import Plan, Statistic
 
 
-class RowHashes(RowSketch, Statistic):
+class RowHashes(RowSketch):
     """The smallest hashes of the training rows.
 
     Where outputs have no input row of their own (atoms of structures), no row can be recognised.
     """
-
-    @classmethod
-    def begin(cls, block: Block, plan: Plan) -> RowHashes:
-        """The hashes of no rows yet."""
-        return cls()
 
     def update(self, block: Block) -> None:
         """Take the hashes of the block's samples in."""

@@ -16,13 +16,13 @@ from ...data.sketch import NO_LIMIT, RowSketch, RowTable
 from ...data.storage import prefixed, unprefixed
 from ...posterior.posterior import Posterior
 from .block import Block
-from .statistic import SAMPLE, Plan, Statistic
+from .statistic import SAMPLE, Plan
 
 LARGEST = 1 << 25
 """The most numbers in the features of settled rows. If rows are wider, fewer are kept."""
 
 
-class RowSample(RowSketch, Statistic):
+class RowSample(RowSketch):
     """The rows of lowest hash of a data set: a sketch with columns.
 
     The columns are the features, in the model's precision, (n, D) or (n, K, D); the predictions
@@ -30,15 +30,12 @@ class RowSample(RowSketch, Statistic):
     "weight" in the Gram, (n, K); and, if there are any, the user's sample weights "importance",
     (n, 1) or (n, K), and the "counts" beside the features, (n, H) or (n, K, H).
 
-    The sample is lost, for good, once rows come whose residuals are not known or that have another
-    number of targets.
+    `Statistics` drops the sample, for good, once rows come that it cannot take: their residuals are
+    not known, or they have another number of targets.
 
     Args:
         size: How many rows to keep at most.
         limit: The sample has every row whose hash is below this limit, and no other.
-
-    Attributes:
-        lost: Whether the sample is lost.
     """
 
     # New rows wait until there are this many times `size` of them; see `RowSketch`.
@@ -46,7 +43,6 @@ class RowSample(RowSketch, Statistic):
 
     def __init__(self, size: int = SAMPLE, limit: int = NO_LIMIT) -> None:
         super().__init__(size, limit)
-        self.lost = False
         self._ones = False  # whether the latest rows lack their last feature, which is one
 
     @classmethod
@@ -98,15 +94,20 @@ class RowSample(RowSketch, Statistic):
         )
         return collector.table(least=1, trained=True, units=None if units is None else units[None])
 
+    def takes(self, block: Block) -> bool:
+        """Whether a block's rows can join: residuals are known, and of as many targets."""
+        if block.row_hashes is None or block.residual is None:
+            return False
+        mean = self.columns.get("mean")
+        if mean is None and self._recent is not None:
+            mean = self._recent.table().columns["mean"]
+        return mean is None or mean.shape[1] == block.residual.shape[1]
+
     def update(self, block: Block) -> None:
-        """Take the block's rows of lowest hash in."""
-        if self.lost:
-            return
+        """Take the block's rows of lowest hash in; only blocks that `takes` allows."""
         hashes = block.row_hashes
         residual = block.residual
-        if hashes is None or residual is None or self._has_other_targets(residual):
-            self._lose()
-            return
+        assert hashes is not None and residual is not None
         if block.importance is not None or block.weights is not None:
             # Rows without any target get the highest hash, which is never below the limit.
             has_target = residual.isfinite()
@@ -121,13 +122,6 @@ class RowSample(RowSketch, Statistic):
             self.settle()
             self._ones = block.reading.ones
         self._append(self._lowest(hashes), hashes, self._columns_of(block, residual))
-
-    def _has_other_targets(self, residual: Tensor) -> bool:
-        """Whether new rows have another number of targets than those in the sample."""
-        mean = self.columns.get("mean")
-        if mean is None and self._recent is not None:
-            mean = self._recent.table().columns["mean"]
-        return mean is not None and mean.shape[1] != residual.shape[1]
 
     def _lowest(self, hashes: Tensor) -> Tensor | None:
         """Places of the rows that may belong to the sample; None for all.
@@ -181,23 +175,10 @@ class RowSample(RowSketch, Statistic):
             columns["weight"] = torch.ones_like(columns["residual"])
         return recent
 
-    def _lose(self) -> None:
-        self.lost = True
-        self.void()
-
     def merge(self, other: RowSample) -> None:  # type: ignore[override]
         """Take another data set's rows in; the smaller of the two sizes remains."""
-        if self.lost or other.lost:
-            self._lose()
-            return
         self.size = min(self.size, other.size)
         super().merge(other)
-
-    def without(self, removed: RowSample) -> RowSample | None:  # type: ignore[override]
-        """The sample of the remaining rows; None where one of the two is lost."""
-        if self.lost or removed.lost:
-            return None
-        return super().without(removed)
 
     def after(self, change: Tensor) -> RowSample:
         """A copy after a change (D, K or 1) of the weights: residuals r become r - F change."""
@@ -220,9 +201,7 @@ class RowSample(RowSketch, Statistic):
         return copy
 
     def state(self) -> dict[str, Tensor]:
-        """The sample as tensors, for files; empty where it is lost."""
-        if self.lost:
-            return {}
+        """The sample as tensors, for files."""
         return {
             **super().state(),
             "size": torch.tensor(self.size),

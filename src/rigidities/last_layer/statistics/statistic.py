@@ -1,27 +1,13 @@
-"""One statistic of the training data, as the fit that keeps it sees it.
-
-A statistic takes blocks of rows in, merges with the same statistic of other rows, and becomes
-tensors for files and other processes. A new statistic is one class in one file: derive
-it from `Statistic`, and call `statistics.register` with its name in files.
-"""
+"""What the statistics of a fit keep of its rows."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
 
 from ...data.sketch import NO_LIMIT
 from ...posterior.gram import PrecisionLike
-from .block import Block
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["SAMPLE", "Plan", "Statistic"]
+__all__ = ["SAMPLE", "Plan"]
 
 SAMPLE = 8192
 """Rows to keep by default."""
@@ -51,49 +37,3 @@ class Plan:
             raise ValueError(
                 f"keep_rows must be a whole number of rows, 0 for none, got {self.sample!r}."
             )
-
-
-class Statistic(ABC):
-    """One statistic of the rows of a data set."""
-
-    @classmethod
-    @abstractmethod
-    def begin(cls, block: Block, plan: Plan) -> Self | None:
-        """The statistic of no rows yet, for rows like a block's; None if it is not wanted."""
-
-    @abstractmethod
-    def update(self, block: Block) -> None:
-        """Take rows in. The block's memory is written to again afterwards: copy what stays."""
-
-    @abstractmethod
-    def merge(self, other: Any) -> None:
-        """Add the rows of another statistic of this class, which stays as it was."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """The whole statistic as tensors; empty where it is of no use any more."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: dict[str, Tensor]) -> Any:
-        """The statistic that `state` came from."""
-
-    def without(self, removed: Any) -> Any:
-        """The statistic of the remaining rows, as a new object; None where that is unknown."""
-        return None
-
-    def after(self, change: Tensor) -> Any:
-        """The statistic of the same rows after a change (D, K or 1) of the readout's weights.
-
-        By default it is the same object: most statistics do not depend on the weights.
-        """
-        return self
-
-    def to(self, device: torch.device) -> Any:
-        """An independent copy on a device."""
-        copies = {name: tensor.to(device, copy=True) for name, tensor in self.state().items()}
-        return self.from_state(copies)
-
-    def settle(self) -> None:
-        """Finish pending work, before threads share the statistic."""
-        return

@@ -1,22 +1,19 @@
-"""All statistics that a fit keeps of its rows, as one object.
+"""All that a fit keeps of its rows, as one object.
 
-`Statistics` begins with the first block, hands every block of rows to each of its statistics, and
-merges, subtracts, saves and loads them together. `REGISTRY` lists the statistics.
+`Statistics` begins with the first block. It takes blocks of rows in, merges with the statistics of
+other rows, subtracts them, and becomes tensors for files and other processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...data import schema
 from ...data.arrays import TARGET_KEYS, Columns, agreed_columns
 from ...data.batches import Batch, kind_of
-from ...data.schema import Array, declare
 from ...data.sketch import NO_LIMIT
 from ...data.storage import Snapshot, prefixed, unprefixed
 from ...notices import notify
@@ -26,29 +23,9 @@ from .gram_sums import GramSums
 from .layer_sums import LayerSums
 from .row_hashes import RowHashes
 from .row_sample import RowSample
-from .statistic import Plan, Statistic
+from .statistic import Plan
 
-__all__ = ["REGISTRY", "Statistics", "register"]
-
-REGISTRY: dict[str, type[Statistic]] = {
-    "gram": GramSums,
-    "sketch": RowHashes,
-    "rows": RowSample,
-    "layers": LayerSums,
-}
-"""The class of every statistic that a fit keeps, by its name in files."""
-
-
-def register(name: str, statistic: type[Statistic], tensors: Mapping[str, Array]) -> None:
-    """Let fits keep another statistic.
-
-    Args:
-        name: The name of the statistic in files.
-        statistic: Its class.
-        tensors: What its `state` holds, for the table of files.
-    """
-    declare("fit", name, schema.Part(tensors=tensors))
-    REGISTRY[name] = statistic
+__all__ = ["Statistics"]
 
 
 @dataclass
@@ -56,7 +33,11 @@ class Statistics:
     """Everything that a fit keeps of the rows of a data set.
 
     Attributes:
-        by_name: The statistics by name, without those that are not wanted or have become useless.
+        gram_sums: The sums of products of features and residuals, as they were accumulated, with
+            the units of the targets.
+        sketch: Hashes of the rows, to recognise them in other data.
+        sample: Some of the rows; None where none were wanted or their residuals are not known.
+        layers: Sums over the inputs of each layer; None where no layer is watched.
         targets: The number of targets K.
         inputs: The number of positional inputs of the model, or of a tuple that `forward=` takes.
         kind: The form of the batches, where known; see `data.batches.kind_of`.
@@ -66,7 +47,10 @@ class Statistics:
             for losses of regression.
     """
 
-    by_name: dict[str, Any]
+    gram_sums: GramSums
+    sketch: RowHashes
+    sample: RowSample | None
+    layers: LayerSums | None
     targets: int
     inputs: int
     kind: str | None = None
@@ -78,17 +62,15 @@ class Statistics:
         cls, batch: Batch, block: Block, plan: Plan, label_loss: str | None = None
     ) -> Statistics:
         """The statistics of no rows yet, for data like a first batch and its block."""
-        by_name: dict[str, Any] = {}
-        for name, statistic_class in REGISTRY.items():
-            statistic = statistic_class.begin(block, plan)
-            if statistic is not None:
-                by_name[name] = statistic
         kind = kind_of(batch.raw)
         inputs = len(batch.args)
         if kind.startswith("tuple"):
             inputs = max(1, len(batch.raw) - 1)  # the last entry is the target
         return cls(
-            by_name=by_name,
+            gram_sums=GramSums.begin(block, plan),
+            sketch=RowHashes(),
+            sample=RowSample.begin(block, plan),
+            layers=LayerSums.begin(block),
             targets=block.reading.output_layout.targets,
             inputs=inputs,
             kind=kind,
@@ -97,35 +79,9 @@ class Statistics:
         )
 
     @property
-    def gram_sums(self) -> GramSums:
-        """The sums of products of features and residuals, as they were accumulated."""
-        sums: GramSums = self.by_name["gram"]
-        return sums
-
-    @property
     def gram(self) -> Gram:
         """The Gram of the fit: its sums, with each target in its own unit where that holds."""
-        sums: GramSums = self.by_name["gram"]
-        return sums.gram
-
-    @property
-    def sketch(self) -> RowHashes:
-        """Hashes of the rows, to recognise them in other data."""
-        hashes: RowHashes = self.by_name["sketch"]
-        return hashes
-
-    @property
-    def sample(self) -> RowSample | None:
-        """Some of the rows; None where none were wanted or their residuals are not known."""
-        sample: RowSample | None = self.by_name.get("rows")
-        if sample is None or sample.lost:
-            return None
-        return sample
-
-    @property
-    def layers(self) -> LayerSums | None:
-        """Sums over the inputs of each layer; None where no layer is watched."""
-        return self.by_name.get("layers")
+        return self.gram_sums.gram
 
     def plan(self, precision: PrecisionLike) -> Plan:
         """The plan for statistics of other rows, to be merged with these or taken out of them."""
@@ -138,9 +94,15 @@ class Statistics:
         )
 
     def update(self, block: Block) -> None:
-        """Take a block of rows in."""
-        for statistic in self.by_name.values():
-            statistic.update(block)
+        """Take a block of rows in. Its memory is written to again afterwards."""
+        self.gram_sums.update(block)
+        self.sketch.update(block)
+        if self.sample is not None and self.sample.takes(block):
+            self.sample.update(block)
+        else:
+            self.sample = None
+        if self.layers is not None:
+            self.layers.update(block)
 
     def merge(self, other: Statistics) -> Statistics:
         """Add the rows of `other`, which stays as it was, to these statistics, and return these."""
@@ -149,11 +111,17 @@ class Statistics:
         device = self.gram_sums.sums.device
         if other.gram_sums.sums.device != device:
             other = other.to(device)
-        for name, statistic in list(self.by_name.items()):
-            if name in other.by_name:
-                statistic.merge(other.by_name[name])
-            else:  # a statistic of some of the rows would be wrong for all
-                del self.by_name[name]
+        self.gram_sums.merge(other.gram_sums)
+        self.sketch.merge(other.sketch)
+        # A sample or layer sums of some of the rows would be wrong for all.
+        if self.sample is None or other.sample is None:
+            self.sample = None
+        else:
+            self.sample.merge(other.sample)
+        if self.layers is None or other.layers is None:
+            self.layers = None
+        else:
+            self.layers.merge(other.layers)
         self.settle()
         return self
 
@@ -169,21 +137,29 @@ class Statistics:
         """
         if check:
             self.sketch.require_held(removed.sketch)
-        by_name = {}
-        for name, statistic in self.by_name.items():
-            if name not in removed.by_name:
-                continue
-            remaining = statistic.without(removed.by_name[name])
-            if remaining is not None:
-                by_name[name] = remaining
-        if not self.sketch.judges:  # rows to remove cannot be found in the sample
-            by_name.pop("rows", None)
-        return replace(self, by_name=by_name)
+        gram_sums = self.gram_sums.without(removed.gram_sums)
+        sample = None
+        # Without hashes, rows to remove cannot be found in the sample.
+        if self.sample is not None and removed.sample is not None and self.sketch.judges:
+            sample = self.sample.without(removed.sample)
+        layers = None
+        if self.layers is not None and removed.layers is not None:
+            layers = self.layers.without(removed.layers)
+        return replace(
+            self,
+            gram_sums=gram_sums,
+            sketch=self.sketch.without(removed.sketch),
+            sample=sample,
+            layers=layers,
+        )
 
     def after(self, change: Tensor) -> Statistics:
-        """The statistics of the same rows after a change (D, K or 1) of the readout's weights."""
-        by_name = {name: statistic.after(change) for name, statistic in self.by_name.items()}
-        return replace(self, by_name=by_name)
+        """The statistics of the same rows after a change (D, K or 1) of the readout's weights.
+
+        Hashes and layer sums do not depend on the weights.
+        """
+        sample = None if self.sample is None else self.sample.after(change)
+        return replace(self, gram_sums=self.gram_sums.after(change), sample=sample)
 
     def clone(self) -> Statistics:
         """An independent copy."""
@@ -191,32 +167,38 @@ class Statistics:
 
     def to(self, device: torch.device) -> Statistics:
         """An independent copy on a device."""
-        by_name = {name: statistic.to(device) for name, statistic in self.by_name.items()}
-        return replace(self, by_name=by_name)
+        return replace(
+            self,
+            gram_sums=self.gram_sums.to(device),
+            sketch=self.sketch.to(device),
+            sample=None if self.sample is None else self.sample.to(device),
+            layers=None if self.layers is None else self.layers.to(device),
+        )
 
     def settle(self) -> None:
         """Finish pending work, before threads share the statistics."""
-        for statistic in self.by_name.values():
-            statistic.settle()
+        self.sketch.settle()
+        if self.sample is not None:
+            self.sample.settle()
 
     def trimmed(self, limit: int) -> Statistics:
         """The same with only those rows of the sample whose hash is below a limit."""
-        sample = self.sample
-        if sample is None:
+        if self.sample is None:
             return self
-        return replace(self, by_name={**self.by_name, "rows": sample.trimmed(limit)})
+        return replace(self, sample=self.sample.trimmed(limit))
 
     def snapshot(self, *, rows: bool = True) -> Snapshot:
         """The statistics as tensors and a header; `rows` includes the sample of rows."""
-        tensors: dict[str, Tensor] = {}
-        for name, statistic in self.by_name.items():
-            if rows or name != "rows":
-                tensors.update(prefixed(name, statistic.state()))
+        tensors = prefixed("gram", self.gram_sums.state())
+        tensors.update(prefixed("sketch", self.sketch.state()))
+        if rows and self.sample is not None:
+            tensors.update(prefixed("rows", self.sample.state()))
+        if self.layers is not None:
+            tensors.update(prefixed("layers", self.layers.state()))
         header: dict[str, Any] = {
             "targets": self.targets,
             "inputs": self.inputs,
             "batch": self.kind,
-            "units": self.gram_sums.units is not None,
         }
         if self.columns is not None:
             header["columns"] = self.columns
@@ -227,15 +209,15 @@ class Statistics:
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot, device: torch.device | str) -> Statistics:
         """The statistics that a snapshot holds, among other things, on a device."""
-        by_name = {}
-        for name, statistic_class in REGISTRY.items():
-            state = unprefixed(name, snapshot.tensors)
-            if state:
-                placed = {key: tensor.to(device) for key, tensor in state.items()}
-                by_name[name] = statistic_class.from_state(placed)
+        tensors = {name: tensor.to(device) for name, tensor in snapshot.tensors.items()}
+        sample_tensors = unprefixed("rows", tensors)
+        layer_tensors = unprefixed("layers", tensors)
         header = snapshot.header
         return cls(
-            by_name=by_name,
+            gram_sums=GramSums.from_state(unprefixed("gram", tensors)),
+            sketch=RowHashes.from_state(unprefixed("sketch", tensors)),
+            sample=RowSample.from_state(sample_tensors) if sample_tensors else None,
+            layers=LayerSums.from_state(layer_tensors) if layer_tensors else None,
             targets=header["targets"],
             inputs=header["inputs"],
             kind=header["batch"],
