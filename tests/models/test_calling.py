@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.models.calling import ORDINARY_ERRORS, Source, described
 from tests.support.nets import Net
 from tests.support.refusals import refused
 
@@ -90,7 +89,13 @@ def test_a_mapping_for_a_model_of_mappings_is_mended_by_the_lines_printed():
     assert uq({"R": X})[0].shape == (20,)
 
 
-@pytest.mark.parametrize("error", ORDINARY_ERRORS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(TypeError, RuntimeError, ValueError, AttributeError),
+        *(KeyError, IndexError, AssertionError),
+    ],
+)
 @pytest.mark.parametrize("own", [None, lambda m, b: m(b[0])])
 def test_what_the_model_raises_keeps_its_words_and_its_class(error, own):
     def fails(model: Net, x: torch.Tensor) -> torch.Tensor:
@@ -154,7 +159,12 @@ def test_a_refusal_of_the_library_inside_the_model_is_not_wrapped():
 def test_values_are_described_by_kind_and_size():
     given = (X, None, [Y.long()], {"a": 1}, Graph(X))
     inner = "float32 (20, 3), None, list of 1 (int64 (20,)), dict with keys ['a'], Graph"
-    assert described(given) == f"tuple of 5 ({inner})"
+
+    def fails(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise ValueError("a word of its own")
+
+    uq = rg.LastLayerRigidity(nn.Linear(3, 1), forward=fails, target=lambda b: Y)
+    refused(re.escape(f"tuple of 5 ({inner})"), uq.fit, [given])
 
 
 # --- inputs that a forward pass writes into -----------------------------------------------------
@@ -226,9 +236,10 @@ def test_a_model_may_add_entries_to_its_batch():
         b["hidden"] = b["x"] * 2
         return m(b["hidden"])
 
-    model, batch = torch.nn.Linear(3, 1), {"x": torch.randn(4, 3)}
-    output = Source(forward=run).run(model, (batch,), {})
-    assert output.shape == (4, 1) and "hidden" in batch
+    batch = {"x": X, "y": Y[:, None]}
+    uq = rg.LastLayerRigidity(nn.Linear(3, 1), forward=run).fit([batch])
+    features = torch.cat([2 * X, torch.ones(20, 1)], 1).double()
+    torch.testing.assert_close(uq.gram.matrix, features.T @ features)
 
 
 def test_inputs_of_many_parts_are_looked_at_in_part():
@@ -240,6 +251,6 @@ def test_inputs_of_many_parts_are_looked_at_in_part():
             looked.append(self)
             return {}
 
-    batch = {"parts": [Part() for _ in range(5000)], "x": torch.randn(4, 3)}
-    Source(forward=lambda m, b: m(b["x"])).run(model, (batch,), {})
+    batch = {"parts": [Part() for _ in range(5000)], "x": X, "y": Y[:, None]}
+    rg.LastLayerRigidity(model, forward=lambda m, b: m(b["x"])).fit([batch])
     assert len(looked) < 1000

@@ -3,12 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 import rigidities as rg
-from rigidities.last_layer.propagation.differential import Differential
-from rigidities.models.directional import pushes
 from rigidities.theory.constrained.problem import ConstrainedProblem, Expansion
 
 from ..support import rigidity_oracle as oracle
@@ -104,51 +101,14 @@ BENDING = {
 
 @pytest.mark.parametrize("name", BENDING)
 def test_second_derivatives_along_directions_are_right_where_forward_mode_twice_is_not(name):
-    function, point, directions = BENDING[name], numbers(6), numbers(3, 6)
+    model, function = net(), BENDING[name]
+    uq = rg.LastLayerRigidity(model).fit(X, Y).calibrate(X + 0.1, Y, method="paper")
+    x = 2 * X[:6]
+    point, covariance = model(x)[:, 0].detach(), uq.covariance(x).reshape(6, 6)
     h = torch.stack([by_differences(lambda y, q=q: function(y)[q], point) for q in range(6)])
-    found = Differential(function, point).second_derivatives(directions)
-    expected = torch.einsum("mp,qpr,mr->mq", directions, h, directions)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-class Cube(torch.autograd.Function):
-    """As users write them, without forward mode."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * g
-
-
-def test_an_operation_without_forward_mode_is_pushed_by_reverse_mode():
-    point, directions = numbers(6), numbers(3, 6)
-    torch.testing.assert_close(pushes(Cube.apply, point, directions), 3 * point**2 * directions)
-
-
-def test_an_operation_that_is_differentiable_once_is_refused_where_twice_is_needed():
-    class Once(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.sin()
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx, g):
-            return g * ctx.saved_tensors[0].cos()
-
-    with pytest.raises(ValueError, match="cannot itself be differentiated"):
-        pushes(Once.apply, numbers(6), numbers(3, 6))
+    found = uq.propagate(lambda y: function(y[:, 0]), x, second_order=True).shift
+    expected = torch.einsum("qpr,pr->q", h, covariance) / 2
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("form", ["dense", "matrix-free"])

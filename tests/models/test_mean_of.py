@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import rigidities as rg
 from tests.support import oracle
 from tests.support.nets import Net, data, trained
+from tests.support.readouts import layers_of
 from tests.support.refusals import refused
 
 X, Y = (tensor.double() for tensor in data(80, 1, seed=5))
@@ -54,8 +55,7 @@ def test_the_output_is_the_mean(mean):
 
 
 def test_it_is_one_readout_whose_features_are_the_members_side_by_side(mean, uq):
-    assert uq.readout.heads == HEADS
-    assert uq.readout.case == "shared"
+    assert layers_of(uq) == HEADS
     torch.testing.assert_close(uq.features(TEST), jacobian(mean, TEST))
     blocks = [model[:-1](TEST) / 3 for model in mean.models[:2]]
     torch.testing.assert_close(uq.features(TEST)[:, :12], blocks[0])
@@ -133,7 +133,6 @@ def plain() -> rg.LastLayerRigidity:
 
 
 def test_nets_that_end_in_a_linear_layer_are_read_without_a_derivative(plain):
-    assert plain.readout.case == "plain"
     names = oracle.head_parameters(plain.model, PLAIN)
     wanted = oracle.readout_jacobian(plain.model, lambda m: m(TEST), names)
     torch.testing.assert_close(plain.features(TEST), wanted[:, 0])
@@ -149,11 +148,9 @@ def test_what_they_no_longer_end_in_is_read_by_derivatives():
     members = [Net(halved, head=nn.Linear(4, 1).double()) for _ in range(2)]
     uq = rg.LastLayerRigidity(rg.MeanOf(members)).fit((X, Y))
     uq.calibrate(VALID)
-    assert uq.readout.case == "plain"
     wanted = torch.cat([TEST, torch.ones(20, 1)], dim=1).repeat(1, 2) / 2
     torch.testing.assert_close(uq.features(TEST), wanted)
     torch.testing.assert_close(uq.features(TEST[:19]), wanted[:19] / 2)
-    assert uq.readout.case == "shared"
 
 
 def test_nets_that_share_a_head_or_its_weight_have_one_set_of_columns():
@@ -170,7 +167,6 @@ def test_nets_that_share_a_head_or_its_weight_have_one_set_of_columns():
         model = rg.MeanOf(members)
         uq = rg.LastLayerRigidity(model).fit((X, Y))
         uq.calibrate(VALID)
-        assert uq.readout.case == "shared"  # a graph has no columns to add up
         names = ["models.0.2.weight", "models.0.2.bias", "models.1.2.bias"]
         names = names[: 2 + (members[0][2] is not members[1][2])]
         wanted = oracle.readout_jacobian(model, lambda m: m(TEST), names)[:, 0]
@@ -205,9 +201,9 @@ def test_several_targets_and_float32_keep_the_fast_case():
     pair = [trained(3, seed=seed, steps=5) for seed in (0, 1)]
     uq = rg.LastLayerRigidity(rg.MeanOf([net.model for net in pair])).fit(pair[0].train)
     uq.calibrate(pair[0].valid)
-    assert uq.readout.case == "plain"
     assert uq.gram.width == 50
-    assert uq(pair[0].test[0])[1].shape == (200, 3)
+    std = uq(pair[0].test[0].clone().requires_grad_())[1]
+    assert std.shape == (200, 3) and std.requires_grad  # as of plain layers alone
 
 
 def test_inputs_pass_on_by_place_and_by_name_and_keep_the_members_names():

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import rigidities as rg
 from tests.support.nets import Net
+from tests.support.readouts import layers_of
 from tests.support.refusals import refused
 
 
@@ -90,7 +91,11 @@ def test_a_linear_layer_after_an_adjoint_is_the_readout():
     )
     uq = rg.LastLayerRigidity(solved).fit(rows())
     uq.calibrate(rows(seed=1))
-    assert (uq.readout.heads, uq.readout.case) == (["head"], "plain")
+    x, _ = rows()
+    hidden = Adjoint.apply(step, x, *step.parameters())
+    expected = torch.cat([hidden, torch.ones(len(x), 1)], 1).detach()
+    assert layers_of(uq) == ["head"]
+    torch.testing.assert_close(uq.features(x), expected)
 
 
 def hidden(model: Any, x: Tensor) -> Tensor:
