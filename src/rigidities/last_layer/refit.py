@@ -26,7 +26,6 @@ from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from .accumulation import Weighing, accumulate, settled
 from .distributed import Job
-from .merging import combined
 from .readout.binding import Binding
 from .readout.cases import CASES
 from .readout.heads import named_head, own_parameters
@@ -151,9 +150,7 @@ def refitted(
         plan = statistics.plan(statistics.gram.precision)
         rows_here = accumulate(None, lambda _: tap, valid(), weighing, plan)
         # The rows of all processes, where there are several.
-        new_rows = processes.statistics(
-            rows_here, lambda per_process: settled(combined(per_process))
-        )
+        new_rows = settled(processes.statistics(rows_here))
         judging_sums = new_rows.gram_sums
         # Validation rows did not determine the readout: they have no leverage.
         leverage = torch.zeros_like(best.degrees)
@@ -184,12 +181,11 @@ def refitted(
 
 def _best_of_all(processes: Job, tap: Tap, gram: Gram, posterior: Posterior) -> _BestReadout:
     """The best readout as the first process computes it: other processes may round differently."""
-
-    def best_of_first() -> Snapshot:
+    snapshot = None
+    if processes.rank == 0:
         best = _best(tap, gram, posterior)
-        return Snapshot({"change": best.change, "degrees": best.degrees}, {"ridge": best.ridge})
-
-    snapshot = processes.shared(best_of_first)
+        snapshot = Snapshot({"change": best.change, "degrees": best.degrees}, {"ridge": best.ridge})
+    snapshot = processes.from_first(snapshot)
     return _BestReadout(
         ridge=snapshot.header["ridge"],
         change=snapshot.tensors["change"],
