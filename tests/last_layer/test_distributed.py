@@ -1,6 +1,7 @@
 """Fits, calibrations and predictions of several processes, against those of one."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 import rigidities as rg
-from rigidities.last_layer import distributed
 from tests.support import jobs, markdown
 from tests.support.nets import data
 
@@ -43,6 +44,19 @@ def batches(rows, size=32):
     return list(zip(*(part.split(size) for part in rows), strict=True)) if len(rows[0]) else []
 
 
+def wait_for(path, seconds=60):
+    """Until a file of another rank is there."""
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"{path.name} did not come."
+        time.sleep(0.01)
+
+
+def assert_unfitted(uq):
+    with pytest.raises(ValueError, match="There is no fit yet"):
+        uq.gram  # noqa: B018
+
+
 def close(one, other, tolerance=1e-12):
     return float((one - other).abs().max()) <= tolerance * float(other.abs().max())
 
@@ -59,10 +73,12 @@ def everything(rank, size, folder, options):
     assert uq.gram.count == one.gram.count == 400
     assert near(uq.gram.matrix, one.gram.matrix)
     assert near(uq.gram.cross, one.gram.cross)
-    for name in ("sketch", "sample"):
-        mine, theirs = (getattr(each._fit.state.statistics, name) for each in (uq, one))
-        assert torch.equal(mine.hashes, theirs.hashes), name
-        assert mine.limit == theirs.limit, name
+    mine, theirs = folder / f"mine{rank}", folder / f"theirs{rank}"
+    uq.save(mine, rows=True)
+    one.save(theirs, rows=True)
+    mine, theirs = load_file(mine), load_file(theirs)
+    for name in ("sketch.hashes", "sketch.limit", "rows.hashes", "rows.limit"):
+        assert torch.equal(mine[name], theirs[name]), name
     uq.partial_fit(batches(own(more)))
     assert near(uq.gram.matrix, one.partial_fit(tuple(more)).gram.matrix)
     uq.forget(batches(own(more)))
@@ -231,8 +247,11 @@ def test_ranks_that_differ_are_refused_on_all_of_them_and_nothing_is_lost():
     assert here[5].startswith("Rank 1 failed in fit (ValueError: Batch 0")
 
 
-def killed(rank, size, victim, moment):
-    """A rank ends without a word in the middle of its data."""
+GONE = "The processes could not meet in fit: one of them has ended"
+
+
+def killed(rank, size, victim, moment, folder):
+    """A rank ends without a word in the middle of its data; the others live on."""
     rows = shared(data(400, 1, 1), rank, size)
 
     def slow():
@@ -242,28 +261,32 @@ def killed(rank, size, victim, moment):
             time.sleep(0.02)
             yield batch
 
-    uq = rg.LastLayerRigidity(net())
+    group = dist.new_group(timeout=timedelta(seconds=10))
+    uq = rg.LastLayerRigidity(net(), process_group=group)
     try:
         uq.fit(slow())
     finally:
-        assert uq._fit.state is None
+        assert_unfitted(uq)
+        # No rank may owe its error to the end of one that has its error already.
+        (folder / f"raised {rank}").touch()
+        for other in set(range(size)) - {victim}:
+            wait_for(folder / f"raised {other}", 40)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("victim", "moment"), [(0, 3), (2, 1), (3, 11)])
-def test_a_rank_that_is_killed_gives_an_error_on_all_others(victim, moment):
-    found = jobs.run(killed, 4, victim, moment)
+def test_a_rank_that_is_killed_gives_an_error_on_all_others(victim, moment, tmp_path):
+    found = jobs.run(killed, 4, victim, moment, tmp_path)
     assert isinstance(found.pop(victim), jobs.Ended)
     for error in found:
         assert isinstance(error, RuntimeError)
-        assert f"Rank {victim} failed in fit (its process has ended" in str(error)
-        assert "Start the job again" in str(error)
+        assert str(error).startswith(GONE)
+        assert "start the job again" in str(error)
 
 
 def parts_of_a_job(rank, size):
     """Some ranks alone, and one by itself."""
     train = data(400, 1, 1)
-    dist.new_group([0, 1])  # so that one of the few is in more groups than the other
     few = dist.new_group([1, 3])
     uq = rg.LastLayerRigidity(net(), process_group=few)
     if rank in (1, 3):
@@ -325,7 +348,7 @@ def killed_with_workers(rank, size, folder):
     if rank:
         threading.Thread(target=_killed_when, args=(folder / "begun",), daemon=True).start()
         return rg.LastLayerRigidity(net()).fit(rows())
-    with pytest.raises(RuntimeError, match="its process has ended"):
+    with pytest.raises(RuntimeError, match=GONE):
         rg.LastLayerRigidity(net()).fit(batches(shared(data(400, 1, 1), 0, 2)))
     return "noticed"
 
@@ -342,62 +365,62 @@ def test_a_killed_rank_is_noticed_when_the_workers_of_its_loader_have_ended_too(
     assert jobs.run(killed_with_workers, 2, tmp_path)[0] == "noticed"
 
 
-def failing_at_once(rank, size, folder):
-    """The second rank fails on its first batch, while the first reads until it has."""
+def failing(rank, size, folder, culprit, error):
+    """One rank fails on its first batch, and says so at once; the other reads until it has."""
     rows = batches(shared(data(400, 1, 1), rank, size))
 
     def reading():
         yield rows[0]
-        if rank:
-            raise KeyboardInterrupt
-        until = time.monotonic() + 60
-        while not (folder / "raised").exists():
-            assert time.monotonic() < until, "The other rank waits for this one."
-            time.sleep(0.01)
+        if rank == culprit:
+            raise error
+        wait_for(folder / "said")
         yield rows[1]
 
-    uq, said = rg.LastLayerRigidity(net()), ""
-    try:
-        uq.fit(reading())
-    except KeyboardInterrupt:
-        (folder / "raised").touch()
-    except RuntimeError as error:
-        said = str(error)
-    assert uq._fit.state is None
-    return said, uq.fit(rows).gram.count  # the same connection still serves
-
-
-def test_a_rank_that_fails_raises_at_once_and_the_others_when_they_have_read_their_data(tmp_path):
-    (said, count), (_, same) = jobs.values(failing_at_once, 2, tmp_path)
-    assert said.startswith("Rank 1 failed in fit (KeyboardInterrupt), so the call was cancelled on")
-    assert count == same == 400
-
-
-def failing_first(rank, size, folder):
-    """The first rank, which collects the parts, fails while the other reads."""
-    rows = batches(shared(data(400, 1, 1), rank, size))
-
-    def reading():
-        yield rows[0]
-        if not rank:
-            raise OSError("the file is gone")
-        until = time.monotonic() + 60
-        while not (folder / "raised").exists():
-            assert time.monotonic() < until, "The first rank waits for this one."
-            time.sleep(0.01)
+    def show(message, *details, **names):
+        (folder / "unfinished").write_text(str(message))
+        (folder / "unfinished").rename(folder / "said")
 
     uq = rg.LastLayerRigidity(net())
-    with pytest.raises((OSError, RuntimeError)) as failed:
-        uq.fit(reading())
-    (folder / "raised").touch()
-    return type(failed.value).__name__, str(failed.value), uq.fit(rows).gram.count
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        with pytest.raises((type(error), RuntimeError)) as failed:
+            uq.fit(reading())
+    assert_unfitted(uq)
+    # The same group still serves.
+    return failed.typename, str(failed.value), uq.fit(rows).gram.count
 
 
-def test_a_failure_of_the_first_rank_is_told_to_the_others(tmp_path):
-    first, (kind, said, count) = jobs.values(failing_first, 2, tmp_path)
-    assert first == ("OSError", "the file is gone", 400)
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("the file is gone")], ids=repr)
+def test_an_error_of_one_rank_is_said_at_once_and_raised_on_all(culprit, error, tmp_path):
+    found = jobs.values(failing, 2, tmp_path, culprit, error)
+    assert found.pop(culprit) == (type(error).__name__, str(error), 400)
+    ((kind, said, count),) = found
     assert (kind, count) == ("ProcessFailed", 400)
-    assert said.startswith("Rank 0 failed in fit (OSError: the file is gone)")
+    named = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    assert said.startswith(f"Rank {culprit} failed in fit ({named}), so the call was cancelled on")
+    notice = (tmp_path / "said").read_text()
+    assert notice.startswith(f"Rank {culprit} has failed in fit ({named}). It raises this error")
+
+
+def strict(rank, size):
+    """A rank that fails where warnings are errors."""
+    rows = batches(shared(data(400, 1, 1), rank, size))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises((OSError, RuntimeError)) as failed:
+            rg.LastLayerRigidity(net()).fit(_broken(rows) if rank else rows)
+    return failed.typename
+
+
+def _broken(rows):
+    yield rows[0]
+    raise OSError("the file is gone")
+
+
+def test_a_rank_raises_its_own_error_where_warnings_are_errors():
+    assert jobs.values(strict, 2) == ["ProcessFailed", "OSError"]
 
 
 def anew(rank, size, folder):
@@ -406,55 +429,85 @@ def anew(rank, size, folder):
     before = rg.LastLayerRigidity(net()).fit(rows).gram.matrix
     dist.destroy_process_group()
     place = {"init_method": f"file://{folder / 'again'}", "rank": rank, "world_size": size}
-    dist.init_process_group("gloo", timeout=timedelta(seconds=8), **place)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=5), **place)
+    dist.barrier()
+    again = rg.LastLayerRigidity(net()).fit(rows).gram.matrix
 
     def slowly():
         for batch in rows:
-            time.sleep(12 * rank / len(rows))
+            time.sleep(10 * rank / len(rows))
             yield batch
 
     dist.barrier()
-    uq = rg.LastLayerRigidity(net()).fit(slowly())
-    return torch.equal(before, uq.gram.matrix)
+    uq = rg.LastLayerRigidity(net())
+    with pytest.raises(RuntimeError, match="pass a longer timeout= to init_process_group"):
+        uq.fit(slowly())
+    assert_unfitted(uq)
+    return torch.equal(before, again)
 
 
 @pytest.mark.thorough
-def test_a_job_initialised_anew_fits_and_a_rank_may_read_longer_than_its_timeout(tmp_path):
+def test_a_job_initialised_anew_fits_and_a_rank_may_not_read_longer_than_its_timeout(tmp_path):
     assert jobs.values(anew, 2, tmp_path) == [True, True]
 
 
+WIDTH = 400
+"""Features of the model whose rows are counted in bytes."""
+
+
 def counted(rank, size):
-    """How many rows of the sample a rank sends, of all that it keeps."""
-    sent, packed = [], distributed._packed
+    """How many bytes a rank hands over, beside the matrices, where rows are wide."""
+    sent, gather = [], dist.all_gather_object
 
-    def watched(snapshot):
-        if snapshot is not None and "rows.columns.features" in snapshot.tensors:
-            sent.append(len(snapshot.tensors["rows.columns.features"]))
-        return packed(snapshot)
+    def counting(found, mine, group=None):
+        sent.append(len(pickle.dumps(mine)))
+        gather(found, mine, group=group)
 
-    distributed._packed = watched
+    dist.all_gather_object = counting
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, WIDTH - 1), torch.nn.Linear(WIDTH - 1, 1))
     rows = tuple(part[rank::size] for part in data(800, 1, 1))
-    uq = rg.LastLayerRigidity(net()).fit(rows, keep_rows=100)
-    return sent, len(uq._fit.state.statistics.sample.hashes)
+    rg.LastLayerRigidity(model).fit(rows, keep_rows=100)
+    return sum(sent)
 
 
-def test_only_the_rows_of_the_common_sample_are_sent():
-    (result, _), *others = jobs.values(counted, 4)
-    assert result == [100]  # the first rank sends the result alone
-    assert sum(sent[0] for sent, _ in others) < 100
-    assert all(kept == 100 for _, kept in others)
+def test_only_the_rows_of_the_common_sample_and_no_matrices_are_gathered():
+    sent = jobs.values(counted, 4)
+    row, matrix = 4 * WIDTH, 8 * WIDTH**2
+    # Each rank keeps 100 of its 200 rows, and all together have 100 in the end.
+    assert 100 * row < sum(sent) < 200 * row < matrix
+
+
+def masked(rank, size):
+    """Targets are masked in the rows of the last rank alone: it alone has a Gram for each."""
+    train = [part.double() for part in data(400, 3, 1)]
+    train[1][390:, 1] = 7.0
+    weight = lambda batch: (batch[1] != 7.0).double()  # noqa: E731
+    uq = rg.LastLayerRigidity(net(3).double())
+    uq.fit(batches(shared(train, rank, size)), sample_weight=weight)
+    one = rg.LastLayerRigidity(net(3).double(), process_group=False)
+    one.fit(tuple(train), sample_weight=weight)
+    assert uq.gram.targets == one.gram.targets == 3
+    assert torch.equal(uq.gram.zeros, one.gram.zeros)
+    assert close(uq.gram.matrix, one.gram.matrix) and close(uq.gram.cross, one.gram.cross)
+    return uq.gram.matrix
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_of_which_one_has_a_gram_for_each_target_have_the_fit_of_one_process(size):
+    first, *others = jobs.values(masked, size)
+    assert all(torch.equal(first, other) for other in others)
 
 
 TORCHRUN = Path(__file__).parents[1] / "support" / "torchrun_job.py"
 
 
-KILLED = "Rank 1 failed in fit (its process has ended"
 SCENES = {
     "other weights": "differ in their weights",
     "other options": "differ in their precision",
     "raises": "Rank 1 failed in fit (OSError: the file is gone)",
     "interrupted": "Rank 1 failed in fit (KeyboardInterrupt)",
-    "killed while others read": KILLED,
+    "killed while others read": GONE,
 }
 """What happens to the second of three ranks, one after the other, and what the others are told."""
 
@@ -462,7 +515,7 @@ SCENES = {
 @pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize(
-    "scenes", [SCENES, {"killed while others wait": KILLED}], ids=["all", "killed last"]
+    "scenes", [SCENES, {"killed while others wait": GONE}], ids=["all", "killed last"]
 )
 def test_torchrun_ends_with_an_error_on_every_rank(scenes, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]

@@ -17,7 +17,7 @@ Shapes: M rows, K targets, D features, J entries of a tilt (8 or 0).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -146,24 +146,14 @@ def gathered(processes: Job, batches: Sequence[BatchVariances]) -> list[BatchVar
     """
     if processes.size == 1:
         return list(batches)
-    local = BatchVariances.join(batches) if batches else None
-
-    def pack() -> Snapshot | None:
-        return None if local is None else local.snapshot()
-
-    def join_all(snapshots: Iterator[Snapshot | None]) -> Snapshot:
-        by_rank = [] if local is None else [local]
-        for snapshot in snapshots:
-            if snapshot is not None:
-                by_rank.append(BatchVariances.from_snapshot(snapshot))
-        if not by_rank:
-            return Snapshot({}, {"empty": True})
-        return BatchVariances.join(by_rank).snapshot()
-
-    whole = processes.together(pack, join_all)
-    if "empty" in whole.header:
+    local = BatchVariances.join(batches).snapshot() if batches else None
+    by_rank = []
+    for snapshot in processes.gathered(local):
+        if snapshot is not None:
+            by_rank.append(BatchVariances.from_snapshot(snapshot))
+    if not by_rank:
         return []
-    return [BatchVariances.from_snapshot(whole)]
+    return [BatchVariances.join(by_rank)]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,9 @@ all processes agree before the new state takes the place of the old one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +45,7 @@ from .distributed import Job, open_job
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, gradient_scale, gradient_sums
 from .layers import find_layers
-from .merging import as_text, combined, identity, require_alike, require_apart
+from .merging import as_text, identity, require_alike, require_apart
 from .novelty import Alarm, NoveltyScale
 from .refit import Refitted, refitted
 from .statistics.statistic import Plan
@@ -476,14 +473,13 @@ class ReadoutFit:
         """Accumulate the statistics of the training data; see `LastLayerRigidity.fit`."""
         plan = options.plan(weighing.loss)
 
-        def request() -> dict[str, Any]:
-            return self._request(weighing, options)
-
         # The model may be moved until this call has the fit to itself: its device is read after.
         with (
             self._exclusive(),
-            open_job(passing.process_group, "fit", request, placement(self.model)[0]) as processes,
+            open_job(passing.process_group, "fit", placement(self.model)[0]) as processes,
         ):
+            if processes.size > 1:
+                processes.properties = self._request(weighing, options)
             # New data may come in another form than those of an earlier fit, so that the form is
             # learnt anew.
             shown = replace(passing, progress=passing.shows_progress(processes))
@@ -535,39 +531,28 @@ class ReadoutFit:
             statistics: The statistics of this process's rows; None where it had none.
             weighing: The loss and weights.
         """
-
-        def describe() -> Snapshot | None:
+        description = None
+        if statistics is not None and binding is not None:
             # This process's binding, with what must agree with that of others.
-            if statistics is None or binding is None:
-                return None
             description = binding.snapshot()
             must_agree = identity(binding.header(), statistics, as_text(weighing))
-            # Other processes send theirs as JSON, which turns tuples into lists.
-            must_agree = json.loads(json.dumps(must_agree))
-            return replace(description, header={**description.header, "identity": must_agree})
+            header = {**description.header, "identity": must_agree}
+            description = replace(description, header=header)
+        descriptions: dict[int, Snapshot] = {}
+        for rank, other in enumerate(processes.gathered(description)):
+            if other is not None:
+                descriptions[rank] = other
+        if not descriptions:
+            require_rows(None)
+        identities = [other.header["identity"] for other in descriptions.values()]
+        require_alike(identities, [f"Rank {rank}" for rank in descriptions])
+        statistics_of_all = settled(processes.statistics(statistics))
 
-        def choose_first(received: Iterator[Snapshot | None]) -> Snapshot:
-            # On the first process: the description of the lowest rank that had data.
-            descriptions: dict[int, Snapshot] = {}
-            for rank, description in enumerate(chain([describe()], received)):
-                if description is not None:
-                    descriptions[rank] = description
-            if not descriptions:
-                return Snapshot({}, {"rank": None})
-            identities = [snapshot.header["identity"] for snapshot in descriptions.values()]
-            require_alike(identities, [f"Rank {rank}" for rank in descriptions])
-            first_rank = min(descriptions)
-            first = descriptions[first_rank]
-            return replace(first, header={**first.header, "rank": first_rank})
-
-        def fold(shares: Iterator[Statistics | None]) -> Statistics:
-            return settled(combined(shares))
-
-        first = processes.together(describe, choose_first)
-        statistics_of_all = processes.statistics(statistics, fold)
+        first_rank = min(descriptions)
+        first = descriptions[first_rank]
         # A process without data has found no readout. The others take over the first one's binding
         # where it brings probes, so that all of them keep the same probes.
-        is_other_rank = processes.rank != first.header["rank"]
+        is_other_rank = processes.rank != first_rank
         if binding is None or (is_other_rank and "probes" in first.header):
             binding = Binding.from_snapshot(self.use, first)
         binding.current()  # refuses a model that differs from the first process's
@@ -583,10 +568,6 @@ class ReadoutFit:
             fitted = state.statistics
             plan = fitted.plan(fitted.gram.precision)
 
-            def fold(shares: Iterator[Statistics | None]) -> Statistics:
-                added = require_rows(combined(shares))
-                return settled(fitted.clone().merge(added))
-
             if processes.size == 1:
                 # Rows go straight into a copy of the statistics.
                 statistics = accumulated(
@@ -600,7 +581,8 @@ class ReadoutFit:
                 statistics = settled(statistics)
             else:
                 added = accumulated(readout, batches, weighing, plan, layers=state.binding.layers)
-                statistics = processes.statistics(added, fold)
+                added = require_rows(processes.statistics(added))
+                statistics = settled(fitted.clone().merge(added))
             processes.agree()
             self._replace_state(state.with_rows(statistics))
 
@@ -613,10 +595,6 @@ class ReadoutFit:
             batches = self._labelled_batches(data, "forget", weighing, passing, processes)
             fitted = state.statistics
 
-            def fold(shares: Iterator[Statistics | None]) -> Statistics:
-                removed = require_rows(combined(shares))
-                return fitted.without(removed, check=check)
-
             removed = accumulated(
                 readout,
                 batches,
@@ -625,7 +603,8 @@ class ReadoutFit:
                 layers=state.binding.layers,
             )
             # Rows that leave are looked up one by one, so none may be trimmed from the sample.
-            statistics = processes.statistics(removed, fold, trim=False)
+            removed = require_rows(processes.statistics(removed, trim=False))
+            statistics = fitted.without(removed, check=check)
             processes.agree()
             self._replace_state(state.with_rows(statistics))
 
@@ -698,20 +677,18 @@ class ReadoutFit:
                 judged = of_all(processes, judged)
                 training = of_all(processes, training)
 
-                make_report = partial(
-                    report_on,
-                    method,
-                    reader,
-                    reader.table(judged, trained=left_out),
-                    reader.table(training, trained=True),
-                    early_stopped=early_stopped,
-                    # A feature is rounded a few times on its way through the model.
-                    feature_rounding=4 * torch.finfo(dtype).eps,
-                )
-                if processes.size == 1:
-                    report = make_report()
-                else:
-                    report = _report_of_all(processes, make_report, method.noise_function, None)
+                report: CalibrationReport | None = None
+                if processes.rank == 0:
+                    report = report_on(
+                        method,
+                        reader,
+                        reader.table(judged, trained=left_out),
+                        reader.table(training, trained=True),
+                        early_stopped=early_stopped,
+                        # A feature is rounded a few times on its way through the model.
+                        feature_rounding=4 * torch.finfo(dtype).eps,
+                    )
+                report = _report_of_first(processes, report, method.noise_function, None)
                 for notice in report.notices:
                     notify(notice)
                 posterior = state.posterior.with_ridge(report.ridge).with_scale(report.scale)
@@ -792,18 +769,16 @@ class ReadoutFit:
                     collector_of_all.sketch.settle()
                     hashes = collector_of_all.sketch.hashes
                     used_twice = state.calibration_rows.shared(hashes) / max(1, len(hashes))
-                make_report = partial(
-                    report_with,
-                    report,
-                    reader,
-                    reader.conformal_table(collector_of_all),
-                    groups,
-                    used_twice=used_twice,
-                )
-                if processes.size == 1:
-                    report = make_report()
-                else:
-                    report = _report_of_all(processes, make_report, noise_function, group_function)
+                new_report: CalibrationReport | None = None
+                if processes.rank == 0:
+                    new_report = report_with(
+                        report,
+                        reader,
+                        reader.conformal_table(collector_of_all),
+                        groups,
+                        used_twice=used_twice,
+                    )
+                report = _report_of_first(processes, new_report, noise_function, group_function)
                 for notice in report.notices:
                     notify(notice)
             processes.agree()
@@ -888,7 +863,8 @@ class ReadoutFit:
 
     # Helpers of all changes.
 
-    def job(self, process_group: Any, call: str, options: Any) -> AbstractContextManager[Job]:
+    @contextmanager
+    def job(self, process_group: Any, call: str, options: Any) -> Iterator[Job]:
         """The processes that make a call on an existing fit together.
 
         They must agree in the model, the loss, the rows and the calibration of the fit.
@@ -898,11 +874,10 @@ class ReadoutFit:
             call: The name of the call.
             options: The options of the call, in which they must agree too; True if it has none.
         """
-
-        def must_agree() -> dict[str, Any]:
-            return {**self._identity(call), "options": options}
-
-        return open_job(process_group, call, must_agree, placement(self.model)[0])
+        with open_job(process_group, call, placement(self.model)[0]) as processes:
+            if processes.size > 1:
+                processes.properties = {**self._identity(call), "options": options}
+            yield processes
 
     def _identity(self, call: str) -> dict[str, Any]:
         """The properties in which the fits of all processes must agree for a call."""
@@ -1029,26 +1004,32 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
     return first.with_rows(statistics)
 
 
-def _report_of_all(
+def _report_of_first(
     processes: Job,
-    make_report: Callable[[], CalibrationReport],
+    report: CalibrationReport | None,
     noise: NoiseFunction | None,
     groups: Groups | None,
 ) -> CalibrationReport:
-    """The report that the first process makes, on every process; only that one has its notices.
+    """The report that the first process has made, on every process; only that one has its notices.
 
     Functions cannot be sent. Every process has its own, of the noise and of groups, and puts it
     back.
+
+    Args:
+        processes: The processes of the call.
+        report: The report; None on all processes but the first.
+        noise: The function of the noise, if there is one.
+        groups: The function of conformal groups, if there is one.
     """
+    if processes.size == 1:
+        assert report is not None
+        return report
+    part = None
     notices: tuple[str, ...] = ()
-
-    def packed() -> Snapshot:
-        nonlocal notices
-        report = make_report()
+    if report is not None:
+        part = Snapshot(report.tensors(), report.header())
         notices = report.notices
-        return Snapshot(report.tensors(), report.header())
-
-    state = processes.shared(packed)
+    state = processes.from_first(part)
     report = replace(CalibrationReport.from_state(state.header, state.tensors), notices=notices)
     if noise is None and groups is None:
         return report
@@ -1056,16 +1037,15 @@ def _report_of_all(
 
 
 def _gradient_scale_of_all(processes: Job, sums: Tensor) -> Tensor:
-    """The scale of derivatives, from the sums of all processes."""
-
-    def fold(received: Iterator[Snapshot | None]) -> Snapshot:
-        sums_of_all = [sums.cpu()]
-        for snapshot in received:
-            if snapshot is not None:
-                sums_of_all.append(snapshot.tensors["sums"].cpu())
-        return Snapshot({"scale": gradient_scale(sums_of_all)}, {})
-
-    return processes.together(lambda: Snapshot({"sums": sums}, {}), fold).tensors["scale"]
+    """The scale of derivatives, which the first process computes from the sums of all."""
+    sums_of_all = []
+    for part in processes.collected(Snapshot({"sums": sums}, {})):
+        if part is not None:
+            sums_of_all.append(part.tensors["sums"].cpu())
+    scale = None
+    if processes.rank == 0:
+        scale = Snapshot({"scale": gradient_scale(sums_of_all)}, {})
+    return processes.from_first(scale).tensors["scale"]
 
 
 def _weighing_header(weighing: Weighing | None) -> dict[str, Any] | None:

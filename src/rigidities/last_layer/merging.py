@@ -131,12 +131,13 @@ def require_apart(sketches: Mapping[str, RowSketch]) -> None:
             )
 
 
-def combined(shares: Iterable[P | None]) -> P | None:
+def combined(shares: Iterable[P | None], *, silent: bool = False) -> P | None:
     """The rows of all processes as one object; None where no process had data.
 
     Args:
         shares: The rows of each process, in the order of ranks; None where it had no data. The
             first share that is not None is written to.
+        silent: Whether to leave warnings to another process, which has the same shares.
 
     Raises:
         ValueError: Half of a process's rows, or more, are also in the data of others.
@@ -165,6 +166,8 @@ def combined(shares: Iterable[P | None]) -> P | None:
         if whole.sketch.limit == 0 or share.sketch.limit == 0:
             unjudged = True
         whole.merge(share)
+    if silent:
+        return whole
     if unjudged:
         notify(UNJUDGED.format("processes"))
     if repeated:

@@ -29,7 +29,6 @@ from ..readout.readout import AnyReadout, Readout
 from .accumulation import Weighing, accumulated, settled
 from .binding import Binding
 from .distributed import Job
-from .merging import combined
 from .statistics.statistics import Statistics
 
 __all__ = ["Refitted"]
@@ -150,9 +149,7 @@ def refitted(
         plan = statistics.plan(statistics.gram.precision)
         rows_here = accumulated(readout, valid(), weighing, plan)
         # The rows of all processes, where there are several.
-        new_rows = processes.statistics(
-            rows_here, lambda per_process: settled(combined(per_process))
-        )
+        new_rows = settled(processes.statistics(rows_here))
         judging_sums = new_rows.gram_sums
         # Validation rows did not determine the readout: they have no leverage.
         leverage = torch.zeros_like(best.degrees)
@@ -185,12 +182,11 @@ def _best_of_all(
     processes: Job, readout: Readout, gram: Gram, posterior: Posterior
 ) -> _BestReadout:
     """The best readout as the first process computes it: other processes may round differently."""
-
-    def best_of_first() -> Snapshot:
+    snapshot = None
+    if processes.rank == 0:
         best = _best(readout, gram, posterior)
-        return Snapshot({"change": best.change, "degrees": best.degrees}, {"ridge": best.ridge})
-
-    snapshot = processes.shared(best_of_first)
+        snapshot = Snapshot({"change": best.change, "degrees": best.degrees}, {"ridge": best.ridge})
+    snapshot = processes.from_first(snapshot)
     return _BestReadout(
         ridge=snapshot.header["ridge"],
         change=snapshot.tensors["change"],

@@ -9,9 +9,8 @@ conformal scores of other rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -195,23 +194,20 @@ class RowReader:
 
 def of_all(processes: Job, collector: RowCollector | None) -> RowCollector | None:
     """What all processes have collected, on the first of them; None on the others."""
-
-    def pack() -> Snapshot | None:
-        if collector is None:
-            return None
+    if processes.size == 1:
+        return collector
+    part = None
+    if collector is not None:
         header, tensors = collector.state()
-        return Snapshot(tensors, header)
-
-    def unpack(snapshot: Snapshot | None) -> RowCollector | None:
-        if snapshot is None:
-            return None
-        sketch = RowSketch.from_state(unprefixed("sketch", snapshot.tensors))
-        return RowCollector.from_state(snapshot.header, snapshot.tensors, sketch)
-
-    def merge(snapshots: Iterator[Snapshot | None]) -> RowCollector | None:
-        return combined(chain([collector], map(unpack, snapshots)))
-
-    return processes.collected(pack, merge)
+        part = Snapshot(tensors, header)
+    collectors: list[RowCollector | None] = []
+    for other in processes.collected(part):
+        if other is None:
+            collectors.append(None)
+            continue
+        sketch = RowSketch.from_state(unprefixed("sketch", other.tensors))
+        collectors.append(RowCollector.from_state(other.header, other.tensors, sketch))
+    return combined(collectors)
 
 
 # --- the report -----------------------------------------------------------------------------------

@@ -70,6 +70,25 @@ class GramSums:
             return self.sums
         return self.sums.combined(self.units.factors)
 
+    @property
+    def form(self) -> tuple[int | None, bool]:
+        """How many targets have a matrix of their own, None for one that all share; any units."""
+        return self.sums.targets, self.units is not None
+
+    def take_form(self, targets: int | None, has_units: bool) -> None:
+        """Bring these sums into the form that they would have after a merge with another's.
+
+        Args:
+            targets: How many targets of the other have a matrix of their own; None for one matrix.
+            has_units: Whether its targets have units.
+        """
+        if (targets, has_units) == self.form:
+            return
+        empty = GramSums(Gram(self.sums.width, targets=targets, device=self.sums.device))
+        if has_units and targets is not None:
+            empty.units = TargetUnits.none(targets, self.sums.device)
+        self.merge(empty)
+
     def update(self, block: Block) -> None:
         """Add the products of the block's rows."""
         self._forget_gram()
