@@ -149,19 +149,20 @@ def accumulated(
         first_reading: What the readout reads off the first batch, where that is known already.
 
     Returns:
-        The statistics; None where no batch came, now or before.
+        The statistics; None where no batch came.
 
     Raises:
         ValueError: NaN or infinity, shapes that do not fit, or negative curvature. The message
             begins with the number of the batch, or of the batches of a block, counted from 0.
     """
+    first, batches = peek(batches)
+    if first is None:
+        return None
     statistics = into
     watch = FinitenessWatch()
-    first, batches = peek(batches)
     blocks = weighed(readout, batches, weighing, watch, layers, first_reading)
     for block in joined(blocks, Gram.preferred_rows):
         if statistics is None:
-            assert first is not None
             statistics = Statistics.begin(first, block, plan, weighing.label_loss(block))
         try:
             statistics.update(block)
