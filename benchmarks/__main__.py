@@ -19,6 +19,7 @@ from benchmarks import (
     accuracy,
     calibration,
     collation,
+    counts,
     deep_model,
     default,
     ensembles,
@@ -51,6 +52,7 @@ from benchmarks.rivals import metatrain
 
 BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "speed": speed.run,
+    "counts": counts.run,
     "default": default.run,
     "gpu": gpu.run,
     "rivals": rivals.run,

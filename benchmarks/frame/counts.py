@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,17 +16,21 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import rigidities as rg
 from benchmarks.frame.fits import LIST, LOADER, SOURCES, TENSORS, Source, fitted, source
 from benchmarks.frame.results import Row, at_most
 from benchmarks.frame.timing import Task
 
 __all__ = [
     "ForwardCalls",
+    "PythonPath",
     "count_rows",
     "forward_calls",
     "operations",
     "operations_per_batch",
+    "path_rows",
     "python_calls_per_batch",
+    "python_path",
     "small_network",
     "small_source",
 ]
@@ -38,6 +43,10 @@ BATCHES = {ADDED: (8, 40), WAITING: (100, 400)}
 OPERATIONS = {ADDED: 45, WAITING: 20}
 PYTHON_CALLS = 40
 FORWARD_CALLS, FORWARD_ROWS = 2, 16
+LIBRARY = str(Path(rg.__file__).parent)
+FIRST_BATCH, ONE_ROW, CALIBRATION = (300, 12, 12), (22, 6, 8), (None, 12, 18)
+"""Calls, levels and files to reach in a fit of one batch, in `uq(x)` of one row with the paper's
+calibration, and in a default calibration."""
 
 
 class OperationCounter(TorchDispatchMode):
@@ -56,6 +65,21 @@ class OperationCounter(TorchDispatchMode):
     ) -> Any:
         self.count += 1
         return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class PythonPath:
+    """What a reader goes through who follows a call: functions of the library alone.
+
+    Attributes:
+        calls: How often a function was entered, or a generator went on.
+        depth: How many functions were entered within one another.
+        files: The modules that they stand in.
+    """
+
+    calls: int
+    depth: int
+    files: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -131,6 +155,74 @@ def _python_calls(kind: str, rows: int, batches: int) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+def python_path(task: Task) -> PythonPath:
+    """The functions of the library that a call goes through, comprehensions left out."""
+    calls = 0
+    depth = 0
+    deepest = 0
+    files: set[str] = set()
+
+    def counting(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls, depth, deepest
+        code = frame.f_code
+        if not code.co_filename.startswith(LIBRARY) or code.co_name.startswith("<"):
+            return
+        if event == "call":
+            calls += 1
+            depth += 1
+            deepest = max(deepest, depth)
+            files.add(code.co_filename.removeprefix(LIBRARY))
+        elif event == "return":
+            depth -= 1
+
+    before = sys.getprofile()
+    sys.setprofile(counting)
+    try:
+        task()
+    finally:
+        sys.setprofile(before)
+    return PythonPath(calls, deepest, frozenset(files))
+
+
+def path_rows() -> list[Row]:
+    """Calls, levels and files of a fit of one batch, of one row, and of a default calibration."""
+    first = small_source(LIST, ADDED, 1)
+    held_out = [(x + 0.01, y) for x, y in small_source(LIST, ADDED, 1).batches()]
+    fitted(small_network(), first)  # imports of the first fit
+    table = _path_rows(
+        "a fit of one batch, 8-50-1",
+        python_path(lambda: fitted(small_network(), first)),
+        FIRST_BATCH,
+    )
+    uq = fitted(small_network(), first).calibrate(held_out, method="paper")
+    row = torch.randn(1, INPUTS)
+    uq(row)
+    table += _path_rows(
+        "uq(x) of one row, paper's calibration, 8-50-1", python_path(lambda: uq(row)), ONE_ROW
+    )
+    with torch.no_grad():
+        table.append(at_most("torch operations of the same", operations(lambda: uq(row)), 11))
+    default = fitted(small_network(), first)
+    table += _path_rows(
+        "a default calibration, 8-50-1",
+        python_path(lambda: default.calibrate(held_out)),
+        CALIBRATION,
+    )
+    return table
+
+
+def _path_rows(
+    work: str, path: PythonPath, limits: tuple[int | None, int | None, int | None]
+) -> list[Row]:
+    """Calls, levels and files beside the figures to reach."""
+    calls, depth, files = limits
+    return [
+        at_most(f"Python calls of {work}", path.calls, calls),
+        at_most(f"levels of {work}", path.depth, depth),
+        at_most(f"files of {work}", len(path.files), files),
+    ]
 
 
 def forward_calls(kind: str = LIST, rows: int = ADDED, batches: int = 4) -> ForwardCalls:
