@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from rigidities.statistics.plans import Statistics
 from torch import nn
 
 import rigidities as rg
-from rigidities.last_layer.statistics import block as blocks
-from rigidities.last_layer.statistics.statistics import Statistics
+from rigidities.statistics import block as blocks
 from tests.support.refusals import refused
 
 F64 = torch.float64

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rigidities.last_layer.readout import layers
 from torch import nn
 
 import rigidities as rg
 from rigidities.data.feed import Feed
 from rigidities.data.output_layout import OutputLayout
 from rigidities.last_layer.ensemble.members import Members
-from rigidities.last_layer.readout import layers
 from tests.support.nets import Net, fitted, trained
 from tests.support.readouts import features_of, fitted_on
 from tests.support.refusals import refused

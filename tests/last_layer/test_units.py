@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import rigidities as rg
-from rigidities.last_layer.statistics import gram_sums
 from rigidities.losses import GaussianNLL
+from rigidities.statistics import gram_sums
 from tests.support import jobs, oracle
 from tests.support.refusals import refused
 from tests.support.tampering import damage

@@ -25,11 +25,11 @@ from ..losses import MSE, Loss, function_name, is_least_at_target
 from ..posterior.gram import Gram
 from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
+from ..statistics.block import WIDE_INPUT, BatchRange, Block, DerivativeRows, joined
+from ..statistics.plan import Plan
+from ..statistics.statistics import Statistics
 from .gradients.loss import GradientLoss
 from .layers import Layer, read_with_layers
-from .statistics.block import WIDE_INPUT, BatchRange, Block, DerivativeRows, joined
-from .statistics.statistic import Plan
-from .statistics.statistics import Statistics
 
 _LOOK_EVERY = 8
 """Blocks, or pieces of derivatives, after which an accelerator is asked if all was finite."""

@@ -27,8 +27,8 @@ from torch import Tensor
 from ..data.sketch import RowSketch
 from ..data.storage import Snapshot
 from ..notices import notify
+from ..statistics.statistics import Statistics
 from .merging import combined, require_alike
-from .statistics.statistics import Statistics
 
 _MATRIX = ".matrix"
 """How the names of those tensors of statistics end that are large and sums over all rows."""

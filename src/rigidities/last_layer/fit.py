@@ -39,6 +39,8 @@ from ..prediction.noise import GivenNoise
 from ..readout.find import find_readout
 from ..readout.reading import SampleWeight
 from ..readout.readout import AnyReadout
+from ..statistics.plan import Plan
+from ..statistics.statistics import Statistics
 from .accumulation import Weighing, accumulated, peek, require_rows, settled
 from .binding import Binding, UsersModel, held_still, model_fingerprint
 from .distributed import Job, open_job
@@ -48,8 +50,6 @@ from .layers import find_layers
 from .merging import as_text, identity, require_alike, require_apart
 from .novelty import Alarm, NoveltyScale
 from .refit import Refitted, refitted
-from .statistics.statistic import Plan
-from .statistics.statistics import Statistics
 from .validation import RowReader, of_all, report_on, report_with, require_data
 
 DEFAULT_RIDGE = 1e-6

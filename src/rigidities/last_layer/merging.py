@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ..calibration.rows import RowCollector
 from ..data.sketch import RowSketch
 from ..notices import notify
-from .statistics.statistics import Statistics
+from ..statistics.statistics import Statistics
 
 P = TypeVar("P", Statistics, RowCollector)
 

@@ -33,8 +33,8 @@ from ..models.modes import unmixed
 from ..posterior.gram import Gram, full_products
 from ..readout.reading import Reading
 from ..readout.readout import AnyReadout
+from ..statistics.layer_sums import LayerSums
 from .layers import WIDEST, Layer, read_with_layers
-from .statistics.layer_sums import LayerSums
 
 RIDGE = 1e-2
 """Ridge of each covariance, relative to its mean eigenvalue."""

@@ -26,10 +26,10 @@ from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from ..readout.heads import named_head, own_parameters
 from ..readout.readout import AnyReadout, Readout
+from ..statistics.statistics import Statistics
 from .accumulation import Weighing, accumulated, settled
 from .binding import Binding
 from .distributed import Job
-from .statistics.statistics import Statistics
 
 __all__ = ["Refitted"]
 

@@ -54,6 +54,8 @@ from ..readout.graph import copied_readout
 from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..selection import Selection
+from ..statistics.gram_sums import fits
+from ..statistics.plan import SAMPLE
 from .accumulation import Weighing
 from .binding import UsersModel
 from .ensemble.ensemble import Ensemble
@@ -71,8 +73,6 @@ from .merging import as_text
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
 from .refit import Refitted
-from .statistics.gram_sums import fits
-from .statistics.statistic import SAMPLE
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:

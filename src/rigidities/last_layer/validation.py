@@ -34,12 +34,12 @@ from ..posterior.posterior import Posterior
 from ..prediction.noise import Noise
 from ..readout.reading import with_counts
 from ..readout.readout import AnyReadout
+from ..statistics.statistics import Statistics
 from .accumulation import Weighing
 from .distributed import Job
 from .error_bars import noise_variances
 from .merging import combined
 from .novelty import Alarm, references, upper
-from .statistics.statistics import Statistics
 
 MOST = 1 << 15
 """Most rows that the full model is fitted to."""

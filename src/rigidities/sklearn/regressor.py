@@ -20,10 +20,10 @@ from .. import fits
 from ..calibration.methods import Full, Method, Paper, method_for
 from ..calibration.report import CalibrationReport
 from ..last_layer.rigidity import LastLayerRigidity
-from ..last_layer.statistics.statistic import SAMPLE
 from ..notices import notify, require_level
 from ..prediction.distribution import StudentT
 from ..prediction.prediction import Prediction
+from ..statistics.plan import SAMPLE
 from .chain import Chain
 from .data import Array, Data, as_columns, as_tensor, true_values
 from .layers import is_exact, require_supported, trained

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...data.arrays import TARGET_KEYS, Columns, agreed_columns
-from ...data.batches import Batch, kind_of
-from ...data.sketch import NO_LIMIT
-from ...data.storage import Snapshot, prefixed, unprefixed
-from ...notices import notify
-from ...posterior.gram import Gram, PrecisionLike
+from ..data.arrays import TARGET_KEYS, Columns, agreed_columns
+from ..data.batches import Batch, kind_of
+from ..data.sketch import NO_LIMIT
+from ..data.storage import Snapshot, prefixed, unprefixed
+from ..notices import notify
+from ..posterior.gram import Gram, PrecisionLike
 from .block import Block
 from .gram_sums import GramSums
 from .layer_sums import LayerSums
+from .plan import Plan
 from .row_hashes import RowHashes
 from .row_sample import RowSample
-from .statistic import Plan
 
 __all__ = ["Statistics"]
 

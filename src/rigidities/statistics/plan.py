@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...data.sketch import NO_LIMIT
-from ...posterior.gram import PrecisionLike
+from ..data.sketch import NO_LIMIT
+from ..posterior.gram import PrecisionLike
 
 __all__ = ["SAMPLE", "Plan"]
 

@@ -17,9 +17,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ...data.arrays import Columns
-from ...data.sketch import output_hashes, row_hashes
-from ...readout.reading import Reading
+from ..data.arrays import Columns
+from ..data.sketch import output_hashes, row_hashes
+from ..readout.reading import Reading
 
 WIDE_INPUT = 4096
 """Bytes of one sample's inputs beyond which they are hashed at once and not kept: images, say."""

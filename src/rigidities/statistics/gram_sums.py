@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...data.storage import prefixed, unprefixed
-from ...posterior.gram import Gram, precision_for
-from ...posterior.memory import require_memory
+from ..data.storage import prefixed, unprefixed
+from ..posterior.gram import Gram, precision_for
+from ..posterior.memory import require_memory
 from .block import Block
-from .statistic import Plan
+from .plan import Plan
 from .target_units import TargetUnits
 
 if TYPE_CHECKING:

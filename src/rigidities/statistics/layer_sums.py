@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...data.storage import prefixed, unprefixed
-from ...posterior.gram import Gram
+from ..data.storage import prefixed, unprefixed
+from ..posterior.gram import Gram
 from .block import Block
 
 

@@ -11,12 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...calibration.rows import RowCollector, Rows
-from ...data.sketch import NO_LIMIT, RowSketch, RowTable
-from ...data.storage import prefixed, unprefixed
-from ...posterior.posterior import Posterior
+from ..calibration.rows import RowCollector, Rows
+from ..data.sketch import NO_LIMIT, RowSketch, RowTable
+from ..data.storage import prefixed, unprefixed
+from ..posterior.posterior import Posterior
 from .block import Block
-from .statistic import SAMPLE, Plan
+from .plan import SAMPLE, Plan
 
 LARGEST = 1 << 25
 """The most numbers in the features of settled rows. If rows are wider, fewer are kept."""

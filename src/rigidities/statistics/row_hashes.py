@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...data.sketch import NO_LIMIT, RowSketch
+from ..data.sketch import NO_LIMIT, RowSketch
 from .block import Block
 
 

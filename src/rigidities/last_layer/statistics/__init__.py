@@ -1,1 +1,0 @@
-"""What a fit learns from its data: blocks of rows, and the statistics that take them in."""
