@@ -1,4 +1,4 @@
-"""How often a fit calls the model, with how many rows, and what a pass through the tap costs."""
+"""How often a fit calls the model, with how many rows, and what a pass costs."""
 
 import sys
 import warnings
@@ -11,13 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
 import rigidities as rg
-from rigidities.last_layer.readout.probes import Probes
-from rigidities.last_layer.readout.tap import Tap
 from tests.support import oracle
 from tests.support.nets import Net
+from tests.support.readouts import layers_of
 from tests.support.refusals import refused
 
 ROWS, BATCHES, FEW = 40, 3, 8
+MOST_CALLS = 60
+"""Python functions that `uq(x)` of the paper's form enters beyond those of the model."""
 
 
 def net(*, tail=lambda y: y, dtype=torch.float32, **parts) -> Net:
@@ -34,14 +35,6 @@ def rows_of_calls(model: nn.Module, hooked: nn.Module, data, **options) -> list[
     rg.LastLayerRigidity(model, **options).fit(data)
     hook.remove()
     return rows
-
-
-def tap_of(uq: rg.LastLayerRigidity) -> Tap:
-    return uq._fit.require_state().binding.current()
-
-
-def probes_of(uq: rg.LastLayerRigidity) -> Probes:
-    return uq._fit.require_state().binding.probes
 
 
 def batches(dtype=torch.float32, outputs=2) -> list[tuple[Tensor, Tensor]]:
@@ -221,7 +214,7 @@ def test_layers_that_only_later_rows_of_the_first_batch_call_belong_to_the_reado
     x, y = torch.randn(ROWS, 4).clamp(max=1), torch.randn(ROWS, 1)
     x[FEW + 3 :, 0] = 3
     uq = rg.LastLayerRigidity(model).fit([(x, y)])
-    assert sorted(tap_of(uq).heads) == ["head", "second"]
+    assert sorted(layers_of(uq)) == ["head", "second"]
     # a layer that no row of the first batch calls is refused when a later batch calls it
     data = [(x.clamp(max=1), y), (x, y)]
     refused("'second' is called here but was not", rg.LastLayerRigidity(model).fit, data)
@@ -243,7 +236,6 @@ def test_a_tail_that_shows_in_later_rows_of_the_first_batch_alone_is_read_right(
     mixing = torch.eye(2).double().repeat(ROWS, 1, 1)
     mixing[FEW:, 0, 1] = 0.5
     uq = rg.LastLayerRigidity(model).fit([(x, mixing, y)])
-    assert tap_of(uq).case == "jacobian"
     weights = tuple(model.head.parameters())
 
     def output(weight, bias):
@@ -272,8 +264,9 @@ def test_samples_that_belong_together_are_not_random():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         uq = rg.LastLayerRigidity(model).fit(batches())
-    assert probes_of(uq) is not None
     assert rows.count(ROWS) == BATCHES and set(rows) == {FEW, ROWS}
+    model.run = lambda m, x: m.head(x - x.amax(0))  # which is noticed all the same
+    refused("but its predictions are not", uq.calibrate, batches()[0])
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -285,7 +278,7 @@ def test_a_model_that_has_changed_is_told_whatever_the_source(source):
     refused("but its predictions are not", uq.calibrate, batches()[0])
 
 
-def test_batches_whose_memory_is_used_again_leave_the_probes_alone():
+def test_batches_whose_memory_is_used_again_leave_the_probes_alone(tmp_path):
     buffers = torch.empty(ROWS, 4), torch.empty(ROWS, 2)
 
     def reused():
@@ -297,8 +290,9 @@ def test_batches_whose_memory_is_used_again_leave_the_probes_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         uq = rg.LastLayerRigidity(net()).fit(reused())
-    probes = probes_of(uq)
-    torch.testing.assert_close(probes.inputs[0][0], batches()[0][0][:FEW])
+    uq.calibrate(torch.randn(ROWS, 4), torch.randn(ROWS, 2), method="paper")  # no other model
+    uq.save(tmp_path / "uq")
+    assert batches()[0][0][:2].numpy().tobytes() in (tmp_path / "uq").read_bytes()
 
 
 def test_what_a_pass_keeps_in_attributes_is_known_by_its_place_in_the_model():
@@ -308,8 +302,16 @@ def test_what_a_pass_keeps_in_attributes_is_known_by_its_place_in_the_model():
             return super().forward(x)
 
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), Keeps(6, 5), nn.Linear(5, 2))
+    rows: list[int] = []
+    model[0].register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
     uq = rg.LastLayerRigidity(model).fit(batches())
-    assert probes_of(uq).renewed == {"4.last"}
+    uq.calibrate(torch.randn(ROWS, 4), torch.randn(ROWS, 2), method="paper")
+    x = torch.randn(5, 4)
+    for _ in range(3):
+        model(x)  # which sets the attribute anew
+        rows.clear()
+        uq(x)
+        assert rows == [5]  # the model is not looked at again
 
 
 # --- the pass itself ----------------------------------------------------------------------------
@@ -343,15 +345,16 @@ def python_calls(function, *args) -> int:
     return count
 
 
-def test_a_pass_through_the_tap_adds_little_to_the_models_own():
+def test_a_pass_through_the_readout_adds_little_to_the_models_own():
     model, x = nn.Sequential(nn.Linear(8, 50), nn.Tanh(), nn.Linear(50, 1)), torch.randn(64, 8)
-    tap = Tap.find(model, (x,))
-    tap(x)  # which learns whether the model runs without gradients
+    uq = rg.LastLayerRigidity(model).fit(torch.randn(200, 8), torch.randn(200, 1))
+    uq.calibrate(torch.randn(200, 8), torch.randn(200, 1), method="paper")
+    uq(x)  # which learns whether the model runs without gradients
     with torch.no_grad():
         bare = python_calls(model, x)
-    assert python_calls(tap, x) - bare <= 18
-    with Operations() as own, torch.no_grad():
-        model(x)
-    with Operations() as read:
-        tap(x)
-    assert read.count <= own.count + 2
+        assert python_calls(uq, x) - bare <= MOST_CALLS
+        with Operations() as own:
+            model(x)
+        with Operations() as read:
+            uq(x)
+    assert read.count <= own.count + 6  # what reads the features, the product and the scale

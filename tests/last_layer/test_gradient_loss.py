@@ -288,7 +288,8 @@ def test_a_light_weight_of_derivatives_hardly_changes_the_error_bar_of_a_differe
 def test_the_evidence_counts_the_derivatives_with_targets(ridge):
     given = data(12)
     uq = fit(given)
-    weights = uq._fit.require_state().binding.current().weights
+    head = uq.model[-1]
+    weights = torch.cat([head.weight, head.bias[:, None]], 1).T.detach()  # (D, K)
     value = evidence(uq.gram, rg.Posterior.from_gram(uq.gram, ridge), weights)
     found = value(torch.tensor([ridge, 1.0], dtype=F64))
     f = dense.features(uq.model, run, NAMES, given.x)[:, 0]

@@ -1,4 +1,4 @@
-"""Units inside the rooms `last_layer.readout` and `models` that no public name shows.
+"""Units inside the rooms `readout`, `last_layer` and `models` that no public name shows.
 
 Everything else about readouts is said by public names in the other files. Whoever rewrites these
 rooms may replace what stands here.
@@ -8,16 +8,26 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rigidities.last_layer.readout import layers
-from torch import nn
+from torch import Tensor, nn
 
 import rigidities as rg
+from rigidities.data.batches import Batch
 from rigidities.data.feed import Feed
 from rigidities.data.output_layout import OutputLayout
+from rigidities.last_layer import layers
 from rigidities.last_layer.ensemble.members import Members
-from tests.support.nets import Net, fitted, trained
+from rigidities.models.calling import Source
+from rigidities.readout.find import find_readout
+from rigidities.readout.graph import TracedReadout
+from rigidities.readout.readout import Readout
+from tests.support.nets import Net, data, fitted, trained
 from tests.support.readouts import features_of, fitted_on
 from tests.support.refusals import refused
+
+
+def readout_of(model: nn.Module, *args: Tensor, **kwargs: Tensor) -> Readout:
+    """The readout that is found on one batch of inputs."""
+    return find_readout(model, Source(), None, Batch(args, kwargs, None, None)).readout
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -83,3 +93,183 @@ def test_wide_rows_are_projected_the_same_way_everywhere():
     for place, column in enumerate(order.tolist()):
         by_hand[:, place % layers.WIDEST] += signs[place] * x[:, column]
     torch.testing.assert_close(rows, by_hand)
+
+
+# --- probes: rows by which a changed model is known -----------------------------------------------
+
+
+def test_one_sample_leaves_room_for_the_rounding_of_another_device():
+    x, y = data(1, 1, 0)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
+        uq = rg.LastLayerRigidity(model).fit([(x, y), (x + 1, y), (x + 2, y)])
+        probes = uq._fit.require_state().binding.probes
+        with torch.no_grad():  # ten digits in between, as TF32 has
+            hidden = model[1](model[0](x))
+            coarse = model[2](hidden.half().float())
+        assert probes._deviation(probes.output, coarse, probes.digits) == 0
+
+
+def test_large_batches_that_cannot_be_cut_are_not_kept(monkeypatch):
+    monkeypatch.setattr("rigidities.models.probes.LARGEST_HELD", 500)
+    model = Net(lambda m, a, c: m.head(a) + c, head=nn.Linear(4, 1))
+    x, y = data(50, 1, 0)
+    uq = rg.LastLayerRigidity(model).fit([{"a": x, "c": torch.tensor(1.0), "y": y}])
+    assert uq._fit.require_state().binding.probes is None
+
+
+# --- counts beside the features: the columns that the biases of heads without one would have ------
+
+ATOMS, STRUCTURES = 40, 6
+
+
+class Atoms(nn.Module):
+    """A head for each species, scaled and summed over the atoms of structures.
+
+    Args:
+        biases: whether each head has one.
+        targets: of each head.
+        units: factors of the targets.
+    """
+
+    def __init__(self, biases: tuple[bool, ...], targets: int = 1, units: Tensor | None = None):
+        super().__init__()
+        self.hidden = nn.Linear(3, 5)
+        self.heads = nn.ModuleList(nn.Linear(5, targets, bias=bias) for bias in biases)
+        self.units = torch.ones(targets) if units is None else units
+        self.double()
+
+    def forward(self, x: Tensor, species: Tensor, gain: Tensor, owners: Tensor, n: int) -> Tensor:
+        h = self.hidden(x).tanh()
+        each = torch.zeros(len(x), self.heads[0].out_features, dtype=x.dtype)
+        for kind, head in enumerate(self.heads):
+            own = (species == kind).nonzero()[:, 0]
+            each = each.index_add(0, own, head(h[own]))
+        each = each * gain[:, None] * self.units.to(x)
+        return each.new_zeros(n, each.shape[1]).index_add(0, owners, each)
+
+
+def inputs(kinds: int, draw: int = 0) -> dict[str, Tensor | int]:
+    """Structures of several atoms, and one structure without any of the last species."""
+    made = torch.Generator().manual_seed(draw)
+    owners = torch.cat([torch.arange(STRUCTURES), torch.randint(STRUCTURES, (34,), generator=made)])
+    species = torch.randint(kinds, (ATOMS,), generator=made)
+    species[:kinds] = torch.arange(kinds)
+    species[owners == 5] = 0
+    return {
+        "x": torch.randn(ATOMS, 3, generator=made, dtype=torch.float64),
+        "species": species,
+        "gain": 0.5 + torch.rand(ATOMS, generator=made, dtype=torch.float64),
+        "owners": owners,
+        "n": STRUCTURES,
+    }
+
+
+def by_autograd(model: Atoms, given: dict) -> Tensor:
+    """d(output)/d(bias) of a copy with biases, (M, K, heads that had none)."""
+    bare = [i for i, head in enumerate(model.heads) if head.bias is None]
+    targets = len(model.units)
+    zeros = {f"heads.{i}.bias": torch.zeros(targets, dtype=torch.float64) for i in bare}
+    full = Atoms((True,) * len(model.heads), targets, model.units)
+    own = dict(model.named_parameters()) | zeros
+
+    def outputs(biases: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(full, own | biases, kwargs=given)
+
+    slopes = torch.func.jacrev(outputs)(zeros)
+    own_target = [slope.diagonal(dim1=1, dim2=2) for slope in slopes.values()]  # k by its own bias
+    return torch.stack(own_target, dim=-1)
+
+
+@pytest.mark.parametrize(
+    "biases", [(False,), (False, False, False), (True, False, True)], ids=["one", "three", "mixed"]
+)
+@pytest.mark.parametrize("targets", [1, 2])
+def test_counts_are_the_columns_of_the_biases_that_a_copy_has(biases, targets):
+    torch.manual_seed(3)
+    model, given = Atoms(biases, targets), inputs(len(biases))
+    reading = readout_of(model, **given).read((), given)
+    expected = by_autograd(model, given)
+    torch.testing.assert_close(reading.counts[:, None].expand_as(expected), expected)
+    assert not reading.counts.requires_grad
+
+
+def test_targets_in_units_of_their_own_have_counts_of_their_own():
+    torch.manual_seed(4)
+    model, given = Atoms((False, False), 2, torch.tensor([1.0, 7.0])), inputs(2)
+    readout = readout_of(model, **given)
+    assert readout.layout == "separate"
+    torch.testing.assert_close(readout.read((), given).counts, by_autograd(model, given))
+
+
+def test_a_head_that_is_called_twice_counts_both_calls():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x[:, 0]) + 2 * self.head(x[:, 1:]).sum(1)
+
+    x = torch.randn(4, 5, 3)
+    reading = readout_of(Twice(), x).read((x,), {})
+    torch.testing.assert_close(reading.counts, torch.full((4, 1), 9.0))
+
+
+def test_a_species_that_a_batch_lacks_has_counts_of_zero():
+    model, given = Atoms((False, False)), inputs(2)
+    readout = readout_of(model, **given)
+    lacking = given | {"species": torch.zeros(ATOMS, dtype=torch.long)}
+    counts = readout.read((), lacking).counts
+    assert counts.shape == (STRUCTURES, 2)
+    torch.testing.assert_close(counts[:, 0], summed(lacking))
+    assert not counts[:, 1].any()
+
+
+def summed(given: dict) -> Tensor:
+    """The sum of the gains of each structure's atoms."""
+    return given["gain"].new_zeros(STRUCTURES).index_add(0, given["owners"], given["gain"])
+
+
+def test_a_plain_head_without_a_bias_counts_ones():
+    x = torch.randn(5, 3)
+    model = nn.Linear(3, 2, bias=False)
+    readout = readout_of(model, x)
+    for reading in (readout.read((x,), {}), TracedReadout(model, readout)((x,), {})):
+        assert torch.equal(reading.counts, torch.ones(5, 1))
+
+
+@pytest.mark.parametrize("biases", [(False, False, False), (True, False, False)])
+def test_a_mean_of_models_counts_their_shares(biases):
+    x = torch.randn(5, 3)
+    model = rg.MeanOf([nn.Linear(3, 2, bias=bias) for bias in biases])
+    readout = readout_of(model, x)
+    for reading in (readout.read((x,), {}), TracedReadout(model, readout)((x,), {})):
+        torch.testing.assert_close(reading.counts, torch.full((5, biases.count(False)), 1 / 3))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1))],
+    ids=["one layer", "two layers"],
+)
+def test_a_plain_head_with_a_bias_has_no_counts(model):
+    x = torch.randn(5, 3)
+    readout = readout_of(model, x)
+    assert readout.read((x,), {}).counts is None
+    assert TracedReadout(model, readout)((x,), {}).counts is None
+
+
+def test_heads_with_biases_have_no_counts():
+    model, given = Atoms((True, True)), inputs(2)
+    assert readout_of(model, **given).read((), given).counts is None
+
+
+def test_gains_that_follow_the_inputs_give_counts_with_derivatives_until_detached():
+    model, given = Atoms((False, False)), inputs(2)
+    given["gain"] = given["gain"].requires_grad_()
+    reading = readout_of(model, **given).differentiable((), given)
+    (slope,) = torch.autograd.grad(reading.counts.sum(), given["gain"])
+    torch.testing.assert_close(slope, torch.ones(ATOMS, dtype=torch.float64))
+    assert not reading.detached().counts.requires_grad

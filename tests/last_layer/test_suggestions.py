@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import rigidities as rg
 from tests.support import layer_lines, oracle
 from tests.support.layer_lines import ROWS_OF_TABLE, Layer, Row, built
+from tests.support.readouts import layers_of
 from tests.support.suggestions import Answer, answer, deviation, followed, quadratic
 
 TRAIN, TEST = (0, 1, 2), 3  # draws
@@ -39,7 +40,7 @@ def assert_whole(row: Row, final: Answer) -> None:
     q = quadratic(final.uq, [built(row, TEST).data])
     references = [brute_force(row, whole, final.uq.ridge) for whole in row.wholes]
     off = deviation(q, references)
-    assert off <= TOLERANCE, f"layer={final.layer!r} takes {final.uq.readout.heads}"
+    assert off <= TOLERANCE, f"layer={final.layer!r} takes {layers_of(final.uq)}"
 
 
 def cases(field: str) -> list[object]:

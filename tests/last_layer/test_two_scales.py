@@ -3,7 +3,6 @@
 import copy
 import functools
 import io
-from dataclasses import replace
 
 import onnxruntime
 import pytest
@@ -13,8 +12,7 @@ from scipy.stats import chi2, kstest
 import rigidities as rg
 from rigidities.calibration.calibration import Calibration
 from rigidities.data.sketch import hashed_normals
-from rigidities.last_layer.ensemble.ensemble import Ensemble
-from rigidities.last_layer.ensemble.member_values import MemberValues
+from rigidities.last_layer import Ensemble, MemberValues
 from rigidities.posterior.joint import RowDeviation
 from tests.support import zoo
 from tests.support.nets import fitted, trained
@@ -31,13 +29,21 @@ def seeded(seed=0):
 
 def with_scales(uq, alone, shared):
     """The fit with other scales, (K,) each; no shared one for None."""
-    learnt = uq._fit.state
-    chosen = replace(learnt.report.calibration, scale=alone, joint=shared)
-    report = replace(learnt.report, calibration=chosen)
-    post = learnt.posterior.with_scale(alone)
+    state = uq.get_extra_state()
+    tensors = dict(state["tensors"])
+    tensors["calibration.scale"] = alone
+    tensors.pop("calibration.joint", None)
+    if shared is not None:
+        tensors["calibration.joint"] = shared
+    other = copy.deepcopy(uq)
+    other.set_extra_state(state | {"tensors": tensors})
+    return other
+
+
+def in_batches(uq, batch_size):
+    """The fit, which reads data in batches of another size."""
     other = copy.copy(uq)
-    other._fit = copy.copy(uq._fit)
-    other._fit.state = replace(learnt, report=report, cached_posterior=post)
+    other.batch_size = batch_size
     return other
 
 
@@ -83,10 +89,10 @@ def dense(targets, x, other=None):
 
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_the_covariance_is_the_dense_one_for_repeated_rows_too(targets, batch_size, monkeypatch):
+def test_the_covariance_is_the_dense_one_for_repeated_rows_too(targets, batch_size):
     net, uq, x = nets(targets)
     size = len(x) * targets
-    monkeypatch.setattr(uq, "batch_size", batch_size)
+    uq = in_batches(uq, batch_size)
     found = uq.covariance(x).reshape(size, size)
     close(found, dense(targets, x))
     close(found.diagonal().reshape(-1, targets), uq.predict(x).epistemic)
@@ -98,10 +104,10 @@ def test_the_covariance_is_the_dense_one_for_repeated_rows_too(targets, batch_si
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("quantities", [3, 200])  # by reverse mode, by forward mode
-def test_a_linear_function_is_exact_with_both_scales(targets, batch_size, quantities, monkeypatch):
+def test_a_linear_function_is_exact_with_both_scales(targets, batch_size, quantities):
     _, uq, x = nets(targets)
     a = torch.randn(quantities, len(x) * targets, dtype=F64, generator=seeded())
-    monkeypatch.setattr(uq, "batch_size", batch_size)
+    uq = in_batches(uq, batch_size)
     derived = uq.propagate(lambda y: a @ y.reshape(-1), x)
     expected = a @ dense(targets, x) @ a.T
     close(derived.covariance, expected)
@@ -109,10 +115,10 @@ def test_a_linear_function_is_exact_with_both_scales(targets, batch_size, quanti
 
 
 @pytest.mark.parametrize("targets", [1, 3])
-def test_a_curved_function_is_exact_to_its_order_with_both_scales(targets, monkeypatch):
+def test_a_curved_function_is_exact_to_its_order_with_both_scales(targets):
     net, uq, x = nets(targets)
     fn = lambda y: torch.stack([y.square().sum(), y.flatten().cumprod(0)[2], y.exp().mean()])  # noqa: E731
-    monkeypatch.setattr(uq, "batch_size", 5)
+    uq = in_batches(uq, 5)
     derived = uq.propagate(fn, x, second_order=True)
     point, covariance = net.model(x).detach(), dense(targets, x)
     slope = torch.autograd.functional.jacobian(fn, point).reshape(3, -1)
@@ -157,13 +163,12 @@ def test_rows_of_every_layout_have_a_part_of_their_own(id):
     uq = zoo_fit(id)
     draws = [zoo.build(id, draw=draw) for draw in (2, 3, 2)]
     data = [draw.data for draw in draws]
-    tap, count, rows = uq.readout, 0, []
+    targets, rows = len(uq.scale), []
     for draw, start in zip(draws, (0, 10_000, 0), strict=True):  # the third batch is the first
-        reading = tap(*next(iter(uq._fit.feed()([draw.data], "fit"))).args, **draw.kwargs)
-        number = torch.arange(len(reading.features)).double()[:, None] + start
-        rows.append(reading.output_layout.unrows(number).flatten())
-        count += reading.output.numel()
+        number = torch.arange(draw.target.numel() // targets) + start
+        rows.append(number.repeat_interleave(targets))
     rows = torch.cat(rows)
+    count = len(rows)
     same = (rows[:, None] == rows).double()
     own = (uq.scale**2 - uq.calibration.joint**2).sqrt()
     shared, single = (

@@ -9,13 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
-from rigidities.data.batches import Batch
-from rigidities.data.slots import Slot
 from rigidities.last_layer.gradients import (
     feature_derivatives,
     uncertain_inputs,
 )
-from rigidities.last_layer.gradients.feature_map import FeatureMap, row_owners
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
 from tests.support.nets import calibrated
@@ -153,15 +150,16 @@ def test_a_linear_model_is_exact_to_first_order():
     close(uq.predict(X["flat"], input_covariance=s).from_inputs, expected)
 
 
-def test_batches_get_their_own_rows(monkeypatch):
+def test_batches_get_their_own_rows():
     uq, x, s = mlp(2), X["flat"], covariances(ROWS, 3)
     whole = uq.predict(x, input_covariance=s).from_inputs
     y = normal(ROWS, 2, seed=0)
     for data in ([x[:1], x[1:]], DataLoader(TensorDataset(x, y), batch_size=4), (x, y)):
         close(uq.predict(data, input_covariance=s).from_inputs, whole)
     for batch_size in (1, 4):
-        monkeypatch.setattr(uq, "batch_size", batch_size)
+        uq.batch_size = batch_size
         close(uq.predict(x, input_covariance=s).from_inputs, whole)
+    uq.batch_size = None
     rows = normal(ROWS, 3, seed=1).exp()
     close(
         uq.predict(x, input_covariance=rows).from_inputs,
@@ -258,11 +256,19 @@ def test_atoms_may_act_on_several_structures(monkeypatch, across, kind):
 
 @pytest.mark.parametrize(("dtype", "count"), [(F64, 1), (F64, 50), (torch.float32, 6001)])
 def test_the_structure_of_each_atom_is_found(dtype, count):
-    given = structures(count, False, dtype)
-    tap, batch = atoms(dtype).readout, Batch(given, {}, None, given)
-    point = FeatureMap.of(tap, batch, Slot.find(batch, 0, tap))
-    assert not point.aligned
-    assert torch.equal(row_owners(point), given[1])
+    uq, (x, structure, neighbour) = atoms(dtype), structures(count, False, dtype)
+    own = x.clone().requires_grad_()
+    output = uq.model(own, structure, neighbour)
+    expected = []
+    for k in range(2):  # each atom acts on its own structure alone
+        (slope,) = torch.autograd.grad(output[:, k].sum(), own, retain_graph=True)
+        squares = slope.square().sum(1)
+        expected.append(squares.new_zeros(count).index_add(0, structure, squares))
+    p = uq.predict([(x, structure, neighbour)], input_covariance=0.3, wrt=0)
+    tolerance = 1e-10 if dtype == F64 else 1e-4
+    torch.testing.assert_close(
+        p.from_inputs, 0.3 * torch.stack(expected, 1), rtol=tolerance, atol=1e-9
+    )
 
 
 def test_a_structure_that_no_atom_moves_gets_nothing():

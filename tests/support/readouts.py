@@ -1,10 +1,13 @@
 """What a fit says about its readout, by public names alone."""
 
 import re
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import rigidities as rg
@@ -28,6 +31,14 @@ def features_of(uq: rg.LastLayerRigidity, x: Any) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not calibrated")
         return uq.features(x)
+
+
+def filed(uq: rg.LastLayerRigidity) -> dict[str, Tensor]:
+    """The tensors of the fit's file with its kept rows: sums, hashes and `rows.*`, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "uq.safetensors"
+        uq.save(path, probes=False, rows=True)
+        return load_file(path)
 
 
 def layers_of(uq: rg.LastLayerRigidity) -> list[str]:

@@ -188,8 +188,24 @@ class RowReader:
         sample = self.statistics.sample
         if sample is None or self.noise_function is not None or not len(sample.hashes):
             return None
+        columns = sample.rows  # each row as often as it came
+        features = columns["features"]
+        weight = columns["weight"]
         units = self.statistics.gram_sums.units
-        return sample.table(self.posterior, None if units is None else units.factors, MOST)
+        factors = None
+        if units is not None:
+            factors = units.factors[None]  # (1, K), in the Gram
+            weight = weight * units.factors.to(weight)
+        collector = RowCollector(MOST)
+        collector.add(
+            columns["residual"],
+            columns["mean"],
+            self.posterior.projections(features).square(),
+            weight=weight,
+            importance=columns.get("importance"),
+            inputs=with_counts(features, columns.get("counts")),
+        )
+        return collector.table(least=1, trained=True, units=factors)
 
 
 def of_all(processes: Job, collector: RowCollector | None) -> RowCollector | None:

@@ -11,10 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..calibration.rows import RowCollector, Rows
 from ..data.sketch import NO_LIMIT, RowSketch, RowTable
 from ..data.storage import prefixed, unprefixed
-from ..posterior.posterior import Posterior
 from .block import Block
 from .plan import SAMPLE, Plan
 
@@ -66,33 +64,6 @@ class RowSample(RowSketch):
             else:
                 columns[name] = column.clone()
         return columns
-
-    def table(self, posterior: Posterior, units: Tensor | None, most: int) -> Rows:
-        """The rows as a calibration takes them, each as often as it came.
-
-        Args:
-            posterior: The posterior in whose eigenbasis features are squared.
-            units: The factors in the Gram of the targets' units, (K,); None for ones.
-            most: Largest number of rows.
-        """
-        columns = self.rows
-        features = columns["features"]
-        weight = columns["weight"]
-        if units is not None:
-            weight = weight * units.to(weight)
-        inputs = features
-        if "counts" in columns:
-            inputs = torch.cat([features, columns["counts"].to(features)], -1)
-        collector = RowCollector(most)
-        collector.add(
-            columns["residual"],
-            columns["mean"],
-            posterior.projections(features).square(),
-            weight=weight,
-            importance=columns.get("importance"),
-            inputs=inputs,
-        )
-        return collector.table(least=1, trained=True, units=None if units is None else units[None])
 
     def takes(self, block: Block) -> bool:
         """Whether a block's rows can join: residuals are known, and of as many targets."""
