@@ -423,6 +423,27 @@ def test_a_rank_raises_its_own_error_where_warnings_are_errors():
     assert jobs.values(strict, 2) == ["ProcessFailed", "OSError"]
 
 
+def failing_before_a_late_one(rank, size):
+    """A rank fails, and the other does not come within the timeout to hear of it."""
+    rows = batches(shared(data(400, 1, 1), rank, size), 200)
+
+    def late():
+        time.sleep(8)
+        yield from rows
+
+    group = dist.new_group(timeout=timedelta(seconds=4))
+    with pytest.raises((OSError, RuntimeError)) as failed:
+        rg.LastLayerRigidity(net(), process_group=group).fit(_broken(rows) if rank else late())
+    return failed.typename, str(failed.value)
+
+
+@pytest.mark.thorough
+def test_a_rank_raises_its_own_error_where_nobody_comes_to_hear_it():
+    (_, said), failed = jobs.values(failing_before_a_late_one, 2)
+    assert said.startswith(GONE)
+    assert failed == ("OSError", "the file is gone")
+
+
 def anew(rank, size, folder):
     """The job is initialised again, with a timeout below the time that a rank reads."""
     rows = batches(shared(data(400, 1, 1), rank, size), 200)
