@@ -423,6 +423,27 @@ def test_a_rank_raises_its_own_error_where_warnings_are_errors():
     assert jobs.values(strict, 2) == ["ProcessFailed", "OSError"]
 
 
+def failing_before_a_late_one(rank, size):
+    """A rank fails, and the other does not come within the timeout to hear of it."""
+    rows = batches(shared(data(400, 1, 1), rank, size), 200)
+
+    def late():
+        time.sleep(8)
+        yield from rows
+
+    group = dist.new_group(timeout=timedelta(seconds=4))
+    with pytest.raises((OSError, RuntimeError)) as failed:
+        rg.LastLayerRigidity(net(), process_group=group).fit(_broken(rows) if rank else late())
+    return failed.typename, str(failed.value)
+
+
+@pytest.mark.thorough
+def test_a_rank_raises_its_own_error_where_nobody_comes_to_hear_it():
+    (_, said), failed = jobs.values(failing_before_a_late_one, 2)
+    assert said.startswith(GONE)
+    assert failed == ("OSError", "the file is gone")
+
+
 def anew(rank, size, folder):
     """The job is initialised again, with a timeout below the time that a rank reads."""
     rows = batches(shared(data(400, 1, 1), rank, size), 200)
@@ -497,6 +518,31 @@ def masked(rank, size):
 def test_ranks_of_which_one_has_a_gram_for_each_target_have_the_fit_of_one_process(size):
     first, *others = jobs.values(masked, size)
     assert all(torch.equal(first, other) for other in others)
+
+
+def of_steps(model, x):
+    """Features of one weight vector behind all entries of x."""
+    return torch.stack([x, x.square(), torch.ones_like(x)], -1)
+
+
+def other_targets(rank, size, odd):
+    """One rank alone has a batch with fewer targets: they cannot count in their own units."""
+    x = data(40, 1, 1)[0].double()
+    parts = [[x[:10], x[10:20]], [x[20:30], x[30:]]]
+    parts[odd][1] = parts[odd][1][:, :3]
+    rows = [[(part, 10.0**i * part) for i, part in enumerate(of_rank)] for of_rank in parts]
+    uq = rg.LastLayerRigidity(torch.nn.Identity(), features=of_steps).fit(rows[rank])
+    one = rg.LastLayerRigidity(torch.nn.Identity(), features=of_steps, process_group=False)
+    one.fit(rows[0] + rows[1])
+    assert uq.gram.count == one.gram.count == 40 * 4 - 10
+    assert close(uq.gram.matrix, one.gram.matrix) and close(uq.gram.cross, one.gram.cross)
+    return uq.gram.matrix
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_ranks_of_which_one_has_batches_of_other_targets_have_the_fit_of_one_process(odd):
+    first, second = jobs.values(other_targets, 2, odd)
+    assert torch.equal(first, second)
 
 
 TORCHRUN = Path(__file__).parents[1] / "support" / "torchrun_job.py"

@@ -16,7 +16,7 @@ for several `Processes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -157,21 +157,13 @@ class Processes(Job):
         if share is not None:
             share.require_finite()
         descriptions = self.gathered(None if share is None else _description(share))
-        if share is not None:
-            share = _in_common_form(share, descriptions, trim=trim)
-
         part = None
         matrices: dict[str, Tensor] = {}
         if share is not None:
-            snapshot = share.snapshot()
-            rest = dict(snapshot.tensors)
-            for name in snapshot.tensors:
-                if name.endswith(_MATRIX):
-                    matrices[name] = rest.pop(name)
-            shapes = {name: matrix.shape for name, matrix in matrices.items()}
-            part = Snapshot(rest, {**snapshot.header, "shapes": shapes})
+            share = _in_common_form(share, descriptions, trim=trim)
+            part, matrices = _without_matrices(share.snapshot())
         parts = self.gathered(part)
-        shapes = {}
+        shapes: dict[str, torch.Size] = {}
         for other in parts:
             if other is not None:
                 shapes.update(other.header["shapes"])
@@ -223,7 +215,7 @@ class Processes(Job):
             dist.all_gather_object(statuses, status, group=self._group)
         return statuses
 
-    def _summed(self, matrix: Tensor | None, shape: Sequence[int]) -> Tensor:
+    def _summed(self, matrix: Tensor | None, shape: torch.Size) -> Tensor:
         """The sum of the matrices of all processes; None counts as zeros of that shape."""
         device = self._reducing_device()
         if matrix is None:
@@ -245,10 +237,11 @@ class Processes(Job):
     @contextmanager
     def _connected(self) -> Iterator[None]:
         """Exchange something. If it is broken off, nothing can follow in this call."""
+        is_over = self._is_over
+        self._is_over = True
         try:
             yield
         except RuntimeError as problem:
-            self._is_over = True
             raise ProcessFailed(
                 f"The processes could not meet in {self._call}: one of them has ended, or was not "
                 "there within the timeout of the process group. The call changed nothing on this "
@@ -256,8 +249,10 @@ class Processes(Job):
                 "longer than the others, pass a longer timeout= to init_process_group. If only "
                 "one was to make this call, set process_group=False."
             ) from problem
+        self._is_over = is_over
 
     def _placed(self, part: Snapshot | None) -> Snapshot | None:
+        """A part of another process, on this process's device."""
         return None if part is None else part.to(self._device)
 
     def _with_sums(
@@ -351,6 +346,19 @@ def _description(share: Statistics) -> Snapshot:
         size = sketch.size
     # The hashes alone, without the columns that `RowSample.state` adds.
     return Snapshot(RowSketch.state(sketch), {"form": share.gram_sums.form, "size": size})
+
+
+def _without_matrices(snapshot: Snapshot) -> tuple[Snapshot, dict[str, Tensor]]:
+    """A snapshot with the shapes of its matrices in place of them, and the matrices by name."""
+    matrices: dict[str, Tensor] = {}
+    rest: dict[str, Tensor] = {}
+    for name, tensor in snapshot.tensors.items():
+        if name.endswith(_MATRIX):
+            matrices[name] = tensor
+        else:
+            rest[name] = tensor
+    shapes = {name: matrix.shape for name, matrix in matrices.items()}
+    return Snapshot(rest, {**snapshot.header, "shapes": shapes}), matrices
 
 
 def _in_common_form(

@@ -5,8 +5,8 @@ rows, the loss, and the calibration if there is one. It is frozen. `ReadoutFit` 
 `LastLayerRigidity` and owns the current state. Every change computes a new state beside the old one
 and replaces the old one at the very end, so that an error or an interruption leaves everything as
 it was. Changes that read data (`fit`, `partial_fit`, `forget`, `calibrate`, `conformalize`) proceed
-in the same way: the processes of a job meet, the data pass through the model batch by batch, and
-all processes agree before the new state takes the place of the old one.
+in the same way: the data pass through the model batch by batch, the processes of a job put their
+results together, and all agree before the new state takes the place of the old one.
 """
 
 from __future__ import annotations

@@ -106,6 +106,7 @@ class LastLayerRigidity(ModelWrapper):
         process_group: The group of processes that make one fit or calibration together. Each
             process passes its own share of the data, and all end with the same result. The default
             is all processes if torch.distributed is initialised. False means this process alone.
+            At the end of its data a process waits for the others until the timeout of the group.
 
     Attributes:
         batch_size: As given; it may be changed.
