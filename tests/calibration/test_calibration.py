@@ -424,7 +424,7 @@ def test_evidence_has_no_prior_on_the_bias_of_any_module_either():
         uq = rg.LastLayerRigidity(Affine(one.model), layer="").fit((one.x, one.y))
         uq.calibrate((one.x_valid, one.y_valid), method=Paper(criterion="evidence"))
         ridges.append(uq.ridge)
-    assert uq.readout.case == "parameters" and ridges[1] == pytest.approx(ridges[0], rel=1e-6)
+    assert uq.readout.kind == "parameters" and ridges[1] == pytest.approx(ridges[0], rel=1e-6)
 
 
 @each_way

@@ -5,7 +5,7 @@ import torch
 
 from rigidities.data import sketch
 from rigidities.data.sketch import RowSketch, near_hashes, row_hashes, tensor_hashes
-from rigidities.last_layer.readout.binding import model_fingerprint as fingerprint
+from rigidities.last_layer.binding import model_fingerprint as fingerprint
 
 
 def hashes(*tensors):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rigidities.last_layer.readout.reading import Reading
 
 import rigidities as rg
 from rigidities.data.output_layout import OutputLayout
 from rigidities.data.sketch import NO_LIMIT, output_hashes
+from rigidities.readout.reading import Reading
 from rigidities.statistics import row_sample
 from rigidities.statistics.block import BatchRange, Block
 from rigidities.statistics.plan import Plan

@@ -1,6 +1,6 @@
 r"""The alarm that sees every layer: how unfamiliar an input is to each of them.
 
-For the rows $f$ that enter a layer (`readout.layers`), with mean $m$ and covariance $C$ over the
+For the rows $f$ that enter a layer (`layers`), with mean $m$ and covariance $C$ over the
 training data (`statistics.layer_sums`),
 
 $$ d^2(f) = (f - m)^\top (C + \epsilon I)^{-1} (f - m), $$
