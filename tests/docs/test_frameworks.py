@@ -24,7 +24,8 @@ INPUTS, WIDTH = 3, 16
 
 def blocks(language):
     """The page's blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+    fence = rf'^```{language}(?: title="torch backend")?\n(.*?)^```'
+    return re.findall(fence, PAGE.read_text(encoding="utf-8"), re.S | re.M)
 
 
 @pytest.fixture(scope="module")

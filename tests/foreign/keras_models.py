@@ -1,6 +1,12 @@
-"""Models of Keras 3 on the torch backend, in float32: its Dense layers multiply in no other."""
+"""Models of Keras 3 on the torch backend, in float32: its Dense layers multiply in no other.
+
+They are wrapped in the class that the page "JAX, Flax and Keras" shows. The reference
+differentiates the Keras model itself.
+"""
 
 import os
+import re
+from pathlib import Path
 
 import torch
 
@@ -9,6 +15,17 @@ from tests.foreign.training import first, pairs
 
 os.environ["KERAS_BACKEND"] = "torch"
 
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+
+
+def from_keras():
+    """The class of the page, by the name that it has there."""
+    text = PAGE.read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```py [^\n]*\n(class FromKeras.*?)^```", text, re.S | re.M)
+    names = {"torch": torch}
+    exec(compile(code, PAGE.name, "exec"), names)
+    return {"FromKeras": names["FromKeras"]}
+
 
 def weights(model, layer):
     """The names that torch has for a layer's kernel and bias."""
@@ -16,7 +33,11 @@ def weights(model, layer):
     return [name for name in own if f".{layer}." in f".{name}".replace("/", ".")]
 
 
-@specimen("keras", "Sequential of Dense layers", "rg.LastLayerRigidity(model)")
+@specimen(
+    "keras",
+    "Sequential of Dense layers",
+    "rg.LastLayerRigidity(FromKeras(trunk, model.layers[-1]))",
+)
 def keras_sequential():
     import keras
 
@@ -27,15 +48,21 @@ def keras_sequential():
             keras.layers.Dense(2, name="head"),
         ]
     )
+    trunk = keras.Model(model.inputs, model.layers[-1].input)
     return Given(
-        model, **thirds(pairs(torch.float32)), readout=weights(model, "head"), output=first
+        model,
+        **thirds(pairs(torch.float32)),
+        readout=weights(model, "head"),
+        output=first,
+        extra={"trunk": trunk, **from_keras()},
     )
 
 
 @specimen(
     "keras",
     "a functional model of two inputs, in units of the targets",
-    "rg.LastLayerRigidity(model, forward=lambda m, b: m([b[0], b[1]]))",
+    "rg.LastLayerRigidity(FromKeras(trunk, model.layers[-2]), "
+    "forward=lambda m, b: m([b[0], b[1]]) * 3 + 1)",
 )
 def keras_functional():
     import keras
@@ -46,16 +73,22 @@ def keras_functional():
     hidden = layers.Dense(16, activation="relu")(hidden)
     out = layers.Rescaling(3.0, 1.0)(layers.Dense(1, name="head")(hidden))
     model = keras.Model([left, right], out)
+    trunk = keras.Model(model.inputs, model.layers[-2].input)
     batches = [(x, torch.randn(8, 3), torch.randn(8, 1)) for x, _ in pairs(torch.float32)]
     return Given(
         model,
         **thirds(batches),
         readout=weights(model, "head"),
         output=lambda m, b: m([b[0], b[1]]),
+        extra={"trunk": trunk, **from_keras()},
     )
 
 
-@specimen("keras", "a subclass with batch norm and dropout, trained", "rg.LastLayerRigidity(model)")
+@specimen(
+    "keras",
+    "a subclass with batch norm and dropout, trained",
+    "rg.LastLayerRigidity(FromKeras(lambda x: model.drop(model.norm(model.first(x))), model.head))",
+)
 def keras_subclass():
     import keras
     from keras import layers
@@ -75,4 +108,4 @@ def keras_subclass():
     model.compile(optimizer="adam", loss="mse")
     x, y = (torch.cat(part) for part in zip(*data["train"], strict=True))
     model.fit(x.numpy(), y.numpy(), epochs=2, batch_size=16, verbose=0)
-    return Given(model, **data, readout=weights(model, "head"), output=first)
+    return Given(model, **data, readout=weights(model, "head"), output=first, extra=from_keras())

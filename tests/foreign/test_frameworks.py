@@ -13,7 +13,7 @@ RUN = """\
 import re
 text = open({page!r}, encoding="utf-8").read()
 names = {{}}
-for code in re.findall(r"^```(?:python|py)\\n(.*?)^```", text, re.S | re.M):
+for code in re.findall(r'^```(?:python|py){title}\\n(.*?)^```', text, re.S | re.M):
     exec(compile(code, "frameworks.md", "exec"), names)
 assert "nnx" in names and "linen" in names and names["keras"].backend.backend() == {backend!r}
 """
@@ -34,6 +34,27 @@ outputs, computed = exported(*opened("keras.onnx"), x)
 np.testing.assert_allclose(outputs, trained.predict(x, verbose=0), rtol=1e-4)
 trunk = names["trunk"].predict(x, verbose=0)
 np.testing.assert_allclose(computed, trunk, rtol=1e-4, atol=1e-5)
+"""
+WRAPPED = """
+import torch
+from_inputs, by_features = names["from_inputs"], names["prediction"]
+torch.testing.assert_close(from_inputs.mean, by_features.mean, rtol=1e-5, atol=0)
+torch.testing.assert_close(from_inputs.std, by_features.std, rtol=1e-4, atol=0)
+head, dense = names["wrapped"].head, names["model"].layers[-1]
+assert head.weight.data_ptr() == dense.kernel.value.data_ptr()
+assert head.bias.data_ptr() == dense.bias.value.data_ptr()
+
+asked = torch.tensor(names["asked"], requires_grad=True)
+(slope,) = torch.autograd.grad(names["model"](asked).sum(), asked)
+torch.testing.assert_close(names["uq"].gradient(names["asked"]).mean, slope)
+
+names["model"].fit(names["x_train"], names["y_train"], verbose=0)
+try:
+    names["uq"].predict(names["asked"])
+except ValueError as error:
+    assert "weights have changed since the fit" in str(error)
+else:
+    raise AssertionError("predicted after further training")
 """
 JAX_EXPORTED = """
 import jax2onnx
@@ -64,9 +85,11 @@ def run(*command, backend):
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_every_block_of_the_page_runs_and_its_networks_export(backend):
-    code = RUN.format(page=str(ROOT / "docs" / "frameworks.md"), backend=backend) + EXPORTED
-    if backend == "jax":
-        code += JAX_EXPORTED
+    # Blocks for the torch backend have this title.
+    title = "" if backend == "jax" else '(?: title="torch backend")?'
+    page = str(ROOT / "docs" / "frameworks.md")
+    code = RUN.format(page=page, backend=backend, title=title) + EXPORTED
+    code += JAX_EXPORTED if backend == "jax" else WRAPPED
     run("-c", code, backend=backend)
 
 

@@ -1,14 +1,16 @@
 """Models that the plain line does not fit: the message holds the line that does."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
 import rigidities as rg
-from tests.foreign import molecules, tables
+from tests.foreign import keras_models, molecules, tables
 from tests.foreign.test_zoo import quietly
 
+ROOT = Path(__file__).parents[2]
 LINE = re.compile(r"(forward|target)=(lambda (?:m, )?b: .+?)(?=,? and |, for |,? with | or, )")
 
 
@@ -41,6 +43,15 @@ CASES = [
     (tables.category_embedding, "unexpected keyword argument 'continuous'", {}),
     (tables.ft_numbers, "missing 1 required positional argument: 'x_cat'", {}),
 ]
+
+
+@pytest.mark.parametrize("build", [keras_models.keras_sequential, keras_models.keras_subclass])
+@pytest.mark.parametrize("options", [{}, {"layer": "head"}], ids=["found", "named"])
+def test_a_keras_model_is_told_to_be_wrapped(build, options) -> None:
+    message = refused(quietly(build), **options)
+    assert "got a Keras model" in message
+    page, heading = re.search(r'(docs/\S+\.md), under "(.+?)"', message).groups()
+    assert f"### {heading}\n" in (ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("build", "cause", "more"), CASES, ids=["mpnn", "painn", "table", "ft"])

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from .keras_model import KerasModel, is_keras
 from .mean_of import MeanOf
 
 _PLAIN_TENSORS = (nn.Parameter, Tensor)
@@ -108,12 +107,7 @@ def with_attributes(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside wrappers: torch.compile, (Distributed)DataParallel, Lightning's Fabric.
-
-    A Keras model becomes one of torch's own modules.
-    """
-    if is_keras(model):
-        return KerasModel.of(model)
+    """The module inside wrappers: torch.compile, (Distributed)DataParallel, Lightning's Fabric."""
     inner: Any
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         inner = model.module

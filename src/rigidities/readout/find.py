@@ -196,7 +196,15 @@ def _found(
     if source.features is not None:
         readout = GivenFeatures.found(model, source, inputs)
         return readout, FirstPass.of(model, source, inputs), ""
-    if isinstance(unwrapped(model), torch.jit.ScriptModule):
+    inner_model = unwrapped(model)
+    if any(base.__module__.startswith("keras.") for base in type(inner_model).__mro__):
+        raise ValueError(
+            f"Expected layers of torch, got a Keras model ({type(inner_model).__name__}): its "
+            "Dense layers are no nn.Linear. Put its layers before the last Dense layer into a "
+            "torch.nn.Module that ends in an nn.Linear with the same weights; docs/frameworks.md, "
+            'under "Keras on the torch backend", has the class to copy.'
+        )
+    if isinstance(inner_model, torch.jit.ScriptModule):
         raise ValueError(
             "A TorchScript module cannot be inspected. Pass features=callable(model, *inputs) "
             "-> (N, D), or wrap the original nn.Module."
