@@ -435,7 +435,9 @@ class LastLayerRigidity(ModelWrapper):
         batch = self._fit.feed().handed(inputs, keywords)
         readout, state = self._fit.ready(error_bars=True)
         bars = state.bars
-        reading = readout(batch)
+        reading = readout.read(batch.args, batch.kwargs)
+        if batch.rows is not None:
+            batch.check(reading.output.shape[0])
         std = bars.std(reading, bars.given_variance(batch, reading))
         if std.device.type == "cpu":
             require_finite(reading.output, std, lambda: [batch], "rows")

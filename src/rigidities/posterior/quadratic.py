@@ -175,7 +175,10 @@ class QuadraticForm:
             ones = False
         if features.dtype != self.half:
             features = features.to(self.dtype)
-        return norms(self.affine if ones else self.blocks, features)
+        blocks = self.affine if ones else self.blocks
+        if len(blocks) == 1:
+            return blocks[0].norm(features)
+        return norms(blocks, features)
 
     @cached_property
     def blocks(self) -> list[Block]:

@@ -194,8 +194,7 @@ def _found(
 ) -> tuple[AnyReadout, FirstPass, str]:
     """The readout found with some inputs, the pass it was found with, and a notice, or ""."""
     if source.features is not None:
-        readout = GivenFeatures.found(model, source, inputs)
-        return readout, FirstPass.of(model, source, inputs), ""
+        return *GivenFeatures.found(model, source, inputs), ""
     inner_model = unwrapped(model)
     if any(base.__module__.startswith("keras.") for base in type(inner_model).__mro__):
         raise ValueError(

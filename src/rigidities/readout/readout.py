@@ -44,7 +44,8 @@ from ..data.output_layout import OutputLayout
 from ..models.calling import Inputs, Source, copied
 from ..models.double import InDouble
 from ..models.modes import ordinary
-from ..models.shadow import input_names, shadow
+from ..models.probes import FirstPass
+from ..models.shadow import Watch, input_names, shadow
 from ..models.threads import OfThread
 from .columns import Columns, ParameterColumns
 from .heads import (
@@ -510,13 +511,20 @@ class GivenFeatures(AnyReadout):
         object.__setattr__(self, "_twin", OfThread(partial(shadow, self.model)))
 
     @classmethod
-    def found(cls, model: nn.Module, source: Source, inputs: Inputs) -> GivenFeatures:
-        """The layout of what the function gives for a first batch."""
-        args, kwargs = copied(inputs)  # a model that writes into its inputs is refused
+    def found(
+        cls, model: nn.Module, source: Source, inputs: Inputs
+    ) -> tuple[GivenFeatures, FirstPass]:
+        """The layout of what the function gives for a first batch, and the pass over that batch."""
+        inputs = copied(inputs)  # a model that writes into its inputs is refused
+        args, kwargs = inputs
         twin = shadow(model)
-        source.run(twin, args, kwargs, None)
-        features = _given_features(source, twin, args, kwargs)
-        return cls(shadow(model), source, "shared" if features.ndim == 2 else "joint")
+        before = Watch(twin)
+        with torch.enable_grad():  # for models that differentiate inside forward
+            output = source.run(twin, args, kwargs, None).detach()
+            first_pass = FirstPass(inputs, output, frozenset(before.renewed(Watch(twin))))
+            features = _given_features(source, twin, args, kwargs)
+        layout = "shared" if features.ndim == 2 else "joint"
+        return cls(shadow(model), source, layout), first_pass
 
     @property
     def running(self) -> nn.Module:
