@@ -31,6 +31,7 @@ that a coarser type needs would hide a mixing of targets.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,6 +78,7 @@ from .search import (
     is_scripted,
     left_out_notice,
     named_heads,
+    reaches,
 )
 from .tail import (
     GraphsKept,
@@ -357,7 +359,7 @@ def _judged(
         readout = replace(readout, kind="parameters", heads=tuple(dict.fromkeys(names)))
     with GraphsKept() as graphs:
         output, calls = readout.offset_pass(inputs)
-    _require_dependence(readout, output)
+    _require_dependence(readout, output, [leaf for call in calls for leaf in call.leaves])
     columns = readout.columns
     readout = replace(readout, differentiates=graphs.differentiated)
     reading = parameters_reading(output, calls, columns)
@@ -420,7 +422,7 @@ def _form_of_tail(
         reading = plain_reading(output, calls, plain.columns_of(modules))
         if reading is not None:
             return plain, reading
-    _require_dependence(readout, output)
+    _require_dependence(readout, output, [call.offset for call in calls])
     shared = replace(readout, layout="shared")
     columns = shared.columns_of(modules)
     if _rows_can_be_told_apart(readout):
@@ -453,9 +455,15 @@ def _rows_can_be_told_apart(readout: Readout) -> bool:
     return all(torch.finfo(parameter.dtype).eps <= single for parameter in parameters)
 
 
-def _require_dependence(readout: Readout, output: Tensor) -> None:
-    """Refuse an output that autograd cannot lead back to the heads."""
-    if not output.requires_grad:
+def _require_dependence(readout: Readout, output: Tensor, leaves: Sequence[Tensor | None]) -> None:
+    """Refuse an output that autograd cannot lead back to the heads.
+
+    Args:
+        readout: The readout.
+        output: The model's output.
+        leaves: What stands for the heads in its graph: their parameters, or their offsets.
+    """
+    if not reaches(output, leaves):
         raise ValueError(
             f"The output does not depend on {readout.head_names} through differentiable "
             "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "

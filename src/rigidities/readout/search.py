@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from posixpath import commonpath
@@ -369,6 +369,12 @@ def _walk_back(
             if node.name() not in bending:
                 queue.extend(children)
     return _Walk(nodes_before, leaves)
+
+
+def reaches(output: Tensor, leaves: Sequence[Tensor | None]) -> bool:
+    """Whether the graph of an output leads back to one of some leaves."""
+    ids = {id(leaf) for leaf in leaves if leaf is not None}
+    return not ids.isdisjoint(_walk_back([output.grad_fn], {}).leaves)
 
 
 def _last(nodes_before: dict[int, list[Any]], module_of_mark: dict[int, int]) -> list[int]:
