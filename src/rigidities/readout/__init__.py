@@ -2,7 +2,7 @@
 
 `find` turns a model and its first batch into a `Readout`, which the `readout` module defines: a
 frozen value that turns every further batch into a `Reading`. `search` finds the heads in the
-autograd graph, `trials` tell which other layers belong to them, `checks` judge the features.
+autograd graph, `linearity` tells which other layers belong to them, `checks` judge the features.
 `heads` and `columns` say what the weights of a readout are, `tail` takes the derivatives of what
 follows them, `graph` reads inside compiled and exported graphs.
 """

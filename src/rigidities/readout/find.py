@@ -24,7 +24,7 @@ all, the model is called this often with the few rows:
 | read with `features=` | 1 |
 
 Parameters that reach the output past the heads, and `layer=` with modules that are not linear maps,
-take trials of their own. A model that is not in float64 is judged in a float64 copy: the tolerance
+take passes of their own. A model that is not in float64 is judged in a float64 copy: the tolerance
 that a coarser type needs would hide a mixing of targets.
 """
 
@@ -69,6 +69,7 @@ from .heads import (
     layers_inside,
     linear_maps,
 )
+from .linearity import Run
 from .reading import Reading
 from .readout import AnyReadout, GivenFeatures, HeadsNotCalledError, Readout
 from .search import (
@@ -90,7 +91,6 @@ from .tail import (
     samples_reading,
     shared_gains,
 )
-from .trials import Run
 
 __all__ = ["FoundReadout", "find_readout"]
 

@@ -2,12 +2,12 @@
 
 `find_heads` runs a shadow of the model once, with a mark in the autograd graph at every call of a
 linear map, and walks the graph back from the output. The first marks that it meets are the heads.
-Other parameters that it meets may belong to the readout too; `Trials` change them at random, and
-the outputs tell whether they act linearly and apart from the heads (`_completed`). `named_heads`
+Other parameters that it meets may belong to the readout too; `Linearity` tells whether they act
+linearly and apart from the heads (`_completed`). `named_heads`
 does the same for what a user names by `layer=`. Both return a `FoundHeads`.
 
 Where no readout is found, `suggested_layers` says what to name; where only a part of one is named,
-`named_heads` finds the rest. Both ask `Trials` in which layers the output is linear together.
+`named_heads` finds the rest. Both ask `Linearity` in which layers the output is linear together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .heads import (
     own_parameters,
     put_recorders,
 )
-from .trials import BENDING, ORDERLY, Run, Trials, before_nonlinearity
+from .linearity import BENDING, ORDERLY, Linearity, Run, before_nonlinearity
 from .unregistered import Unregistered
 
 _FEEDING = "feeding the readout as well"
@@ -168,16 +168,16 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundHeads:
 
     run_before = before_nonlinearity(model, run) or run
     nearest = _layers_beside(model, run_before, heads)
-    trials = Trials(model, run_before, list(dict.fromkeys([*heads, *nearest])))
+    linearity = Linearity(model, run_before, list(dict.fromkeys([*heads, *nearest])))
     if heads != names:
-        heads = _last_layers(model, run_before, trials, heads)
+        heads = _last_layers(model, run_before, linearity, heads)
         readout = _readout_of_layers(model, run, heads)
-    if not trials.is_affine(heads):
+    if not linearity.is_linear(heads):
         return readout  # it will be said that the output is not linear
     whole = list(heads)
     left_out: dict[str, str] = {}
-    for layer in trials.linear_together(nearest, beginning=heads)[len(heads) :]:
-        obstacle = trials.obstacle([*whole, layer], readout.marked_pass.output.numel())
+    for layer in linearity.linear_together(nearest, beginning=heads)[len(heads) :]:
+        obstacle = linearity.obstacle([*whole, layer], readout.marked_pass.output.numel())
         left_out[layer] = obstacle or "which the output is linear in too"
         if not obstacle:
             whole.append(layer)
@@ -230,19 +230,19 @@ def _readout_of_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundHea
     )
 
 
-def _last_layers(model: nn.Module, run: Run, trials: Trials, layers: list[str]) -> list[str]:
+def _last_layers(model: nn.Module, run: Run, linearity: Linearity, layers: list[str]) -> list[str]:
     """Those of some layers that form a readout.
 
     Args:
         model: The user's model.
         run: Calls a model on the first batch, up to a nonlinear function at the end.
-        trials: Trials of the layers, with such runs.
+        linearity: Linearity of the layers, with such runs.
         layers: Names of the layers.
     """
-    if trials.is_affine(layers):
+    if linearity.is_linear(layers):
         return layers
     nearest = next(_layers_by_nearness(model, run, layers), layers)
-    return trials.linear_together(nearest) or nearest
+    return linearity.linear_together(nearest) or nearest
 
 
 # --- one marked pass, and the walk through its graph ---------------------------------------------
@@ -493,7 +493,7 @@ def _nearest_layers(model: nn.Module, run: Run, bending: Collection[str] = ()) -
         if any(is_scripted(model, name) for name in group):
             return []
         nearest += group
-        if Trials(model, run, group).weighing(group):
+        if Linearity(model, run, group).weighing(group):
             break
     return nearest
 
@@ -523,29 +523,29 @@ def _completed(
     layers = [
         name for name in layers_beside if name not in readout.names and not is_scripted(model, name)
     ]
-    trials = Trials(model, run, [*readout.names, *layers])
+    linearity = Linearity(model, run, [*readout.names, *layers])
     # Heads whose parameters are used by more than a call of the layer.
     used_elsewhere = set(readout.names) & set(layers_beside)
-    heads = [head for head in readout.names if trials.is_affine([head])]
-    if not heads or not trials.is_affine(heads):
+    heads = [head for head in readout.names if linearity.is_linear([head])]
+    if not heads or not linearity.is_linear(heads):
         # The output is a product of heads, say. It will be said that it is not linear.
-        joining = _additive(trials, layers, readout.names, outputs)
+        joining = _additive(linearity, layers, readout.names, outputs)
         if not joining and not used_elsewhere:
             return readout
         layers = [*joining, *used_elsewhere]
         joined = _with_layers(readout, [*readout.names, *joining], layers, model)
         return readout if joined.later and not used_elsewhere else joined
 
-    sorted_layers = _sorted_layers(model, run, trials, layers, heads, beside, outputs)
+    sorted_layers = _sorted_layers(model, run, linearity, layers, heads, beside, outputs)
     joining = sorted_layers.joining
     after = sorted_layers.after
     for head in set(readout.names) - set(heads):
-        if all(trials.act_apart([head], [layer]) for layer in (*joining, *after)):
+        if all(linearity.act_apart([head], [layer]) for layer in (*joining, *after)):
             return readout  # no layer comes after it
     # What is multiplied by a later weight is not the last layer.
     for layer in after:
-        heads = [head for head in heads if trials.act_apart([head], [layer])]
-        joining = [name for name in joining if trials.act_apart([name], [layer])]
+        heads = [head for head in heads if linearity.act_apart([head], [layer])]
+        joining = [name for name in joining if linearity.act_apart([name], [layer])]
     all_heads = [*heads, *joining, *after]
     readout = replace(
         readout,
@@ -573,11 +573,11 @@ def _with_layers(
     return replace(readout, names=heads, later=later, are_parameters=True)
 
 
-def _additive(trials: Trials, layers: list[str], heads: list[str], outputs: int) -> list[str]:
+def _additive(linearity: Linearity, layers: list[str], heads: list[str], outputs: int) -> list[str]:
     """Layers that add to an output which is not linear in its heads; the others are unchanged.
 
     Args:
-        trials: Trials of heads and layers.
+        linearity: Linearity of heads and layers.
         layers: Names of layers that are not linear maps.
         heads: Names of the heads.
         outputs: How many numbers the model gives for the batch.
@@ -585,8 +585,8 @@ def _additive(trials: Trials, layers: list[str], heads: list[str], outputs: int)
     joining: list[str] = []
     for layer in layers:
         readout_layers = [*heads, *joining]
-        is_additive = trials.is_affine([layer]) and trials.act_apart([layer], readout_layers)
-        if is_additive and not trials.obstacle([*readout_layers, layer], outputs):
+        is_additive = linearity.is_linear([layer]) and linearity.act_apart([layer], readout_layers)
+        if is_additive and not linearity.obstacle([*readout_layers, layer], outputs):
             joining.append(layer)
     return joining
 
@@ -610,38 +610,38 @@ class _SortedLayers(NamedTuple):
 def _sorted_layers(
     model: nn.Module,
     run: Run,
-    trials: Trials,
+    linearity: Linearity,
     layers: list[str],
     heads: list[str],
     beside: list[str],
     outputs: int,
 ) -> _SortedLayers:
-    """Sort layers that are not linear maps by trials; the arguments are those of `_completed`."""
+    """Sort layers that are not linear maps; the arguments are those of `_completed`."""
     joining: list[str] = []
     after: list[str] = []
     left_out: dict[str, str] = {}
     large: list[str] = []
     for layer in layers:
         readout_layers = [*heads, *joining]
-        if not trials.is_affine([layer]):
+        if not linearity.is_linear([layer]):
             left_out |= _nonlinear_parts(model, run, layer, beside)
             continue
-        if trials.act_apart([layer], readout_layers):
-            obstacle = trials.obstacle([*readout_layers, layer], outputs)
+        if linearity.act_apart([layer], readout_layers):
+            obstacle = linearity.obstacle([*readout_layers, layer], outputs)
             if obstacle:
                 left_out[layer] = obstacle
                 large.append(layer)
             else:
                 joining.append(layer)
             continue
-        if not trials.mixes(layer):
-            noun = "parameter" if trials.size(layer) == 1 else "parameters"
-            left_out[layer] = f"{trials.size(layer):,} {noun} that scale or shift"
+        if not linearity.mixes(layer):
+            noun = "parameter" if linearity.size(layer) == 1 else "parameters"
+            left_out[layer] = f"{linearity.size(layer):,} {noun} that scale or shift"
             continue
-        obstacle = trials.obstacle([layer], outputs)
+        obstacle = linearity.obstacle([layer], outputs)
         if obstacle:
             left_out[layer] = obstacle
-        elif all(trials.act_apart([layer], [name]) for name in after):
+        elif all(linearity.act_apart([layer], [name]) for name in after):
             after.append(layer)
     return _SortedLayers(joining, after, left_out, large)
 
@@ -662,8 +662,8 @@ def _nonlinear_parts(model: nn.Module, run: Run, layer: str, beside: list[str]) 
     linear = []
     if not isinstance(head, LoneParameter):
         names = [f"{layer}.{name}" if layer else name for name in own_parameters(head)]
-        trials = Trials(model, run, names)
-        linear = [name for name in names if name in beside and trials.is_affine([name])]
+        linearity = Linearity(model, run, names)
+        linear = [name for name in names if name in beside and linearity.is_linear([name])]
     if linear:
         return dict.fromkeys(linear, "other parameters of its module do not act linearly")
     return {layer: "not linear"}
@@ -741,9 +741,9 @@ def suggested_layers(model: nn.Module, run: Run) -> list[str]:
     run_before = before_nonlinearity(model, run) or run
     for bending in (BENDING, frozenset[str]()):
         nearest = _nearest_layers(model, run_before, bending)
-        trials = Trials(model, run_before, nearest)
-        weighing = trials.weighing(nearest)
-        together = trials.linear_together(nearest)
+        linearity = Linearity(model, run_before, nearest)
+        weighing = linearity.weighing(nearest)
+        together = linearity.linear_together(nearest)
         if weighing and together:
             return together
     if not weighing:

@@ -1,9 +1,9 @@
-"""Trials: which layers does the output depend on linearly, alone and together?
+"""Which layers the output depends on linearly, alone and together.
 
-`Trials` give layers of a model large random changes and compare the outputs. They decide which
-layers form a readout together: the output must be affine in all of their parameters at once.
+`Linearity` decides which layers form a readout together: the output must be linear in all of their
+parameters at once.
 
-A nonlinear function at the very end (a sigmoid, an exponential) bends every trial.
+A nonlinear function at the very end (a sigmoid, an exponential) bends everything before it.
 `before_nonlinearity` gives the way to run the model up to what enters that function instead.
 """
 
@@ -11,23 +11,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ..models.directional import normal_like
 from ..models.shadow import shadow
 from .checks import large_change, tolerance
 from .heads import (
+    Call,
     ParameterRecorder,
     Recorder,
     as_rows,
+    has_plain_parameters,
     head_weights,
     linear_maps,
     own_parameters,
     put_recorders,
+    with_leaves,
 )
 from .tail import GraphsKept, coarsest_rounding
 
@@ -64,23 +69,39 @@ _BY_CONSTANTS = frozenset(
 """Names of graph nodes that, with a single input in the graph, shift or scale it by constants."""
 
 
-class Trials:
-    """Outputs of a model for large random changes of some of its layers.
+class _DifferentiatedPass(NamedTuple):
+    """One pass of a model, differentiable by the weights of some layers.
+
+    Attributes:
+        output: The output, with its graph.
+        leaves_of_layer: The leaves of the graph that stand for each layer: its parameters or, for a
+            linear map whose weight is not a parameter, the offsets of its calls.
+        calls_of_head: The calls of each linear map.
+    """
+
+    output: Tensor
+    leaves_of_layer: dict[str, list[Tensor]]
+    calls_of_head: dict[str, list[Call]]
+
+
+class Linearity:
+    r"""In which of its layers the output of a model is linear, alone and together.
+
+    The check is that of `checks.change_agrees`, for one random mixture $v$ of the outputs: where
+    the weights change by $d$, $v^\top y$ must change by $d$ times its gradient, which one backward
+    pass gives for all layers at once.
 
     Args:
         model: The user's model.
         run: Calls a model on the first batch.
-        layers: Names of the layers that can be changed; see `heads.layers_inside`. A linear map is
-            changed as a whole, so that reparametrised ones can be.
+        layers: Names of the layers; see `heads.layers_inside`. A linear map counts as a whole, so
+            that its weight may be reparametrised.
     """
 
     def __init__(self, model: nn.Module, run: Run, layers: Sequence[str]) -> None:
         self._run = run
-        # Outputs by what was changed, the number of steps and the seed; see `_output`.
-        self._outputs: dict[tuple[frozenset[str], int, int], Tensor] = {}
-        # The relative rounding of the outputs and the tolerance for it, set by `_output`.
-        self._rounding = 0.0
-        self._tolerance = 0.0
+        # Outputs by the names of the layers that were changed.
+        self._outputs: dict[frozenset[str], Tensor] = {}
         twin = shadow(model)
         maps = linear_maps(twin)
         self._parameter_recorders: dict[str, ParameterRecorder] = {}
@@ -91,6 +112,7 @@ class Trials:
         heads = [name for name in layers if name in maps]
         self._model, recorders = put_recorders(twin, heads)
         self._recorders: dict[str, Recorder] = dict(zip(heads, recorders, strict=True))
+        self._changes = {name: self._change(name, i) for i, name in enumerate(layers)}
 
     def size(self, layer: str) -> int:
         """How many numbers a layer holds."""
@@ -116,41 +138,30 @@ class Trials:
             return f"{self.size(layers[-1]):,} parameters, too many to include by default"
         return ""
 
-    def is_affine(self, layers: Sequence[str]) -> bool:
-        """Whether y(w + 2 d) - 2 y(w + d) + y(w) = 0 for changes d of all layers together."""
-        for seed in (1, 2):
-            none = self._output(layers, 0, seed)
-            single = self._output(layers, 1, seed)
-            double = self._output(layers, 2, seed)
-            curvature = _largest(double - 2 * single + none)
-            size = max(_largest(double - none), _largest(single - none))
-            rounding = self._rounding_of(none, single, double)
-            if not curvature <= self._tolerance * size + rounding:  # true of NaN too
-                return False
-        return True
+    def is_linear(self, layers: Sequence[str]) -> bool:
+        """Whether the output is linear in the weights of all of some layers together."""
+        before = self._output(())
+        changes = self._output(layers) - before
+        v = normal_like(before, seed=5)
+        expected = sum(self._slopes[name] for name in layers)
+        deviation = abs(float((v * changes).sum()) - expected)
+        size = float((v * changes).abs().sum()) + abs(expected)
+        return deviation <= self._allowed(size, before, v)  # false for NaN too
 
     def act_apart(self, layers: Sequence[str], other_layers: Sequence[str]) -> bool:
         """Whether the effects of two changes on the output add up, without a product of both."""
-        for seed in (1, 2):
-            none = self._output((), 0, seed)
-            first = self._output(layers, 1, seed)
-            second = self._output(other_layers, 1, seed)
-            both = self._output((*layers, *other_layers), 1, seed)
-            product = _largest(both - first - second + none)
-            size = min(_largest(first - none), _largest(second - none))
-            rounding = self._rounding_of(none, first, second, both)
-            if not product <= self._tolerance * size + rounding:  # true of NaN too
-                return False
-        return True
-
-    def acts(self, layer: str) -> bool:
-        """Whether the output depends on a layer at all."""
-        none = self._output((), 0, 1)
-        changed = self._output([layer], 1, 1)
-        return _largest(changed - none) > self._rounding_of(none, changed)
+        none = self._output(())
+        first = self._output(layers) - none
+        second = self._output(other_layers) - none
+        both = self._output((*layers, *other_layers)) - none
+        product = (both - first - second).abs().max()
+        size = min(float(first.abs().max()), float(second.abs().max()))
+        scale = torch.stack([none, first, second, both]).abs().max()
+        rounding = 16 * self._rounding * float(scale)
+        return float(product) <= tolerance(self._rounding) * size + rounding  # false for NaN too
 
     def linear_together(self, layers: Sequence[str], beginning: Sequence[str] = ()) -> list[str]:
-        """The layers in which the output is affine together.
+        """The layers in which the output is linear together.
 
         Layers that weigh several numbers against one another come before those that only scale
         or shift; otherwise earlier ones come before later ones.
@@ -165,17 +176,17 @@ class Trials:
         """
         together = list(beginning)
         others = [name for name in layers if name not in together]
-        others = [name for name in others if self.acts(name)]
-        if not others or self.is_affine([*together, *others]):
+        others = [name for name in others if self._acts(name)]
+        if not others or self.is_linear([*together, *others]):
             return [*together, *others]
         weighing = self.weighing(others)
         for name in weighing:
-            if self.is_affine([*together, name]):
+            if self.is_linear([*together, name]):
                 together.append(name)
         if weighing and not together:
             return []
         for name in others:
-            if name not in weighing and self.is_affine([*together, name]):
+            if name not in weighing and self.is_linear([*together, name]):
                 together.append(name)
         return together
 
@@ -184,21 +195,7 @@ class Trials:
 
         Layers that only scale or shift have a single number for each output.
         """
-        leaves_of_layer: dict[str, tuple[Tensor, ...]] = {}
-        for name in layers:
-            if name in self._parameter_recorders:
-                self._parameter_recorders[name].reset(adds_offsets=True)
-                leaves_of_layer[name] = self._parameter_recorders[name].calls[0].leaves
-        weighing = [name for name in layers if name in self._recorders]
-        if leaves_of_layer:
-            for recorder in self._recorders.values():
-                recorder.reset()
-            with torch.enable_grad(), GraphsKept():
-                values = self._run(self._model).flatten()
-            for name, leaves in leaves_of_layer.items():
-                if values.requires_grad and _several_numbers_act(values, leaves):
-                    weighing.append(name)
-        return [name for name in layers if name in weighing]
+        return [name for name in layers if name in self._recorders or self._weighs(name)]
 
     def mixes(self, layer: str) -> bool:
         """Whether a layer weighs several outputs of a head against one another, as a readout does.
@@ -206,17 +203,11 @@ class Trials:
         It does not if it only scales or shifts: then an output depends on a single number of the
         layer, or on a single one of the outputs that a head gives for a row.
         """
-        parameter_recorder = self._parameter_recorders[layer]
-        for recorder in self._recorders.values():
-            recorder.reset(adds_offsets=True)
-        parameter_recorder.reset(adds_offsets=True)
-        with torch.enable_grad(), GraphsKept():
-            values = self._run(self._model).flatten()
-        if not _several_numbers_act(values, parameter_recorder.calls[0].leaves):
+        if not self._weighs(layer):
             return False
-        calls = [call for recorder in self._recorders.values() for call in recorder.calls]
+        calls = [call for calls in self._pass.calls_of_head.values() for call in calls]
         offsets = [call.offset for call in calls if call.offset is not None]
-        for value in _some(values):
+        for value in self._some_values():
             gradients = torch.autograd.grad(
                 value, offsets, retain_graph=True, materialize_grads=True
             )
@@ -226,67 +217,120 @@ class Trials:
                     return True
         return False
 
-    def _output(self, layers: Sequence[str], steps: int, seed: int) -> Tensor:
-        """The output, in float64, some steps along a random change of layers.
+    def _weighs(self, layer: str) -> bool:
+        """Whether several numbers of one parameter of a layer act on one output."""
+        leaves = self._pass.leaves_of_layer[layer]
+        if not self._pass.output.requires_grad:
+            return False
+        for value in self._some_values():
+            gradients = torch.autograd.grad(
+                value, leaves, retain_graph=True, materialize_grads=True
+            )
+            if any(int(gradient.count_nonzero()) > 1 for gradient in gradients):
+                return True
+        return False
+
+    def _some_values(self) -> Tensor:
+        """At most eight of the outputs, evenly spaced, with their graph."""
+        values = self._pass.output.flatten()
+        return values[:: max(1, len(values) // 8)][:8]
+
+    def _acts(self, layer: str) -> bool:
+        """Whether the output depends on a layer at all."""
+        none = self._output(())
+        changed = self._output([layer])
+        rounding = 16 * self._rounding * float(torch.stack([none, changed]).abs().max())
+        return float((changed - none).abs().max()) > rounding
+
+    @cached_property
+    def _pass(self) -> _DifferentiatedPass:
+        """A pass with leaves of the graph in place of the weights."""
+        heads = {name: recorder.head for name, recorder in self._recorders.items()}
+        for recorder in (*self._recorders.values(), *self._parameter_recorders.values()):
+            recorder.reset(adds_offsets=True)
+        leaves_of_layer: dict[str, list[Tensor]] = {}
+        for name, parameter_recorder in self._parameter_recorders.items():
+            leaves_of_layer[name] = list(parameter_recorder.calls[0].leaves)
+        with with_leaves(list(heads.values())), torch.enable_grad(), GraphsKept():
+            for name, head in heads.items():
+                if has_plain_parameters(head):
+                    leaves_of_layer[name] = list(own_parameters(head).values())
+            output = self._run(self._model)
+        calls_of_head = {name: list(recorder.calls) for name, recorder in self._recorders.items()}
+        return _DifferentiatedPass(output, leaves_of_layer, calls_of_head)
+
+    @cached_property
+    def _slopes(self) -> dict[str, float]:
+        """The gradient of v^T y by the weights of each layer, times their change."""
+        output, leaves_of_layer, calls_of_head = self._pass
+        if not output.requires_grad:
+            return dict.fromkeys(self._changes, 0.0)
+        offsets_of_layer: dict[str, list[Tensor]] = {}
+        for name in self._changes.keys() - leaves_of_layer.keys():
+            calls = calls_of_head[name]
+            offsets_of_layer[name] = [call.offset for call in calls if call.offset is not None]
+        leaves_by_layer = leaves_of_layer | offsets_of_layer
+        leaves = [leaf for leaves in leaves_by_layer.values() for leaf in leaves]
+        gradients = iter(
+            torch.autograd.grad(
+                output,
+                leaves,
+                normal_like(output, seed=5),
+                retain_graph=True,
+                materialize_grads=True,
+            )
+        )
+        slopes = {}
+        for name, leaves in leaves_by_layer.items():
+            gradients_of_layer = [next(gradients).double() for _ in leaves]
+            gradient = self._gradient_of_layer(name, gradients_of_layer)
+            slopes[name] = float((gradient * self._changes[name]).sum())
+        return slopes
+
+    def _gradient_of_layer(self, layer: str, gradients: list[Tensor]) -> Tensor:
+        """The gradient by a layer's weights, (D or D+1, K) of a linear map, else (P,).
 
         Args:
-            layers: Names of the layers that are changed.
-            steps: How often the change is added.
-            seed: The seed of the change.
+            layer: The name of the layer.
+            gradients: The gradients by what stands for it in `_DifferentiatedPass`.
         """
-        key = (frozenset[str](), 0, 0)  # the output without a change, whatever the names and seed
-        if layers and steps:
-            key = (frozenset(layers), steps, seed)
+        if layer in self._parameter_recorders:
+            return torch.cat([gradient.flatten() for gradient in gradients])
+        if layer in self._pass.leaves_of_layer:
+            outputs = len(gradients[0])  # of the weight (K, D); that of the bias is (K,)
+            return torch.cat([gradient.reshape(outputs, -1) for gradient in gradients], 1).mT
+        # The weight is not a parameter: derivatives by what the map returned, times what entered.
+        total = torch.zeros_like(self._changes[layer])
+        calls = self._pass.calls_of_head[layer]
+        for call, gradient in zip(calls, gradients, strict=True):
+            total += call.rows.detach().double().mT @ as_rows(call.head, gradient)
+        return total
+
+    def _change(self, layer: str, seed: int) -> Tensor:
+        """A large random change of a layer: (D or D+1, K) of a linear map, else (P,)."""
+        if layer in self._recorders:
+            return large_change(head_weights(self._recorders[layer].head), 1000 + seed)
+        changes = []
+        for parameter in self._parameter_recorders[layer].module_parameters.values():
+            changes.append(large_change(parameter.detach().flatten(), 2000 + seed))
+        return torch.cat(changes)
+
+    def _output(self, layers: Sequence[str]) -> Tensor:
+        """The output, in float64, where some layers are changed."""
+        key = frozenset(layers)
         if key not in self._outputs:
-            self._change_heads(layers, steps, seed)
-            self._change_parameters(layers, steps, seed)
+            recorders = {**self._recorders, **self._parameter_recorders}
+            for name, recorder in recorders.items():
+                recorder.reset(change=self._changes[name] if name in key else None)
             output = self._run(self._model).detach()
             self._rounding = coarsest_rounding([output])
-            self._tolerance = tolerance(self._rounding)
             self._outputs[key] = output.double()
         return self._outputs[key]
 
-    def _change_heads(self, layers: Sequence[str], steps: int, seed: int) -> None:
-        for i, (name, recorder) in enumerate(self._recorders.items()):
-            recorder.reset()  # to its own weights, whose size sets that of the change
-            change = None
-            if name in layers:
-                change = large_change(head_weights(recorder.head), 1000 * seed + i) * steps
-            recorder.reset(change=change)
-
-    def _change_parameters(self, layers: Sequence[str], steps: int, seed: int) -> None:
-        for i, (name, recorder) in enumerate(self._parameter_recorders.items()):
-            change = None
-            if name in layers:
-                changes = []
-                for parameter in recorder.module_parameters.values():
-                    changes.append(large_change(parameter.detach().flatten(), 2000 * seed + i))
-                change = torch.cat(changes) * steps
-            recorder.reset(change=change)
-
-    def _rounding_of(self, *outputs: Tensor) -> float:
-        """What rounding may bring into a sum of outputs."""
-        return 16 * self._rounding * max(_largest(output) for output in outputs)
-
-
-def _largest(values: Tensor) -> float:
-    return float(values.abs().max())
-
-
-def _some(values: Tensor) -> Tensor:
-    """At most eight of some values, evenly spaced."""
-    return values[:: max(1, len(values) // 8)][:8]
-
-
-def _several_numbers_act(values: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Whether several numbers of one parameter act on one of some values."""
-    for value in _some(values):
-        gradients = torch.autograd.grad(
-            value, parameters, retain_graph=True, materialize_grads=True
-        )
-        if any(int(gradient.count_nonzero()) > 1 for gradient in gradients):
-            return True
-    return False
+    def _allowed(self, size: float, before: Tensor, v: Tensor) -> float:
+        """How far a mixture of outputs may be from a linear change of that size by rounding."""
+        rounding = 16 * self._rounding * float((v * before).abs().sum())
+        return tolerance(self._rounding) * size + rounding
 
 
 # --- up to the nonlinear function at the end -----------------------------------------------------
