@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..calibration.calibration import Calibration
 from ..calibration.report import CalibrationReport
-from ..data.arrays import Columns
+from ..data.arrays import ColumnNames
 from ..data.finiteness import require_finite
 from ..data.samples import SampleBatch, Samples
 from ..data.sketch import fingerprint
@@ -30,12 +30,12 @@ from .curvature.forms import Form
 from .curvature.pseudo_hessian import PIECE
 from .derivatives.differentiation import Differentiation
 from .derivatives.regressor import Regressor
-from .derivatives.tangents import Block, Explicit, Outer, Tangents
+from .derivatives.tangents import Explicit, Outer, TangentBlock, Tangents
 
 KIND = "regressor"
 """The kind of these files, in their header."""
 
-BLOCKS: dict[str, type[Block]] = {"Explicit": Explicit, "Outer": Outer}
+BLOCKS: dict[str, type[TangentBlock]] = {"Explicit": Explicit, "Outer": Outer}
 """The classes of blocks by their names in files."""
 
 
@@ -78,7 +78,7 @@ class Fit:
     report: CalibrationReport | None = None
     scale_origin: str = "default"
     differentiation: Differentiation | None = field(default=None, repr=False)
-    columns: Columns = None
+    columns: ColumnNames = None
     directions: Tensor | None = field(default=None, repr=False)
 
     @property

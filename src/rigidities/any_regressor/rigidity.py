@@ -55,7 +55,7 @@ from .derivatives.differentiation import Differentiation
 from .derivatives.parameters import Subset
 from .derivatives.regressor import Function, Regressor
 from .fit import KIND, Fit, restored_fit, snapshot
-from .validation import MOST, RowReader, head_directions, report_on
+from .validation import MOST, RegressorRows, head_directions, report_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -447,7 +447,7 @@ class PredictionRigidity:
             wanted = replace(wanted, ridge=fit.form.ridge)
         assert fit.differentiation is not None
         directions = head_directions(fit.form, wanted)
-        reader = RowReader(
+        reader = RegressorRows(
             fit.differentiation,
             fit.form,
             self._loss,
@@ -532,7 +532,7 @@ class PredictionRigidity:
                 f"{groups!r}."
             )
         assert fit.differentiation is not None
-        reader = RowReader(
+        reader = RegressorRows(
             fit.differentiation,
             fit.form,
             self._loss,

@@ -85,7 +85,7 @@ class FormCurvature:
 
 
 @dataclass(frozen=True)
-class RowReader:
+class RegressorRows:
     """Differentiates the regressor at new inputs, and collects the rows of a calibration.
 
     Attributes:
@@ -218,7 +218,7 @@ def head_directions(form: Form, method: Method) -> Tensor | None:
 
 def report_on(
     method: Method,
-    reader: RowReader,
+    reader: RegressorRows,
     batches: Iterable[SampleBatch],
     train_batches: Iterable[SampleBatch] | None,
     early_stopped: bool | None,

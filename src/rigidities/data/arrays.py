@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Columns = list[list[str]] | None
+ColumnNames = list[list[str]] | None
 """Names of the columns of each data frame in a batch; None without frames."""
 
 TARGET_KEYS = ("labels", "y", "target", "label", "future_values")
@@ -96,7 +96,7 @@ def frame_columns(data: Any) -> list[list[str]]:
     return [[str(label) for label in labels]]
 
 
-def agreed_columns(columns: Columns, fitted: Columns) -> Columns:
+def agreed_columns(columns: ColumnNames, fitted: ColumnNames) -> ColumnNames:
     """The columns of the fit's frames, or those here where the fit had none.
 
     Args:

@@ -42,7 +42,7 @@ from torch.utils.data import (
 from ..models.calling import described
 from .arrays import (
     TARGET_KEYS,
-    Columns,
+    ColumnNames,
     agreed_columns,
     as_array,
     each_member,
@@ -90,7 +90,7 @@ class Batch:
     raw: Any
     rows: int | None = None
     total: int | None = None
-    columns: Columns = None
+    columns: ColumnNames = None
 
     def check(self, outputs: int) -> None:
         """Refuse a number of outputs that is not the number of samples.
@@ -144,7 +144,7 @@ class BatchFormat:
     inputs: int | None = None
     apart: str | None = None
     kind: str | None = None
-    columns: Columns = None
+    columns: ColumnNames = None
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class Reader:
             raise ValueError(f"The target is a single number, {tensor}, expected one per sample.")
         return tensor
 
-    def _with_columns(self, names: Columns) -> Reader:
+    def _with_columns(self, names: ColumnNames) -> Reader:
         """The same reader for frames with these columns."""
         return replace(self, format=replace(self.format, columns=names))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..models.modes import ordinary
-from .arrays import Columns, as_array, each_member, is_array, members_of, with_target
+from .arrays import ColumnNames, as_array, each_member, is_array, members_of, with_target
 from .batches import Batch, BatchFormat, Reader, raw_batches
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
@@ -116,7 +116,7 @@ class Samples:
         batch_size: int | None = None,
         count: int | None = None,
         ordered: bool = False,
-        names: Columns = None,
+        names: ColumnNames = None,
     ) -> Samples:
         """Read what the user handed in: x and y, or one data set of both.
 

@@ -29,7 +29,7 @@ from ..notices import require_level
 from ..posterior.gram import HALVES, with_ones
 from ..posterior.joint import RowDeviation
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
-from ..posterior.quadratic import Block, QuadraticForm, Split, norms
+from ..posterior.quadratic import BlockRow, QuadraticForm, Split, norms
 from ..prediction.distribution import Tilted, TiltedRule
 from ..prediction.head import HeadForm, TiltMoments
 from ..prediction.noise import GivenNoise, Noise
@@ -121,7 +121,7 @@ class FactorNorm(Buffers):
             halves = None
             if by_halves:
                 halves = Split(*(buffers[f"{name}{i}"] for name in Split._fields))
-            blocks.append(Block(start, buffers[f"matrix{i}"], buffers[f"offset{i}"], halves))
+            blocks.append(BlockRow(start, buffers[f"matrix{i}"], buffers[f"offset{i}"], halves))
         return norms(blocks, features)
 
 

@@ -4,8 +4,8 @@ R is the posterior's upper triangular factor. Its blocks below the diagonal are 
 never multiplied, which makes the extra cost of an error bar about half of a D x D layer.
 
 `QuadraticForm.of` chooses the precision by the rounding bound and casts R. At the first call R is
-cut into block rows (`Block`). A call multiplies the features with each block, and joins the norms
-of the products (`norms`).
+cut into block rows (`BlockRow`). A call multiplies the features with each block, and joins the
+norms of the products (`norms`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Split(NamedTuple):
         return z.reshape(*rows.shape[:-1], -1)
 
 
-class Block(NamedTuple):
+class BlockRow(NamedTuple):
     """A block row of R.
 
     Attributes:
@@ -95,7 +95,7 @@ class Block(NamedTuple):
         return _row_norms(z)
 
 
-def norms(blocks: Sequence[Block], features: Tensor) -> Tensor:
+def norms(blocks: Sequence[BlockRow], features: Tensor) -> Tensor:
     r"""$|R f|$, the root of q, by the blocks of R: (N, D) -> (N, 1), or (N, T)."""
     block_norms = [block.norm(features) for block in blocks]
     if len(block_norms) == 1:
@@ -181,19 +181,19 @@ class QuadraticForm:
         return norms(blocks, features)
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[BlockRow]:
         """R[start:stop, start:]^T of each block row of R."""
         return self.make_blocks(ones=False)
 
     @cached_property
-    def affine(self) -> list[Block]:
+    def affine(self) -> list[BlockRow]:
         """`blocks` for features without their last column, which is one.
 
         The last column of R becomes the blocks' offsets.
         """
         return self.make_blocks(ones=True)
 
-    def make_blocks(self, *, ones: bool, constant: float = 0.0) -> list[Block]:
+    def make_blocks(self, *, ones: bool, constant: float = 0.0) -> list[BlockRow]:
         """Cut R into block rows.
 
         Args:
@@ -212,7 +212,7 @@ class QuadraticForm:
             rows = factor[..., start : min(start + step, width), :]
             matrix = rows[..., start:width].mT.contiguous()
             offset = rows[:, -1].contiguous() if ones else None
-            blocks.append(Block(start, matrix, offset))
+            blocks.append(BlockRow(start, matrix, offset))
         if ones:
             # The last row of R has one entry, which meets the one: it adds a constant to q.
             constant += float(factor[-1, -1]) ** 2
@@ -222,7 +222,7 @@ class QuadraticForm:
             blocks = [block._replace(halves=Split.of(block.matrix, self.half)) for block in blocks]
         return blocks
 
-    def _with_constant(self, block: Block, constant: float) -> Block:
+    def _with_constant(self, block: BlockRow, constant: float) -> BlockRow:
         """The block with one more entry in its product, the root of what is added to q."""
         matrix = block.matrix
         offset = matrix.new_zeros(matrix.shape[1]) if block.offset is None else block.offset
@@ -230,7 +230,7 @@ class QuadraticForm:
         columns = 1 if self.half is None else 8 - matrix.shape[1] % 8
         offset = torch.nn.functional.pad(offset, (0, columns))
         offset[-columns] = math.sqrt(constant)
-        return Block(block.start, torch.nn.functional.pad(matrix, (0, columns)), offset)
+        return BlockRow(block.start, torch.nn.functional.pad(matrix, (0, columns)), offset)
 
 
 def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..notices import notify
 from .data import Array, Data, as_columns, as_tensor
 from .layers import layers_of, pipelines
-from .readouts import Readout, readout_of
+from .readouts import EstimatorReadout, readout_of
 from .target_map import TargetMap
 
 _SINGLE_EPSILON = float(np.finfo(np.float32).eps)
@@ -39,7 +39,7 @@ class Chain:
     transformers: list[Any]
     targets: TargetMap
     model: Any
-    readout: Readout
+    readout: EstimatorReadout
     target_centre: Array
     target_spread: Array
 

@@ -39,7 +39,7 @@ _TINY_RIDGE = 1e-12
 """The ridge of a base that has none, relative to the mean square of a column."""
 
 
-class Readout(NamedTuple):
+class EstimatorReadout(NamedTuple):
     """A fitted model as the library reads it.
 
     Attributes:
@@ -63,7 +63,7 @@ class IgnoringWeight(nn.Sequential):
         return self[0](input)
 
 
-def readout_of(model: Any, X: Any, weight: Any, ridge: Any) -> Readout:
+def readout_of(model: Any, X: Any, weight: Any, ridge: Any) -> EstimatorReadout:
     """How the library reads a model.
 
     Args:
@@ -74,7 +74,7 @@ def readout_of(model: Any, X: Any, weight: Any, ridge: Any) -> Readout:
     """
     if is_forest(model):
         forest = Forest(model, X)
-        return Readout(rows=forest.rows, module=forest.module)
+        return EstimatorReadout(rows=forest.rows, module=forest.module)
     if isinstance(model, MLPRegressor):
         return _perceptron_readout(model)
     if isinstance(model, KernelRidge):
@@ -90,14 +90,14 @@ def readout_of(model: Any, X: Any, weight: Any, ridge: Any) -> Readout:
     )
 
 
-def _skorch_readout(model: Any) -> Readout:
+def _skorch_readout(model: Any) -> EstimatorReadout:
     """A network of skorch, which brings its own torch module."""
     scalar_like_weights = next(model.module_.parameters()).detach().new_zeros(())
     rows = partial(as_tensor, like=scalar_like_weights)
-    return Readout(rows=rows, module=model.module_, loss=_training_loss(model))
+    return EstimatorReadout(rows=rows, module=model.module_, loss=_training_loss(model))
 
 
-def _perceptron_readout(model: Any) -> Readout:
+def _perceptron_readout(model: Any) -> EstimatorReadout:
     """The network of an `MLPRegressor`, layer by layer in torch."""
     activations = {
         "identity": nn.Identity,
@@ -111,7 +111,7 @@ def _perceptron_readout(model: Any) -> Readout:
         layers.append(activations[model.activation]())
     # The output has no activation.
     module = nn.Sequential(*layers[:-1])
-    return Readout(rows=as_tensor, module=module, loss=_training_loss(model))
+    return EstimatorReadout(rows=as_tensor, module=module, loss=_training_loss(model))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _StandardisedColumns:
         return torch.cat([rows, intercept_column], 1)
 
 
-def _linear_readout(model: Any, X: Any, weight: Any, ridge: Any) -> Readout:
+def _linear_readout(model: Any, X: Any, weight: Any, ridge: Any) -> EstimatorReadout:
     """Any model with `coef_`, in columns that are centred where it has an intercept."""
     coefficients = as_tensor(np.atleast_2d(model.coef_))  # (K, P)
     design = as_tensor(X)  # (N, P)
@@ -197,7 +197,7 @@ def _linear_readout(model: Any, X: Any, weight: Any, ridge: Any) -> Readout:
         intercept = as_tensor(model.intercept_).reshape(-1).expand(len(coefficients))
         at_centre = intercept + coefficients @ centre  # (K,)
         slopes = torch.cat([slopes, at_centre[:, None] / height], 1)
-    return Readout(
+    return EstimatorReadout(
         rows=_StandardisedColumns(is_used, centre, spread, height),
         module=_linear_layer(slopes),
         loss=_training_loss(model),
@@ -277,7 +277,7 @@ class _KernelRows:
         return torch.cat([self.regressors.features(points) @ self.rotation, unexplained], 1)
 
 
-def _kernel_readout(model: Any, ridge: Any) -> Readout:
+def _kernel_readout(model: Any, ridge: Any) -> EstimatorReadout:
     """Kernel ridge regression as a Gaussian process, with its own penalty."""
     if model.kernel == "precomputed":
         raise ValueError(
@@ -294,7 +294,7 @@ def _kernel_readout(model: Any, ridge: Any) -> Readout:
     zero_slope = slopes.new_zeros(len(slopes), 1)  # of the unexplained variance
     if ridge is None:
         ridge = own_ridge(model) or None
-    return Readout(
+    return EstimatorReadout(
         rows=_KernelRows(regressors, rotation),
         module=_linear_layer(torch.cat([slopes, zero_slope], 1)),
         ridge=ridge,

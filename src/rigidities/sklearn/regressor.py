@@ -27,7 +27,7 @@ from ..statistics.plan import SAMPLE
 from .chain import Chain
 from .data import Array, Data, as_columns, as_tensor, true_values
 from .layers import is_exact, require_supported, trained
-from .readouts import IgnoringWeight, Readout
+from .readouts import EstimatorReadout, IgnoringWeight
 
 _CHANGED = "The base has changed since fit, so its error bars are no longer valid. Call fit again."
 
@@ -155,7 +155,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         report: CalibrationReport | None
         if method is None:
             # `fits.linear` reads the model's own columns.
-            plain_columns = Readout(rows=as_tensor, module=nn.Identity())
+            plain_columns = EstimatorReadout(rows=as_tensor, module=nn.Identity())
             chain = replace(chain, readout=plain_columns)
             uq = self._textbook(chain, fitted)
             report = None

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..data.arrays import Columns
+from ..data.arrays import ColumnNames
 from ..data.sketch import output_hashes, row_hashes
 from ..readout.reading import Reading
 
@@ -109,7 +109,7 @@ class Block:
     derivatives: Iterable[DerivativeRows] = ()
     layout: str = "shared"
     expected: int | None = None
-    columns: Columns = None
+    columns: ColumnNames = None
     layers: Sequence[Sequence[Tensor]] = ()
 
     @property

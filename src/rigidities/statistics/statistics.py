@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.arrays import TARGET_KEYS, Columns, agreed_columns
+from ..data.arrays import TARGET_KEYS, ColumnNames, agreed_columns
 from ..data.batches import Batch, kind_of
 from ..data.sketch import NO_LIMIT
 from ..data.storage import Snapshot, prefixed, unprefixed
@@ -54,7 +54,7 @@ class Statistics:
     targets: int
     inputs: int
     kind: str | None = None
-    columns: Columns = None
+    columns: ColumnNames = None
     label_loss: str | None = None
 
     @classmethod

@@ -29,7 +29,7 @@ from ...models.modes import forward_mode, transformable
 from ...notices import notify
 from .linear_layers import LinearLayers, NotFactored
 from .regressor import Regressor
-from .tangents import Block, Explicit, Tangents
+from .tangents import Explicit, TangentBlock, Tangents
 
 FEW_PARAMETERS = 16
 """Up to this many parameters forward mode, with one pass per parameter, is the cheapest way."""
@@ -131,7 +131,7 @@ class Differentiation:
 
     def _explicit(
         self, jacobian: JacobianFunction, *inputs: Any, **kwargs: Any
-    ) -> tuple[Tensor, dict[str, Block]]:
+    ) -> tuple[Tensor, dict[str, TangentBlock]]:
         """Predictions (N, K), and the written-out block of every parameter."""
         with torch.no_grad():
             outputs = self.regressor.outputs(self.regressor.flat, *inputs, **kwargs)
@@ -191,7 +191,7 @@ def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
     return torch.cat(rows).reshape(*outputs.shape, -1)
 
 
-def _explicit_blocks(regressor: Regressor, rows: Tensor) -> dict[str, Block]:
+def _explicit_blocks(regressor: Regressor, rows: Tensor) -> dict[str, TangentBlock]:
     """A whole Jacobian (N, K, P) cut into one block per parameter, by name."""
     parameters = regressor.parameters
     pieces = rows.detach().split_with_sizes(parameters.sizes, dim=-1)

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from ...models.directional import normal_like
 from .regressor import Regressor
-from .tangents import Block, Explicit, Outer
+from .tangents import Explicit, Outer, TangentBlock
 
 
 class NotFactored(Exception):
     """Raised where row n of a layer's input does not belong to sample n."""
 
 
-class _Call(NamedTuple):
+class _LayerCall(NamedTuple):
     """One call of a linear layer: its input (N, ..., I) and its output (N, ..., O)."""
 
     input: Tensor
@@ -71,7 +71,7 @@ class LinearLayers:
 
     def blocks(
         self, regressor: Regressor, *inputs: Any, **kwargs: Any
-    ) -> tuple[Tensor, dict[str, Block]]:
+    ) -> tuple[Tensor, dict[str, TangentBlock]]:
         """Predictions (N, K), and the block of each layer's weight and bias by name.
 
         Layers that the batch does not call have no block.
@@ -90,7 +90,7 @@ class LinearLayers:
             if not rows.requires_grad:  # the batch calls none of the layers
                 return rows.detach(), {}
             slopes = self._slopes(rows, calls)
-        blocks: dict[str, Block] = {}
+        blocks: dict[str, TangentBlock] = {}
         for name, layer_calls in calls.items():
             if not layer_calls:
                 continue
@@ -105,7 +105,7 @@ class LinearLayers:
             blocks[bias_name] = Explicit(s.sum(2))
         return rows.detach(), blocks
 
-    def _slopes(self, rows: Tensor, calls: dict[str, list[_Call]]) -> dict[int, Tensor]:
+    def _slopes(self, rows: Tensor, calls: dict[str, list[_LayerCall]]) -> dict[int, Tensor]:
         """d output / d z of each call, (N, K, T, O), by the id of the call."""
         all_calls = [call for name in self.layers for call in calls[name]]
         gradients_by_output = [
@@ -126,15 +126,15 @@ class LinearLayers:
         return slopes
 
     @contextmanager
-    def _recording(self, module: nn.Module) -> Iterator[dict[str, list[_Call]]]:
+    def _recording(self, module: nn.Module) -> Iterator[dict[str, list[_LayerCall]]]:
         """Record every call of the layers, by the layer's name, while the context lasts."""
-        calls: dict[str, list[_Call]] = {name: [] for name in self.layers}
+        calls: dict[str, list[_LayerCall]] = {name: [] for name in self.layers}
 
         def record(name: str, layer: nn.Module, args: Any, keywords: Any, output: Tensor) -> Tensor:
             """A forward hook, which notes the call and returns the output to go on with."""
             entering: Tensor = args[0] if args else keywords["input"]
             leaving = output if output.requires_grad else output.detach().requires_grad_()
-            calls[name].append(_Call(entering.detach(), leaving))
+            calls[name].append(_LayerCall(entering.detach(), leaving))
             return leaving.clone()  # what follows may write in place
 
         handles = []
@@ -156,7 +156,7 @@ def _uses_of_parameters(module: nn.Module) -> Counter[int]:
     return uses
 
 
-def _gradients(total: Tensor, calls: list[_Call]) -> list[Tensor]:
+def _gradients(total: Tensor, calls: list[_LayerCall]) -> list[Tensor]:
     """Gradients of a number with respect to the output of each call, (N, T, O)."""
     outputs = [call.output for call in calls]
     gradients = torch.autograd.grad(total, outputs, retain_graph=True, materialize_grads=True)

@@ -8,8 +8,8 @@ $$ \frac{\partial \tilde y_{nk}}{\partial W} = s_{nk} a_n^\top, \qquad
 
 so that the kernel $J J'^\top$ is a sum of elementwise products of small Grams,
 $(s_{nk} \cdot s'_{ml})\,(a_n \cdot a'_m)$, and the products $J v$ and $J^\top u$ need only the
-factors. A `Block` holds the columns of J that belong to one parameter: `Outer` stores the factors,
-`Explicit` the columns themselves. `Tangents` are the blocks of all parameters in the order of the
+factors. A `TangentBlock` holds the columns of J that belong to one parameter: `Outer` stores the
+factors, `Explicit` the columns themselves. `Tangents` are the blocks of all parameters in the order of the
 flat vector. A `TangentBuffer` collects those of many batches.
 """
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 
-class Block(ABC):
+class TangentBlock(ABC):
     """Columns of J that belong to one parameter.
 
     The fields of a block are tensors with one row per sample; the last of them is (N, K, ...).
@@ -44,23 +44,23 @@ class Block(ABC):
         """The stored tensors, in the order of the fields."""
         return tuple(vars(self).values())
 
-    def mixed(self, mixing: Tensor) -> Block:
+    def mixed(self, mixing: Tensor) -> TangentBlock:
         """Rows L^T J of each sample for L (N, K, K), or rows scaled by L (N, K)."""
         *factors, rows = self.tensors  # only the last tensor has a row for each output
         equation = "nk,nk...->nk..." if mixing.ndim == 2 else "nkj,nk...->nj..."
         mixed_tensors = [*factors, torch.einsum(equation, mixing.to(rows), rows)]
         return type(self)(*mixed_tensors)
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Block:
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> TangentBlock:
         """The same with every stored tensor changed."""
         changed = [change(tensor) for tensor in self.tensors]
         return type(self)(*changed)
 
-    def take(self, index: slice | Tensor) -> Block:
+    def take(self, index: slice | Tensor) -> TangentBlock:
         """Some of the samples."""
         return self.mapped(lambda tensor: tensor[index])
 
-    def empty(self, samples: int) -> Block:
+    def empty(self, samples: int) -> TangentBlock:
         """A block of the same kind for this many samples, with uninitialised values."""
         return self.mapped(lambda tensor: tensor.new_empty(samples, *tensor.shape[1:]))
 
@@ -68,7 +68,7 @@ class Block(ABC):
         """Write the columns into a tensor (N, K, width)."""
         place.copy_(self.matrix())
 
-    def kernel(self, other: Block) -> Tensor:
+    def kernel(self, other: TangentBlock) -> Tensor:
         """The inner products of rows with those of another block, (N K, M L)."""
         return self._double().flatten(0, 1) @ other._double().flatten(0, 1).mT
 
@@ -94,7 +94,7 @@ class Block(ABC):
 
 
 @dataclass(frozen=True)
-class Explicit(Block):
+class Explicit(TangentBlock):
     """A block stored as it is: rows (N, K, width)."""
 
     rows: Tensor
@@ -110,7 +110,7 @@ class Explicit(Block):
 
 
 @dataclass(frozen=True)
-class Outer(Block):
+class Outer(TangentBlock):
     """The weight of a linear layer: rows vec(s a^T) from inputs (N, I) and slopes (N, K, O)."""
 
     inputs: Tensor
@@ -130,7 +130,7 @@ class Outer(Block):
         shaped = place.view(*place.shape[:-1], self.slopes.shape[-1], self.inputs.shape[-1])
         torch.mul(self.slopes[..., None], self.inputs[:, None, None], out=shaped)
 
-    def kernel(self, other: Block) -> Tensor:
+    def kernel(self, other: TangentBlock) -> Tensor:
         """Elementwise product of the Gram of slopes and that of inputs, (N K, M L)."""
         if not isinstance(other, Outer):
             return super().kernel(other)
@@ -191,7 +191,7 @@ class Tangents:
         ([[[3.0, 6.0]]], 45.0)
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[TangentBlock, ...]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -288,7 +288,7 @@ class TangentBuffer:
     def __init__(self, count: int) -> None:
         self._capacity = max(1, count)
         self._count = 0  # samples so far
-        self._blocks: tuple[Block, ...] = ()  # each with room for `_capacity` samples
+        self._blocks: tuple[TangentBlock, ...] = ()  # each with room for `_capacity` samples
 
     def add(self, batch: Tangents) -> None:
         """Append the samples of a batch."""
@@ -309,7 +309,7 @@ class TangentBuffer:
             raise ValueError("There are no tangents to collect.")
         return Tangents(self._blocks).take(slice(self._count))
 
-    def _extended(self, stored: Block, new: Block, end: int) -> Block:
+    def _extended(self, stored: TangentBlock, new: TangentBlock, end: int) -> TangentBlock:
         """The stored block with new samples appended, which end at sample number `end`.
 
         Where one of the two is stored as factors and the other is not, both are written out.
@@ -326,7 +326,7 @@ class TangentBuffer:
         return stored
 
 
-def _write_samples(source: Block, destination: Block, place: slice) -> None:
+def _write_samples(source: TangentBlock, destination: TangentBlock, place: slice) -> None:
     """Write all samples of one block into a slice of another of the same kind."""
     for tensor, values in zip(destination.tensors, source.tensors, strict=True):
         tensor[place] = values
