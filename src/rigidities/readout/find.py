@@ -226,7 +226,6 @@ def _found(
     first_pass = FirstPass(inputs, marked_pass.output, marked_pass.renewed)
     with torch.enable_grad():
         found = _readout_of(model, source, heads, inputs)
-    found = replace(found, call=source.call(unwrapped(model), args, kwargs))
     notices = []
     if not found.linear:
         notices.append(_nonlinear_notice(model, found, heads.later, run))
@@ -241,30 +240,37 @@ def _found(
 def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inputs) -> Readout:
     """The readout that consists of some heads."""
     pattern = shadow(model)
-    kind = "parameters" if heads.are_parameters else "tail"
-    if heads.is_returned and kind == "tail":
-        plain = Readout(
-            pattern, source, tuple(heads.names), "plain", "shared", silent=tuple(heads.silent)
-        )
+    args, kwargs = inputs
+    base = Readout(
+        pattern,
+        source,
+        tuple(heads.names),
+        "parameters" if heads.are_parameters else "tail",
+        "joint",
+        silent=tuple(heads.silent),
+        call=source.call(unwrapped(model), args, kwargs),
+    )
+    if heads.is_returned and not heads.are_parameters:
+        plain = replace(base, kind="plain", layout="shared")
         # The class of torch's own layers says what they compute. Anything else is tried out.
         if all(is_linear_by_class(head) for head in plain.columns.heads):
             readout = _plain_if_true(plain, inputs, heads.marked_pass.output)
             if readout is not None:
                 return readout
-            kind = "parameters"  # the forward pass may use the head's weights elsewhere too
-    if is_double(pattern):
-        return _judged(pattern, source, heads, kind, inputs, in_double=False)
-    try:
-        model_in_double = double_copy(pattern)
-        if model_in_double is not None:
-            with InDouble():
-                judged = _judged(model_in_double, source, heads, kind, inputs, in_double=True)
-            return replace(judged, model=pattern, in_double=False)
-    except _FalseDerivativesError:
-        raise
-    except Exception:
-        pass  # no memory, no float64, or code that insists on a type
-    return _judged(pattern, source, heads, kind, inputs, in_double=False)
+            base = replace(base, kind="parameters")  # its weights may be used elsewhere too
+    if not is_double(pattern):
+        try:
+            model_in_double = double_copy(pattern)
+            if model_in_double is not None:
+                with InDouble():
+                    double = replace(base, model=model_in_double, in_double=True)
+                    judged = _judged(double, inputs, may_be_plain=heads.is_returned)
+                return replace(judged, model=pattern, in_double=False)
+        except _FalseDerivativesError:
+            raise
+        except Exception:
+            pass  # no memory, no float64, or code that insists on a type
+    return _judged(base, inputs, may_be_plain=heads.is_returned)
 
 
 def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout | None:
@@ -315,47 +321,27 @@ def _needs_gradients(readout: Readout, inputs: Inputs) -> bool:
     return False
 
 
-def _judged(
-    model: nn.Module,
-    source: Source,
-    heads: FoundHeads,
-    kind: str,
-    inputs: Inputs,
-    *,
-    in_double: bool,
-) -> Readout:
+def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
     """The kind, layout and linearity of a readout, by what a few passes show.
 
     Args:
-        model: A shadow of the model, or a copy of it in float64.
-        source: How to call it.
-        heads: What the search has found.
-        kind: The kind to begin with, "tail" or "parameters".
+        readout: The readout, of kind `tail` or `parameters`. Its layout is not known yet.
         inputs: The inputs of the first batch, or of its first rows.
-        in_double: Whether the model is a copy in float64.
+        may_be_plain: Whether the graph shows that nothing but a change of shape follows the heads.
 
     Raises:
         ValueError: The output does not depend on the heads, or its derivatives are not true.
     """
-    readout = Readout(
-        model,
-        source,
-        tuple(heads.names),
-        kind,
-        "joint",
-        silent=tuple(heads.silent),
-        in_double=in_double,
-    )
-    if kind == "tail":
-        result = None
+    if readout.kind == "tail":
+        judged = None
         with suppress(HeadsNotCalledError):  # without gradients, torch has a path around the layers
-            result = _judged_tail(readout, inputs, may_be_plain=heads.is_returned)
-        if result is not None:
-            return result
+            judged = _judged_tail(readout, inputs, may_be_plain=may_be_plain)
+        if judged is not None:
+            return judged
         # The modules inside the heads that own parameters become the heads.
         names: list[str] = []
         for name in readout.heads:
-            names += layers_inside(model, name, opened=True)
+            names += layers_inside(readout.model, name, opened=True)
         readout = replace(readout, kind="parameters", heads=tuple(dict.fromkeys(names)))
     with GraphsKept() as graphs:
         output, calls = readout.offset_pass(inputs)
@@ -395,7 +381,9 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
         found, reading = _form_of_tail(readout, output, calls, may_be_plain=may_be_plain)
         if not gradients_agree(reading, calls, found.columns_of(modules), leaves):
             return None
-    found = replace(found, differentiates=graphs.differentiated)
+    # What differentiates inside its forward pass may not run without gradients.
+    differentiated = graphs.differentiated
+    found = replace(found, differentiates=differentiated, needs_gradients=differentiated)
     if _is_linear(found, reading, inputs):
         return found
     if _has_true_slope(found, reading, inputs):

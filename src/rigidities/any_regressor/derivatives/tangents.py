@@ -9,8 +9,8 @@ $$ \frac{\partial \tilde y_{nk}}{\partial W} = s_{nk} a_n^\top, \qquad
 so that the kernel $J J'^\top$ is a sum of elementwise products of small Grams,
 $(s_{nk} \cdot s'_{ml})\,(a_n \cdot a'_m)$, and the products $J v$ and $J^\top u$ need only the
 factors. A `TangentBlock` holds the columns of J that belong to one parameter: `Outer` stores the
-factors, `Explicit` the columns themselves. `Tangents` are the blocks of all parameters in the order of the
-flat vector. A `TangentBuffer` collects those of many batches.
+factors, `Explicit` the columns themselves. `Tangents` are the blocks of all parameters in the order
+of the flat vector. A `TangentBuffer` collects those of many batches.
 """
 
 from __future__ import annotations
