@@ -18,10 +18,11 @@ from benchmarks.frame.counts import (
     operations,
     operations_per_batch,
     python_calls_per_batch,
+    python_path,
     small_network,
     small_source,
 )
-from benchmarks.frame.fits import LIST, SHUFFLED, SOURCES, TENSORS, naive_loop, source
+from benchmarks.frame.fits import LIST, SHUFFLED, SOURCES, TENSORS, fitted, naive_loop, source
 from benchmarks.frame.limits import upper_blocks
 from benchmarks.frame.workload import workload
 
@@ -44,6 +45,23 @@ def test_a_batch_that_waits_takes_few_python_calls() -> None:
 @pytest.mark.parametrize("kind", [LIST, SHUFFLED])
 def test_the_model_is_called_twice_more_with_eight_rows(kind: str) -> None:
     assert forward_calls(kind) == ForwardCalls(calls=2, rows=16)
+
+
+def test_a_reader_of_a_batch_and_of_a_row_goes_through_few_functions() -> None:
+    data = small_source(LIST, ADDED, 1)
+    held_out = [(x + 0.01, y) for x, y in data.batches()]
+    fitted(small_network(), data)  # imports
+    first = python_path(lambda: fitted(small_network(), data))
+    assert first.calls <= 530
+    assert first.depth <= 15
+    assert len(first.files) <= 39
+    uq = fitted(small_network(), data).calibrate(held_out, method="paper")
+    row = torch.zeros(1, INPUTS)
+    uq(row)
+    called = python_path(lambda: uq(row))
+    assert called.calls <= 36
+    assert called.depth <= 7
+    assert len(called.files) <= 17
 
 
 def test_operations_of_a_pass_are_counted() -> None:

@@ -2,7 +2,7 @@ r"""The evidence of a ridge: how probable the training data are under it.
 
 Bayesian linear regression on the features has a closed form in the sums that a fit keeps: the Gram
 $G = F^\top F$, the features' sums with the residuals $b = F^\top r$ and the residuals' sum of
-squares. `evidence` turns these into a function of the ridge, which `search.most_evident_ridge`
+squares. `evidence` turns these into a function of the ridge, which `paper.most_evident_ridge`
 minimises; `ridge_solution` gives the weights that are best at a ridge. In both,
 biases have no prior, so their columns are projected out first (`bias_projection`).
 """

@@ -261,9 +261,9 @@ def _block(
     elif batch.rows is not None:
         batch.check(reading.output.shape[0])
     samples = reading.output.shape[0]
-    if not samples or not reading.inputs.shape[0]:
+    if not samples or not reading.rows.shape[0]:
         raise ValueError("the batch is empty. Leave it out.")
-    if reading.inputs.requires_grad or reading.output.requires_grad:
+    if reading.rows.requires_grad or reading.output.requires_grad:
         reading = reading.detached()
 
     target = batch.target
@@ -281,7 +281,7 @@ def _block(
     inputs = _rows_of_inputs(batch, samples, reading.output.device)
     block = Block(
         samples=samples,
-        rows=reading.inputs.shape[0],
+        rows=reading.rows.shape[0],
         reading=reading,
         target=target,
         weights=weights,
@@ -344,7 +344,7 @@ class FinitenessWatch:
 
     def update(self, block: Block) -> None:
         """Check the rows of a block, now or later."""
-        if block.features.device.type == "cpu":
+        if block.reading.rows.device.type == "cpu":
             self.look()
             if not math.isfinite(_total(block)):
                 samples = _first_wrong_samples(block).tolist()
@@ -444,7 +444,7 @@ def _rows_named(
 
 def _total(block: Block) -> float:
     """A sum that is not finite if any number is not; very large numbers may overflow it too."""
-    return float(block.features.sum() + _judged_outputs(block).sum())
+    return float(block.reading.rows.sum() + _judged_outputs(block).sum())
 
 
 def _judged_outputs(block: Block) -> Tensor:
@@ -460,7 +460,7 @@ def _first_wrong_samples(block: Block) -> Tensor:
     Three numbers on the block's device, -1 where there is none. The third is for derivatives.
     """
     rows_per_sample = max(1, block.rows // block.samples)
-    feature_row = _first_wrong(block.features)
+    feature_row = _first_wrong(block.reading.rows)
     output_row = _first_wrong(_judged_outputs(block))
     rows = torch.stack([feature_row, output_row, torch.full_like(feature_row, -1)])
     samples = torch.div(rows, rows_per_sample, rounding_mode="floor")
@@ -470,7 +470,7 @@ def _first_wrong_samples(block: Block) -> Tensor:
 def _wrong_samples(block: Block) -> set[int]:
     """All samples whose features, or whose target or prediction, are not finite."""
     rows_per_sample = max(1, block.rows // block.samples)
-    wrong = _is_wrong(block.features) | _is_wrong(_judged_outputs(block))
+    wrong = _is_wrong(block.reading.rows) | _is_wrong(_judged_outputs(block))
     samples = wrong.nonzero().flatten() // rows_per_sample
     return set(samples.clamp(max=block.samples - 1).tolist())
 

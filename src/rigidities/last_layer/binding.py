@@ -91,7 +91,7 @@ def held_still(model: nn.Module) -> Iterator[None]:
         )
 
 
-class _Tie(NamedTuple):
+class _Checked(NamedTuple):
     """A readout, and the look at the model by which it was last found to hold."""
 
     readout: AnyReadout
@@ -106,35 +106,37 @@ class Binding:
     checked against.
 
     Args:
-        use: The user's model, how it is called, and where its readout is.
+        user_model: The user's model, how it is called, and where its readout is.
         header: What files keep of the readout, and of the model at the fit.
         probes: Outputs that the model must still give; None if there are none.
         tie: The readout, where it has been built.
 
     Attributes:
-        use: As given.
+        user_model: As given.
         probes: As given.
     """
 
     def __init__(
         self,
-        use: UsersModel,
+        user_model: UsersModel,
         header: dict[str, Any],
         probes: Probes | None,
-        tie: _Tie | None = None,
+        tie: _Checked | None = None,
     ) -> None:
-        self.use = use
+        self.user_model = user_model
         self.probes = probes
         self._header = header
         self._tie = tie
         self._lock = Lock()
 
     @classmethod
-    def of(cls, use: UsersModel, found: FoundReadout, layers: Sequence[Layer] = ()) -> Binding:
+    def of(
+        cls, user_model: UsersModel, found: FoundReadout, layers: Sequence[Layer] = ()
+    ) -> Binding:
         """The tie to a model as it is at the end of a fit.
 
         Args:
-            use: The user's model.
+            user_model: The user's model.
             found: Its readout, found on the first batch.
             layers: The layers that are watched.
         """
@@ -142,40 +144,40 @@ class Binding:
         probes = None
         if first_pass.is_small:
             batch_output = found.reading.output[: len(first_pass.output)]
-            probes = Probes.of(use.model, use.source, first_pass, batch_output)
-        weights = held_names(use.model, first_pass.renewed)
+            probes = Probes.of(user_model.model, user_model.source, first_pass, batch_output)
+        weights = held_names(user_model.model, first_pass.renewed)
         header = {
             **found.readout.header(),
-            "forward": use.source.forward is not None,
-            "output": use.source.output,
-            "fingerprint": model_fingerprint(use.model, weights),
+            "forward": user_model.source.forward is not None,
+            "output": user_model.source.output,
+            "fingerprint": model_fingerprint(user_model.model, weights),
             "weights": weights,
         }
         if layers:
             header["watched"] = [asdict(layer) for layer in layers]
-        return cls(use, header, probes, _Tie(found.readout, Watch(use.model)))
+        return cls(user_model, header, probes, _Checked(found.readout, Watch(user_model.model)))
 
     @classmethod
-    def from_snapshot(cls, use: UsersModel, snapshot: Snapshot) -> Binding:
+    def from_snapshot(cls, user_model: UsersModel, snapshot: Snapshot) -> Binding:
         """The tie that a file or a state dict holds, to a model that is checked when it is used."""
         probes = None
         if "probes" in snapshot.header:
             probes = snapshot.part("probes", Probes.from_state)
-        return cls(use, snapshot.header["readout"], probes)
+        return cls(user_model, snapshot.header["readout"], probes)
 
     def copy(self) -> Binding:
         """Another tie to the same model, with the same readout."""
-        return Binding(self.use, self._header, self.probes)
+        return Binding(self.user_model, self._header, self.probes)
 
     def bound_to_copy(self, model: nn.Module) -> Binding:
         """A tie to a copy of the model with other weights, and with the same readout."""
-        use = UsersModel(model, self.use.source, self.use.layer)
+        user_model = UsersModel(model, self.user_model.source, self.user_model.layer)
         new_fingerprint = model_fingerprint(model, self._header["weights"])
         probes = None
         if self.probes is not None:
-            first_pass = FirstPass.of(model, use.source, self.probes.inputs)
-            probes = Probes.of(model, use.source, first_pass, batch_output=None)
-        return Binding(use, {**self._header, "fingerprint": new_fingerprint}, probes)
+            first_pass = FirstPass.of(model, user_model.source, self.probes.inputs)
+            probes = Probes.of(model, user_model.source, first_pass, batch_output=None)
+        return Binding(user_model, {**self._header, "fingerprint": new_fingerprint}, probes)
 
     def snapshot(self, *, probes: bool = True) -> Snapshot:
         """What a file or a state dict keeps.
@@ -213,7 +215,7 @@ class Binding:
     def placement(self) -> tuple[torch.device, torch.dtype]:
         """Device and dtype of the model, as of the last look at it."""
         if self._tie is None:
-            return self.use.placement
+            return self.user_model.placement
         return self._tie.watch.placement
 
     @property
@@ -229,14 +231,14 @@ class Binding:
         # A readout shares the model's memory, which a copy would not: it is built again.
         return {**vars(self), "_tie": None}
 
-    def _checked_tie(self, thorough: bool) -> _Tie:
+    def _checked_tie(self, thorough: bool) -> _Checked:
         """The tie after a look at the model; see the module for the three alarms."""
-        now = Watch(self.use.model)
+        now = Watch(self.user_model.model)
         tie = self._tie
         if tie is None:
             readout = self._described_readout()
             self._check_outputs(set())
-            return _Tie(readout, now)
+            return _Checked(readout, now)
         readout, before = tie
         written = before.written(now)
         renewed = before.renewed(now)
@@ -251,14 +253,14 @@ class Binding:
         if written or thorough or renewed:
             self._check_outputs(renewed)
         if written or renewed:
-            readout = readout.on(self.use.model)
-        return _Tie(readout, now)
+            readout = readout.on(self.user_model.model)
+        return _Checked(readout, now)
 
     def _has_weights_of_fit(self) -> bool:
         """Whether what the state dict held at the fit is still the same."""
         header = self._header
         digest: str = header["fingerprint"]
-        return model_fingerprint(self.use.model, header["weights"]) == digest
+        return model_fingerprint(self.user_model.model, header["weights"]) == digest
 
     def _check_outputs(self, renewed: set[str]) -> None:
         """Refuse a model whose outputs for the kept inputs have changed.
@@ -268,7 +270,7 @@ class Binding:
         """
         if self.probes is None:
             return
-        deviation = self.probes.difference(self.use.model, self.use.source)
+        deviation = self.probes.difference(self.user_model.model, self.user_model.source)
         if not deviation:
             return
         reason = "a different activation, factor or statistic?"
@@ -285,7 +287,7 @@ class Binding:
     def _described_readout(self) -> AnyReadout:
         """The readout that a file or a state dict describes, if it fits the model's weights."""
         header = self._header
-        model = self.use.model
+        model = self.user_model.model
         for name in header["layer"]:
             if not _can_be_head(unwrapped(model), name, header["kind"]):
                 raise ValueError(
@@ -297,8 +299,8 @@ class Binding:
                 "The model's weights differ from those of the fit in the file. Load the same "
                 "checkpoint into the model first, or fit again."
             )
-        _check_source(self.use.source, header)
-        return readout_from_header(model, self.use.source, header)
+        _check_source(self.user_model.source, header)
+        return readout_from_header(model, self.user_model.source, header)
 
 
 def model_fingerprint(model: nn.Module, names: list[str] | None = None) -> str:

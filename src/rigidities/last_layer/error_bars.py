@@ -216,7 +216,7 @@ class ErrorBars:
         """
         reading.output_layout.check_targets(self.scale2.shape[0])
         with unmixed(reading.output):
-            q = self.form.root(reading.inputs, ones=reading.ones).square()
+            q = self.form.root(reading.rows, ones=reading.ones).square()
             epistemic = self.scale2 * q
             tilt = None
             if self.head is not None:
@@ -243,7 +243,7 @@ class ErrorBars:
         """
         reading.output_layout.check_targets(self.scale2.shape[0])
         with unmixed(reading.output):
-            root = self.form.root(reading.inputs, ones=reading.ones)
+            root = self.form.root(reading.rows, ones=reading.ones)
             if self.head is not None:
                 q = root.square()
                 moment, _ = self._by_head(self.head, q, reading, None, given_variance)

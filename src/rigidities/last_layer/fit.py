@@ -236,7 +236,7 @@ class FitState:
 
     def identity(self, loss: Any) -> dict[str, Any]:
         """Everything in which fits or processes must agree; `loss` stands for loss and weights."""
-        source = self.binding.use.source
+        source = self.binding.user_model.source
         readout = {
             **self.binding.header(),
             "forward": as_text(source.forward),
@@ -320,9 +320,9 @@ class FitState:
         return Snapshot(tensors, header)
 
     @classmethod
-    def from_snapshot(cls, snapshot: Snapshot, use: UsersModel) -> FitState:
+    def from_snapshot(cls, snapshot: Snapshot, user_model: UsersModel) -> FitState:
         """The state that a snapshot holds, tied to a model."""
-        device = use.placement[0]
+        device = user_model.placement[0]
         snapshot = snapshot.to(device)
         header = snapshot.header
         statistics = Statistics.from_snapshot(snapshot, device)
@@ -330,7 +330,7 @@ class FitState:
         if header.get("report") is not None:
             report = CalibrationReport.from_state(header, snapshot.tensors)
         return cls(
-            binding=Binding.from_snapshot(use, snapshot),
+            binding=Binding.from_snapshot(user_model, snapshot),
             statistics=statistics,
             weighing=_weighing_from_header(header["loss"]),
             report=report,
@@ -344,19 +344,19 @@ class ReadoutFit:
     threads read the state before it. An error or interruption leaves that state in place.
 
     Args:
-        use: The user's model, how it is called, and where its readout is.
+        user_model: The user's model, how it is called, and where its readout is.
         target: callable(batch) -> target, where batches are not of a known form.
 
     Attributes:
-        use: As given.
+        user_model: As given.
         model: The user's model.
         target: As given.
         state: What the fit knows; None before a fit.
     """
 
-    def __init__(self, use: UsersModel, target: Callable[[Any], Tensor] | None) -> None:
-        self.use = use
-        self.model = use.model
+    def __init__(self, user_model: UsersModel, target: Callable[[Any], Tensor] | None) -> None:
+        self.user_model = user_model
+        self.model = user_model.model
         self.target = target
         self.state: FitState | None = None
         self._notices_given: set[str] = set()
@@ -416,7 +416,7 @@ class ReadoutFit:
         if weighing is not None and weighing.gradients is not None:
             derivative_key = weighing.gradients.apart
         # A user's forward= takes the whole batch as its one input.
-        is_whole = self.use.source.forward is not None
+        is_whole = self.user_model.source.forward is not None
         batch_format = BatchFormat(is_whole, self.target, apart=derivative_key)
         if state is not None:
             batch_format = replace(
@@ -490,7 +490,9 @@ class ReadoutFit:
             binding = None
             statistics = None
             if first is not None:
-                found = find_readout(self.model, self.use.source, self.use.layer, first)
+                found = find_readout(
+                    self.model, self.user_model.source, self.user_model.layer, first
+                )
                 if found.notice:
                     notify(found.notice)
                 layers = find_layers(found.readout, first) if options.novelty else []
@@ -503,7 +505,7 @@ class ReadoutFit:
                         layers=layers,
                         first_reading=found.reading,
                     )
-                binding = Binding.of(self.use, found, layers)
+                binding = Binding.of(self.user_model, found, layers)
             if processes.size > 1:
                 binding, statistics = self._fit_of_all(processes, binding, statistics, weighing)
             statistics = settled(statistics)
@@ -554,7 +556,7 @@ class ReadoutFit:
         # where it brings probes, so that all of them keep the same probes.
         is_other_rank = processes.rank != first_rank
         if binding is None or (is_other_rank and "probes" in first.header):
-            binding = Binding.from_snapshot(self.use, first)
+            binding = Binding.from_snapshot(self.user_model, first)
         binding.current()  # refuses a model that differs from the first process's
         return binding, statistics_of_all
 
@@ -568,21 +570,16 @@ class ReadoutFit:
             fitted = state.statistics
             plan = fitted.plan(fitted.gram.precision)
 
-            if processes.size == 1:
-                # Rows go straight into a copy of the statistics.
+            # Rows of one process go straight into a copy of the statistics.
+            into = fitted.clone() if processes.size == 1 else None
+            with held_still(self.model):
                 statistics = accumulated(
-                    readout,
-                    batches,
-                    weighing,
-                    plan,
-                    into=fitted.clone(),
-                    layers=state.binding.layers,
+                    readout, batches, weighing, plan, into=into, layers=state.binding.layers
                 )
-                statistics = settled(statistics)
-            else:
-                added = accumulated(readout, batches, weighing, plan, layers=state.binding.layers)
-                added = require_rows(processes.statistics(added))
-                statistics = settled(fitted.clone().merge(added))
+            if processes.size > 1:
+                added = require_rows(processes.statistics(statistics))
+                statistics = fitted.clone().merge(added)
+            statistics = settled(statistics)
             processes.agree()
             self._replace_state(state.with_rows(statistics))
 
@@ -595,13 +592,9 @@ class ReadoutFit:
             batches = self._labelled_batches(data, "forget", weighing, passing, processes)
             fitted = state.statistics
 
-            removed = accumulated(
-                readout,
-                batches,
-                weighing,
-                fitted.plan("auto"),
-                layers=state.binding.layers,
-            )
+            plan = fitted.plan("auto")
+            with held_still(self.model):
+                removed = accumulated(readout, batches, weighing, plan, layers=state.binding.layers)
             # Rows that leave are looked up one by one, so none may be trimmed from the sample.
             removed = require_rows(processes.statistics(removed, trim=False))
             statistics = fitted.without(removed, check=check)
@@ -804,7 +797,7 @@ class ReadoutFit:
                 add=add,
                 processes=processes,
             )
-        fit = ReadoutFit(binding.use, self.target)
+        fit = ReadoutFit(binding.user_model, self.target)
         fit.state = FitState(binding, statistics, weighing)
         return fit, report
 
@@ -817,7 +810,7 @@ class ReadoutFit:
                 self._replace_state(None)
                 return
             with snapshot.opened():
-                state = FitState.from_snapshot(snapshot, self.use)
+                state = FitState.from_snapshot(snapshot, self.user_model)
             self._replace_state(state)
 
     def set_weighing(
@@ -897,9 +890,9 @@ class ReadoutFit:
 
     def _request(self, weighing: Weighing, options: FitOptions) -> dict[str, Any]:
         """The properties in which all processes of a new fit must agree."""
-        source = self.use.source
+        source = self.user_model.source
         readout = {
-            "layer": self.use.layer,
+            "layer": self.user_model.layer,
             "target": as_text(self.target),
             "forward": as_text(source.forward),
             "features": as_text(source.features),

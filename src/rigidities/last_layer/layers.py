@@ -135,7 +135,6 @@ def find_layers(readout: AnyReadout, batch: Batch) -> list[Layer]:
     Raises:
         ValueError: There are none.
     """
-    readout(batch)  # after which the model that runs stays the same
     layers = _called_layers(readout, batch)
     few_rows = first_rows((batch.args, batch.kwargs))
     if few_rows is not None:

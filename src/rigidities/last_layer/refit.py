@@ -137,7 +137,7 @@ def refitted(
         ValueError: The loss is not the squared error, the readout has no weights that can be set,
             or mixed precision leaves too few digits.
     """
-    model = unwrapped(binding.use.model)
+    model = unwrapped(binding.user_model.model)
     readout = _settable_readout(model, binding.current(), weighing.loss)
     best = _best_of_all(processes, readout, statistics.gram, posterior)
 

@@ -153,8 +153,8 @@ class LastLayerRigidity(ModelWrapper):
         if layer is not None and features is not None:
             raise ValueError("Pass layer= or features=, not both.")
         super().__init__(model)
-        use = UsersModel(model, Source(forward, features, output), layer)
-        self._fit = ReadoutFit(use, target)
+        user_model = UsersModel(model, Source(forward, features, output), layer)
+        self._fit = ReadoutFit(user_model, target)
         check_batch_size(batch_size)
         self.batch_size = batch_size
         self.progress = progress
@@ -170,9 +170,9 @@ class LastLayerRigidity(ModelWrapper):
         super().__setattr__(name, value)
         # A model that is assigned has no fit yet.
         if name == "model" and "_fit" in vars(self):
-            old = self._fit.use
-            use = UsersModel(value, old.source, old.layer)
-            self._fit = ReadoutFit(use, self._fit.target)
+            old = self._fit.user_model
+            user_model = UsersModel(value, old.source, old.layer)
+            self._fit = ReadoutFit(user_model, self._fit.target)
 
     # --- The rows of the fit ---
 
@@ -868,10 +868,10 @@ class LastLayerRigidity(ModelWrapper):
                 are tied or computed.
         """
         fit, report = self._fit.refit(with_target(x, y), add=add, passing=self._passing)
-        source = fit.use.source
+        source = fit.user_model.source
         uq = type(self)(
             fit.model,
-            layer=fit.use.layer,
+            layer=fit.user_model.layer,
             features=source.features,
             forward=source.forward,
             target=fit.target,

@@ -5,8 +5,7 @@ At a fit the first rows of the first batch are kept (`first_rows`) with what the
 a fingerprint of weights and buffers does not: a factor in an attribute, another activation,
 statistics in a plain tensor. It does not see weights that change the outputs by less than rounding
 on another device may (one per cent of their spread in float32), and it costs a pass of the model.
-See `binding` for how this alarm works together with the others. These probes have nothing to do
-with the zeros of a probed pass (`heads.Call.probe`).
+See `binding` for how this alarm works together with the others.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class JointPosterior:
             posterior: The posterior of one target's weights, with the scales $\alpha$ of single
                 predictions.
             gram: The Gram of the fit, with the residuals' moments.
-            layout: The layout of the features (see `cases`); in "joint" one weight vector serves
-                all targets.
+            layout: The layout of the features (see `readout.readout`); in "joint" one weight
+                vector serves all targets.
             shared: The scale $\alpha_B$ of what predictions share, (K,); None where it is
                 $\alpha$ itself.
         """

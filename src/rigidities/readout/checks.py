@@ -1,4 +1,4 @@
-r"""Two checks that judge any claim about features, for every model alike.
+r"""Checks that judge any claim about features, for every model alike.
 
 The features of an output are its derivatives by the readout's weights, $F = \partial y / \partial
 w$. Whatever way they were computed:
@@ -6,13 +6,15 @@ w$. Whatever way they were computed:
 * `gradients_agree`: for one random cotangent $v$ over the whole batch, $v^\top F$ must equal the
   gradient of $v^\top y$ by the parameters themselves. One backward pass, complete with probability
   one;
-* `change_agrees`: the output must change by $F d$ where the weights change by $d$. A large change
-  tells whether the output is linear in the weights. A small one tells whether the derivatives are
-  true: they lie where the forward pass writes through `.data` or NumPy, or calls a
-  `torch.autograd.Function` whose backward is not its derivative.
+* `change_agrees`: the output must change by $F d$ where the weights change by a large $d$. This
+  tells whether the output is linear in the weights;
+* `slope_agrees`: the same for a small change. If it does not hold, the derivatives are not true:
+  the forward pass writes through `.data` or NumPy, or calls a `torch.autograd.Function` whose
+  backward is not its derivative.
 
-A third check is free and belongs to every pass: a plain readout's output lies in the memory of what
-the head returned (`tail.plain_reading`).
+A further check is free and belongs to every pass: a plain readout's output lies in the memory of
+what the head returned, or has the same bits (`tail.plain_reading`). And `returned_linear_maps`
+says whether a subclass of a linear layer returns W x + b, and nothing beside it.
 """
 
 from __future__ import annotations

@@ -65,15 +65,7 @@ class Columns:
 
     def weights(self) -> Tensor:
         """The heads' weights by column, (width, K), or (width, 1) when joint; float64."""
-        return self.by_column([self._head_weights(head) for head in self.heads])
-
-    def by_column(self, values_by_head: list[Tensor]) -> Tensor:
-        """Values of the heads' weights by column, (width, K), or (width, 1) when joint; float64.
-
-        Args:
-            values_by_head: For each head (D or D+1, K), or (columns of the head, 1) when joint.
-                Heads that share a parameter have the same values for it.
-        """
+        values_by_head = [self._head_weights(head) for head in self.heads]
         first = values_by_head[0]
         weights = first.new_zeros(self.width, first.shape[1], dtype=torch.float64)
         for index, values in zip(self.indices, values_by_head, strict=True):

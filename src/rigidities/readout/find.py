@@ -53,7 +53,7 @@ from ..models.double import InDouble, double_copy, is_double
 from ..models.mean_of import MeanOf
 from ..models.modes import outside_inference_mode
 from ..models.probes import FirstPass, first_rows
-from ..models.shadow import shadow, unwrapped
+from ..models.shadow import Watch, shadow, unwrapped
 from .checks import (
     change_agrees,
     gradients_agree,
@@ -68,10 +68,17 @@ from .heads import (
     is_linear_by_class,
     layers_inside,
     linear_maps,
+    with_leaves,
 )
 from .linearity import Run
 from .reading import Reading
-from .readout import AnyReadout, GivenFeatures, HeadsNotCalledError, Readout
+from .readout import (
+    AnyReadout,
+    GivenFeatures,
+    HeadsNotCalledError,
+    Readout,
+    given_features,
+)
 from .search import (
     FoundHeads,
     advised_layers,
@@ -196,7 +203,7 @@ def _found(
 ) -> tuple[AnyReadout, FirstPass, str]:
     """The readout found with some inputs, the pass it was found with, and a notice, or ""."""
     if source.features is not None:
-        return *GivenFeatures.found(model, source, inputs), ""
+        return *_given(model, source, inputs), ""
     inner_model = unwrapped(model)
     if any(base.__module__.startswith("keras.") for base in type(inner_model).__mro__):
         raise ValueError(
@@ -222,8 +229,7 @@ def _found(
         names = list(layer) if isinstance(layer, (list, tuple)) else [layer]
         with torch.enable_grad():
             heads = named_heads(model, _checked_names(model, names), run)
-    marked_pass = heads.marked_pass
-    first_pass = FirstPass(inputs, marked_pass.output, marked_pass.renewed)
+    first_pass = FirstPass(inputs, heads.output, heads.renewed)
     with torch.enable_grad():
         found = _readout_of(model, source, heads, inputs)
     notices = []
@@ -232,6 +238,20 @@ def _found(
     if heads.left_out:
         notices.append(left_out_notice(model, heads))
     return found, first_pass, " ".join(notices)
+
+
+def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatures, FirstPass]:
+    """The features that a user's function gives for a first batch, and the pass over it."""
+    inputs = copied(inputs)  # a model that writes into its inputs is refused
+    args, kwargs = inputs
+    twin = shadow(model)
+    before = Watch(twin)
+    with torch.enable_grad():  # for models that differentiate inside forward
+        output = source.run(twin, args, kwargs, None).detach()
+        first_pass = FirstPass(inputs, output, frozenset(before.renewed(Watch(twin))))
+        features = given_features(source, twin, args, kwargs)
+    layout = "shared" if features.ndim == 2 else "joint"
+    return GivenFeatures(shadow(model), source, layout), first_pass
 
 
 # --- which kind of readout it is ------------------------------------------------------------------
@@ -254,7 +274,7 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
         plain = replace(base, kind="plain", layout="shared")
         # The class of torch's own layers says what they compute. Anything else is tried out.
         if all(is_linear_by_class(head) for head in plain.columns.heads):
-            readout = _plain_if_true(plain, inputs, heads.marked_pass.output)
+            readout = _plain_if_true(plain, inputs, heads.output)
             if readout is not None:
                 return readout
             base = replace(base, kind="parameters")  # its weights may be used elsewhere too
@@ -263,9 +283,9 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
             model_in_double = double_copy(pattern)
             if model_in_double is not None:
                 with InDouble():
-                    double = replace(base, model=model_in_double, in_double=True)
+                    double = replace(base, model=model_in_double)
                     judged = _judged(double, inputs, may_be_plain=heads.is_returned)
-                return replace(judged, model=pattern, in_double=False)
+                return replace(judged, model=pattern)
         except _FalseDerivativesError:
             raise
         except Exception:
@@ -291,13 +311,13 @@ def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout 
     change = 0.1 * large_change(readout.weights, seed=1)  # of the size of the weights
     try:
         with torch.no_grad():
-            changed_output, calls = readout.changed_pass(inputs, change)
+            changed_output, calls = readout.recorded_pass(inputs, change=change)
     except ORDINARY_ERRORS:
         readout = replace(readout, needs_gradients=_needs_gradients(readout, inputs))
         if not readout.needs_gradients:
             return readout
         try:
-            changed_output, calls = readout.changed_pass(inputs, change)
+            changed_output, calls = readout.recorded_pass(inputs, change=change)
         except ORDINARY_ERRORS:
             return readout
     reading = plain_reading(changed_output, calls, readout.columns)
@@ -315,7 +335,7 @@ def _needs_gradients(readout: Readout, inputs: Inputs) -> bool:
     """Whether the model raises an error without gradients, and none with them."""
     try:
         with torch.no_grad():
-            readout.unchanged_pass(inputs)
+            readout.recorded_pass(inputs)
     except RuntimeError:
         return True
     return False
@@ -344,7 +364,7 @@ def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
             names += layers_inside(readout.model, name, opened=True)
         readout = replace(readout, kind="parameters", heads=tuple(dict.fromkeys(names)))
     with GraphsKept() as graphs:
-        output, calls = readout.offset_pass(inputs)
+        output, calls = readout.recorded_pass(inputs, adds_offsets=True)
     _require_dependence(readout, output, [leaf for call in calls for leaf in call.leaves])
     columns = readout.columns
     readout = replace(readout, differentiates=graphs.differentiated)
@@ -373,8 +393,8 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
     modules = readout.columns.heads
     if not all(is_linear_by_class(head) or has_free_weight(head) for head in modules):
         return None
-    with readout.leaves() as leaves, GraphsKept() as graphs:
-        output, calls = readout.offset_pass(inputs)
+    with with_leaves(modules) as leaves, GraphsKept() as graphs:
+        output, calls = readout.recorded_pass(inputs, adds_offsets=True)
         maps_by_class = all(is_linear_by_class(head) for head in modules)
         if not maps_by_class and not returned_linear_maps(calls):
             return None
@@ -400,7 +420,7 @@ def _form_of_tail(
 
     Args:
         readout: The readout of linear maps.
-        output: The model's output in an `offset_pass`.
+        output: The model's output in a pass whose heads added offsets.
         calls: The calls of the heads in that pass.
         may_be_plain: Whether nothing but a change of shape seems to follow.
     """
@@ -464,7 +484,7 @@ def _is_linear(readout: Readout, reading: Reading, inputs: Inputs) -> bool:
     if not bool(torch.isfinite(reading.output.detach()).all()):
         return True  # NaN says nothing of linearity, and is refused by the fit
     change = large_change(readout.weights, seed=1)
-    changed_output, _ = readout.changed_pass(inputs, change)
+    changed_output, _ = readout.recorded_pass(inputs, change=change)
     return change_agrees(reading, changed_output, change)
 
 
@@ -477,8 +497,8 @@ def _has_true_slope(readout: Readout, reading: Reading, inputs: Inputs) -> bool:
     if reading.output.dtype != torch.float64:
         return True
     change = 1e-6 * large_change(readout.weights, seed=3)
-    ahead, _ = readout.changed_pass(inputs, change)
-    behind, _ = readout.changed_pass(inputs, -change)
+    ahead, _ = readout.recorded_pass(inputs, change=change)
+    behind, _ = readout.recorded_pass(inputs, change=-change)
     if slope_agrees(reading, ahead, behind, change):
         return True
     return _is_random(readout, inputs, reading.output.detach())
@@ -486,7 +506,7 @@ def _has_true_slope(readout: Readout, reading: Reading, inputs: Inputs) -> bool:
 
 def _is_random(readout: Readout, inputs: Inputs, output: Tensor) -> bool:
     """Whether another pass gives another output, beyond rounding."""
-    again, _ = readout.unchanged_pass(inputs)
+    again, _ = readout.recorded_pass(inputs)
     difference = (again.detach() - output).abs().max()
     return not bool(difference <= 64 * coarsest_rounding([output]) * output.abs().max())
 

@@ -6,7 +6,7 @@ of M outputs and K targets; `Reading.output_layout` translates between these and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,17 +30,17 @@ class Reading:
 
     Attributes:
         output: What the model predicts.
-        inputs: The features without the column of ones that a single head's bias has: (M, D),
+        rows: The features without the column of ones that a single head's bias has: (M, D),
             (M, K, D) or (M, K, P); see the layouts of `Readout`.
         output_layout: How the output is seen as rows (M, K).
         counts: Where H heads have no bias, what the columns of their biases would be, (M, H) or
             (M, K, H): ones, or under sums over atoms the number of atoms of each species. None
             where all heads have a bias, and for features (M, K, P).
-        ones: Whether the features end with a column of ones that `inputs` leaves out.
+        ones: Whether the features end with a column of ones that `rows` leaves out.
     """
 
     output: Tensor
-    inputs: Tensor
+    rows: Tensor
     output_layout: OutputLayout
     counts: Tensor | None = None
     ones: bool = False
@@ -49,31 +49,31 @@ class Reading:
     def features(self) -> Tensor:
         """All columns, (M, D), (M, K, D) or (M, K, P)."""
         if not self.ones:
-            return self.inputs
+            return self.rows
         if torch.compiler.is_compiling():  # a tracer does not take a cached property
-            return with_ones(self.inputs)
-        return self._inputs_with_ones
+            return with_ones(self.rows)
+        return self._rows_with_ones
 
     @cached_property
-    def _inputs_with_ones(self) -> Tensor:
-        return with_ones(self.inputs)
+    def _rows_with_ones(self) -> Tensor:
+        return with_ones(self.rows)
 
     @property
     def form_inputs(self) -> Tensor:
         """The features that a `HeadForm` takes, which needs no last column of ones."""
         if self.ones:
-            return self.inputs
-        return with_counts(self.inputs, self.counts)
+            return self.rows
+        return with_counts(self.rows, self.counts)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.output, self.features))
+    @property
+    def width(self) -> int:
+        """The number of columns of the features."""
+        return self.rows.shape[-1] + self.ones
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
         counts = None if self.counts is None else self.counts.detach()
-        return replace(
-            self, output=self.output.detach(), inputs=self.inputs.detach(), counts=counts
-        )
+        return replace(self, output=self.output.detach(), rows=self.rows.detach(), counts=counts)
 
     def sample_weights(
         self, function: SampleWeight | None, batch: Batch, name: str = "sample_weight"

@@ -24,13 +24,16 @@ The features have one of three layouts, for M output rows and K targets:
 | `shared` | (M, D) | the same features for all targets, each with a weight vector of its own |
 | `separate` | (M, K, D) | each target has features and a weight vector of its own |
 | `joint` | (M, K, P) | one weight vector behind all targets |
+
+A tail whose rows act on one output row each (`tail.row_gains`) is shared or separate. One that
+mixes the outputs of a sample is joint, and one in which samples depend on one another is joint and
+`coupled` (`tail.samples_reading`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -41,11 +44,9 @@ from torch.utils._pytree import tree_leaves
 
 from ..data.batches import Batch
 from ..data.output_layout import OutputLayout
-from ..models.calling import Inputs, Source, copied
-from ..models.double import InDouble
+from ..models.calling import Inputs, Source
 from ..models.modes import ordinary
-from ..models.probes import FirstPass
-from ..models.shadow import Watch, input_names, shadow
+from ..models.shadow import input_names, placement, shadow
 from ..models.threads import OfThread
 from .columns import Columns, ParameterColumns
 from .heads import (
@@ -54,7 +55,6 @@ from .heads import (
     Recorder,
     put_recorders,
     refuse_calls,
-    with_leaves,
 )
 from .reading import Reading, Terms
 from .tail import (
@@ -191,7 +191,6 @@ class Readout(AnyReadout):
             are kept, which it might free.
         needs_gradients: Whether the model does not run without gradients.
         call: The call of the model that the readout was found with, for messages; "" if unknown.
-        in_double: Whether the model is a copy in float64, which is run `InDouble`.
     """
 
     model: nn.Module
@@ -206,11 +205,14 @@ class Readout(AnyReadout):
     differentiates: bool = False
     needs_gradients: bool = False
     call: str = ""
-    in_double: bool = False
     _twin: OfThread[_Twin] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_twin", OfThread(self._make_twin))
+        if self.order is not None:
+            # One tensor on the model's device for all batches, by which these are joined.
+            device, _ = placement(self.model)
+            object.__setattr__(self, "order", self.order.to(device))
 
     # --- what it is ------------------------------------------------------------------------------
 
@@ -306,7 +308,7 @@ class Readout(AnyReadout):
             if self.kind == "parameters" or self.layout == "joint":
                 return None
             with torch.enable_grad():
-                output, calls = self.offset_pass((args, kwargs))
+                output, calls = self.recorded_pass((args, kwargs), adds_offsets=True)
                 gains = self._gains(output, calls, graph=True)
             if gains is None or any(gains_of_call.gains.requires_grad for gains_of_call in gains):
                 return None
@@ -339,7 +341,7 @@ class Readout(AnyReadout):
         gains = None
         if self.kind != "parameters" and self.layout == "shared":
             with torch.enable_grad():
-                output, calls = self.offset_pass(inputs)
+                output, calls = self.recorded_pass(inputs, adds_offsets=True)
                 gains = self._gains(output, calls)
         if gains is None:
             raise ValueError(
@@ -356,7 +358,7 @@ class Readout(AnyReadout):
         if self.kind != "tail" or self.layout == "joint":
             return None
         with torch.enable_grad():
-            output, calls = self.offset_pass((batch.args, batch.kwargs))
+            output, calls = self.recorded_pass((batch.args, batch.kwargs), adds_offsets=True)
             gains_by_call = self._gains(output, calls)
         if gains_by_call is None:
             return None
@@ -368,38 +370,27 @@ class Readout(AnyReadout):
 
     # --- passes for the checks -------------------------------------------------------------------
 
-    def offset_pass(self, inputs: Inputs) -> tuple[Tensor, list[Call]]:
-        """A pass in which each head adds a zero to what it returns, to differentiate by."""
-        twin = self._twin()
-        with _reset_afterwards(twin):
-            for recorder in twin.recorders:
-                recorder.reset(adds_offsets=True)
-            return self._pass(twin, inputs)
-
-    def changed_pass(self, inputs: Inputs, change: Tensor) -> tuple[Tensor, list[Call]]:
-        """A pass with other weights.
+    def recorded_pass(
+        self, inputs: Inputs, *, adds_offsets: bool = False, change: Tensor | None = None
+    ) -> tuple[Tensor, list[Call]]:
+        """The output of a pass, and the calls of the heads in it.
 
         Args:
             inputs: The inputs of the batch.
-            change: What to add to the weights, by column, (width, K or 1).
+            adds_offsets: Whether each head adds a zero to what it returns, to differentiate by.
+            change: What to add to the weights in this pass, by column, (width, K or 1).
         """
         twin = self._twin()
-        with _reset_afterwards(twin):
+        try:
             for i, recorder in enumerate(twin.recorders):
-                recorder.reset(change=twin.columns.change_of_head(change, i))
+                change_of_head = None
+                if change is not None:
+                    change_of_head = twin.columns.change_of_head(change, i)
+                recorder.reset(adds_offsets=adds_offsets, change=change_of_head)
             return self._pass(twin, inputs)
-
-    def unchanged_pass(self, inputs: Inputs) -> tuple[Tensor, list[Call]]:
-        """A pass as it is."""
-        twin = self._twin()
-        with _reset_afterwards(twin):
-            return self._pass(twin, inputs)
-
-    @contextmanager
-    def leaves(self) -> Iterator[list[nn.Parameter]]:
-        """The heads' parameters as leaves of the graph, for passes of this thread."""
-        with with_leaves(self.columns.heads) as leaves:
-            yield leaves
+        finally:
+            for recorder in twin.recorders:
+                recorder.reset()
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -417,7 +408,7 @@ class Readout(AnyReadout):
         Raises:
             ValueError: The output is not finite, or the tail no longer has the form found before.
         """
-        output, calls = self.offset_pass(inputs)
+        output, calls = self.recorded_pass(inputs, adds_offsets=True)
         columns = self.columns
         reading = None
         if self.kind == "parameters":
@@ -466,11 +457,8 @@ class Readout(AnyReadout):
         args, kwargs = inputs
         calls: list[Call] = []
         try:
-            if self.differentiates or self.in_double or keep_graphs:
-                with (
-                    GraphsKept() if self.differentiates or keep_graphs else nullcontext(),
-                    InDouble() if self.in_double else nullcontext(),
-                ):
+            if self.differentiates or keep_graphs:
+                with GraphsKept():
                     output = self.source.run(twin.model, args, kwargs, self.call)
             else:
                 output = self.source.run(twin.model, args, kwargs, self.call)
@@ -509,22 +497,6 @@ class GivenFeatures(AnyReadout):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_twin", OfThread(partial(shadow, self.model)))
-
-    @classmethod
-    def found(
-        cls, model: nn.Module, source: Source, inputs: Inputs
-    ) -> tuple[GivenFeatures, FirstPass]:
-        """The layout of what the function gives for a first batch, and the pass over that batch."""
-        inputs = copied(inputs)  # a model that writes into its inputs is refused
-        args, kwargs = inputs
-        twin = shadow(model)
-        before = Watch(twin)
-        with torch.enable_grad():  # for models that differentiate inside forward
-            output = source.run(twin, args, kwargs, None).detach()
-            first_pass = FirstPass(inputs, output, frozenset(before.renewed(Watch(twin))))
-            features = _given_features(source, twin, args, kwargs)
-        layout = "shared" if features.ndim == 2 else "joint"
-        return cls(shadow(model), source, layout), first_pass
 
     @property
     def running(self) -> nn.Module:
@@ -583,7 +555,7 @@ class GivenFeatures(AnyReadout):
         """Output and features of one pass, after a check of their shapes."""
         model = self._twin()
         output = self.source.run(model, args, kwargs)
-        features = _given_features(self.source, model, args, kwargs)
+        features = given_features(self.source, model, args, kwargs)
         layout = "shared" if features.ndim == 2 else "joint"
         if layout != self.layout or not _has_a_row_for_each_output(features, output):
             raise ValueError(
@@ -615,7 +587,7 @@ def readout_from_header(model: nn.Module, source: Source, header: dict[str, Any]
     )
 
 
-def _given_features(
+def given_features(
     source: Source, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     """What the user's function gives for a batch, which must be a table."""
@@ -633,16 +605,6 @@ def _has_a_row_for_each_output(features: Tensor, output: Tensor) -> bool:
     if features.ndim == 2:
         return rows in {output.shape[0], output.numel()}
     return rows == output.shape[0] and features.shape[:2].numel() == output.numel()
-
-
-@contextmanager
-def _reset_afterwards(twin: _Twin) -> Iterator[None]:
-    """A context after which the recorders only record."""
-    try:
-        yield
-    finally:
-        for recorder in twin.recorders:
-            recorder.reset()
 
 
 def _some_input_requires_grad(inputs: Inputs) -> bool:

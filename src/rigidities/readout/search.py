@@ -1,4 +1,4 @@
-"""Finding the readout: the last linear maps on the way to the output.
+"""Searching the graph: which linear maps come last on the way to the output.
 
 `find_heads` runs a shadow of the model once, with a mark in the autograd graph at every call of a
 linear map, and walks the graph back from the output. The first marks that it meets are the heads.
@@ -43,22 +43,6 @@ _FEEDING = "feeding the readout as well"
 
 
 @dataclass(frozen=True)
-class MarkedPass:
-    """What one pass of a model showed in which every call of some modules was marked.
-
-    Attributes:
-        output: The model's output, without a graph.
-        renewed: Attributes that the pass set; see `Watch`.
-        returned: The name of the module whose only call returned the output, perhaps reshaped;
-            None if there is no such module.
-    """
-
-    output: Tensor
-    renewed: frozenset[str]
-    returned: str | None
-
-
-@dataclass(frozen=True)
 class FoundHeads:
     """The readout heads, by name, and what the search saw beside them.
 
@@ -66,7 +50,10 @@ class FoundHeads:
         names: Names of the heads, modules and parameters.
         later: Parameters that act between the heads and the output, nearest to the output first.
         silent: Linear maps that the batch did not call, of which nothing is known.
-        marked_pass: The pass that the heads were found with.
+        output: The model's output in the pass that the heads were found with, without a graph.
+        renewed: Attributes that the pass set; see `Watch`.
+        returned: The name of the module whose only call returned the output, perhaps reshaped;
+            None if there is no such module.
         are_parameters: Whether the heads may be any modules, of whose parameters alone it is known
             that they belong to the readout.
         left_out: Layers that are not heads although they reach the output past the heads, each with
@@ -78,7 +65,9 @@ class FoundHeads:
     names: list[str]
     later: list[str]
     silent: list[str]
-    marked_pass: MarkedPass
+    output: Tensor
+    renewed: frozenset[str]
+    returned: str | None
     are_parameters: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
@@ -86,7 +75,7 @@ class FoundHeads:
     @property
     def is_returned(self) -> bool:
         """Whether the model returns what its one head gave, whatever the head's weights are."""
-        return self.names == [self.marked_pass.returned]
+        return self.names == [self.returned]
 
 
 def find_heads(model: nn.Module, run: Run) -> FoundHeads:
@@ -123,29 +112,37 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
         raise ValueError(_nothing_found(type(model).__name__, names, advice))
     last = _last(walk.nodes_before, marked.module_of_mark)
     marked_maps = zip(names, marked.markers, strict=True)
-    readout = FoundHeads(
+    found = FoundHeads(
         names=[names[i] for i in last],
         later=later,
         silent=[name for name, marker in marked_maps if not marker.marks],
-        marked_pass=marked.summary,
+        output=marked.output.detach(),
+        renewed=marked.renewed,
+        returned=marked.returned,
     )
     straight = _walk_back([marked.output.grad_fn], marked.module_of_mark, bending=BENDING)
     feeding = [names[i] for i in sorted(straight.nodes_before) if i not in last]
     if feeding:
         left_out = dict.fromkeys(feeding, _FEEDING)
-        readout = replace(readout, left_out=left_out, whole=[*feeding, *readout.names])
+        found = replace(found, left_out=left_out, whole=[*feeding, *found.names])
     if not later:
-        return readout
-    beside = _parameters_beside(marked, walk, straight, parameter_names, readout.names)
+        return found
+    beside = _parameters_beside(marked, walk, straight, parameter_names, found.names)
     with torch.enable_grad():  # for models that differentiate themselves
         if beside:
-            return _completed(model, run, readout, beside, marked.output.numel())
+            return _completed(model, run, found, beside, marked.output.numel())
         # Layers side by side before a nonlinear function at the end are told apart only there.
         run_before = before_nonlinearity(model, run)
         if run_before is not None:
             with suppress(ValueError):  # of which the readout found above says more
-                return replace(find_heads(model, run_before), marked_pass=marked.summary)
-        return readout
+                before = find_heads(model, run_before)
+                return replace(
+                    before,
+                    output=marked.output.detach(),
+                    renewed=marked.renewed,
+                    returned=marked.returned,
+                )
+        return found
 
 
 def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundHeads:
@@ -162,26 +159,26 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundHeads:
     """
     heads = _named_layers(model, names)
     if heads == names:
-        readout = _readout_of_layers(model, run, heads)
-        if readout.is_returned:
-            return readout  # nothing stands beside it
+        found = _found_layers(model, run, heads)
+        if found.is_returned:
+            return found  # nothing stands beside it
 
     run_before = before_nonlinearity(model, run) or run
     nearest = _layers_beside(model, run_before, heads)
     linearity = Linearity(model, run_before, list(dict.fromkeys([*heads, *nearest])))
     if heads != names:
         heads = _last_layers(model, run_before, linearity, heads)
-        readout = _readout_of_layers(model, run, heads)
+        found = _found_layers(model, run, heads)
     if not linearity.is_linear(heads):
-        return readout  # it will be said that the output is not linear
+        return found  # it will be said that the output is not linear
     whole = list(heads)
     left_out: dict[str, str] = {}
     for layer in linearity.linear_together(nearest, beginning=heads)[len(heads) :]:
-        obstacle = linearity.obstacle([*whole, layer], readout.marked_pass.output.numel())
+        obstacle = linearity.obstacle([*whole, layer], found.output.numel())
         left_out[layer] = obstacle or "which the output is linear in too"
         if not obstacle:
             whole.append(layer)
-    return replace(readout, left_out=left_out, whole=whole if len(whole) > len(heads) else [])
+    return replace(found, left_out=left_out, whole=whole if len(whole) > len(heads) else [])
 
 
 def _named_layers(model: nn.Module, names: list[str]) -> list[str]:
@@ -219,14 +216,20 @@ def _layers_beside(model: nn.Module, run: Run, heads: list[str]) -> list[str]:
     return nearest
 
 
-def _readout_of_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundHeads:
+def _found_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundHeads:
     """The readout that consists of some layers, after a pass with marks at linear maps."""
     # Recorders stand in for linear maps alone, so nothing else is marked here.
     all_linear = set(heads) <= set(linear_maps(unwrapped(model)))
     marked = _run_marked(run, shadow(model), heads if all_linear else [])
     called = any(marker.marks for marker in marked.markers)
     return FoundHeads(
-        heads, later=[], silent=[], marked_pass=marked.summary, are_parameters=not called
+        heads,
+        later=[],
+        silent=[],
+        output=marked.output.detach(),
+        renewed=marked.renewed,
+        returned=marked.returned,
+        are_parameters=not called,
     )
 
 
@@ -255,13 +258,16 @@ class _Marked(NamedTuple):
         markers: The markers of the modules, in the order of their names.
         module_of_mark: The number of the module by the id of each mark's leaf.
         output: The model's output, with its graph.
-        summary: What is kept of the pass.
+        renewed: Attributes that the pass set; see `Watch`.
+        returned: The name of the module whose only call returned the output, perhaps reshaped;
+            None if there is no such module.
     """
 
     markers: list[Marker]
     module_of_mark: dict[int, int]
     output: Tensor
-    summary: MarkedPass
+    renewed: frozenset[str]
+    returned: str | None
 
 
 def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
@@ -288,12 +294,13 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
         for mark in marker.marks:
             module_of_mark[id(mark.leaf)] = number
     returned = _returned(output, markers)
-    summary = MarkedPass(
-        output=output.detach(),
+    return _Marked(
+        markers=markers,
+        module_of_mark=module_of_mark,
+        output=output,
         renewed=frozenset(before.renewed(Watch(twin, ignored=Marker))),
         returned=None if returned is None else names[returned],
     )
-    return _Marked(markers, module_of_mark, output, summary)
 
 
 def _returned(output: Tensor, markers: list[Marker]) -> int | None:
@@ -502,7 +509,7 @@ def _nearest_layers(model: nn.Module, run: Run, bending: Collection[str] = ()) -
 
 
 def _completed(
-    model: nn.Module, run: Run, readout: FoundHeads, beside: list[str], outputs: int
+    model: nn.Module, run: Run, found: FoundHeads, beside: list[str], outputs: int
 ) -> FoundHeads:
     """The readout with layers that are not linear maps but in which the output is linear too.
 
@@ -514,63 +521,63 @@ def _completed(
     Args:
         model: The user's model.
         run: Calls it on the first batch.
-        readout: The heads that the search has found.
+        found: The heads that the search has found.
         beside: Parameters that reach the output past the heads, through no known nonlinearity.
         outputs: How many numbers the model gives for the batch.
     """
     layer_by_parameter = layer_of_parameter(unwrapped(model))
     layers_beside = list(dict.fromkeys(layer_by_parameter[name] for name in beside))
     layers = [
-        name for name in layers_beside if name not in readout.names and not is_scripted(model, name)
+        name for name in layers_beside if name not in found.names and not is_scripted(model, name)
     ]
-    linearity = Linearity(model, run, [*readout.names, *layers])
+    linearity = Linearity(model, run, [*found.names, *layers])
     # Heads whose parameters are used by more than a call of the layer.
-    used_elsewhere = set(readout.names) & set(layers_beside)
-    heads = [head for head in readout.names if linearity.is_linear([head])]
+    used_elsewhere = set(found.names) & set(layers_beside)
+    heads = [head for head in found.names if linearity.is_linear([head])]
     if not heads or not linearity.is_linear(heads):
         # The output is a product of heads, say. It will be said that it is not linear.
-        joining = _additive(linearity, layers, readout.names, outputs)
+        joining = _additive(linearity, layers, found.names, outputs)
         if not joining and not used_elsewhere:
-            return readout
+            return found
         layers = [*joining, *used_elsewhere]
-        joined = _with_layers(readout, [*readout.names, *joining], layers, model)
-        return readout if joined.later and not used_elsewhere else joined
+        joined = _with_layers(found, [*found.names, *joining], layers, model)
+        return found if joined.later and not used_elsewhere else joined
 
     sorted_layers = _sorted_layers(model, run, linearity, layers, heads, beside, outputs)
     joining = sorted_layers.joining
     after = sorted_layers.after
-    for head in set(readout.names) - set(heads):
+    for head in set(found.names) - set(heads):
         if all(linearity.act_apart([head], [layer]) for layer in (*joining, *after)):
-            return readout  # no layer comes after it
+            return found  # no layer comes after it
     # What is multiplied by a later weight is not the last layer.
     for layer in after:
         heads = [head for head in heads if linearity.act_apart([head], [layer])]
         joining = [name for name in joining if linearity.act_apart([name], [layer])]
     all_heads = [*heads, *joining, *after]
-    readout = replace(
-        readout,
-        left_out={**readout.left_out, **sorted_layers.left_out},
+    found = replace(
+        found,
+        left_out={**found.left_out, **sorted_layers.left_out},
         whole=[*all_heads, *sorted_layers.large],
     )
     if not joining and not after and not used_elsewhere:
-        return readout
-    return _with_layers(readout, all_heads, {*joining, *after, *used_elsewhere}, model)
+        return found
+    return _with_layers(found, all_heads, {*joining, *after, *used_elsewhere}, model)
 
 
 def _with_layers(
-    readout: FoundHeads, heads: list[str], layers: Collection[str], model: nn.Module
+    found: FoundHeads, heads: list[str], layers: Collection[str], model: nn.Module
 ) -> FoundHeads:
     """A readout with other heads, some of which are not linear maps.
 
     Args:
-        readout: The readout that was found.
+        found: What the search has found.
         heads: Names of its new heads.
         layers: Those whose parameters are no longer later ones.
         model: The user's model.
     """
     layer_by_parameter = layer_of_parameter(unwrapped(model))
-    later = [name for name in readout.later if layer_by_parameter[name] not in layers]
-    return replace(readout, names=heads, later=later, are_parameters=True)
+    later = [name for name in found.later if layer_by_parameter[name] not in layers]
+    return replace(found, names=heads, later=later, are_parameters=True)
 
 
 def _additive(linearity: Linearity, layers: list[str], heads: list[str], outputs: int) -> list[str]:
@@ -684,22 +691,22 @@ def _nothing_found(model: str, maps: list[str], advice: str) -> str:
     return f"{reason} {advice}Pass features=callable(model, *inputs) -> (N, D)."
 
 
-def left_out_notice(model: nn.Module, readout: FoundHeads) -> str:
+def left_out_notice(model: nn.Module, found: FoundHeads) -> str:
     """The warning about layers that were left out of the readout."""
-    heads = ", ".join(map(repr, readout.names))
+    heads = ", ".join(map(repr, found.names))
     names_by_reason: dict[str, list[str]] = {}
-    for name, reason in readout.left_out.items():
+    for name, reason in found.left_out.items():
         names_by_reason.setdefault(reason, []).append(repr(name))
     layers = ", ".join(
         f"{', '.join(names)} ({reason})" for reason, names in names_by_reason.items()
     )
-    if not readout.whole:
+    if not found.whole:
         remedy = "Pass features= to include them."
-    elif set(readout.whole) == set(readout.names):
-        remedy = f"{_as_option(model, readout.names)} says that this is meant; or pass features=."
+    elif set(found.whole) == set(found.names):
+        remedy = f"{_as_option(model, found.names)} says that this is meant; or pass features=."
     else:
         order = " to first order" if _FEEDING in names_by_reason else ""
-        remedy = f"{_as_option(model, readout.whole)} includes them{order}; or pass features=."
+        remedy = f"{_as_option(model, found.whole)} includes them{order}; or pass features=."
     return (
         f"Parameters that reach the output past {heads} are left out of the readout: {layers}. "
         f"The error bars only include {heads}. {remedy}"

@@ -112,11 +112,6 @@ class Block:
     columns: ColumnNames = None
     layers: Sequence[Sequence[Tensor]] = ()
 
-    @property
-    def features(self) -> Tensor:
-        """The features (M, D) or (M, K, D), without the column of ones if `reading.ones`."""
-        return self.reading.inputs
-
     @cached_property
     def residual(self) -> Tensor | None:
         """Target minus prediction, (M, K) in float64."""
@@ -154,7 +149,7 @@ class Block:
             if self.rows % len(self.hashes):
                 return None
             return output_hashes(self.hashes, self.rows, self.importance)
-        values = [self.features]
+        values = [self.reading.rows]
         if self.target is not None:
             values.append(self.reading.output_layout.rows(self.target))
         return row_hashes(values, self.rows)
@@ -181,22 +176,22 @@ def joined(blocks: Iterable[Block], preferred_rows: Callable[[int], int]) -> Ite
         form = _form_of(block, tensors)
         if form != waiting.form:
             if waiting.filled:
-                yield waiting.joined()
+                yield waiting.emptied()
             capacity = _capacity(block, tensors, preferred_rows)
             waiting = _Waiting(form, block, capacity)
         if 2 * block.samples > waiting.capacity:  # large enough by itself
             if waiting.filled:
-                yield waiting.joined()
+                yield waiting.emptied()
             yield block
             continue
         if waiting.filled + block.samples > waiting.capacity:
-            yield waiting.joined()
+            yield waiting.emptied()
         waiting.take(block, tensors)
         is_full = waiting.filled + block.samples > waiting.capacity  # for another one like it
         if is_full or len(waiting.ends) == _MOST_BATCHES:
-            yield waiting.joined()
+            yield waiting.emptied()
     if waiting.filled:
-        yield waiting.joined()
+        yield waiting.emptied()
 
 
 class _Waiting:
@@ -242,14 +237,6 @@ class _Waiting:
                 per_sample = tensor.shape[0] // count
                 array[start * per_sample : self.filled * per_sample].copy_(tensor)
 
-    def joined(self) -> Block:
-        """The samples that wait, as a block that views the arrays; then none wait."""
-        block = self._joined()
-        self.filled = 0
-        self.ends = []
-        self._layers = []
-        return block
-
     def _array_for(self, tensor: Tensor | None, samples: int) -> Tensor | None:
         """Memory for a full block, where a tensor holds rows of some samples."""
         if tensor is None:
@@ -257,8 +244,8 @@ class _Waiting:
         rows = self.capacity * (tensor.shape[0] // samples)
         return tensor.new_empty(rows, *tensor.shape[1:])
 
-    def _joined(self) -> Block:
-        """The samples that wait, as a block that views the arrays."""
+    def emptied(self) -> Block:
+        """The samples that wait, as a block that views the arrays; then none wait."""
         like = self._like
         assert like is not None
         views: list[Tensor | None] = []
@@ -275,11 +262,11 @@ class _Waiting:
         reading = replace(
             like.reading,
             output=output,
-            inputs=features,
+            rows=features,
             counts=counts,
             output_layout=like.reading.output_layout.of_output(output),
         )
-        return replace(
+        block = replace(
             like,
             samples=self.filled,
             rows=features.shape[0],
@@ -292,6 +279,10 @@ class _Waiting:
             batches=BatchRange(self._first_batch, self.ends),
             layers=self._layers,
         )
+        self.filled = 0
+        self.ends = []
+        self._layers = []
+        return block
 
 
 def _capacity(
@@ -309,8 +300,8 @@ def _capacity(
         for table in tables:
             total_bytes += table.nbytes
     bytes_per_sample = total_bytes / block.samples
-    if block.features.device.type == "cpu":
-        preferred = preferred_rows(block.features.shape[-1]) / rows_per_sample
+    if block.reading.rows.device.type == "cpu":
+        preferred = preferred_rows(block.reading.rows.shape[-1]) / rows_per_sample
         samples = max(preferred, _CPU_BYTES / bytes_per_sample)
     else:
         samples = min(_DEVICE_ROWS / rows_per_sample, _DEVICE_BYTES / bytes_per_sample)
@@ -318,10 +309,10 @@ def _capacity(
 
 
 def _tensors_of(block: Block) -> list[Tensor | None]:
-    """The tensors of a block that wait, in the order in which `_Waiting.joined` unpacks them."""
+    """The tensors of a block that wait, in the order in which `_Waiting.emptied` unpacks them."""
     return [
         block.reading.output,
-        block.reading.inputs,
+        block.reading.rows,
         block.reading.counts,
         block.target,
         block.weights,

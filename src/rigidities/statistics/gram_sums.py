@@ -50,9 +50,9 @@ class GramSums:
         """An empty Gram of the features' width, on their device."""
         reading = block.reading
         targets = reading.output_layout.targets
-        width = block.features.shape[-1] + reading.ones
-        device = block.features.device
-        precision = precision_for(plan.precision, block.features)
+        width = reading.width
+        device = block.reading.rows.device
+        precision = precision_for(plan.precision, block.reading.rows)
         if block.layout == "joint" and targets > 1 and not plan.literal and fits(width, targets):
             # One matrix for each target, and those of their sum.
             require_memory(targets + Gram.copies, width, None, device)
@@ -93,7 +93,7 @@ class GramSums:
         """Add the products of the block's rows."""
         self._forget_gram()
         reading = block.reading
-        width = block.features.shape[-1] + reading.ones
+        width = reading.width
         if width != self.sums.width:
             raise ValueError(
                 f"the readout has {width} features here, but {self.sums.width} in earlier data. "
@@ -105,7 +105,7 @@ class GramSums:
             else:  # there is no unit for each of the targets
                 self._count_as_they_are()
         features, weights, residuals = self._gram_rows(
-            block, block.features, block.weights, block.counted_residual
+            block, block.reading.rows, block.weights, block.counted_residual
         )
         # Weights that differ between targets need a Gram for each.
         if weights is not None and weights.shape[1] > 1 and self.sums.targets is None:

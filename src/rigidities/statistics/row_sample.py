@@ -46,7 +46,7 @@ class RowSample(RowSketch):
     @classmethod
     def begin(cls, block: Block, plan: Plan) -> RowSample | None:
         """An empty sample; None where none is wanted, or rows are too wide for even one."""
-        width = block.features.shape[1:].numel() + block.reading.ones
+        width = block.reading.rows.shape[1:].numel() + block.reading.ones
         size = min(plan.sample, LARGEST // width)
         if size == 0:
             return None
@@ -125,7 +125,7 @@ class RowSample(RowSketch):
         """The columns of a block's rows, except those that are all ones."""
         reading = block.reading
         columns = {
-            "features": reading.inputs,
+            "features": reading.rows,
             "mean": reading.output_layout.rows(reading.output),
             "residual": residual,
         }

@@ -74,7 +74,7 @@ class Ensemble(ModelWrapper):
     own_mixing: Tensor | None
 
     def __init__(self, binding: Binding, feed: Feed, members: Members) -> None:
-        super().__init__(binding.use.model)
+        super().__init__(binding.user_model.model)
         self._register(members)
         self._feed = feed
         self._pass = ReadoutPass(binding)
@@ -172,11 +172,11 @@ class Ensemble(ModelWrapper):
         if output is None:
             with snapshot.opened():
                 output = snapshot.header["readout"]["output"]
-        use = UsersModel(model, Source(forward, features, output), layer)
+        user_model = UsersModel(model, Source(forward, features, output), layer)
         feed = Feed(model, BatchFormat(forward is not None, target), batch_size, progress)
         device, _ = placement(model)
         members = _members_from(snapshot, device)
-        return cls(_binding_from(snapshot, use), _feed_from(snapshot, feed), members)
+        return cls(_binding_from(snapshot, user_model), _feed_from(snapshot, feed), members)
 
     @property
     def own(self) -> RowDeviation | None:
@@ -215,7 +215,7 @@ class Ensemble(ModelWrapper):
             raise ValueError("The state dict is that of an unfitted object, which has no members.")
         # All is read before anything changes: an error leaves the ensemble as it was.
         members = _members_from(snapshot, self.deviations.device)
-        binding = _binding_from(snapshot, self._pass.binding.use)
+        binding = _binding_from(snapshot, self._pass.binding.user_model)
         self._feed = _feed_from(snapshot, self._feed)
         self._pass = ReadoutPass(binding)
         self._register(members)
@@ -336,10 +336,10 @@ def _members_from(snapshot: Snapshot, device: torch.device) -> Members:
         return Members(tensors["members.deviations"].to(device), row_deviation)
 
 
-def _binding_from(snapshot: Snapshot, use: UsersModel) -> Binding:
+def _binding_from(snapshot: Snapshot, user_model: UsersModel) -> Binding:
     """The tie to a model, as a file or a state dict describes it."""
     with snapshot.opened():
-        return Binding.from_snapshot(use, snapshot)
+        return Binding.from_snapshot(user_model, snapshot)
 
 
 def _feed_from(snapshot: Snapshot, feed: Feed) -> Feed:

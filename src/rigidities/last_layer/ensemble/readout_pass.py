@@ -46,7 +46,7 @@ class ReadoutPass:
         if readout is not self._readout:
             self._traced = None
             if isinstance(readout, Readout) and readout.kind == "plain":
-                self._traced = TracedReadout(self.binding.use.model, readout)
+                self._traced = TracedReadout(self.binding.user_model.model, readout)
             self._readout = readout
         return readout
 

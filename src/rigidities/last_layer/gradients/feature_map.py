@@ -109,10 +109,10 @@ class FeatureMap:
         """Output and features as a function of the input."""
         args, kwargs = self.slot.put(self.batch, x)
         if self._transformable_pass is not None:
-            output, features = self._transformable_pass(*args, **kwargs)
+            reading = self._transformable_pass(*args, **kwargs)
         else:
-            output, features = self.readout.differentiable(args, kwargs)
-        return output, features
+            reading = self.readout.differentiable(args, kwargs)
+        return reading.output, reading.features
 
     @property
     def has_transformable_pass(self) -> bool:
@@ -162,11 +162,12 @@ class FeatureMap:
                 "the direction yourself."
             ) from error
         # `_flat_values` joins output and features in one vector; here it is cut again.
-        output, features = self.reading
+        output = self.reading.output
+        features = self.reading.features
         output_numbers = output.numel()
         moved_output = pushed[:output_numbers].reshape(output.shape).to(output)
         moved_features = pushed[output_numbers:].reshape(features.shape).to(features)
-        reading = replace(self.reading, output=moved_output, inputs=moved_features, ones=False)
+        reading = replace(self.reading, output=moved_output, rows=moved_features, ones=False)
         return replace(self, reading=reading, direction=direction)
 
     def rows_from_tangents(self, values: Tensor) -> Tensor:
@@ -277,7 +278,7 @@ def stand_alone(x: Tensor, reading: Reading) -> bool:
     if len(x) == 1:
         return True
     samples = len(x)
-    mixture = _random_mixture(x, samples, list(reading))
+    mixture = _random_mixture(x, samples, [reading.output, reading.features])
     plain = _gradient_of_sum(mixture, x, torch.ones_like(mixture))
     return _owners_confirmed(mixture, x, torch.arange(samples, device=x.device), plain)
 

@@ -146,7 +146,7 @@ class JointOutputs:
                 roots.append(joint.row_deviation.roots(reading.features))
             feature_bytes += reading.features.nbytes
             if again and feature_bytes > MEMORY_BYTES:
-                reading = replace(reading, inputs=reading.inputs.new_empty(0), ones=False)
+                reading = replace(reading, rows=reading.rows.new_empty(0), ones=False)
             readings.append(reading)
         outputs = [reading.output for reading in readings]
         if not sum(output.numel() for output in outputs):
