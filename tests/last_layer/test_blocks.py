@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rigidities.statistics.plans import Statistics
+from rigidities.statistics.statistics import Statistics
 from torch import nn
 
 import rigidities as rg

@@ -153,7 +153,7 @@ def test_wide_rows_are_fewer(monkeypatch):
 
 def test_rows_are_copied_when_they_come_in():
     sample = RowSample()
-    add(sample, [2, 1]).features.zero_()
+    add(sample, [2, 1]).reading.rows.zero_()
     check(sample, ({1: 1, 2: 1}, NO_LIMIT))
 
 
