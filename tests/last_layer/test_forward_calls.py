@@ -115,7 +115,7 @@ TAILS = {
     "copied": (lambda y: y.clone(), 3),
     "targets mixed": (lambda y: y @ torch.tensor([[1.0, 0.5], [0.0, 1.0]]).to(y), 3),
     "bent": (lambda y: y.exp(), 5),
-    "clamped, but not these rows": (lambda y: y.clamp(-2, 2), 5),
+    "clamped, but not these rows": (lambda y: y.clamp(-2, 2), 7),
 }
 """What follows the head, and how often a model in float64 is called to find its readout."""
 

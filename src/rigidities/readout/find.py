@@ -20,6 +20,7 @@ all, the model is called this often with the few rows:
 | what a layer of torch's own returned, perhaps reshaped | 2: the search, one with other weights |
 | linear in the weights of linear layers | 3: the search, one with derivatives, other weights |
 | computed from linear layers, but not linear in their weights | 5: two more for the slope |
+| the layer's for its present weights only (behind a clamp that does nothing yet) | 7 |
 | not a function of the layers' outputs alone, so their parameters are taken | 6 at most |
 | read with `features=` | 1 |
 
@@ -50,7 +51,6 @@ from ..models.calling import (
     several_outputs,
 )
 from ..models.double import InDouble, double_copy, is_double
-from ..models.mean_of import MeanOf
 from ..models.modes import outside_inference_mode
 from ..models.probes import FirstPass, first_rows
 from ..models.shadow import Watch, shadow, unwrapped
@@ -284,13 +284,13 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
             if model_in_double is not None:
                 with InDouble():
                     double = replace(base, model=model_in_double)
-                    judged = _judged(double, inputs, may_be_plain=heads.is_returned)
+                    judged = _judged(double, inputs)
                 return replace(judged, model=pattern)
         except _FalseDerivativesError:
             raise
         except Exception:
             pass  # no memory, no float64, or code that insists on a type
-    return _judged(base, inputs, may_be_plain=heads.is_returned)
+    return _judged(base, inputs)
 
 
 def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout | None:
@@ -341,13 +341,12 @@ def _needs_gradients(readout: Readout, inputs: Inputs) -> bool:
     return False
 
 
-def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
+def _judged(readout: Readout, inputs: Inputs) -> Readout:
     """The kind, layout and linearity of a readout, by what a few passes show.
 
     Args:
         readout: The readout, of kind `tail` or `parameters`. Its layout is not known yet.
         inputs: The inputs of the first batch, or of its first rows.
-        may_be_plain: Whether the graph shows that nothing but a change of shape follows the heads.
 
     Raises:
         ValueError: The output does not depend on the heads, or its derivatives are not true.
@@ -355,7 +354,7 @@ def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
     if readout.kind == "tail":
         judged = None
         with suppress(HeadsNotCalledError):  # without gradients, torch has a path around the layers
-            judged = _judged_tail(readout, inputs, may_be_plain=may_be_plain)
+            judged = _judged_tail(readout, inputs)
         if judged is not None:
             return judged
         # The modules inside the heads that own parameters become the heads.
@@ -375,13 +374,14 @@ def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
     return replace(readout, linear=linear)
 
 
-def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout | None:
+def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool = True) -> Readout | None:
     """A readout of linear maps, and what follows them.
 
     Args:
         readout: The readout, whose layout is not known yet.
         inputs: The inputs of the first batch, or of its first rows.
-        may_be_plain: Whether the graph shows that nothing but a change of shape follows.
+        may_be_plain: Whether the output may be what the heads returned. It need not stay so for
+            other weights, as behind a clamp: then this is asked again.
 
     Returns:
         None if the features are not the derivatives by the weights: the maps compute something
@@ -406,6 +406,8 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
     found = replace(found, differentiates=differentiated, needs_gradients=differentiated)
     if _is_linear(found, reading, inputs):
         return found
+    if found.kind == "plain":
+        return _judged_tail(readout, inputs, may_be_plain=False)
     if _has_true_slope(found, reading, inputs):
         return replace(found, linear=False)
     if all(has_plain_parameters(head) for head in modules):
@@ -422,10 +424,10 @@ def _form_of_tail(
         readout: The readout of linear maps.
         output: The model's output in a pass whose heads added offsets.
         calls: The calls of the heads in that pass.
-        may_be_plain: Whether nothing but a change of shape seems to follow.
+        may_be_plain: Whether the output may be what the heads returned.
     """
     modules = readout.columns.heads
-    if may_be_plain or isinstance(readout.model, MeanOf):
+    if may_be_plain:
         plain = replace(readout, kind="plain", layout="shared")
         reading = plain_reading(output, calls, plain.columns_of(modules))
         if reading is not None:
@@ -480,11 +482,17 @@ def _require_dependence(readout: Readout, output: Tensor, leaves: Sequence[Tenso
 
 
 def _is_linear(readout: Readout, reading: Reading, inputs: Inputs) -> bool:
-    """Whether y(w + d) - y(w) = f . d for a large random change d of the weights."""
+    """Whether y(w + d) - y(w) = f . d for a large random change d of the weights.
+
+    A plain readout's output must be what its heads return for the changed weights too.
+    """
     if not bool(torch.isfinite(reading.output.detach()).all()):
         return True  # NaN says nothing of linearity, and is refused by the fit
     change = large_change(readout.weights, seed=1)
-    changed_output, _ = readout.recorded_pass(inputs, change=change)
+    changed_output, calls = readout.recorded_pass(inputs, change=change)
+    is_plain = readout.kind == "plain"
+    if is_plain and plain_reading(changed_output, calls, readout.columns) is None:
+        return False
     return change_agrees(reading, changed_output, change)
 
 
