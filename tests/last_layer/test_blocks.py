@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from rigidities.statistics.statistics import Statistics
 from torch import nn
 
 import rigidities as rg
 from rigidities.statistics import block as blocks
+from rigidities.statistics.statistics import Statistics
 from tests.support.refusals import refused
 
 F64 = torch.float64
