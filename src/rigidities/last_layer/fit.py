@@ -490,22 +490,22 @@ class ReadoutFit:
             binding = None
             statistics = None
             if first is not None:
-                found = find_readout(
+                found_readout = find_readout(
                     self.model, self.user_model.source, self.user_model.layer, first
                 )
-                if found.notice:
-                    notify(found.notice)
-                layers = find_layers(found.readout, first) if options.novelty else []
+                if found_readout.notice:
+                    notify(found_readout.notice)
+                layers = find_layers(found_readout.readout, first) if options.novelty else []
                 with held_still(self.model):
                     statistics = accumulated(
-                        found.readout,
+                        found_readout.readout,
                         batches,
                         weighing,
                         plan,
                         layers=layers,
-                        first_reading=found.reading,
+                        first_reading=found_readout.reading,
                     )
-                binding = Binding.of(self.user_model, found, layers)
+                binding = Binding.of(self.user_model, found_readout, layers)
             if processes.size > 1:
                 binding, statistics = self._fit_of_all(processes, binding, statistics, weighing)
             statistics = settled(statistics)

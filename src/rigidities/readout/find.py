@@ -78,6 +78,7 @@ from .readout import (
     HeadsNotCalledError,
     Readout,
     given_features,
+    given_layout,
 )
 from .search import (
     FoundHeads,
@@ -231,13 +232,13 @@ def _found(
             heads = named_heads(model, _checked_names(model, names), run)
     first_pass = FirstPass(inputs, heads.output, heads.renewed)
     with torch.enable_grad():
-        found = _readout_of(model, source, heads, inputs)
+        readout = _readout_of(model, source, heads, inputs)
     notices = []
-    if not found.linear:
-        notices.append(_nonlinear_notice(model, found, heads.later, run))
+    if not readout.linear:
+        notices.append(_nonlinear_notice(model, readout, heads.later, run))
     if heads.left_out:
         notices.append(left_out_notice(model, heads))
-    return found, first_pass, " ".join(notices)
+    return readout, first_pass, " ".join(notices)
 
 
 def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatures, FirstPass]:
@@ -250,8 +251,7 @@ def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatu
         output = source.run(twin, args, kwargs, None).detach()
         first_pass = FirstPass(inputs, output, frozenset(before.renewed(Watch(twin))))
         features = given_features(source, twin, args, kwargs)
-    layout = "shared" if features.ndim == 2 else "joint"
-    return GivenFeatures(shadow(model), source, layout), first_pass
+    return GivenFeatures(shadow(model), source, given_layout(features)), first_pass
 
 
 # --- which kind of readout it is ------------------------------------------------------------------
@@ -261,12 +261,15 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
     """The readout that consists of some heads."""
     pattern = shadow(model)
     args, kwargs = inputs
+    kind = "tail"
+    if heads.are_parameters:
+        kind = "parameters"
     base = Readout(
         pattern,
         source,
         tuple(heads.names),
-        "parameters" if heads.are_parameters else "tail",
-        "joint",
+        kind,
+        "joint",  # until it is known
         silent=tuple(heads.silent),
         call=source.call(unwrapped(model), args, kwargs),
     )
@@ -398,20 +401,22 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool = True)
         maps_by_class = all(is_linear_by_class(head) for head in modules)
         if not maps_by_class and not returned_linear_maps(calls):
             return None
-        found, reading = _form_of_tail(readout, output, calls, may_be_plain=may_be_plain)
-        if not gradients_agree(reading, calls, found.columns_of(modules), leaves):
+        tail_readout, reading = _form_of_tail(readout, output, calls, may_be_plain=may_be_plain)
+        if not gradients_agree(reading, calls, tail_readout.columns_of(modules), leaves):
             return None
     # What differentiates inside its forward pass may not run without gradients.
     differentiated = graphs.differentiated
-    found = replace(found, differentiates=differentiated, needs_gradients=differentiated)
-    if _is_linear(found, reading, inputs):
-        return found
-    if found.kind == "plain":
+    tail_readout = replace(
+        tail_readout, differentiates=differentiated, needs_gradients=differentiated
+    )
+    if _is_linear(tail_readout, reading, inputs):
+        return tail_readout
+    if tail_readout.kind == "plain":
         return _judged_tail(readout, inputs, may_be_plain=False)
-    if _has_true_slope(found, reading, inputs):
-        return replace(found, linear=False)
+    if _has_true_slope(tail_readout, reading, inputs):
+        return replace(tail_readout, linear=False)
     if all(has_plain_parameters(head) for head in modules):
-        raise _FalseDerivativesError(found)
+        raise _FalseDerivativesError(tail_readout)
     return None  # of a normalised weight the gradient could not be compared
 
 

@@ -379,7 +379,9 @@ def is_linear_by_class(head: nn.Module) -> bool:
 
 def has_plain_parameters(head: nn.Module) -> bool:
     """Whether weight and bias of a linear map are plain parameters of its own."""
-    names = ["weight", "bias"] if has_bias(head) else ["weight"]
+    names = ["weight"]
+    if has_bias(head):
+        names.append("bias")
     return all(type(head._parameters.get(name)) is nn.Parameter for name in names)
 
 
@@ -572,7 +574,10 @@ def with_leaves(heads: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
     for head in heads:
         if not has_plain_parameters(head):
             continue
-        for name in ("weight", "bias") if has_bias(head) else ("weight",):
+        names = ["weight"]
+        if has_bias(head):
+            names.append("bias")
+        for name in names:
             original = head.get_parameter(name)
             if id(original) not in leaves:
                 leaf = nn.Parameter(original.detach())

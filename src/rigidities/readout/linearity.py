@@ -321,7 +321,10 @@ class Linearity:
         if key not in self._outputs:
             recorders = {**self._recorders, **self._parameter_recorders}
             for name, recorder in recorders.items():
-                recorder.reset(change=self._changes[name] if name in key else None)
+                change = None
+                if name in key:
+                    change = self._changes[name]
+                recorder.reset(change=change)
             output = self._run(self._model).detach()
             self._rounding = coarsest_rounding([output])
             self._outputs[key] = output.double()

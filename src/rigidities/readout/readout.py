@@ -398,7 +398,9 @@ class Readout(AnyReadout):
         """What a thread runs, when it first asks."""
         twin = shadow(self.model)
         refuse_calls(twin, self.silent)
-        recorder = ParameterRecorder if self.kind == "parameters" else Recorder
+        recorder: type[Recorder] = Recorder
+        if self.kind == "parameters":
+            recorder = ParameterRecorder
         model, recorders = put_recorders(twin, list(self.heads), recorder)
         return _Twin(model, recorders, self.columns_of([recorder.head for recorder in recorders]))
 
@@ -556,8 +558,9 @@ class GivenFeatures(AnyReadout):
         model = self._twin()
         output = self.source.run(model, args, kwargs)
         features = given_features(self.source, model, args, kwargs)
-        layout = "shared" if features.ndim == 2 else "joint"
-        if layout != self.layout or not _has_a_row_for_each_output(features, output):
+        if given_layout(features) != self.layout or not _has_a_row_for_each_output(
+            features, output
+        ):
             raise ValueError(
                 f"features= returned {tuple(features.shape)} for an output of shape "
                 f"{tuple(output.shape)}: expected one row of features per row of output."
@@ -571,7 +574,9 @@ def readout_from_header(model: nn.Module, source: Source, header: dict[str, Any]
     """The readout that a header describes; see `AnyReadout.header`."""
     if header["kind"] == "features":
         return GivenFeatures(shadow(model), source, header["layout"])
-    order = header["order"]
+    order = None
+    if header["order"] is not None:
+        order = torch.tensor(header["order"])
     return Readout(
         model=shadow(model),
         source=source,
@@ -581,7 +586,7 @@ def readout_from_header(model: nn.Module, source: Source, header: dict[str, Any]
         linear=header["linear"],
         silent=tuple(header["silent"]),
         coupled=header["coupled"],
-        order=None if order is None else torch.tensor(order),
+        order=order,
         differentiates=header["differentiates"],
         needs_gradients=header["needs_gradients"],
     )
@@ -597,6 +602,13 @@ def given_features(
         got = getattr(features, "shape", type(features).__name__)
         raise ValueError(f"features= must return a tensor (N, D) or (N, K, P), got {got}.")
     return features
+
+
+def given_layout(features: Tensor) -> str:
+    """The layout of features (N, D) or (N, K, P) that a user's function gave."""
+    if features.ndim == 2:
+        return "shared"
+    return "joint"
 
 
 def _has_a_row_for_each_output(features: Tensor, output: Tensor) -> bool:

@@ -112,7 +112,7 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
         raise ValueError(_nothing_found(type(model).__name__, names, advice))
     last = _last(walk.nodes_before, marked.module_of_mark)
     marked_maps = zip(names, marked.markers, strict=True)
-    found = FoundHeads(
+    found_heads = FoundHeads(
         names=[names[i] for i in last],
         later=later,
         silent=[name for name, marker in marked_maps if not marker.marks],
@@ -124,13 +124,13 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
     feeding = [names[i] for i in sorted(straight.nodes_before) if i not in last]
     if feeding:
         left_out = dict.fromkeys(feeding, _FEEDING)
-        found = replace(found, left_out=left_out, whole=[*feeding, *found.names])
+        found_heads = replace(found_heads, left_out=left_out, whole=[*feeding, *found_heads.names])
     if not later:
-        return found
-    beside = _parameters_beside(marked, walk, straight, parameter_names, found.names)
+        return found_heads
+    beside = _parameters_beside(marked, walk, straight, parameter_names, found_heads.names)
     with torch.enable_grad():  # for models that differentiate themselves
         if beside:
-            return _completed(model, run, found, beside, marked.output.numel())
+            return _completed(model, run, found_heads, beside, marked.output.numel())
         # Layers side by side before a nonlinear function at the end are told apart only there.
         run_before = before_nonlinearity(model, run)
         if run_before is not None:
@@ -142,7 +142,7 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
                     renewed=marked.renewed,
                     returned=marked.returned,
                 )
-        return found
+        return found_heads
 
 
 def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundHeads:
@@ -159,26 +159,26 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundHeads:
     """
     heads = _named_layers(model, names)
     if heads == names:
-        found = _found_layers(model, run, heads)
-        if found.is_returned:
-            return found  # nothing stands beside it
+        found_heads = _found_layers(model, run, heads)
+        if found_heads.is_returned:
+            return found_heads  # nothing stands beside it
 
     run_before = before_nonlinearity(model, run) or run
     nearest = _layers_beside(model, run_before, heads)
     linearity = Linearity(model, run_before, list(dict.fromkeys([*heads, *nearest])))
     if heads != names:
         heads = _last_layers(model, run_before, linearity, heads)
-        found = _found_layers(model, run, heads)
+        found_heads = _found_layers(model, run, heads)
     if not linearity.is_linear(heads):
-        return found  # it will be said that the output is not linear
+        return found_heads  # it will be said that the output is not linear
     whole = list(heads)
     left_out: dict[str, str] = {}
     for layer in linearity.linear_together(nearest, beginning=heads)[len(heads) :]:
-        obstacle = linearity.obstacle([*whole, layer], found.output.numel())
+        obstacle = linearity.obstacle([*whole, layer], found_heads.output.numel())
         left_out[layer] = obstacle or "which the output is linear in too"
         if not obstacle:
             whole.append(layer)
-    return replace(found, left_out=left_out, whole=whole if len(whole) > len(heads) else [])
+    return replace(found_heads, left_out=left_out, whole=whole if len(whole) > len(heads) else [])
 
 
 def _named_layers(model: nn.Module, names: list[str]) -> list[str]:
@@ -509,7 +509,7 @@ def _nearest_layers(model: nn.Module, run: Run, bending: Collection[str] = ()) -
 
 
 def _completed(
-    model: nn.Module, run: Run, found: FoundHeads, beside: list[str], outputs: int
+    model: nn.Module, run: Run, found_heads: FoundHeads, beside: list[str], outputs: int
 ) -> FoundHeads:
     """The readout with layers that are not linear maps but in which the output is linear too.
 
@@ -521,63 +521,65 @@ def _completed(
     Args:
         model: The user's model.
         run: Calls it on the first batch.
-        found: The heads that the search has found.
+        found_heads: The heads that the search has found.
         beside: Parameters that reach the output past the heads, through no known nonlinearity.
         outputs: How many numbers the model gives for the batch.
     """
     layer_by_parameter = layer_of_parameter(unwrapped(model))
     layers_beside = list(dict.fromkeys(layer_by_parameter[name] for name in beside))
     layers = [
-        name for name in layers_beside if name not in found.names and not is_scripted(model, name)
+        name
+        for name in layers_beside
+        if name not in found_heads.names and not is_scripted(model, name)
     ]
-    linearity = Linearity(model, run, [*found.names, *layers])
+    linearity = Linearity(model, run, [*found_heads.names, *layers])
     # Heads whose parameters are used by more than a call of the layer.
-    used_elsewhere = set(found.names) & set(layers_beside)
-    heads = [head for head in found.names if linearity.is_linear([head])]
+    used_elsewhere = set(found_heads.names) & set(layers_beside)
+    heads = [head for head in found_heads.names if linearity.is_linear([head])]
     if not heads or not linearity.is_linear(heads):
         # The output is a product of heads, say. It will be said that it is not linear.
-        joining = _additive(linearity, layers, found.names, outputs)
+        joining = _additive(linearity, layers, found_heads.names, outputs)
         if not joining and not used_elsewhere:
-            return found
+            return found_heads
         layers = [*joining, *used_elsewhere]
-        joined = _with_layers(found, [*found.names, *joining], layers, model)
-        return found if joined.later and not used_elsewhere else joined
+        joined = _with_layers(found_heads, [*found_heads.names, *joining], layers, model)
+        return found_heads if joined.later and not used_elsewhere else joined
 
     sorted_layers = _sorted_layers(model, run, linearity, layers, heads, beside, outputs)
     joining = sorted_layers.joining
     after = sorted_layers.after
-    for head in set(found.names) - set(heads):
+    for head in set(found_heads.names) - set(heads):
         if all(linearity.act_apart([head], [layer]) for layer in (*joining, *after)):
-            return found  # no layer comes after it
+            return found_heads  # no layer comes after it
     # What is multiplied by a later weight is not the last layer.
     for layer in after:
         heads = [head for head in heads if linearity.act_apart([head], [layer])]
         joining = [name for name in joining if linearity.act_apart([name], [layer])]
     all_heads = [*heads, *joining, *after]
-    found = replace(
-        found,
-        left_out={**found.left_out, **sorted_layers.left_out},
+    found_heads = replace(
+        found_heads,
+        left_out={**found_heads.left_out, **sorted_layers.left_out},
         whole=[*all_heads, *sorted_layers.large],
     )
     if not joining and not after and not used_elsewhere:
-        return found
-    return _with_layers(found, all_heads, {*joining, *after, *used_elsewhere}, model)
+        return found_heads
+    return _with_layers(found_heads, all_heads, {*joining, *after, *used_elsewhere}, model)
 
 
 def _with_layers(
-    found: FoundHeads, heads: list[str], layers: Collection[str], model: nn.Module
+    found_heads: FoundHeads, heads: list[str], layers: Collection[str], model: nn.Module
 ) -> FoundHeads:
     """A readout with other heads, some of which are not linear maps.
 
     Args:
-        found: What the search has found.
+        found_heads: What the search has found.
         heads: Names of its new heads.
         layers: Those whose parameters are no longer later ones.
         model: The user's model.
     """
     layer_by_parameter = layer_of_parameter(unwrapped(model))
-    later = [name for name in found.later if layer_by_parameter[name] not in layers]
-    return replace(found, names=heads, later=later, are_parameters=True)
+    later = [name for name in found_heads.later if layer_by_parameter[name] not in layers]
+    return replace(found_heads, names=heads, later=later, are_parameters=True)
 
 
 def _additive(linearity: Linearity, layers: list[str], heads: list[str], outputs: int) -> list[str]:
@@ -691,22 +693,24 @@ def _nothing_found(model: str, maps: list[str], advice: str) -> str:
     return f"{reason} {advice}Pass features=callable(model, *inputs) -> (N, D)."
 
 
-def left_out_notice(model: nn.Module, found: FoundHeads) -> str:
+def left_out_notice(model: nn.Module, found_heads: FoundHeads) -> str:
     """The warning about layers that were left out of the readout."""
-    heads = ", ".join(map(repr, found.names))
+    heads = ", ".join(map(repr, found_heads.names))
     names_by_reason: dict[str, list[str]] = {}
-    for name, reason in found.left_out.items():
+    for name, reason in found_heads.left_out.items():
         names_by_reason.setdefault(reason, []).append(repr(name))
     layers = ", ".join(
         f"{', '.join(names)} ({reason})" for reason, names in names_by_reason.items()
     )
-    if not found.whole:
+    if not found_heads.whole:
         remedy = "Pass features= to include them."
-    elif set(found.whole) == set(found.names):
-        remedy = f"{_as_option(model, found.names)} says that this is meant; or pass features=."
+    elif set(found_heads.whole) == set(found_heads.names):
+        remedy = (
+            f"{_as_option(model, found_heads.names)} says that this is meant; or pass features=."
+        )
     else:
         order = " to first order" if _FEEDING in names_by_reason else ""
-        remedy = f"{_as_option(model, found.whole)} includes them{order}; or pass features=."
+        remedy = f"{_as_option(model, found_heads.whole)} includes them{order}; or pass features=."
     return (
         f"Parameters that reach the output past {heads} are left out of the readout: {layers}. "
         f"The error bars only include {heads}. {remedy}"

@@ -134,10 +134,10 @@ def empirical_nngp(
         raise ValueError(f"weight_variance must be finite, not negative, got {weight_variance}.")
     _check_inputs(x, "x")
     first = Batch((x[:2],), {}, None, None)
-    found = find_readout(module, Source(None, features, None), layer, first)
-    if found.notice:
-        notify(found.notice)
-    readout = found.readout
+    found_readout = find_readout(module, Source(None, features, None), layer, first)
+    if found_readout.notice:
+        notify(found_readout.notice)
+    readout = found_readout.readout
     left = _features(readout, x, batch_size)
     if z is None:
         right = left
