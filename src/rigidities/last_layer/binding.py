@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.sketch import fingerprint
 from ..data.storage import Snapshot, prefixed
@@ -109,6 +109,7 @@ class Binding:
         user_model: The user's model, how it is called, and where its readout is.
         header: What files keep of the readout, and of the model at the fit.
         probes: Outputs that the model must still give; None if there are none.
+        order: The order of a sample's outputs; see `Readout`.
         tie: The readout, where it has been built.
 
     Attributes:
@@ -121,11 +122,13 @@ class Binding:
         user_model: UsersModel,
         header: dict[str, Any],
         probes: Probes | None,
+        order: Tensor | None = None,
         tie: _Checked | None = None,
     ) -> None:
         self.user_model = user_model
         self.probes = probes
         self._header = header
+        self._order = order
         self._tie = tie
         self._lock = Lock()
 
@@ -155,7 +158,8 @@ class Binding:
         }
         if layers:
             header["watched"] = [asdict(layer) for layer in layers]
-        return cls(user_model, header, probes, _Checked(found.readout, Watch(user_model.model)))
+        tie = _Checked(found.readout, Watch(user_model.model))
+        return cls(user_model, header, probes, found.readout.order, tie)
 
     @classmethod
     def from_snapshot(cls, user_model: UsersModel, snapshot: Snapshot) -> Binding:
@@ -163,11 +167,12 @@ class Binding:
         probes = None
         if "probes" in snapshot.header:
             probes = snapshot.part("probes", Probes.from_state)
-        return cls(user_model, snapshot.header["readout"], probes)
+        order = snapshot.tensors.get("readout.order")
+        return cls(user_model, snapshot.header["readout"], probes, order)
 
     def copy(self) -> Binding:
         """Another tie to the same model, with the same readout."""
-        return Binding(self.user_model, self._header, self.probes)
+        return Binding(self.user_model, self._header, self.probes, self._order)
 
     def bound_to_copy(self, model: nn.Module) -> Binding:
         """A tie to a copy of the model with other weights, and with the same readout."""
@@ -177,7 +182,8 @@ class Binding:
         if self.probes is not None:
             first_pass = FirstPass.of(model, user_model.source, self.probes.inputs)
             probes = Probes.of(model, user_model.source, first_pass, batch_output=None)
-        return Binding(user_model, {**self._header, "fingerprint": new_fingerprint}, probes)
+        header = {**self._header, "fingerprint": new_fingerprint}
+        return Binding(user_model, header, probes, self._order)
 
     def snapshot(self, *, probes: bool = True) -> Snapshot:
         """What a file or a state dict keeps.
@@ -186,13 +192,16 @@ class Binding:
             probes: Whether inputs of the fit are in it.
         """
         header: dict[str, Any] = {"readout": self._header}
+        tensors: dict[str, Tensor] = {}
+        if self._order is not None:
+            tensors["readout.order"] = self._order
         state = None
         if probes and self.probes is not None:
             state = self.probes.state()
-        if state is None:
-            return Snapshot({}, header)
-        header_of_probes, tensors = state
-        return Snapshot(prefixed("probes", tensors), header | {"probes": header_of_probes})
+        if state is not None:
+            header["probes"], probe_tensors = state
+            tensors.update(prefixed("probes", probe_tensors))
+        return Snapshot(tensors, header)
 
     def current(self, *, thorough: bool = False) -> AnyReadout:
         """The readout, if the model is still that of the fit.
@@ -300,7 +309,7 @@ class Binding:
                 "checkpoint into the model first, or fit again."
             )
         _check_source(self.user_model.source, header)
-        return readout_from_header(model, self.user_model.source, header)
+        return readout_from_header(model, self.user_model.source, header, self._order)
 
 
 def model_fingerprint(model: nn.Module, names: list[str] | None = None) -> str:

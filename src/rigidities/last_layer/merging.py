@@ -58,6 +58,8 @@ def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict
     fingerprint = layout.pop("fingerprint")
     layout.pop("weights", None)  # the fingerprint is of these, and says whether they agree
     watched_layers = layout.pop("watched", [])
+    for how_it_runs in ("differentiates", "needs_gradients"):
+        layout.pop(how_it_runs, None)
     layout["width"] = gram.width
     layout["targets"] = statistics.targets
     return {

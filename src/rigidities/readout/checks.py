@@ -46,6 +46,8 @@ def gradients_agree(
         leaves: The parameters that the heads had in the pass, and still have.
     """
     output = reading.output
+    if not bool(torch.isfinite(output.detach()).all()):
+        return True  # NaN says nothing, and is refused by the fit
     cotangent = normal_like(output, seed=5)
     v = reading.output_layout.rows(cotangent).to(torch.float64)  # (M, K)
     features = reading.features.detach().to(torch.float64)  # (M, D), (M, K, D) or (M, K, P)
@@ -97,7 +99,9 @@ def returned_linear_maps(calls: list[Call]) -> bool:
     return True
 
 
-def change_agrees(reading: Reading, changed_output: Tensor, change: Tensor) -> bool:
+def change_agrees(
+    reading: Reading, changed_output: Tensor, change: Tensor, calls: list[Call]
+) -> bool:
     """Whether y(w + d) - y(w) = F d, to the rounding of the outputs.
 
     Args:
@@ -105,6 +109,7 @@ def change_agrees(reading: Reading, changed_output: Tensor, change: Tensor) -> b
         changed_output: The output for the weights w + d.
         change: d by column, (width, K), or (width, 1) where one weight vector is behind all
             targets.
+        calls: The calls of the heads, whose precision may be coarser than the output's.
     """
     if changed_output.shape != reading.output.shape:
         return False
@@ -114,7 +119,12 @@ def change_agrees(reading: Reading, changed_output: Tensor, change: Tensor) -> b
     if features.ndim == 2:
         features = features[:, None]
     expected = torch.einsum("mkd,dk->mk", features, change.to(features))
-    return _agree(actual, expected, tolerance(coarsest_rounding([changed_output])))
+    rounding = coarsest_rounding([changed_output, *(call.output for call in calls)])
+    size = torch.maximum(actual.abs().amax(0), expected.abs().amax(0))
+    # Of a large offset that both outputs share, the rounding stays in their difference.
+    offset = torch.maximum(changed_output.detach().abs().max(), reading.output.detach().abs().max())
+    allowed = tolerance(rounding) * size + 16 * rounding * offset.double()
+    return bool(((actual - expected).abs().amax(0) <= allowed).all())  # false for NaN too
 
 
 def slope_agrees(reading: Reading, ahead: Tensor, behind: Tensor, change: Tensor) -> bool:
@@ -131,7 +141,8 @@ def slope_agrees(reading: Reading, ahead: Tensor, behind: Tensor, change: Tensor
     if features.ndim == 2:
         features = features[:, None]
     expected = torch.einsum("mkd,dk->mk", features, change.to(features))
-    return _agree(actual, expected, 1e-4)
+    size = torch.maximum(actual.abs().amax(0), expected.abs().amax(0))
+    return bool(((actual - expected).abs().amax(0) <= 1e-4 * size).all())  # false for NaN too
 
 
 def large_change(weights: Tensor, seed: int) -> Tensor:
@@ -141,6 +152,17 @@ def large_change(weights: Tensor, seed: int) -> Tensor:
     if size < 1e-6:  # zeros up to rounding: a change of that size would be lost in rounding
         size = 1.0
     return normal_like(sizes, seed) * 10 * size
+
+
+def revealing_change(weights: Tensor, seed: int) -> Tensor:
+    """A change after which the weights have the other sign and ten times their size, and noise.
+
+    Of large random changes alone, half would leave all outputs on the side of a ReLU where they
+    are. The noise shows functions that are linear in the size of the weights (a median).
+    """
+    if weights.is_complex():  # which a readout's may not be
+        return large_change(weights, seed)
+    return 0.1 * large_change(weights, seed) - 11 * weights.detach().to(torch.float64)
 
 
 def tolerance(rounding: float) -> float:
@@ -164,9 +186,3 @@ def _gradient_columns(head: nn.Module, gradient_of: Mapping[int, Tensor]) -> Ten
         bias = gradient_of[id(head.bias)]
         weight = torch.cat([weight, bias[:, None]], dim=1)
     return weight.mT
-
-
-def _agree(actual: Tensor, expected: Tensor, share: float) -> bool:
-    """Whether two tables (M, K) agree within a share of each column's size; NaN does not."""
-    size = torch.maximum(actual.abs().amax(0), expected.abs().amax(0))
-    return bool(((actual - expected).abs().amax(0) <= share * size).all())

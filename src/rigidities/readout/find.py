@@ -20,7 +20,6 @@ all, the model is called this often with the few rows:
 | what a layer of torch's own returned, perhaps reshaped | 2: the search, one with other weights |
 | linear in the weights of linear layers | 3: the search, one with derivatives, other weights |
 | computed from linear layers, but not linear in their weights | 5: two more for the slope |
-| the layer's for its present weights only (behind a clamp that does nothing yet) | 7 |
 | not a function of the layers' outputs alone, so their parameters are taken | 6 at most |
 | read with `features=` | 1 |
 
@@ -35,7 +34,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +58,7 @@ from .checks import (
     gradients_agree,
     large_change,
     returned_linear_maps,
+    revealing_change,
     slope_agrees,
 )
 from .heads import (
@@ -123,7 +123,7 @@ _FUNCTION = (
 )
 
 
-class _FalseDerivativesError(ValueError):
+class FalseDerivativesError(ValueError):
     """Derivatives of the output do not predict how it changes.
 
     Args:
@@ -173,15 +173,18 @@ def find_readout(
     inputs: Inputs = (batch.args, batch.kwargs)
     few_rows = first_rows(inputs)
     if few_rows is not None:
+        result = None
         # Any error or warning of the model will come again with the whole batch.
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            readout, first_pass, notice = _found(model, source, layer, few_rows)
-            if _has_whole_samples(first_pass, few_rows):
-                reading = readout.read(batch.args, batch.kwargs)
-                return FoundReadout(readout, reading, first_pass, notice)
+            result = _found(model, source, layer, few_rows)
+        if result is not None and _has_whole_samples(result.first_pass, few_rows):
+            with suppress(ValueError, RuntimeError):
+                reading = _confirmed_reading(result.readout, inputs)
+                if reading is not None:
+                    return FoundReadout(result.readout, reading, result.first_pass, result.notice)
     try:
-        readout, first_pass, notice = _found(model, source, layer, inputs)
+        result = _found(model, source, layer, inputs)
     except SeveralOutputsError as error:
         raise ValueError(several_outputs(error.result, batch.target)) from None
     except (ValueError, RuntimeError) as error:
@@ -189,7 +192,44 @@ def find_readout(
         if not reason:
             raise
         raise ValueError(f"{reason} {error}") from error
-    return FoundReadout(readout, readout.read(batch.args, batch.kwargs), first_pass, notice)
+    with torch.enable_grad():  # for models that differentiate inside forward
+        reading = result.readout.read(batch.args, batch.kwargs)
+    return FoundReadout(result.readout, reading, result.first_pass, result.notice)
+
+
+@torch.enable_grad()  # for models that differentiate inside forward
+def _confirmed_reading(readout: AnyReadout, inputs: Inputs) -> Reading | None:
+    """What a readout that was found with a few rows reads off the whole batch.
+
+    A layer of torch's own that is returned needs no check. Any other could do something with later
+    rows that it did not do with the first ones (a clamp that was idle).
+
+    Returns:
+        None if the features are not the derivatives by the weights.
+    """
+    args, kwargs = inputs
+    if not isinstance(readout, Readout) or readout.kind == "parameters":
+        return readout.read(args, kwargs)
+    columns = readout.columns
+    by_class = all(is_linear_by_class(head) for head in columns.heads)
+    if readout.kind == "plain" and by_class:
+        return readout.read(args, kwargs)
+    with with_leaves(columns.heads) as leaves:
+        output, calls = readout.recorded_pass(inputs, adds_offsets=True)
+        if not by_class and not returned_linear_maps(calls):
+            return None
+        reading = readout.reading_of(output, calls)
+        if not gradients_agree(reading, calls, columns, leaves):
+            return None
+    return reading.detached()
+
+
+class _Result(NamedTuple):
+    """A readout, the pass it was found with, and a notice, or ""."""
+
+    readout: AnyReadout
+    first_pass: FirstPass
+    notice: str
 
 
 def _has_whole_samples(first_pass: FirstPass, few_rows: Inputs) -> bool:
@@ -201,10 +241,10 @@ def _has_whole_samples(first_pass: FirstPass, few_rows: Inputs) -> bool:
 
 def _found(
     model: nn.Module, source: Source, layer: str | list[str] | None, inputs: Inputs
-) -> tuple[AnyReadout, FirstPass, str]:
-    """The readout found with some inputs, the pass it was found with, and a notice, or ""."""
+) -> _Result:
+    """The readout found with some inputs."""
     if source.features is not None:
-        return *_given(model, source, inputs), ""
+        return _Result(*_given(model, source, inputs), "")
     inner_model = unwrapped(model)
     if any(base.__module__.startswith("keras.") for base in type(inner_model).__mro__):
         raise ValueError(
@@ -238,7 +278,7 @@ def _found(
         notices.append(_nonlinear_notice(model, readout, heads.later, run))
     if heads.left_out:
         notices.append(left_out_notice(model, heads))
-    return readout, first_pass, " ".join(notices)
+    return _Result(readout, first_pass, " ".join(notices))
 
 
 def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatures, FirstPass]:
@@ -275,8 +315,9 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
     )
     if heads.is_returned and not heads.are_parameters:
         plain = replace(base, kind="plain", layout="shared")
+        columns = plain.columns
         # The class of torch's own layers says what they compute. Anything else is tried out.
-        if all(is_linear_by_class(head) for head in plain.columns.heads):
+        if columns.disjoint and all(is_linear_by_class(head) for head in columns.heads):
             readout = _plain_if_true(plain, inputs, heads.output)
             if readout is not None:
                 return readout
@@ -287,13 +328,13 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
             if model_in_double is not None:
                 with InDouble():
                     double = replace(base, model=model_in_double)
-                    judged = _judged(double, inputs)
+                    judged = _judged(double, inputs, may_be_plain=heads.is_returned)
                 return replace(judged, model=pattern)
-        except _FalseDerivativesError:
+        except FalseDerivativesError:
             raise
         except Exception:
             pass  # no memory, no float64, or code that insists on a type
-    return _judged(base, inputs)
+    return _judged(base, inputs, may_be_plain=heads.is_returned)
 
 
 def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout | None:
@@ -312,44 +353,46 @@ def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout 
         changes in another way.
     """
     change = 0.1 * large_change(readout.weights, seed=1)  # of the size of the weights
+    graphs = GraphsKept()
     try:
-        with torch.no_grad():
+        with graphs:
             changed_output, calls = readout.recorded_pass(inputs, change=change)
     except ORDINARY_ERRORS:
-        readout = replace(readout, needs_gradients=_needs_gradients(readout, inputs))
-        if not readout.needs_gradients:
-            return readout
-        try:
-            changed_output, calls = readout.recorded_pass(inputs, change=change)
-        except ORDINARY_ERRORS:
-            return readout
-    reading = plain_reading(changed_output, calls, readout.columns)
+        return _with_gradients(readout, graphs)
+    columns = readout.columns
+    readout = _with_gradients(readout, graphs)
+    reading = plain_reading(changed_output, calls, columns)
     if reading is None:
         return None
     if not bool(torch.isfinite(changed_output - output).all()):
         return readout  # NaN says nothing, and is refused by the fit
     # Seen from the changed weights, the output lies at -d.
-    if change_agrees(reading, output, -change) or _is_random(readout, inputs, output):
+    if change_agrees(reading, output, -change, calls) or _is_random(readout, inputs, output):
         return readout
     return None
 
 
-def _needs_gradients(readout: Readout, inputs: Inputs) -> bool:
-    """Whether the model raises an error without gradients, and none with them."""
-    try:
-        with torch.no_grad():
-            readout.recorded_pass(inputs)
-    except RuntimeError:
-        return True
-    return False
+def _with_gradients(readout: Readout, graphs: GraphsKept) -> Readout:
+    """The readout of a model that may have differentiated inside its forward pass.
+
+    Such a model may not run without gradients, and may free its graph.
+
+    Args:
+        readout: The readout.
+        graphs: What saw a pass of the model.
+    """
+    if not graphs.differentiated:
+        return readout
+    return replace(readout, differentiates=True, needs_gradients=True)
 
 
-def _judged(readout: Readout, inputs: Inputs) -> Readout:
+def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
     """The kind, layout and linearity of a readout, by what a few passes show.
 
     Args:
         readout: The readout, of kind `tail` or `parameters`. Its layout is not known yet.
         inputs: The inputs of the first batch, or of its first rows.
+        may_be_plain: Whether the graph shows that nothing but a change of shape follows the heads.
 
     Raises:
         ValueError: The output does not depend on the heads, or its derivatives are not true.
@@ -357,7 +400,7 @@ def _judged(readout: Readout, inputs: Inputs) -> Readout:
     if readout.kind == "tail":
         judged = None
         with suppress(HeadsNotCalledError):  # without gradients, torch has a path around the layers
-            judged = _judged_tail(readout, inputs)
+            judged = _judged_tail(readout, inputs, may_be_plain=may_be_plain)
         if judged is not None:
             return judged
         # The modules inside the heads that own parameters become the heads.
@@ -369,22 +412,22 @@ def _judged(readout: Readout, inputs: Inputs) -> Readout:
         output, calls = readout.recorded_pass(inputs, adds_offsets=True)
     _require_dependence(readout, output, [leaf for call in calls for leaf in call.leaves])
     columns = readout.columns
-    readout = replace(readout, differentiates=graphs.differentiated)
+    readout = _with_gradients(readout, graphs)
     reading = parameters_reading(output, calls, columns)
     linear = _is_linear(readout, reading, inputs)
     if not linear and not _has_true_slope(readout, reading, inputs):
-        raise _FalseDerivativesError(readout)
+        raise FalseDerivativesError(readout)
     return replace(readout, linear=linear)
 
 
-def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool = True) -> Readout | None:
+def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout | None:
     """A readout of linear maps, and what follows them.
 
     Args:
         readout: The readout, whose layout is not known yet.
         inputs: The inputs of the first batch, or of its first rows.
-        may_be_plain: Whether the output may be what the heads returned. It need not stay so for
-            other weights, as behind a clamp: then this is asked again.
+        may_be_plain: Whether the output may be what the heads returned. Hooks may add something
+            all the same, which shows with other weights: then this is asked again.
 
     Returns:
         None if the features are not the derivatives by the weights: the maps compute something
@@ -404,11 +447,7 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool = True)
         tail_readout, reading = _form_of_tail(readout, output, calls, may_be_plain=may_be_plain)
         if not gradients_agree(reading, calls, tail_readout.columns_of(modules), leaves):
             return None
-    # What differentiates inside its forward pass may not run without gradients.
-    differentiated = graphs.differentiated
-    tail_readout = replace(
-        tail_readout, differentiates=differentiated, needs_gradients=differentiated
-    )
+    tail_readout = _with_gradients(tail_readout, graphs)
     if _is_linear(tail_readout, reading, inputs):
         return tail_readout
     if tail_readout.kind == "plain":
@@ -416,7 +455,7 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool = True)
     if _has_true_slope(tail_readout, reading, inputs):
         return replace(tail_readout, linear=False)
     if all(has_plain_parameters(head) for head in modules):
-        raise _FalseDerivativesError(tail_readout)
+        raise FalseDerivativesError(tail_readout)
     return None  # of a normalised weight the gradient could not be compared
 
 
@@ -493,12 +532,12 @@ def _is_linear(readout: Readout, reading: Reading, inputs: Inputs) -> bool:
     """
     if not bool(torch.isfinite(reading.output.detach()).all()):
         return True  # NaN says nothing of linearity, and is refused by the fit
-    change = large_change(readout.weights, seed=1)
+    change = revealing_change(readout.weights, seed=1)
     changed_output, calls = readout.recorded_pass(inputs, change=change)
     is_plain = readout.kind == "plain"
     if is_plain and plain_reading(changed_output, calls, readout.columns) is None:
         return False
-    return change_agrees(reading, changed_output, change)
+    return change_agrees(reading, changed_output, change, calls)
 
 
 def _has_true_slope(readout: Readout, reading: Reading, inputs: Inputs) -> bool:

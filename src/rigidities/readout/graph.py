@@ -392,7 +392,7 @@ def copied_readout(
     twin = shadow(model)
     if not isinstance(readout, Readout):
         return FeatureCopy(independent(twin), readout, targets)
-    if readout.kind == "plain":
+    if readout.kind == "plain" and readout.linear:
         return PlainCopy(independent(twin), readout)
     heads = ", ".join(name or "the model itself" for name in readout.heads)
     if not readout.linear or readout.kind == "parameters":

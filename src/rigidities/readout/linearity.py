@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..models.directional import normal_like
 from ..models.shadow import shadow
-from .checks import large_change, tolerance
+from .checks import revealing_change, tolerance
 from .heads import (
     Call,
     ParameterRecorder,
@@ -56,10 +56,13 @@ BENDING = frozenset(
 
 ORDERLY = frozenset(
     f"{name}Backward{number}"
-    for name in ("View", "UnsafeView", "ReshapeAlias", "Alias", "Squeeze", "Unsqueeze", "Select")
+    for name in (
+        *("View", "UnsafeView", "ReshapeAlias", "Alias", "Squeeze", "Unsqueeze", "Select", "Slice"),
+        *("Clone", "ToCopy", "Unbind", "Split", "Cat", "Expand"),
+    )
     for number in range(3)
-) | {"SliceBackward0"}
-"""Names of graph nodes that keep the order of numbers, unless they drop some."""
+)
+"""Names of graph nodes that keep numbers and their order, unless they drop, repeat or join some."""
 
 _BY_CONSTANTS = frozenset(
     f"{name}Backward{number}"
@@ -307,12 +310,12 @@ class Linearity:
         return total
 
     def _change(self, layer: str, seed: int) -> Tensor:
-        """A large random change of a layer: (D or D+1, K) of a linear map, else (P,)."""
+        """A change that reveals nonlinearity: (D or D+1, K) of a linear map, else (P,)."""
         if layer in self._recorders:
-            return large_change(head_weights(self._recorders[layer].head), 1000 + seed)
+            return revealing_change(head_weights(self._recorders[layer].head), 1000 + seed)
         changes = []
         for parameter in self._parameter_recorders[layer].module_parameters.values():
-            changes.append(large_change(parameter.detach().flatten(), 2000 + seed))
+            changes.append(revealing_change(parameter.flatten(), 2000 + seed))
         return torch.cat(changes)
 
     def _output(self, layers: Sequence[str]) -> Tensor:

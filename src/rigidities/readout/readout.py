@@ -88,6 +88,8 @@ class AnyReadout(ABC):
         layout: `shared`, `separate` or `joint`; see the module.
         linear: Whether the output is linear in the weights.
         model: A shadow of the model, which is never run.
+        order: The order of a sample's outputs in which the targets stand as in the head; None if
+            that is the order they have.
     """
 
     source: Source
@@ -97,6 +99,7 @@ class AnyReadout(ABC):
     layout: str
     linear: bool
     model: nn.Module
+    order: Tensor | None
 
     def __call__(self, batch: Batch) -> Reading:
         """One forward pass over a batch, which must give one output per sample."""
@@ -131,7 +134,7 @@ class AnyReadout(ABC):
 
     @abstractmethod
     def header(self) -> dict[str, Any]:
-        """What a file keeps of the readout; see `readout_from_header`."""
+        """What a file keeps of the readout beside its order; see `readout_from_header`."""
 
     @abstractmethod
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
@@ -252,7 +255,7 @@ class Readout(AnyReadout):
         return replace(self, model=shadow(model))
 
     def header(self) -> dict[str, Any]:
-        """What a file keeps of the readout."""
+        """What a file keeps of the readout, beside its order."""
         return {
             "layer": list(self.heads),
             "silent": list(self.silent),
@@ -260,7 +263,6 @@ class Readout(AnyReadout):
             "layout": self.layout,
             "linear": self.linear,
             "coupled": self.coupled,
-            "order": None if self.order is None else self.order.tolist(),
             "differentiates": self.differentiates,
             "needs_gradients": self.needs_gradients,
         }
@@ -274,12 +276,10 @@ class Readout(AnyReadout):
                 args, kwargs = ordinary((args, kwargs))
                 return self.read(args, kwargs)
         if self.kind == "plain":
-            twin = self._twin()
-            output, calls = self._plain_pass(twin, (args, kwargs))
-            reading = plain_reading(output, calls, twin.columns)
+            reading = self._plain_reading((args, kwargs))
             if reading is not None:
                 return reading
-            # An identity on the first batch (a mask of ones), not on this one.
+            # Nothing followed the heads in the first batch, but something does in this one.
         with torch.enable_grad():
             return self._differentiated((args, kwargs)).detached()
 
@@ -304,7 +304,7 @@ class Readout(AnyReadout):
         differentiate by must have `requires_grad`, so that it shows what depends on them.
         """
         gains_by_call: list[RowGains] = []
-        if self.kind != "plain":
+        if self.kind != "plain" or self._plain_reading((args, kwargs)) is None:
             if self.kind == "parameters" or self.layout == "joint":
                 return None
             with torch.enable_grad():
@@ -331,9 +331,7 @@ class Readout(AnyReadout):
         """
         inputs = (batch.args, batch.kwargs)
         if self.kind == "plain":
-            twin = self._twin()
-            output, calls = self._plain_pass(twin, inputs)
-            reading = plain_reading(output, calls, twin.columns)
+            reading = self._plain_reading(inputs)
             if reading is not None:
                 features = reading.features.detach()
                 rows = torch.arange(len(features), device=features.device)
@@ -405,12 +403,21 @@ class Readout(AnyReadout):
         return _Twin(model, recorders, self.columns_of([recorder.head for recorder in recorders]))
 
     def _differentiated(self, inputs: Inputs, *, graph: bool = False) -> Reading:
-        """The reading of a pass that differentiates what follows the heads.
+        """The reading of a pass that differentiates what follows the heads."""
+        output, calls = self.recorded_pass(inputs, adds_offsets=True)
+        return self.reading_of(output, calls, graph=graph)
+
+    def reading_of(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading:
+        """The reading of a pass whose heads added offsets, with whatever graph it has.
+
+        Args:
+            output: The model's output.
+            calls: The calls of the heads.
+            graph: Whether the features are to be differentiable by the model's inputs.
 
         Raises:
             ValueError: The output is not finite, or the tail no longer has the form found before.
         """
-        output, calls = self.recorded_pass(inputs, adds_offsets=True)
         columns = self.columns
         reading = None
         if self.kind == "parameters":
@@ -433,6 +440,12 @@ class Readout(AnyReadout):
             "features= to provide the features yourself."
         )
 
+    def _plain_reading(self, inputs: Inputs) -> Reading | None:
+        """The reading of a pass in which nothing follows the heads; None if something does."""
+        twin = self._twin()
+        output, calls = self._plain_pass(twin, inputs)
+        return plain_reading(output, calls, twin.columns)
+
     def _gains(
         self, output: Tensor, calls: list[Call], *, graph: bool = False
     ) -> list[RowGains] | None:
@@ -444,7 +457,10 @@ class Readout(AnyReadout):
 
     def _plain_pass(self, twin: _Twin, inputs: Inputs) -> tuple[Tensor, list[Call]]:
         """A pass that records no gradients, unless an input or the model needs them."""
-        if self.needs_gradients or not torch.is_grad_enabled() or _some_input_requires_grad(inputs):
+        if self.needs_gradients:
+            with torch.enable_grad():
+                return self._pass(twin, inputs)
+        if not torch.is_grad_enabled() or _some_input_requires_grad(inputs):
             return self._pass(twin, inputs)
         torch.set_grad_enabled(False)
         try:
@@ -493,6 +509,7 @@ class GivenFeatures(AnyReadout):
     heads: tuple[str, ...] = field(default=(), init=False)
     silent: tuple[str, ...] = field(default=(), init=False)
     linear: bool = field(default=True, init=False)
+    order: Tensor | None = field(default=None, init=False)
     weights: Tensor | None = field(default=None, init=False)
     biases: Tensor | None = field(default=None, init=False)
     _twin: OfThread[nn.Module] = field(init=False, repr=False)
@@ -537,7 +554,6 @@ class GivenFeatures(AnyReadout):
             "layout": self.layout,
             "linear": True,
             "coupled": False,
-            "order": None,
             "differentiates": False,
             "needs_gradients": False,
         }
@@ -570,13 +586,12 @@ class GivenFeatures(AnyReadout):
         return Reading(output, features, OutputLayout(output.shape, inner))
 
 
-def readout_from_header(model: nn.Module, source: Source, header: dict[str, Any]) -> AnyReadout:
-    """The readout that a header describes; see `AnyReadout.header`."""
+def readout_from_header(
+    model: nn.Module, source: Source, header: dict[str, Any], order: Tensor | None
+) -> AnyReadout:
+    """The readout that a header and an order describe; see `AnyReadout.header`."""
     if header["kind"] == "features":
         return GivenFeatures(shadow(model), source, header["layout"])
-    order = None
-    if header["order"] is not None:
-        order = torch.tensor(header["order"])
     return Readout(
         model=shadow(model),
         source=source,

@@ -52,8 +52,8 @@ class FoundHeads:
         silent: Linear maps that the batch did not call, of which nothing is known.
         output: The model's output in the pass that the heads were found with, without a graph.
         renewed: Attributes that the pass set; see `Watch`.
-        returned: The name of the module whose only call returned the output, perhaps reshaped;
-            None if there is no such module.
+        returned: Names of the modules whose only calls returned the output, or what it is the mean
+            of, perhaps reshaped; empty if there are no such modules.
         are_parameters: Whether the heads may be any modules, of whose parameters alone it is known
             that they belong to the readout.
         left_out: Layers that are not heads although they reach the output past the heads, each with
@@ -67,15 +67,18 @@ class FoundHeads:
     silent: list[str]
     output: Tensor
     renewed: frozenset[str]
-    returned: str | None
+    returned: list[str]
     are_parameters: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
 
     @property
     def is_returned(self) -> bool:
-        """Whether the model returns what its one head gave, whatever the head's weights are."""
-        return self.names == [self.returned]
+        """Whether the model returns what its head gave, or the mean of what its heads gave.
+
+        The graph shows it, so that it holds whatever the heads' weights are.
+        """
+        return self.names == self.returned
 
 
 def find_heads(model: nn.Module, run: Run) -> FoundHeads:
@@ -259,15 +262,15 @@ class _Marked(NamedTuple):
         module_of_mark: The number of the module by the id of each mark's leaf.
         output: The model's output, with its graph.
         renewed: Attributes that the pass set; see `Watch`.
-        returned: The name of the module whose only call returned the output, perhaps reshaped;
-            None if there is no such module.
+        returned: Names of the modules whose only calls returned the output, or what it is the mean
+            of, perhaps reshaped; empty if there are no such modules.
     """
 
     markers: list[Marker]
     module_of_mark: dict[int, int]
     output: Tensor
     renewed: frozenset[str]
-    returned: str | None
+    returned: list[str]
 
 
 def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
@@ -293,38 +296,53 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
     for number, marker in enumerate(markers):
         for mark in marker.marks:
             module_of_mark[id(mark.leaf)] = number
-    returned = _returned(output, markers)
     return _Marked(
         markers=markers,
         module_of_mark=module_of_mark,
         output=output,
         renewed=frozenset(before.renewed(Watch(twin, ignored=Marker))),
-        returned=None if returned is None else names[returned],
+        returned=[names[number] for number in _returned(output, markers)],
     )
 
 
-def _returned(output: Tensor, markers: list[Marker]) -> int | None:
-    """The number of the module whose only call returned the output; None if there is none.
+def _returned(output: Tensor, markers: list[Marker]) -> list[int]:
+    """The numbers of the modules whose only calls returned the output, or what it is the mean of.
 
-    The graph shows it: from the output back to what was returned there are only nodes that reshape.
-    This holds for any weights, as long as the model takes the same path. Every later pass is
-    compared bit by bit.
+    The graph shows it: from the output back to what was returned there are only nodes that keep the
+    numbers and their order. This holds for any weights, as long as the model takes the same path.
+    Every later pass is compared with what the modules returned.
     """
     module_of_node: dict[Any, int] = {}
     for number, marker in enumerate(markers):
         if len(marker.marks) == 1:
             module_of_node[marker.marks[0].node] = number
-    node = output.grad_fn
-    while node is not None and node not in module_of_node and node.name() in ORDERLY:
-        node = node.next_functions[0][0]
-    if node is None or node not in module_of_node:
-        return None
-    number = module_of_node[node]
-    mark = markers[number].marks[0]
+    ends = [_behind_orderly(output.grad_fn, module_of_node)]
+    if ends[0] is not None and ends[0].name() == "MeanBackward1":  # of `MeanOf`
+        stack = ends[0].next_functions[0][0]
+        if stack is not None and stack.name() == "StackBackward0":
+            ends = [_behind_orderly(node, module_of_node) for node, _ in stack.next_functions]
+    numbers = [module_of_node.get(node, -1) for node in ends]
+    if len(set(numbers)) < len(numbers):
+        return []  # one module twice
+    for number in numbers:
+        if number < 0 or markers[number].marks[0].numel != output.numel():
+            return []
     # A view shares the count of writes with its base, so a write without a graph shows there.
-    if mark.numel != output.numel() or mark.version != output._version:
-        return None
-    return number
+    if len(numbers) == 1 and markers[numbers[0]].marks[0].version != output._version:
+        is_view = output._is_view() or output.grad_fn is markers[numbers[0]].marks[0].node
+        if is_view:
+            return []
+    return numbers
+
+
+def _behind_orderly(node: Any, module_of_node: dict[Any, int]) -> Any:
+    """The first node on the way back that is a module's, or does more than keep an order."""
+    while node is not None and node not in module_of_node and node.name() in ORDERLY:
+        inputs = [child for child, _ in node.next_functions]
+        if len(inputs) != 1:
+            return None
+        node = inputs[0]
+    return node
 
 
 class _Walk(NamedTuple):

@@ -77,7 +77,7 @@ def plain_reading(output: Tensor, calls: list[Call], columns: Columns) -> Readin
     # The same memory needs no comparison of values, which may have been reshaped.
     same_memory = mean.data_ptr() == output.data_ptr()
     same = same_memory and mean.is_contiguous() and output.is_contiguous()
-    if not same and not torch.equal(mean.flatten(), output.flatten()):
+    if not same and not torch.equal(mean.flatten().to(output.dtype), output.flatten()):
         return None
     if len(calls) == 1 and columns.single_bias:
         layout = OutputLayout(output.shape, first_output.shape, columns.channel_axis)
