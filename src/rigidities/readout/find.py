@@ -311,6 +311,9 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
         kind,
         "joint",  # until it is known
         silent=tuple(heads.silent),
+        # Such a model may not run without gradients, and may free its graph.
+        differentiates=heads.differentiates,
+        needs_gradients=heads.differentiates,
         call=source.call(unwrapped(model), args, kwargs),
     )
     if heads.is_returned and not heads.are_parameters:
@@ -349,19 +352,14 @@ def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout 
         output: The model's output for them.
 
     Returns:
-        The readout, which knows whether the model runs without gradients; None if the output
-        changes in another way.
+        The readout; None if the output changes in another way.
     """
     change = 0.1 * large_change(readout.weights, seed=1)  # of the size of the weights
-    graphs = GraphsKept()
     try:
-        with graphs:
-            changed_output, calls = readout.recorded_pass(inputs, change=change)
+        changed_output, calls = readout.recorded_pass(inputs, change=change)
     except ORDINARY_ERRORS:
-        return _with_gradients(readout, graphs)
-    columns = readout.columns
-    readout = _with_gradients(readout, graphs)
-    reading = plain_reading(changed_output, calls, columns)
+        return readout
+    reading = plain_reading(changed_output, calls, readout.columns)
     if reading is None:
         return None
     if not bool(torch.isfinite(changed_output - output).all()):
@@ -370,20 +368,6 @@ def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout 
     if change_agrees(reading, output, -change, calls) or _is_random(readout, inputs, output):
         return readout
     return None
-
-
-def _with_gradients(readout: Readout, graphs: GraphsKept) -> Readout:
-    """The readout of a model that may have differentiated inside its forward pass.
-
-    Such a model may not run without gradients, and may free its graph.
-
-    Args:
-        readout: The readout.
-        graphs: What saw a pass of the model.
-    """
-    if not graphs.differentiated:
-        return readout
-    return replace(readout, differentiates=True, needs_gradients=True)
 
 
 def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
@@ -408,11 +392,9 @@ def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
         for name in readout.heads:
             names += layers_inside(readout.model, name, opened=True)
         readout = replace(readout, kind="parameters", heads=tuple(dict.fromkeys(names)))
-    with GraphsKept() as graphs:
-        output, calls = readout.recorded_pass(inputs, adds_offsets=True)
+    output, calls = readout.recorded_pass(inputs, adds_offsets=True)
     _require_dependence(readout, output, [leaf for call in calls for leaf in call.leaves])
     columns = readout.columns
-    readout = _with_gradients(readout, graphs)
     reading = parameters_reading(output, calls, columns)
     linear = _is_linear(readout, reading, inputs)
     if not linear and not _has_true_slope(readout, reading, inputs):
@@ -439,7 +421,7 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
     modules = readout.columns.heads
     if not all(is_linear_by_class(head) or has_free_weight(head) for head in modules):
         return None
-    with with_leaves(modules) as leaves, GraphsKept() as graphs:
+    with with_leaves(modules) as leaves:
         output, calls = readout.recorded_pass(inputs, adds_offsets=True)
         maps_by_class = all(is_linear_by_class(head) for head in modules)
         if not maps_by_class and not returned_linear_maps(calls):
@@ -447,7 +429,6 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
         tail_readout, reading = _form_of_tail(readout, output, calls, may_be_plain=may_be_plain)
         if not gradients_agree(reading, calls, tail_readout.columns_of(modules), leaves):
             return None
-    tail_readout = _with_gradients(tail_readout, graphs)
     if _is_linear(tail_readout, reading, inputs):
         return tail_readout
     if tail_readout.kind == "plain":

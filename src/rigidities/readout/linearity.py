@@ -274,15 +274,14 @@ class Linearity:
             offsets_of_layer[name] = [call.offset for call in calls if call.offset is not None]
         leaves_by_layer = leaves_of_layer | offsets_of_layer
         leaves = [leaf for leaves in leaves_by_layer.values() for leaf in leaves]
-        gradients = iter(
-            torch.autograd.grad(
-                output,
-                leaves,
-                normal_like(output, seed=5),
-                retain_graph=True,
-                materialize_grads=True,
+        v = normal_like(output, seed=5)
+        try:
+            gradients = iter(
+                torch.autograd.grad(output, leaves, v, retain_graph=True, materialize_grads=True)
             )
-        )
+        except Exception:  # a backward pass of the user's own fails: nothing is known to be linear
+            self._pass = self._pass._replace(output=output.detach())
+            return dict.fromkeys(self._changes, 0.0)
         slopes = {}
         for name, leaves in leaves_by_layer.items():
             gradients_of_layer = [next(gradients).double() for _ in leaves]

@@ -441,9 +441,22 @@ class Readout(AnyReadout):
         )
 
     def _plain_reading(self, inputs: Inputs) -> Reading | None:
-        """The reading of a pass in which nothing follows the heads; None if something does."""
+        """The reading of a pass in which nothing follows the heads; None if something does.
+
+        The pass records no gradients, unless an input or the model needs them.
+        """
         twin = self._twin()
-        output, calls = self._plain_pass(twin, inputs)
+        if self.needs_gradients:
+            with torch.enable_grad():
+                output, calls = self._pass(twin, inputs)
+        elif not torch.is_grad_enabled() or _some_input_requires_grad(inputs):
+            output, calls = self._pass(twin, inputs)
+        else:
+            torch.set_grad_enabled(False)
+            try:
+                output, calls = self._pass(twin, inputs)
+            finally:
+                torch.set_grad_enabled(True)
         return plain_reading(output, calls, twin.columns)
 
     def _gains(
@@ -454,19 +467,6 @@ class Readout(AnyReadout):
         if gains is None or self.layout == "separate":
             return gains
         return shared_gains(gains)
-
-    def _plain_pass(self, twin: _Twin, inputs: Inputs) -> tuple[Tensor, list[Call]]:
-        """A pass that records no gradients, unless an input or the model needs them."""
-        if self.needs_gradients:
-            with torch.enable_grad():
-                return self._pass(twin, inputs)
-        if not torch.is_grad_enabled() or _some_input_requires_grad(inputs):
-            return self._pass(twin, inputs)
-        torch.set_grad_enabled(False)
-        try:
-            return self._pass(twin, inputs)
-        finally:
-            torch.set_grad_enabled(True)
 
     def _pass(
         self, twin: _Twin, inputs: Inputs, *, keep_graphs: bool = False

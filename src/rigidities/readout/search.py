@@ -54,6 +54,7 @@ class FoundHeads:
         renewed: Attributes that the pass set; see `Watch`.
         returned: Names of the modules whose only calls returned the output, or what it is the mean
             of, perhaps reshaped; empty if there are no such modules.
+        differentiates: Whether the model differentiates inside its forward pass.
         are_parameters: Whether the heads may be any modules, of whose parameters alone it is known
             that they belong to the readout.
         left_out: Layers that are not heads although they reach the output past the heads, each with
@@ -68,6 +69,7 @@ class FoundHeads:
     output: Tensor
     renewed: frozenset[str]
     returned: list[str]
+    differentiates: bool
     are_parameters: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
@@ -122,6 +124,7 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
         output=marked.output.detach(),
         renewed=marked.renewed,
         returned=marked.returned,
+        differentiates=marked.differentiates,
     )
     straight = _walk_back([marked.output.grad_fn], marked.module_of_mark, bending=BENDING)
     feeding = [names[i] for i in sorted(straight.nodes_before) if i not in last]
@@ -144,6 +147,7 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
                     output=marked.output.detach(),
                     renewed=marked.renewed,
                     returned=marked.returned,
+                    differentiates=marked.differentiates,
                 )
         return found_heads
 
@@ -232,6 +236,7 @@ def _found_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundHeads:
         output=marked.output.detach(),
         renewed=marked.renewed,
         returned=marked.returned,
+        differentiates=marked.differentiates,
         are_parameters=not called,
     )
 
@@ -264,6 +269,7 @@ class _Marked(NamedTuple):
         renewed: Attributes that the pass set; see `Watch`.
         returned: Names of the modules whose only calls returned the output, or what it is the mean
             of, perhaps reshaped; empty if there are no such modules.
+        differentiates: Whether the model differentiates inside its forward pass.
     """
 
     markers: list[Marker]
@@ -271,6 +277,7 @@ class _Marked(NamedTuple):
     output: Tensor
     renewed: frozenset[str]
     returned: list[str]
+    differentiates: bool
 
 
 def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
@@ -283,6 +290,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
     """
     twin, markers = put_recorders(twin, names, Marker)
     before = Watch(twin, ignored=Marker)
+    differentiates = False
     with torch.enable_grad():
         try:
             # Nothing is kept for a backward pass: it takes no more memory than without gradients.
@@ -292,6 +300,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
             for marker in markers:
                 marker.reset(adds_offsets=True)
             output = run(twin)
+            differentiates = True
     module_of_mark: dict[int, int] = {}
     for number, marker in enumerate(markers):
         for mark in marker.marks:
@@ -302,6 +311,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
         output=output,
         renewed=frozenset(before.renewed(Watch(twin, ignored=Marker))),
         returned=[names[number] for number in _returned(output, markers)],
+        differentiates=differentiates,
     )
 
 
