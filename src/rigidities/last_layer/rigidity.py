@@ -962,8 +962,7 @@ class LastLayerRigidity(ModelWrapper):
         Raises:
             ValueError: There is no fit, or the model has changed since.
         """
-        readout, _ = self._fit.ready()
-        return readout
+        return self._fit.require_state().binding.current()
 
     def summary(self) -> str:
         """The fit and the calibration in about ten lines, and what to do next."""
