@@ -218,7 +218,11 @@ def _confirmed_reading(readout: AnyReadout, inputs: Inputs) -> Reading | None:
         output, calls = readout.recorded_pass(inputs, adds_offsets=True)
         if not by_class and not returned_linear_maps(calls):
             return None
-        reading = readout.reading_of(output, calls)
+        reading = None
+        if readout.kind == "plain":
+            reading = plain_reading(output, calls, columns)
+        if reading is None:
+            reading = readout.reading_of(output, calls)
         if not gradients_agree(reading, calls, columns, leaves):
             return None
     return reading.detached()

@@ -115,7 +115,7 @@ def test_whatever_may_change_a_result_counts(files: dict[str, str], owner: str, 
 
 
 def test_the_library_that_computes_is_where_the_digest_looks() -> None:
-    for name in ("posterior/gram.py", "losses.py", "last_layer/readout/search.py"):
+    for name in ("posterior/gram.py", "losses.py", "readout/search.py"):
         assert (sources.LIBRARY / name).is_file()
     assert all((sources.LIBRARY / name).exists() for name in sources.SHOWS_ONLY[2:])
     assert all((sources.EXPERIMENTS / name).exists() for name in sources.SHARED)
