@@ -61,6 +61,7 @@ def test_no_row_from_outside_is_trained_or_calibrated_on(synthetic: Path) -> Non
         assert not bool(torch.isclose(seen[:, None], far, rtol=0, atol=1e-6).any())
 
 
+@pytest.mark.slow
 def test_every_form_is_judged_on_both_sides(synthetic: Path) -> None:
     found = work.judged("energy", count=1, seed=5, steps=4)
     assert len(found["nets"]) == 3 * len(work.NETS)
@@ -99,6 +100,7 @@ def test_forms_are_compared_net_by_net() -> None:
     assert found["interval_score"] == pytest.approx((1.5 * 1.25) ** 0.5)
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_the_page(synthetic: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run, "QUICK", run.Sizes(("energy",), count=1, steps=4))
     assert command.main(["outside", "--quick", "--out", str(tmp_path)]) == 0

@@ -171,6 +171,7 @@ def test_the_nets_error_bars_share_one_mean(folder: Path) -> None:
     assert all(1 <= epoch <= 4 for epoch in found["epoch"]) and len(found["epoch"]) == 2
 
 
+@pytest.mark.slow
 def test_a_split_is_judged_the_same_alone_or_in_company(folder: Path) -> None:
     one, two = map(last_layers, (1, 2))
     alone, beside = (found["methods"]["llpr"][0]["all"]["nll"] for found in (one, two))
@@ -204,6 +205,7 @@ def test_laplace_joins_where_it_is_installed(folder: Path) -> None:
     assert math.isfinite(found["nll"]) and found["nll"] != flat["nll"]
 
 
+@pytest.mark.slow
 def test_targets_on_a_grid_are_judged_by_cells(folder: Path, monkeypatch) -> None:
     monkeypatch.setitem(samples.STEPS, "yacht", 0.5)
     split = next(work.split_rows("yacht", 1, OFFICIAL, 0))

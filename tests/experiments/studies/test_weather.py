@@ -236,6 +236,7 @@ def test_the_page_says_what_the_papers_recipe_gives() -> None:
     assert wording.SHARED_ROWS in text
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_numbers_tables_and_figures(folder: Path, monkeypatch) -> None:
     monkeypatch.setitem(EXPERIMENTS, "weather", Experiment("weather", "tomorrow's maximum", 15))
     monkeypatch.setattr(
