@@ -100,6 +100,20 @@ def test_a_clamp_inside_the_head_that_the_first_rows_do_not_reach_is_seen():
     torch.testing.assert_close(uq.gram.matrix, h.mT @ h)
 
 
+@pytest.mark.parametrize("least", [0, 8])
+def test_a_weight_that_is_used_again_after_the_head_counts_with_both_uses(least):
+    """Also where only batches of more than eight rows, which the search looks at, use it again."""
+
+    def run(m, x):
+        y = 2 * m.head(x)
+        return y + x.square() @ m.head.weight.mT if len(x) > least else y
+
+    x, y = rows()
+    uq = rg.LastLayerRigidity(Net(run, head=nn.Linear(3, 1)).double()).fit([(x, y)])
+    features = torch.cat([2 * x + x.square(), 2 * torch.ones_like(y)], 1)
+    torch.testing.assert_close(uq.gram.matrix, features.mT @ features)
+
+
 def test_an_offset_of_all_outputs_leaves_the_readout_linear():
     x, y = rows()
     model = Net(lambda m, x: m.head(x) + 1e12, head=nn.Linear(3, 1)).double()
