@@ -112,7 +112,7 @@ def test_one_sample_leaves_room_for_the_rounding_of_another_device():
 
 
 def test_large_batches_that_cannot_be_cut_are_not_kept(monkeypatch):
-    monkeypatch.setattr("rigidities.models.probes.LARGEST_HELD", 500)
+    monkeypatch.setattr("rigidities.models.changes.LARGEST_HELD", 500)
     model = Net(lambda m, a, c: m.head(a) + c, head=nn.Linear(4, 1))
     x, y = data(50, 1, 0)
     uq = rg.LastLayerRigidity(model).fit([{"a": x, "c": torch.tensor(1.0), "y": y}])

@@ -10,7 +10,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from rigidities.models.directional import pushes
 from rigidities.models.plain_copy import plain_copy
-from rigidities.models.shadow import Watch, shadow
+from rigidities.models.changes import Watch
+from rigidities.models.shadow import shadow
 
 # --- a copy that shares the model's tensors ------------------------------------------------------
 

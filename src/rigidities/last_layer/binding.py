@@ -37,9 +37,9 @@ from torch import Tensor, nn
 from ..data.sketch import fingerprint
 from ..data.storage import Snapshot, prefixed
 from ..models.calling import Source
+from ..models.changes import FirstPass, Probes, Watch, renewed
 from ..models.plain_copy import require_whole
-from ..models.probes import FirstPass, Probes
-from ..models.shadow import Watch, held_names, placement, unwrapped
+from ..models.shadow import held_names, placement, unwrapped
 from ..models.threads import Lock
 from ..readout.find import FoundReadout
 from ..readout.heads import is_linear_map, named_head, own_parameters
@@ -246,22 +246,22 @@ class Binding:
         tie = self._tie
         if tie is None:
             readout = self._described_readout()
-            self._check_outputs(set())
+            self._check_outputs(frozenset())
             return _Checked(readout, now)
         readout, before = tie
         written = before.written(now)
-        renewed = before.renewed(now)
+        changed = renewed(before.attributes, now.attributes)
         if self.probes is not None:
-            renewed -= self.probes.renewed  # what every pass of the model sets
+            changed -= self.probes.renewed  # what every pass of the model sets
         if (written or thorough) and not self._has_weights_of_fit():
             raise ValueError(
                 "The model's weights have changed since the fit (training, loading, or a cast "
                 "that loses digits), so its error bars are no longer valid. Call fit(x, y) and "
                 "calibrate(x, y) again, or restore the weights."
             )
-        if written or thorough or renewed:
-            self._check_outputs(renewed)
-        if written or renewed:
+        if written or thorough or changed:
+            self._check_outputs(changed)
+        if written or changed:
             readout = readout.on(self.user_model.model)
         return _Checked(readout, now)
 
@@ -271,11 +271,11 @@ class Binding:
         digest: str = header["fingerprint"]
         return model_fingerprint(self.user_model.model, header["weights"]) == digest
 
-    def _check_outputs(self, renewed: set[str]) -> None:
+    def _check_outputs(self, changed: frozenset[str]) -> None:
         """Refuse a model whose outputs for the kept inputs have changed.
 
         Args:
-            renewed: Attributes that were set since, for the message.
+            changed: Attributes that were set since, for the message.
         """
         if self.probes is None:
             return
@@ -283,8 +283,8 @@ class Binding:
         if not deviation:
             return
         reason = "a different activation, factor or statistic?"
-        if renewed:
-            names = ", ".join(repr(name.partition(".")[2]) for name in sorted(renewed))
+        if changed:
+            names = ", ".join(repr(name.partition(".")[2]) for name in sorted(changed))
             reason = f"was {names} set?"
         raise ValueError(
             "The model's weights are those of the fit, but its predictions are not: for inputs "

@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..data.batches import Batch
 from ..data.sketch import row_hashes
-from ..models.probes import first_rows
+from ..models.changes import first_rows
 from ..models.shadow import input_names
 from ..readout.reading import Reading
 from ..readout.readout import AnyReadout

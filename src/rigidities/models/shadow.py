@@ -1,12 +1,10 @@
-"""A structural copy of a model that shares its tensors, and a watch over the original.
+"""A structural copy of a model that shares its tensors.
 
 The modules of a `shadow` are new objects, so that some of them can be replaced and eval mode set
 without touching the user's model, its flags or its hooks. Its parameters and buffers are the
 model's own memory, so that it costs nothing and follows in-place changes of the weights. The
-parameters are frozen aliases: a forward pass through the copy records no graph by itself.
-
-A `Watch` notices what an alias does not follow: weights that are moved or replaced, and attributes
-that are assigned.
+parameters are frozen aliases: a forward pass through the copy records no graph by itself. What an
+alias does not follow (weights that are moved or replaced, attributes) a `changes.Watch` notices.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import copy
 import inspect
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from itertools import chain, repeat
+from itertools import chain
 from operator import attrgetter
 from types import FunctionType
 from typing import Any
@@ -27,34 +25,16 @@ from torch.overrides import TorchFunctionMode
 
 from .mean_of import MeanOf
 
-_PLAIN_TENSORS = (nn.Parameter, Tensor)
+PLAIN_TENSORS = (nn.Parameter, Tensor)
 """Torch's own classes of tensors. A tensor of another class may consist of several tensors."""
 
-_CONSTANTS = (bool, int, float, str, type(None))
-"""Types of attributes that cannot change inside, and need no copy."""
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes that every module has; all others are the model's own."""
 
-_COPYING_METHODS = {
-    "__deepcopy__",
-    "__copy__",
-    "__reduce__",
-    "__reduce_ex__",
-    "__getstate__",
-    "__setstate__",
-    "__new__",
-    "__slots__",
-}
-"""A class with one of these defines how it is copied."""
-
-_COPIED_PLAINLY = {object, nn.Module, nn.MultiheadAttention, nn.TransformerEncoderLayer}
-"""Classes of torch that define copying methods only to read old files."""
-
-_SHORT = 64
-"""A `Watch` looks into containers of at most this many entries."""
-
-_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
-"""Attributes that every module has."""
-
-_version_and_dtype = attrgetter("_version", "dtype")
+containers = attrgetter(
+    "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"
+)
+"""The dictionaries in which a module keeps its weights, its children and its hooks."""
 
 
 def shadow(model: nn.Module) -> nn.Module:
@@ -68,8 +48,8 @@ def shadow(model: nn.Module) -> nn.Module:
     _check_weights(model)
     memo: dict[int, object] = {}
     for module in model.modules():
-        containers = [container.values() for container in _containers(module)]
-        for value in chain(*containers, vars(module).values()):
+        members = [container.values() for container in containers(module)]
+        for value in chain(*members, vars(module).values()):
             if isinstance(value, Tensor):
                 memo[id(value)] = _alias(value)
             elif isinstance(value, torch.jit.ScriptFunction):
@@ -132,7 +112,7 @@ def held_names(model: nn.Module, set_by_passes: Collection[str] = ()) -> list[st
     Args:
         model: The model.
         set_by_passes: Attributes to leave out because a pass of the model sets them; see
-            `Watch.renewed`.
+            `changes.renewed`.
     """
     model = unwrapped(model)
     names = [name for name, _ in model.named_parameters()]
@@ -158,7 +138,7 @@ def input_names(model: nn.Module) -> list[str]:
 
 def plain_parts(tensor: Tensor) -> list[Tensor]:
     """The tensor itself, or the tensors that one of another class (a quantised one) consists of."""
-    if type(tensor) in _PLAIN_TENSORS or not hasattr(tensor, "__tensor_flatten__"):
+    if type(tensor) in PLAIN_TENSORS or not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     plain: list[Tensor] = []
@@ -175,8 +155,8 @@ def _alias(tensor: Tensor) -> Tensor:
     alias = tensor.detach()
     if isinstance(tensor, nn.Parameter):
         alias = nn.Parameter(alias, requires_grad=False)
-    if type(tensor) in _PLAIN_TENSORS:
-        with_attributes(alias, tensor)
+    if type(tensor) in PLAIN_TENSORS:
+        vars(alias).update(vars(tensor))
     return alias
 
 
@@ -190,13 +170,10 @@ def _deep_copy(model: nn.Module, memo: dict[int, object]) -> nn.Module:
     Raises:
         TypeError: Something in the model refuses to be copied.
     """
-    modules = list(model.modules())
     with _ComputedTensorsCopied():
         try:
-            _copy_plain_modules(modules, memo)
             twin = copy.deepcopy(model, memo)
-            for copied, module in zip(twin.modules(), modules, strict=True):
-                _uncompile(copied, module, memo)
+            _uncompile(list(twin.modules()), list(model.modules()), memo)
         except Exception as error:
             raise TypeError(
                 f"{type(model).__name__} cannot be copied: {_refusing_attribute(model, memo)} "
@@ -206,48 +183,22 @@ def _deep_copy(model: nn.Module, memo: dict[int, object]) -> nn.Module:
     return twin
 
 
-def _copy_plain_modules(modules: list[nn.Module], memo: dict[int, object]) -> None:
-    """Put copies of modules into `memo`, which is faster than deep-copying them.
-
-    If one of them defines how it is copied, nothing is done here: its method might look into the
-    copy of another module before that is complete.
-    """
-    if not all(_is_copied_plainly(type(module)) for module in modules):
-        return
-    twins: list[nn.Module] = [type(module).__new__(type(module)) for module in modules]
-    for module, twin in zip(modules, twins, strict=True):
-        memo[id(module)] = twin
-    for module, twin in zip(modules, twins, strict=True):
-        for name, value in vars(module).items():
-            constant = type(value) in _CONSTANTS
-            vars(twin)[name] = value if constant else copy.deepcopy(value, memo)
-
-
-def _is_copied_plainly(kind: type[nn.Module]) -> bool:
-    """Whether a class of modules is copied by copying its attributes."""
-    if issubclass(kind, torch.jit.ScriptModule):
-        return False
-    for base in kind.__mro__:
-        if base not in _COPIED_PLAINLY and vars(base).keys() & _COPYING_METHODS:
-            return False
-    return True
-
-
-def _uncompile(copied: nn.Module, module: nn.Module, memo: dict[int, object]) -> None:
-    """Make a copy run its own code where `torch.compile` was applied to the original.
+def _uncompile(twins: list[nn.Module], modules: list[nn.Module], memo: dict[int, object]) -> None:
+    """Make copies run their own code where `torch.compile` was applied to the originals.
 
     `module.compile()` and `torch.compile(module.method)` leave a function in an attribute. The copy
     has this function too, and it would still call the original.
     """
-    vars(copied).pop("_compiled_call_impl", None)
-    for name, value in list(vars(module).items()):
-        plain: Any = value
-        while isinstance(plain, FunctionType) and _is_compiled(plain):
-            attributes = vars(plain)
-            plain = attributes.get("_torchdynamo_orig_callable") or attributes["__wrapped__"]
-        if plain is not value and name in vars(copied):
-            # With the memo, a method of the original becomes a method of the copy.
-            vars(copied)[name] = copy.deepcopy(plain, memo)
+    for twin, module in zip(twins, modules, strict=True):
+        vars(twin).pop("_compiled_call_impl", None)
+        for name, value in list(vars(module).items()):
+            plain: Any = value
+            while isinstance(plain, FunctionType) and _is_compiled(plain):
+                attributes = vars(plain)
+                plain = attributes.get("_torchdynamo_orig_callable") or attributes["__wrapped__"]
+            if plain is not value and name in vars(twin):
+                # With the memo, a method of the original becomes a method of the copy.
+                vars(twin)[name] = copy.deepcopy(plain, memo)
 
 
 def _is_compiled(function: FunctionType) -> bool:
@@ -314,159 +265,3 @@ def _check_weights(model: nn.Module) -> None:
 def _state(model: nn.Module) -> Iterator[Tensor]:
     """All parameters and buffers."""
     return chain(model.parameters(), model.buffers())
-
-
-def _containers(module: nn.Module) -> tuple[dict[Any, Any], ...]:
-    """The dictionaries in which a module keeps its weights, its children and its hooks."""
-    return (
-        module._parameters,
-        module._buffers,
-        module._modules,
-        module._forward_hooks,
-        module._forward_pre_hooks,
-    )
-
-
-# --- watching -----------------------------------------------------------------------------------
-
-
-class Watch:
-    """Notices when weights are written, moved or replaced, and when attributes are assigned.
-
-    It is cheap: it compares identities and versions, without arithmetic. Hooks and the entries of
-    short containers are watched too. Writes through `.data` or NumPy, and changes inside other
-    objects, go unnoticed.
-
-    Args:
-        model: The model whose modules are watched. They are numbered in the order of `modules()`.
-        ignored: A class of modules that temporarily wrap others in the model: they are neither
-            watched nor numbered.
-
-    Attributes:
-        placement: Device and dtype of the model, valid as long as `same` returns True.
-    """
-
-    def __init__(self, model: nn.Module, ignored: type[nn.Module] | tuple[()] = ()) -> None:
-        self.placement = placement(model)
-        # Everything is kept by reference: an `id` may be reused once its object is gone.
-        self._modules = tuple(
-            module for module in unwrapped(model).modules() if not isinstance(module, ignored)
-        )
-        self._watch_containers()
-        self._watch_attributes()
-        self._watch_tensors()
-        self._first_look = self._look()
-
-    def _watch_containers(self) -> None:
-        """Remember the modules' weights, children and hooks."""
-        containers: list[dict[Any, Any]] = []
-        for module in self._modules:
-            containers += _containers(module)
-        self._empty = [container for container in containers if not len(container)]
-        # Views of what the containers hold, now and later.
-        self._live: list[Collection[object]] = [
-            container.values() for container in containers if len(container)
-        ]
-        self._members = list(chain.from_iterable(self._live))
-        self._weights = [member for member in self._members if isinstance(member, Tensor)]
-
-    def _watch_attributes(self) -> None:
-        """Remember all other attributes, and what short containers among them hold."""
-        self._dictionaries = [vars(module) for module in self._modules]
-        # The dictionary and the name of each attribute, side by side for `_look`.
-        self._owners: list[dict[str, Any]] = []
-        self._names: list[str] = []
-        # The values by path: "0.name" for an attribute of module 0, "0.name[key]" for an entry of
-        # a short container there.
-        self._values: dict[str, Any] = {}
-        for number, attributes in enumerate(self._dictionaries):
-            for name, value in attributes.items():
-                if name not in _MODULE_ATTRIBUTES:
-                    self._owners.append(attributes)
-                    self._names.append(name)
-                    self._values[f"{number}.{name}"] = value
-        for path, value in list(self._values.items()):
-            # Empty containers too, since they may be filled later.
-            if isinstance(value, (dict, list, tuple)) and len(value) <= _SHORT:
-                self._live.append(value.values() if isinstance(value, dict) else value)
-                entries = value.items() if isinstance(value, dict) else enumerate(value)
-                for key, entry in entries:
-                    self._values[f"{path}[{key!r}]"] = entry
-        # Buffers are weights, which `_look` sees already. Some are set by every pass all the same.
-        for number, module in enumerate(self._modules):
-            for name, buffer in module._buffers.items():
-                self._values[f"{number}.{name}"] = buffer
-
-    def _watch_tensors(self) -> None:
-        """Remember the versions of weights, and of tensors that are plain attributes."""
-        attributes = {path: v for path, v in self._values.items() if isinstance(v, Tensor)}
-        tensors = {id(tensor): tensor for tensor in (*self._weights, *attributes.values())}
-        # Inference tensors have no version, and tensors of other classes consist of several.
-        self._plain: list[Tensor] = []
-        self._others: list[Tensor] = []
-        for tensor in tensors.values():
-            if type(tensor) in _PLAIN_TENSORS and not tensor.is_inference():
-                self._plain.append(tensor)
-            else:
-                self._others.append(tensor)
-        self._weight_versions = [_version(tensor) for tensor in self._weights]
-        self._attribute_versions = {path: _version(t) for path, t in attributes.items()}
-
-    def same(self) -> bool:
-        """Whether nothing has changed since the watch began."""
-        return not any(self._empty) and self._first_look == self._look()
-
-    def written(self, later: Watch) -> bool:
-        """Whether weights, modules or hooks differ from those of a later watch."""
-        if self._weight_versions != later._weight_versions:
-            return True
-        return list(map(id, self._members)) != list(map(id, later._members))
-
-    def renewed(self, later: Watch) -> set[str]:
-        """Attributes and buffers that were assigned or written to before a later watch.
-
-        Returns:
-            Their names with the number of the module, such as "0.name".
-        """
-        absent = self  # a watch is never an attribute of a module
-        names = set()
-        for name in self._values.keys() | later._values.keys():
-            before = self._values.get(name, absent)
-            after = later._values.get(name, absent)
-            if not _is_unchanged(before, after):
-                names.add(name)
-        for name, version in self._attribute_versions.items():
-            if later._attribute_versions.get(name, version) != version:
-                names.add(name)
-        return names
-
-    def _look(self) -> tuple[list[object], ...]:
-        """Flat lists that differ after any change.
-
-        They are made for every call of the model, and therefore without a loop in Python.
-        """
-        attributes = map(dict.get, self._owners, self._names, repeat(self))
-        return (
-            list(map(len, self._dictionaries)),
-            list(map(id, chain(chain.from_iterable(self._live), attributes))),
-            list(map(Tensor.data_ptr, self._plain)),
-            list(map(_version_and_dtype, self._plain)),
-            list(map(_version, self._others)),
-        )
-
-
-def _version(tensor: Tensor) -> tuple[object, ...]:
-    """What changes when a tensor is written, moved or cast: address, version and dtype."""
-    if type(tensor) not in _PLAIN_TENSORS:
-        inner_tensors = plain_parts(tensor)
-        if inner_tensors != [tensor]:
-            return tuple(map(_version, inner_tensors))
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype
-
-
-def _is_unchanged(before: object, after: object) -> bool:
-    """Whether two values of an attribute are the same object, or equal constants."""
-    if before is after:
-        return True
-    return type(before) is type(after) and type(before) in _CONSTANTS and before == after

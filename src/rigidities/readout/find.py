@@ -49,10 +49,10 @@ from ..models.calling import (
     copied,
     several_outputs,
 )
+from ..models.changes import FirstPass, attributes, first_rows, renewed
 from ..models.double import InDouble, double_copy, is_double
 from ..models.modes import outside_inference_mode
-from ..models.probes import FirstPass, first_rows
-from ..models.shadow import Watch, shadow, unwrapped
+from ..models.shadow import shadow, unwrapped
 from .checks import (
     change_agrees,
     gradients_agree,
@@ -290,12 +290,12 @@ def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatu
     inputs = copied(inputs)  # a model that writes into its inputs is refused
     args, kwargs = inputs
     twin = shadow(model)
-    before = Watch(twin)
+    before = attributes(twin)
     with torch.enable_grad():  # for models that differentiate inside forward
         output = source.run(twin, args, kwargs, None).detach()
-        first_pass = FirstPass(inputs, output, frozenset(before.renewed(Watch(twin))))
+        first_pass = FirstPass(inputs, output, renewed(before, attributes(twin)))
         features = given_features(source, twin, args, kwargs)
-    return GivenFeatures(shadow(model), source, given_layout(features)), first_pass
+    return GivenFeatures(model, source, given_layout(features)), first_pass
 
 
 # --- which kind of readout it is ------------------------------------------------------------------
@@ -303,13 +303,12 @@ def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatu
 
 def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inputs) -> Readout:
     """The readout that consists of some heads."""
-    pattern = shadow(model)
     args, kwargs = inputs
     kind = "tail"
     if heads.are_parameters:
         kind = "parameters"
     base = Readout(
-        pattern,
+        model,
         source,
         tuple(heads.names),
         kind,
@@ -329,14 +328,14 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
             if readout is not None:
                 return readout
             base = replace(base, kind="parameters")  # its weights may be used elsewhere too
-    if not is_double(pattern):
+    if not is_double(model):
         try:
-            model_in_double = double_copy(pattern)
+            model_in_double = double_copy(model)
             if model_in_double is not None:
                 with InDouble():
                     double = replace(base, model=model_in_double)
                     judged = _judged(double, inputs, may_be_plain=heads.is_returned)
-                return replace(judged, model=pattern)
+                return replace(judged, model=model)
         except FalseDerivativesError:
             raise
         except Exception:

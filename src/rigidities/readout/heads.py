@@ -28,11 +28,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
-from ..models.shadow import with_attributes
+from ..models.shadow import MODULE_ATTRIBUTES, with_attributes
 from ..posterior.gram import with_ones
 
-_ATTRIBUTES_OF_MODULES = frozenset(vars(nn.Module()))
-"""Attributes that every `nn.Module` has; all others are the model's own."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LINEAR_BY_CLASS = (nn.Linear, NonDynamicallyQuantizableLinear, *_CONVOLUTIONS)
 _NORMS = ("_WeightNorm", "_SpectralNorm", "WeightNorm", "SpectralNorm")
@@ -522,7 +520,7 @@ def put_recorders(
                 setattr(parent, child_name, recorders[id(child)])
         # A model may also call a head through a plain list, tuple or dictionary.
         for name, value in list(vars(parent).items()):
-            if name not in _ATTRIBUTES_OF_MODULES and type(value) in (list, tuple, dict):
+            if name not in MODULE_ATTRIBUTES and type(value) in (list, tuple, dict):
                 vars(parent)[name] = _with_recorders(value, recorders, visited_containers)
     return recorders.get(id(model), model), list(recorders.values())
 

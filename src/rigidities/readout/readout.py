@@ -87,7 +87,7 @@ class AnyReadout(ABC):
         kind: How the features are found; see the module.
         layout: `shared`, `separate` or `joint`; see the module.
         linear: Whether the output is linear in the weights.
-        model: A shadow of the model, which is never run.
+        model: The user's model, which is never run: passes go through shadows of it.
         order: The order of a sample's outputs in which the targets stand as in the head; None if
             that is the order they have.
     """
@@ -179,8 +179,7 @@ class Readout(AnyReadout):
     """The last weights of a model, found by `find.find_readout`.
 
     Attributes:
-        model: A shadow of the model. It is never run, since what a pass leaves in it would be
-            copied to all threads.
+        model: The user's model, which is never run: every thread has a shadow of it.
         source: How to call the model.
         heads: Names of the modules, and parameters, that the readout consists of.
         kind: `plain`, `tail` or `parameters`; see the module.
@@ -252,7 +251,7 @@ class Readout(AnyReadout):
 
     def on(self, model: nn.Module) -> Readout:
         """The same readout of a model that was moved, cast or copied."""
-        return replace(self, model=shadow(model))
+        return replace(self, model=model)
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of the readout, beside its order."""
@@ -497,7 +496,7 @@ class GivenFeatures(AnyReadout):
     """Features that a user's function computes: callable(model, *inputs) -> (N, D) or (N, K, P).
 
     Attributes:
-        model: A shadow of the model, which is never run.
+        model: The user's model, which is never run.
         source: How to call the model, and the user's function.
         layout: `shared` for features with two dimensions, `joint` for three.
     """
@@ -543,7 +542,7 @@ class GivenFeatures(AnyReadout):
 
     def on(self, model: nn.Module) -> GivenFeatures:
         """The same function for a model that was moved, cast or copied."""
-        return GivenFeatures(shadow(model), self.source, self.layout)
+        return GivenFeatures(model, self.source, self.layout)
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of it."""
@@ -591,9 +590,9 @@ def readout_from_header(
 ) -> AnyReadout:
     """The readout that a header and an order describe; see `AnyReadout.header`."""
     if header["kind"] == "features":
-        return GivenFeatures(shadow(model), source, header["layout"])
+        return GivenFeatures(model, source, header["layout"])
     return Readout(
-        model=shadow(model),
+        model=model,
         source=source,
         heads=tuple(header["layer"]),
         kind=header["kind"],

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..models.shadow import Watch, shadow, unwrapped
+from ..models.changes import attributes, renewed
+from ..models.shadow import shadow, unwrapped
 from .heads import (
     LoneParameter,
     Marker,
@@ -51,7 +52,7 @@ class FoundHeads:
         later: Parameters that act between the heads and the output, nearest to the output first.
         silent: Linear maps that the batch did not call, of which nothing is known.
         output: The model's output in the pass that the heads were found with, without a graph.
-        renewed: Attributes that the pass set; see `Watch`.
+        renewed: Attributes that the pass set; see `changes.renewed`.
         returned: Names of the modules whose only calls returned the output, or what it is the mean
             of, perhaps reshaped; empty if there are no such modules.
         differentiates: Whether the model differentiates inside its forward pass.
@@ -266,7 +267,7 @@ class _Marked(NamedTuple):
         markers: The markers of the modules, in the order of their names.
         module_of_mark: The number of the module by the id of each mark's leaf.
         output: The model's output, with its graph.
-        renewed: Attributes that the pass set; see `Watch`.
+        renewed: Attributes that the pass set; see `changes.renewed`.
         returned: Names of the modules whose only calls returned the output, or what it is the mean
             of, perhaps reshaped; empty if there are no such modules.
         differentiates: Whether the model differentiates inside its forward pass.
@@ -289,7 +290,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
         names: Names of the modules.
     """
     twin, markers = put_recorders(twin, names, Marker)
-    before = Watch(twin, ignored=Marker)
+    before = attributes(twin, ignored=Marker)
     differentiates = False
     with torch.enable_grad():
         try:
@@ -309,7 +310,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
         markers=markers,
         module_of_mark=module_of_mark,
         output=output,
-        renewed=frozenset(before.renewed(Watch(twin, ignored=Marker))),
+        renewed=renewed(before, attributes(twin, ignored=Marker)),
         returned=[names[number] for number in _returned(output, markers)],
         differentiates=differentiates,
     )

@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from ..models.changes import CONSTANTS
+from ..models.shadow import MODULE_ATTRIBUTES
+
 _DEPTH = 4
 """How many containers within one another are looked into."""
 _ENTRIES = 1000
 """How many entries of one container are looked at."""
-_ATTRIBUTES_OF_MODULES = frozenset(vars(nn.Module()))
 
 NamedTensor = tuple[str, Tensor]
 """What a message calls a tensor, and the tensor."""
@@ -45,7 +47,7 @@ class Unregistered:
         self._by_id: dict[int, NamedTensor] = {}
         for (path, copied), original in zip(twin.named_modules(), model.modules(), strict=True):
             for name, value in vars(copied).items():
-                if name in _ATTRIBUTES_OF_MODULES:
+                if name in MODULE_ATTRIBUTES or type(value) in CONSTANTS:
                     continue
                 original_value = vars(original).get(name)
                 if _is_trainable_leaf(original_value):

@@ -1,19 +1,25 @@
-"""A few inputs of the fit and the model's outputs for them, which show if the model has changed.
+"""Two ways to notice that a model has changed: a watch over its objects, and probes of its outputs.
 
-At a fit the first rows of the first batch are kept (`first_rows`) with what the model gave for them
-(`FirstPass`, then `Probes`). Later `Probes.difference` runs the model on them again. This sees what
-a fingerprint of weights and buffers does not: a factor in an attribute, another activation,
-statistics in a plain tensor. It does not see weights that change the outputs by less than rounding
-on another device may (one per cent of their spread in float32), and it costs a pass of the model.
-See `binding` for how this alarm works together with the others.
+A `Watch` compares identities and counters of everything in the model, which is cheap enough for
+every call. It sees that something may have changed, and not whether it matters.
+
+`Probes` are a few inputs of the fit and the model's outputs for them. At a fit the first rows of
+the first batch are kept (`first_rows`) with what the model gave for them (`FirstPass`, then
+`Probes`). Later `Probes.difference` runs the model on them again. This sees what a fingerprint of
+weights and buffers does not: a factor in an attribute, another activation, statistics in a plain
+tensor. It does not see weights that change the outputs by less than rounding on another device may
+(one per cent of their spread in float32), and it costs a pass of the model. See `binding` for how
+these alarms work together.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -23,7 +29,15 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from ..notices import notify
 from .calling import Inputs, Source, copied
 from .modes import differentiating
-from .shadow import Watch, placement, shadow
+from .shadow import (
+    MODULE_ATTRIBUTES,
+    PLAIN_TENSORS,
+    containers,
+    placement,
+    plain_parts,
+    shadow,
+    unwrapped,
+)
 
 ROWS = 8
 """How many samples are kept."""
@@ -37,8 +51,151 @@ RANDOM = (
     "single pass."
 )
 
-_CONSTANTS = (bool, float, str, type(None))
+CONSTANTS = (bool, int, float, str, type(None))
+"""Types of attributes that cannot change inside."""
+SHORT = 64
+"""A `Watch` looks into containers of at most this many entries."""
+
+_version_and_dtype = attrgetter("_version", "dtype")
+
+_FIXED_INPUTS = (bool, float, str, type(None))
 """Types of inputs other than tensors that do not depend on the number of rows. An int may."""
+
+
+class Watch:
+    """Notices when weights are written, moved or replaced, and when attributes are assigned.
+
+    It is cheap: it compares identities and versions, without arithmetic. Hooks and the entries of
+    short containers are watched too. Writes through `.data` or NumPy, and changes inside other
+    objects, go unnoticed.
+
+    Args:
+        model: The model whose modules are watched.
+
+    Attributes:
+        placement: Device and dtype of the model, valid as long as `same` returns True.
+        attributes: What `attributes` says of the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.placement = placement(model)
+        self.attributes = attributes(model)
+        # Everything is kept by reference: an `id` may be reused once its object is gone.
+        modules = list(unwrapped(model).modules())
+        self._dictionaries = [vars(module) for module in modules]
+        # The dictionary and the name of each attribute, side by side for `_look`.
+        self._owners: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        # Views of what containers hold, now and later. Containers that are empty may be filled.
+        self._empty: list[Collection[object]] = []
+        self._live: list[Collection[object]] = []
+        for module in modules:
+            for container in containers(module):
+                filled = self._live if container else self._empty
+                filled.append(container.values())
+        self._members = list(chain.from_iterable(self._live))
+        for dictionary in self._dictionaries:
+            for name, value in dictionary.items():
+                if name in MODULE_ATTRIBUTES:
+                    continue
+                self._owners.append(dictionary)
+                self._names.append(name)
+                if isinstance(value, (dict, list, tuple)) and len(value) <= SHORT:
+                    self._live.append(value.values() if isinstance(value, dict) else value)
+        weights = [member for member in self._members if isinstance(member, Tensor)]
+        self._weight_versions = list(map(_version, weights))
+        # Inference tensors have no version, and tensors of other classes consist of several.
+        self._plain: list[Tensor] = []
+        self._others: list[Tensor] = []
+        values = [value for value, _ in self.attributes.values() if isinstance(value, Tensor)]
+        for tensor in {id(tensor): tensor for tensor in (*weights, *values)}.values():
+            if type(tensor) in PLAIN_TENSORS and not tensor.is_inference():
+                self._plain.append(tensor)
+            else:
+                self._others.append(tensor)
+        self._first_look = self._look()
+
+    def same(self) -> bool:
+        """Whether nothing has changed since the watch began."""
+        return not any(self._empty) and self._first_look == self._look()
+
+    def written(self, later: Watch) -> bool:
+        """Whether weights, modules or hooks differ from those of a later watch."""
+        if self._weight_versions != later._weight_versions:
+            return True
+        return list(map(id, self._members)) != list(map(id, later._members))
+
+    def _look(self) -> tuple[list[object], ...]:
+        """Flat lists that differ after any change.
+
+        They are made for every call of the model, and therefore without a loop in Python.
+        """
+        values = map(dict.get, self._owners, self._names, repeat(self))
+        return (
+            list(map(len, self._dictionaries)),
+            list(map(id, chain(chain.from_iterable(self._live), values))),
+            list(map(Tensor.data_ptr, self._plain)),
+            list(map(_version_and_dtype, self._plain)),
+            list(map(_version, self._others)),
+        )
+
+
+Attributes = dict[str, tuple[object, object]]
+"""By path: "0.name" for an attribute of the first module, "0.name[key]" for an entry of it. Each is
+the value and, of a tensor, what `_version` says of it."""
+
+
+def attributes(
+    model: nn.Module, ignored: type[nn.Module] | tuple[type[nn.Module], ...] = ()
+) -> Attributes:
+    """The attributes and buffers of all modules, and the entries of short containers among them.
+
+    Args:
+        model: The model. Its modules are numbered in the order of `modules()`.
+        ignored: Classes of modules that stand in for others: they are not numbered.
+    """
+    values: dict[str, object] = {}
+    modules = (m for m in unwrapped(model).modules() if not isinstance(m, ignored))
+    for number, module in enumerate(modules):
+        for name, value in vars(module).items():
+            if name in MODULE_ATTRIBUTES:
+                continue
+            path = f"{number}.{name}"
+            values[path] = value
+            if isinstance(value, (dict, list, tuple)) and len(value) <= SHORT:
+                entries = value.items() if isinstance(value, dict) else enumerate(value)
+                for key, entry in entries:
+                    values[f"{path}[{key!r}]"] = entry
+        for name, buffer in module._buffers.items():
+            values[f"{number}.{name}"] = buffer
+    return {
+        path: (value, _version(value) if isinstance(value, Tensor) else None)
+        for path, value in values.items()
+    }
+
+
+def renewed(before: Attributes, after: Attributes) -> frozenset[str]:
+    """Paths of the attributes and buffers that were assigned or written to between two looks."""
+    paths = set(before.keys() ^ after.keys())
+    for path in before.keys() & after.keys():
+        value, version = before[path]
+        later_value, later_version = after[path]
+        is_equal_constant = (
+            type(value) in CONSTANTS and type(value) is type(later_value) and value == later_value
+        )
+        if version != later_version or not (value is later_value or is_equal_constant):
+            paths.add(path)
+    return frozenset(paths)
+
+
+def _version(tensor: Tensor) -> tuple[object, ...]:
+    """What changes when a tensor is written, moved or cast: address, version and dtype."""
+    if type(tensor) not in PLAIN_TENSORS:
+        inner_tensors = plain_parts(tensor)
+        if inner_tensors != [tensor]:
+            return tuple(map(_version, inner_tensors))
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.dtype
 
 
 @dataclass(frozen=True)
@@ -48,7 +205,7 @@ class FirstPass:
     Attributes:
         inputs: Positional and keyword inputs, in memory of their own.
         output: The model's output in eval mode, on the device where it was computed.
-        renewed: Attributes that the pass set; see `Watch`.
+        renewed: Attributes that the pass set; see `renewed`.
     """
 
     inputs: Inputs
@@ -60,11 +217,10 @@ class FirstPass:
         """A pass for this purpose alone, where no search has made one."""
         inputs = copied(inputs)
         twin = shadow(model)
-        before = Watch(twin)
+        before = attributes(twin)
         _, dtype = placement(model)
         output = _outputs(twin, source, inputs, dtype)
-        renewed = before.renewed(Watch(twin))
-        return cls(inputs, output, frozenset(renewed))
+        return cls(inputs, output, renewed(before, attributes(twin)))
 
     @property
     def is_small(self) -> bool:
@@ -79,7 +235,7 @@ def first_rows(inputs: Inputs) -> Inputs | None:
     """
     leaves = tree_leaves(inputs)
     tensors = _tensors(inputs)
-    if not tensors or not all(isinstance(leaf, (Tensor, *_CONSTANTS)) for leaf in leaves):
+    if not tensors or not all(isinstance(leaf, (Tensor, *_FIXED_INPUTS)) for leaf in leaves):
         return None
     if not tensors[0].ndim or len({tensor.shape[:1] for tensor in tensors}) != 1:
         return None
@@ -96,7 +252,7 @@ class Probes:
         output: The model's output in eval mode, float64 on the CPU.
         dtype: The model's dtype in the fit. Inputs of this dtype are cast to that of a later model.
         digits: The coarsest relative precision on the way to the output.
-        renewed: Attributes that a pass of the model sets itself; see `Watch`.
+        renewed: Attributes that a pass of the model sets itself; see `renewed`.
     """
 
     inputs: Inputs
