@@ -180,3 +180,53 @@ def test_a_row_that_is_not_finite_is_named_alone_under_a_tail():
     model = Net(lambda m, x: 3 * m.head(x), head=nn.Linear(3, 1)).double()
     with pytest.raises(ValueError, match=r"1 of 60 rows \(2\)"):
         rg.LastLayerRigidity(model).fit([(x, y)])
+
+
+def twice(m, x):
+    return m.head(x) + 0.5 * functional.linear(x.roll(1, -1), m.head.weight)
+
+
+def scaled_by_its_weight(m, x):
+    return m.head(x) * (1 + m.head.weight.square().sum())
+
+
+REUSED = [
+    (twice, nn.utils.parametrizations.weight_norm),
+    (twice, nn.utils.parametrizations.spectral_norm),
+    # The spectral norm of a single row of weights is its length: it would not change.
+    (scaled_by_its_weight, nn.utils.parametrizations.weight_norm),
+]
+
+
+@pytest.mark.parametrize(("run", "norm"), REUSED)
+def test_a_normalised_weight_that_is_used_again_is_not_taken_for_the_readout(run, norm):
+    torch.manual_seed(0)
+    model = Net(run, head=norm(nn.Linear(3, 1))).double()
+    with pytest.raises(ValueError, match="act after the last linear layer"):
+        rg.LastLayerRigidity(model).fit(*rows())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.filterwarnings("ignore:The output is not linear")
+def test_a_weight_of_the_old_norm_that_is_used_again_is_read_by_its_parameters():
+    torch.manual_seed(0)
+    model = Net(twice, head=nn.utils.weight_norm(nn.Linear(3, 1))).double()
+    x, y = rows()
+    uq = rg.LastLayerRigidity(model).fit(x, y)
+    jacobian = []
+    for row in x:
+        gradients = torch.autograd.grad(model(row[None]).sum(), list(model.parameters()))
+        jacobian.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    expected = torch.stack(jacobian).detach()
+    torch.testing.assert_close(uq.gram.matrix, expected.mT @ expected)
+
+
+def test_a_later_batch_without_a_graph_is_refused_by_name():
+    def run(m, x):
+        y = 3 * m.head(x)
+        return y.detach() if len(x) < ROWS else y
+
+    model = Net(run, head=nn.Linear(3, 1)).double()
+    x, y = rows()
+    with pytest.raises(ValueError, match=r"Batch 1: .*does not depend on 'head'.*detach"):
+        rg.LastLayerRigidity(model).fit([(x, y), (x[:7], y[:7])])

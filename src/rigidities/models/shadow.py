@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import chain
 from operator import attrgetter
 from types import FunctionType
@@ -61,7 +61,9 @@ def shadow(model: nn.Module) -> nn.Module:
     for copied_module, module in zip(twin.modules(), model.modules(), strict=True):
         if isinstance(module, torch.jit.ScriptModule):
             # TorchScript copies its tensors without looking into the memo.
-            for copied, tensor in zip(_state(copied_module), _state(module), strict=True):
+            tensors = chain(module.parameters(), module.buffers())
+            copies = chain(copied_module.parameters(), copied_module.buffers())
+            for copied, tensor in zip(copies, tensors, strict=True):
                 copied.detach_().data = tensor.data
     return twin.eval()
 
@@ -100,7 +102,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Device and floating-point dtype of a model."""
-    for tensor in _state(model):
+    for tensor in chain(model.parameters(), model.buffers()):
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return torch.device("cpu"), torch.get_default_dtype()
@@ -260,8 +262,3 @@ def _check_weights(model: nn.Module) -> None:
                 "move a model from the meta device with to_empty(device=...); then train it or "
                 "load weights."
             )
-
-
-def _state(model: nn.Module) -> Iterator[Tensor]:
-    """All parameters and buffers."""
-    return chain(model.parameters(), model.buffers())

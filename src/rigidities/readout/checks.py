@@ -20,14 +20,14 @@ says whether a subclass of a linear layer returns W x + b, and nothing beside it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..models.directional import normal_like
-from .columns import Columns, joint_columns
-from .heads import Call, as_rows, has_bias, has_plain_parameters, head_weights
+from .columns import Columns
+from .heads import Call, as_rows, head_weights
 from .reading import Reading
 from .tail import coarsest_rounding
 
@@ -35,9 +35,10 @@ from .tail import coarsest_rounding
 def gradients_agree(
     reading: Reading, calls: list[Call], columns: Columns, leaves: Sequence[Tensor]
 ) -> bool:
-    r"""Whether $v^\top F$ is the gradient of $v^\top y$ by the heads' parameters.
+    r"""Whether $v^\top F$ is the gradient of $v^\top y$ by the heads' weights.
 
-    Columns of a head whose weight is not a parameter (but normalised) are not compared.
+    Both are brought to the parameters that the weights consist of, or are computed from: a weight
+    that is normalised has the gradient $\sum_{ij} (v^\top F)_{ij}\, \partial W_{ij} / \partial p$.
 
     Args:
         reading: The output with its graph, and the claimed features.
@@ -46,34 +47,48 @@ def gradients_agree(
         leaves: The parameters that the heads had in the pass, and still have.
     """
     output = reading.output
-    if not bool(torch.isfinite(output.detach()).all()):
+    if not leaves or not bool(torch.isfinite(output.detach()).all()):
         return True  # NaN says nothing, and is refused by the fit
     cotangent = normal_like(output, seed=5)
     v = reading.output_layout.rows(cotangent).to(torch.float64)  # (M, K)
     features = reading.features.detach().to(torch.float64)  # (M, D), (M, K, D) or (M, K, P)
-    claimed = _pulled_back(features, v, joint=columns.joint)
     # Rounding is relative to the largest sum of absolute terms of each target: in a single column
     # they may cancel, as those of a bias do in a difference of two rows.
     terms = _pulled_back(features.abs(), v.abs(), joint=columns.joint)
-    size = terms.amax(0)  # (K,) or (1,)
-    gradient_of: dict[int, Tensor] = {}  # by the id of the leaf
-    if leaves:
-        gradients = torch.autograd.grad(
-            output, leaves, cotangent, retain_graph=True, materialize_grads=True
-        )
-        gradient_of = {id(leaf): grad for leaf, grad in zip(leaves, gradients, strict=True)}
+    claimed = _pulled_back(features, v, joint=columns.joint)
+    sizes = _by_parameters(terms.amax(0).expand_as(terms), columns, leaves)
+    expected = _by_parameters(claimed, columns, leaves)
+    actual = torch.autograd.grad(
+        output, leaves, cotangent, retain_graph=True, materialize_grads=True
+    )
     allowed = tolerance(coarsest_rounding([output, *(call.output for call in calls)]))
-    for i, head in enumerate(columns.heads):
-        if not has_plain_parameters(head):
-            continue
-        gradient = _gradient_columns(head, gradient_of)  # (D or D+1, K_head)
-        if columns.joint:
-            gradient = joint_columns(gradient, head)[:, None]
-        index = columns.indices[i].to(claimed.device)
-        difference = (gradient.to(claimed) - claimed[index]).abs()
-        if not bool((difference <= allowed * size).all()):
+    for gradient, expected_gradient, size in zip(actual, expected, sizes, strict=True):
+        difference = (gradient.to(expected_gradient) - expected_gradient).abs()
+        if not bool((difference <= allowed * size.abs().max()).all()):
             return False
     return True
+
+
+def _by_parameters(
+    by_column: Tensor, columns: Columns, leaves: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """A gradient by the heads' weights as one by the parameters behind them.
+
+    Args:
+        by_column: The gradient, (width, K), or (width, 1) where one weight vector is behind all
+            targets. Columns that heads share hold the sum over these heads.
+        columns: The columns of the heads.
+        leaves: The parameters.
+    """
+    shares = torch.zeros(columns.width, 1, dtype=by_column.dtype, device=by_column.device)
+    for index in columns.indices:
+        shares[index.to(shares.device)] += 1  # of how many heads each column is
+    total = by_column.new_zeros(())
+    for i, head in enumerate(columns.heads):
+        gradient = columns.change_of_head(by_column / shares, i)  # (D or D+1, K)
+        weights = head_weights(head, graph=True)
+        total = total + (weights.to(gradient) * gradient).sum()
+    return torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True)
 
 
 def returned_linear_maps(calls: list[Call]) -> bool:
@@ -177,12 +192,3 @@ def _pulled_back(features: Tensor, v: Tensor, *, joint: bool) -> Tensor:
     if features.ndim == 2:
         return features.mT @ v
     return torch.einsum("mkd,mk->dk", features, v)
-
-
-def _gradient_columns(head: nn.Module, gradient_of: Mapping[int, Tensor]) -> Tensor:
-    """The gradient by a head's weight and bias as columns per output, (D or D+1, K)."""
-    weight = gradient_of[id(head.weight)].flatten(1)
-    if has_bias(head):
-        bias = gradient_of[id(head.bias)]
-        weight = torch.cat([weight, bias[:, None]], dim=1)
-    return weight.mT

@@ -37,8 +37,23 @@ class Columns:
         self.joint = joint
         self.width = 0
         self.biases = torch.empty(0, dtype=torch.long)
+        self.indices: list[Tensor] = []
         columns_by_parameter: dict[object, Tensor] = {}
-        self.indices = [self._head_columns(head, columns_by_parameter) for head in heads]
+        for head in heads:
+            columns = []
+            parameters = dict(head._parameters.items())  # those of TorchScript are no dictionary
+            for name, size in self._sizes(head).items():
+                parameter = parameters.get(name)
+                # A weight that is not a parameter (but normalised) is shared with no other head.
+                key = (id(head), name) if parameter is None else id(parameter)
+                if key not in columns_by_parameter:
+                    new_columns = torch.arange(self.width, self.width + size)
+                    columns_by_parameter[key] = new_columns
+                    self.width += size
+                    if name == "bias":
+                        self.biases = torch.cat([self.biases, new_columns])
+                columns.append(columns_by_parameter[key])
+            self.indices.append(torch.cat(columns))
         self.disjoint = sum(len(index) for index in self.indices) == self.width
         # Looked up once: with a single head, a batch should cost nothing but the pass itself.
         self.single_bias = len(heads) == 1 and has_bias(heads[0])
@@ -106,32 +121,12 @@ class Columns:
 
     def _sizes(self, head: nn.Module) -> dict[str, int]:
         """How many columns each parameter of a head has, by name."""
-        rows, outputs = head_weights(head).shape
-        columns_per_row = outputs if self.joint else 1
-        if has_bias(head):
-            return {"weight": (rows - 1) * columns_per_row, "bias": columns_per_row}
-        return {"weight": rows * columns_per_row, "bias": 0}
-
-    def _head_columns(self, head: nn.Module, columns_by_parameter: dict[object, Tensor]) -> Tensor:
-        """The columns of a head; those of parameters not met before are new.
-
-        Args:
-            head: The head.
-            columns_by_parameter: The columns by the id of their parameter; new ones are added.
-        """
-        columns = []
-        for name, size in self._sizes(head).items():
-            parameter = dict(head._parameters.items()).get(name)
-            # A weight that is not a parameter (but normalised) is shared with no other head.
-            key = (id(head), name) if parameter is None else id(parameter)
-            if key not in columns_by_parameter:
-                new_columns = torch.arange(self.width, self.width + size)
-                columns_by_parameter[key] = new_columns
-                self.width += size
-                if name == "bias":
-                    self.biases = torch.cat([self.biases, new_columns])
-            columns.append(columns_by_parameter[key])
-        return torch.cat(columns)
+        weight = head.weight  # (K, D), or (K, D, 1, ...) of a convolution
+        assert isinstance(weight, Tensor)
+        columns_per_input = len(weight) if self.joint else 1
+        inputs = weight.shape[1]
+        biases = columns_per_input if has_bias(head) else 0
+        return {"weight": inputs * columns_per_input, "bias": biases}
 
 
 class ParameterColumns(Columns):

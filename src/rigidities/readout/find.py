@@ -51,7 +51,6 @@ from ..models.calling import (
 )
 from ..models.changes import FirstPass, attributes, first_rows, renewed
 from ..models.double import InDouble, double_copy, is_double
-from ..models.modes import outside_inference_mode
 from ..models.shadow import shadow, unwrapped
 from .checks import (
     change_agrees,
@@ -64,7 +63,6 @@ from .checks import (
 from .heads import (
     Call,
     has_free_weight,
-    has_plain_parameters,
     is_linear_by_class,
     layers_inside,
     linear_maps,
@@ -151,7 +149,6 @@ class FoundReadout:
     notice: str
 
 
-@outside_inference_mode
 def find_readout(
     model: nn.Module, source: Source, layer: str | list[str] | None, batch: Batch
 ) -> FoundReadout:
@@ -438,9 +435,7 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
         return _judged_tail(readout, inputs, may_be_plain=False)
     if _has_true_slope(tail_readout, reading, inputs):
         return replace(tail_readout, linear=False)
-    if all(has_plain_parameters(head) for head in modules):
-        raise FalseDerivativesError(tail_readout)
-    return None  # of a normalised weight the gradient could not be compared
+    raise FalseDerivativesError(tail_readout)
 
 
 def _form_of_tail(

@@ -127,9 +127,11 @@ class Recorder(nn.Module):
         if self.original_parameters:
             self.head._parameters.update(self.original_parameters)
             self.original_parameters = {}
-        if change is not None and has_plain_parameters(self.head):
-            self._exchange_parameters(change)
-            change = None
+        if change is not None:
+            head = self.head
+            if has_plain_parameters(head):
+                self._exchange_parameters(head, change)
+                change = None
         self.calls.clear()
         self.adds_offsets = adds_offsets
         self.change = change
@@ -145,20 +147,20 @@ class Recorder(nn.Module):
         channels_last = output.movedim(axis, -1).shape
         return response.reshape(channels_last).movedim(-1, axis)
 
-    def _exchange_parameters(self, change: Tensor) -> None:
+    def _exchange_parameters(self, head: nn.Module, change: Tensor) -> None:
         """Let the head itself, and whatever else reads its weights, compute with changed ones."""
-        columns = (head_weights(self.head).to(torch.float64) + change).mT  # (K, D or D+1)
-        if has_bias(self.head):
+        columns = (head_weights(head).to(torch.float64) + change).mT  # (K, D or D+1)
+        if has_bias(head):
             changed_values = {"weight": columns[:, :-1], "bias": columns[:, -1]}
         else:
             changed_values = {"weight": columns}
         for name, values in changed_values.items():
-            original = self.head.get_parameter(name)
+            original = head.get_parameter(name)
             self.original_parameters[name] = original
             values = values.reshape(original.shape).to(original)
             changed = nn.Parameter(values, requires_grad=False)
-            with_attributes(changed, original)
-            self.head._parameters[name] = changed
+            vars(changed).update(vars(original))
+            head._parameters[name] = changed
 
     def __getattr__(self, name: str) -> Any:
         # Code of the model may read attributes of the head, such as `head.in_features`.
@@ -258,7 +260,8 @@ class Marker(Recorder):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output, with a zero added that the graph knows."""
-        return tree_map_only(Tensor, self._marked, self.head(*args, **kwargs))
+        head: Any = self._modules["head"]
+        return tree_map_only(Tensor, self._marked, head(*args, **kwargs))
 
     def _marked(self, output: Tensor) -> Tensor:
         """A tensor that the module returned, with a mark; whole numbers are left as they are."""
@@ -466,14 +469,19 @@ def has_bias(head: nn.Module) -> bool:
     return getattr(head, "bias", None) is not None
 
 
-def head_weights(head: nn.Module) -> Tensor:
-    """The head's weights as columns per output, bias last: (D or D+1, K)."""
+def head_weights(head: nn.Module, *, graph: bool = False) -> Tensor:
+    """The head's weights as columns per output, bias last: (D or D+1, K).
+
+    Args:
+        head: A linear map.
+        graph: Whether the graph to the head's parameters is kept.
+    """
     weight, bias = head.weight, head.bias
     assert isinstance(weight, Tensor)
-    columns = weight.detach().flatten(1)
+    columns = weight.flatten(1)
     if isinstance(bias, Tensor):
-        columns = torch.cat([columns, bias.detach()[:, None]], dim=1)
-    return columns.mT
+        columns = torch.cat([columns, bias[:, None]], dim=1)
+    return columns.mT if graph else columns.detach().mT
 
 
 def as_rows(head: nn.Module, tensor: Tensor) -> Tensor:
@@ -563,32 +571,30 @@ def _with_recorders(value: Any, recorders: dict[int, Recorder], visited: set[int
 
 @contextmanager
 def with_leaves(heads: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
-    """Leaves of the graph in place of plain weights and biases, for the length of a context.
+    """Leaves of the graph in place of the heads' parameters, for the length of a context.
 
-    Heads that share a parameter share its leaf.
+    A weight that is computed from other parameters (by a norm) is computed from their leaves. Heads
+    that share a parameter share its leaf.
     """
     leaves: dict[int, nn.Parameter] = {}  # by the id of the parameter
     replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
     for head in heads:
-        if not has_plain_parameters(head):
-            continue
-        names = ["weight"]
-        if has_bias(head):
-            names.append("bias")
-        for name in names:
-            original = head.get_parameter(name)
-            if id(original) not in leaves:
-                leaf = nn.Parameter(original.detach())
-                with_attributes(leaf, original)
-                leaves[id(original)] = leaf
-            replaced.append((head, name, original))
-    for head, name, original in replaced:
-        head._parameters[name] = leaves[id(original)]
+        for module in head.modules():
+            for name, original in module._parameters.items():
+                if original is None or not original.is_floating_point():
+                    continue
+                if id(original) not in leaves:
+                    leaf = nn.Parameter(original.detach())
+                    with_attributes(leaf, original)
+                    leaves[id(original)] = leaf
+                replaced.append((module, name, original))
+    for module, name, original in replaced:
+        module._parameters[name] = leaves[id(original)]
     try:
         yield list(leaves.values())
     finally:
-        for head, name, original in replaced:
-            head._parameters[name] = original
+        for module, name, original in replaced:
+            module._parameters[name] = original
 
 
 def refuse_calls(model: nn.Module, names: Iterable[str]) -> None:

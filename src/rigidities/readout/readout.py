@@ -415,8 +415,15 @@ class Readout(AnyReadout):
             graph: Whether the features are to be differentiable by the model's inputs.
 
         Raises:
-            ValueError: The output is not finite, or the tail no longer has the form found before.
+            ValueError: The output is not finite or has no graph, or the tail no longer has the form
+                found before.
         """
+        if not output.requires_grad:
+            raise ValueError(
+                f"The output of this batch does not depend on {self.head_names} through "
+                "differentiable operations, as that of the first batch did. Does the forward pass "
+                "detach it, or use torch.no_grad or NumPy, for some inputs? Pass features=."
+            )
         columns = self.columns
         reading = None
         if self.kind == "parameters":

@@ -21,6 +21,7 @@ from ...any_regressor.derivatives.parameters import Subset
 from ...any_regressor.derivatives.regressor import Regressor
 from ...data.batches import Batch
 from ...models.calling import Source
+from ...models.modes import outside_inference_mode
 from ...notices import notify
 from ...readout.find import find_readout
 from ...readout.readout import AnyReadout
@@ -97,6 +98,7 @@ def empirical_ntk(
     return kernel[:, 0, :, 0] if width == 1 else kernel
 
 
+@outside_inference_mode
 def empirical_nngp(
     module: nn.Module,
     x: Tensor,
