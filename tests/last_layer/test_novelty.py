@@ -11,8 +11,13 @@ from torch import nn
 
 import rigidities as rg
 from rigidities import cli
+from rigidities.data.batches import Batch
+from rigidities.last_layer.novelty.novelty import Novelty
+from rigidities.models.calling import Source
 from rigidities.notices import NotFittedError
+from rigidities.posterior.gram import Gram
 from rigidities.prediction.prediction import Prediction
+from rigidities.readout.find import find_readout
 from rigidities.report import html, verdict
 from tests.support import jobs
 from tests.support.jobs import share
@@ -245,6 +250,103 @@ def test_refitted_readouts_keep_what_the_layers_have_seen():
     new = uq.refit()
     new.calibrate(x[ROWS:], y[ROWS:], method="paper")
     torch.testing.assert_close(new.novelty(x).by_layer, uq.novelty(x).by_layer)
+
+
+def test_a_partial_fit_that_fails_leaves_what_the_layers_have_seen():
+    uq, _, x, y = fitted()
+    before = uq.novelty(x)
+    broken = torch.full((30, 3), torch.nan)
+    with pytest.raises(ValueError, match="Batch 1: NaN or infinity"):
+        uq.partial_fit([(x[:30], y[:30]), (broken, y[:30])])
+    assert torch.equal(uq.novelty(x).by_layer, before.by_layer)
+
+
+def changed_together(rank, size):
+    """Two of the processes add and remove rows; the last one has none in any call."""
+    torch.set_default_dtype(torch.float64)
+    model, x, y = made()
+    whole = [(0, 700), (700, ROWS), (0, 100)]
+    halves = [np.array_split(np.arange(a, b), size - 1) + [[]] for a, b in whole]
+    first, added, removed = ([(x[half[rank]], y[half[rank]])] for half in halves)
+    none = rank == size - 1
+    uq = rg.LastLayerRigidity(model).fit([] if none else first, novelty=True)
+    uq.partial_fit([] if none else added)
+    uq.forget([] if none else removed)
+    uq.process_group = False
+    uq.calibrate(x[ROWS:], y[ROWS:], method="paper")
+    alone = rg.LastLayerRigidity(model, process_group=False)
+    alone.fit(x[100:ROWS], y[100:ROWS], novelty=True)
+    alone.calibrate(x[ROWS:], y[ROWS:], method="paper")
+    return distances(uq, x), distances(alone, x)
+
+
+@pytest.mark.thorough
+def test_processes_add_and_remove_rows_as_one_does_though_one_of_them_has_none():
+    found = jobs.values(changed_together, 3)
+    for together, alone in found:
+        assert together.keys() == alone.keys()
+        for name, values in together.items():
+            np.testing.assert_allclose(values, alone[name], rtol=1e-6)
+            np.testing.assert_array_equal(values, found[0][0][name])
+
+
+# --- by itself, without a fit --------------------------------------------------------------------
+
+
+def batch_of(x):
+    return Batch((x,), {}, None, None)
+
+
+def test_it_needs_no_fit():
+    model, x, _ = made()
+    model, x = model.double(), x.double()
+    readout = find_readout(model, Source(), None, batch_of(x[:100])).readout
+    novelty = Novelty.begin(readout, batch_of(x[:100]))
+    for start in range(0, ROWS, 100):
+        reading = novelty.update(readout, batch_of(x[start : start + 100]))
+        torch.testing.assert_close(reading.output, model(x[start : start + 100]))
+    _, found = novelty.score(readout, batch_of(x[ROWS:]))
+    assert novelty.names == ("the input", "2", "4")
+    layers = zip(entering(model, x[:ROWS]), entering(model, x[ROWS:]), strict=True)
+    expected = [dense_distances(*rows, scaled=i == 0) for i, rows in enumerate(layers)]
+    np.testing.assert_allclose(found.mT.numpy(), expected, rtol=1e-9)
+    # what is added later counts too, though distances were measured before
+    novelty.update(readout, batch_of(x[ROWS:]))
+    _, later = novelty.score(readout, batch_of(x[ROWS:]))
+    expected = dense_distances(*2 * entering(model, x)[:1], scaled=True)[ROWS:]
+    np.testing.assert_allclose(later[:, 0].numpy(), expected, rtol=1e-9)
+
+
+def test_rows_of_small_batches_wait_until_they_are_many_or_someone_asks(monkeypatch):
+    counts = []
+    update = Gram.update
+
+    def counted(gram, features, **options):
+        counts.append(len(features))
+        update(gram, features, **options)
+
+    model, x, _ = made()
+    readout = find_readout(model, Source(), None, batch_of(x)).readout
+    novelty = Novelty.begin(readout, batch_of(x))
+    monkeypatch.setattr(Gram, "update", counted)
+    for row in range(100):
+        novelty.update(readout, batch_of(x[row : row + 1]))
+    assert counts == [64, 64, 64]  # for each of the layers
+    assert [gram.count for gram in novelty.grams] == [100, 100, 100]
+    assert counts[3:] == [36, 36, 36]
+    novelty.update(readout, batch_of(x[:200]))
+    assert [gram.count for gram in novelty.clone().grams] == [300, 300, 300]
+
+
+def test_novelties_of_other_layers_are_neither_added_nor_removed():
+    model, x, _ = made()
+    readout = find_readout(model, Source(), None, batch_of(x)).readout
+    novelty = Novelty.begin(readout, batch_of(x))
+    novelty.update(readout, batch_of(x))
+    fewer = Novelty(novelty.layers[1:], novelty.grams[1:])
+    for verb in (novelty.merge, novelty.without):
+        with pytest.raises(ValueError, match=r"expected \('the input', '2', '4'\), got \('2', '4'"):
+            verb(fewer)
 
 
 # --- what is watched -----------------------------------------------------------------------------

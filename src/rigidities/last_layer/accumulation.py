@@ -11,7 +11,7 @@ rows, the sample of rows) and to the `FinitenessWatch`. No rows wait anywhere el
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -29,7 +29,6 @@ from ..statistics.block import WIDE_INPUT, BatchRange, Block, DerivativeRows, jo
 from ..statistics.plan import Plan
 from ..statistics.statistics import Statistics
 from .gradients.loss import GradientLoss
-from .layers import Layer, read_with_layers
 
 _LOOK_EVERY = 8
 """Blocks, or pieces of derivatives, after which an accelerator is asked if all was finite."""
@@ -133,7 +132,7 @@ def accumulated(
     plan: Plan,
     *,
     into: Statistics | None = None,
-    layers: Sequence[Layer] = (),
+    read: Callable[[Batch], Reading] | None = None,
     first_reading: Reading | None = None,
 ) -> Statistics | None:
     """The statistics of the rows of batches.
@@ -145,7 +144,7 @@ def accumulated(
         plan: What new statistics keep.
         into: Statistics that the rows are added to, in place; None for new ones. After an error
             they are unusable: pass a copy if they are still needed.
-        layers: The layers that are watched.
+        read: What reads each batch in the readout's place; None for the readout itself.
         first_reading: What the readout reads off the first batch, where that is known already.
 
     Returns:
@@ -160,7 +159,7 @@ def accumulated(
         return None
     statistics = into
     watch = FinitenessWatch()
-    blocks = weighed(readout, batches, weighing, watch, layers, first_reading)
+    blocks = weighed(readout, batches, weighing, watch, read or readout, first_reading)
     for block in joined(blocks, Gram.preferred_rows):
         if statistics is None:
             statistics = Statistics.begin(first, block, plan, weighing.label_loss(block))
@@ -187,7 +186,7 @@ def weighed(
     batches: Iterable[Batch],
     weighing: Weighing,
     watch: FinitenessWatch,
-    layers: Sequence[Layer] = (),
+    read: Callable[[Batch], Reading],
     first_reading: Reading | None = None,
 ) -> Iterator[Block]:
     """Batches after their pass through the model, with checked targets and weights.
@@ -197,7 +196,7 @@ def weighed(
         batches: The data.
         weighing: The loss and weights.
         watch: Notes rows of derivatives, which are computed only while the Gram takes them.
-        layers: The layers that are watched.
+        read: What passes each batch through the model: the readout, or what stands in its place.
         first_reading: What the readout reads off the first batch, where that is known already.
     """
     for number, batch in enumerate(batches):
@@ -206,7 +205,7 @@ def weighed(
             weighing.gradients.slot(readout, batch)
         try:
             reading = first_reading if number == 0 else None
-            block = _block(readout, batch, number, weighing, layers, reading)
+            block = _block(readout, batch, number, weighing, read, reading)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
         if weighing.gradients is not None and weighing.gradients.in_training_loss:
@@ -248,16 +247,12 @@ def _block(
     batch: Batch,
     number: int,
     weighing: Weighing,
-    layers: Sequence[Layer],
+    read: Callable[[Batch], Reading],
     reading: Reading | None,
 ) -> Block:
     """Pass one batch through the model, and check its target and weights."""
-    layer_inputs: list[list[Tensor]] = []
-    if layers:
-        reading, inputs_of_layers = read_with_layers(readout, layers, batch)
-        layer_inputs.append(inputs_of_layers)
-    elif reading is None:
-        reading = readout(batch)
+    if reading is None:
+        reading = read(batch)
     elif batch.rows is not None:
         batch.check(reading.output.shape[0])
     samples = reading.output.shape[0]
@@ -292,7 +287,6 @@ def _block(
         # The total counts rows of inputs, which are samples only here.
         expected=batch.total if inputs else None,
         columns=batch.columns,
-        layers=layer_inputs,
     )
     input_bytes = 0
     for tensor in inputs:

@@ -26,9 +26,9 @@ third neither the digits nor, where no inputs were kept, any view at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +44,6 @@ from ..models.threads import Lock
 from ..readout.find import FoundReadout
 from ..readout.heads import is_linear_map, named_head, own_parameters
 from ..readout.readout import AnyReadout, readout_from_header
-from .layers import Layer
 
 __all__ = ["Binding", "UsersModel", "held_still", "model_fingerprint"]
 
@@ -133,15 +132,12 @@ class Binding:
         self._lock = Lock()
 
     @classmethod
-    def of(
-        cls, user_model: UsersModel, found: FoundReadout, layers: Sequence[Layer] = ()
-    ) -> Binding:
+    def of(cls, user_model: UsersModel, found: FoundReadout) -> Binding:
         """The tie to a model as it is at the end of a fit.
 
         Args:
             user_model: The user's model.
             found: Its readout, found on the first batch.
-            layers: The layers that are watched.
         """
         first_pass = found.first_pass
         probes = None
@@ -156,8 +152,6 @@ class Binding:
             "fingerprint": model_fingerprint(user_model.model, weights),
             "weights": weights,
         }
-        if layers:
-            header["watched"] = [asdict(layer) for layer in layers]
         tie = _Checked(found.readout, Watch(user_model.model))
         return cls(user_model, header, probes, found.readout.order, tie)
 
@@ -226,11 +220,6 @@ class Binding:
         if self._tie is None:
             return self.user_model.placement
         return self._tie.watch.placement
-
-    @property
-    def layers(self) -> list[Layer]:
-        """The layers that are watched, for `novelty`; none by default."""
-        return [Layer(**layer) for layer in self._header.get("watched", ())]
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of the readout, and of the model at the fit."""

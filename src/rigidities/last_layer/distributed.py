@@ -29,9 +29,10 @@ from ..data.storage import Snapshot
 from ..notices import notify
 from ..statistics.statistics import Statistics
 from .merging import combined, require_alike
+from .novelty.novelty import Novelty
 
 _MATRIX = ".matrix"
-"""How the names of those tensors of statistics end that are large and sums over all rows."""
+"""How the names of those tensors end that are large and sums over all rows."""
 
 
 class Job:
@@ -77,6 +78,14 @@ class Job:
 
         Returns:
             The statistics; None where no process had rows.
+        """
+        return share
+
+    def novelty(self, share: Novelty | None) -> Novelty | None:
+        """The novelty of the rows of all processes, on every process.
+
+        Args:
+            share: The novelty of this process's rows; None where it had none.
         """
         return share
 
@@ -158,17 +167,24 @@ class Processes(Job):
             share.require_finite()
         descriptions = self.gathered(None if share is None else _description(share))
         part = None
-        matrices: dict[str, Tensor] = {}
         if share is not None:
-            share = _in_common_form(share, descriptions, trim=trim)
-            part, matrices = _without_matrices(share.snapshot())
-        parts = self.gathered(part)
-        shapes: dict[str, torch.Size] = {}
-        for other in parts:
-            if other is not None:
-                shapes.update(other.header["shapes"])
-        sums = {name: self._summed(matrices.pop(name, None), shapes[name]) for name in shapes}
-        return combined(self._with_sums(parts, sums), silent=self.rank > 0)
+            part = _in_common_form(share, descriptions, trim=trim).snapshot()
+        shares = (
+            None if other is None else Statistics.from_snapshot(other, self._device)
+            for other in self._reduced(part)
+        )
+        return combined(shares, silent=self.rank > 0)
+
+    def novelty(self, share: Novelty | None) -> Novelty | None:
+        """As in `Job`. Matrices are reduced; all else is gathered, and merged by every process."""
+        part = None if share is None else Snapshot(share.state(), share.header())
+        whole: Novelty | None = None
+        for other in self._reduced(part):
+            if other is None:
+                continue
+            novelty = Novelty.from_state(other.header, other.tensors)
+            whole = novelty if whole is None else whole.merge(novelty)
+        return whole
 
     def agree(self) -> None:
         """The last round of a call. What fails afterwards concerns this process alone."""
@@ -255,21 +271,29 @@ class Processes(Job):
         """A part of another process, on this process's device."""
         return None if part is None else part.to(self._device)
 
-    def _with_sums(
-        self, parts: list[Snapshot | None], sums: dict[str, Tensor]
-    ) -> Iterator[Statistics | None]:
-        """The statistics of each process, to be merged.
+    def _reduced(self, part: Snapshot | None) -> Iterator[Snapshot | None]:
+        """The parts of all processes, to be merged, in the order of ranks.
 
-        The matrices are summed already: the first statistics have the sums, the others zeros.
+        Their matrices are summed already: the first part has the sums, the others zeros.
+
+        Args:
+            part: The part of this process; None where it had no rows.
         """
-        for part in parts:
-            if part is None:
+        matrices: dict[str, Tensor] = {}
+        if part is not None:
+            part, matrices = _without_matrices(part)
+        parts = self.gathered(part)
+        shapes: dict[str, torch.Size] = {}
+        for other in parts:
+            if other is not None:
+                shapes.update(other.header["shapes"])
+        sums = {name: self._summed(matrices.pop(name, None), shapes[name]) for name in shapes}
+        for other in parts:
+            if other is None:
                 yield None
                 continue
-            matrices = {name: sums[name] for name in part.header["shapes"]}
-            yield Statistics.from_snapshot(
-                Snapshot({**part.tensors, **matrices}, part.header), self._device
-            )
+            reduced_matrices = {name: sums[name] for name in other.header["shapes"]}
+            yield Snapshot({**other.tensors, **reduced_matrices}, other.header)
             for name, matrix in sums.items():
                 sums[name] = matrix.new_zeros(()).expand_as(matrix)
 

@@ -27,7 +27,7 @@ from ..calibration.report import CalibrationReport
 from ..data.batches import Batch, BatchFormat
 from ..data.feed import Feed
 from ..data.sketch import RowSketch, fingerprint
-from ..data.storage import Snapshot
+from ..data.storage import Snapshot, prefixed
 from ..losses import NAMED, NO_ERROR_BARS, Loss, counts_in_own_units, loss_name
 from ..models.calling import Source
 from ..models.shadow import held_names, placement
@@ -37,7 +37,7 @@ from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..prediction.noise import GivenNoise
 from ..readout.find import find_readout
-from ..readout.reading import SampleWeight
+from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..statistics.plan import Plan
 from ..statistics.statistics import Statistics
@@ -46,9 +46,8 @@ from .binding import Binding, UsersModel, held_still, model_fingerprint
 from .distributed import Job, open_job
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, gradient_scale, gradient_sums
-from .layers import find_layers
 from .merging import as_text, identity, require_alike, require_apart
-from .novelty import Alarm, NoveltyScale
+from .novelty.novelty import Novelty
 from .refit import Refitted, refitted
 from .validation import RowReader, of_all, report_on, report_with, require_data
 
@@ -142,6 +141,7 @@ class FitState:
         statistics: The sums, hashes and sample of the training rows; nothing is added to them.
         weighing: The loss and the sample weights. None where they were functions and the state
             comes from a file, which cannot hold functions.
+        novelty: What entered the layers in the training rows; None where no layer is watched.
         report: The last calibration; None before one.
         cached_posterior: The factorised Gram; None until it is first needed.
         calibration_rows: A sketch of the rows that the calibration was fitted to, by which
@@ -152,10 +152,10 @@ class FitState:
     binding: Binding
     statistics: Statistics
     weighing: Weighing | None
+    novelty: Novelty | None = None
     report: CalibrationReport | None = None
     cached_posterior: Posterior | None = None
     calibration_rows: RowSketch | None = None
-    _alarm: Alarm | None = field(default=None, init=False, repr=False)
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
@@ -198,41 +198,25 @@ class FitState:
         return self._bars[dtype]
 
     @property
-    def watches_layers(self) -> bool:
-        """Whether the fit has summed up what enters the layers."""
-        return self.statistics.layers is not None
-
-    def alarm(self) -> Alarm | None:
-        """The object that measures distances in the layers; None if none are watched."""
-        layer_sums = self.statistics.layers
-        if layer_sums is None:
+    def usual_novelty(self) -> Tensor | None:
+        """The usual squared distance in each layer, (L,); None if no rows have shown it yet."""
+        if self.novelty is None or self.report is None or not self.report.novelty:
             return None
-        with self._lock:
-            if self._alarm is None:
-                # Inputs of a half-precision model's layers are watched in single precision.
-                dtype = torch.float32
-                if self.binding.placement[1] == torch.float64:
-                    dtype = torch.float64
-                object.__setattr__(self, "_alarm", Alarm.of(self.binding.layers, layer_sums, dtype))
-            return self._alarm
+        usual = [self.report.novelty[name] for name in self.novelty.names]
+        return torch.tensor(usual, dtype=torch.float64, device=self.statistics.gram.device)
 
-    def novelty_scale(self) -> NoveltyScale | None:
-        """The scale of novelty; None if no calibration rows have shown what is usual.
+    def require_novelty(self) -> Novelty:
+        """What entered the layers in the training rows.
 
         Raises:
             ValueError: The fit has not watched the layers.
         """
-        alarm = self.alarm()
-        if alarm is None:
+        if self.novelty is None:
             raise ValueError(
                 "This fit did not record what enters the layers. Call fit(x, y, novelty=True), "
                 "then calibrate(x, y)."
             )
-        if self.report is None or not self.report.novelty:
-            return None
-        usual = [self.report.novelty[name] for name in alarm.layers]
-        device = self.statistics.gram.device
-        return NoveltyScale(alarm, torch.tensor(usual, dtype=torch.float64, device=device))
+        return self.novelty
 
     def identity(self, loss: Any) -> dict[str, Any]:
         """Everything in which fits or processes must agree; `loss` stands for loss and weights."""
@@ -243,7 +227,7 @@ class FitState:
             "features": as_text(source.features),
             "output": as_text(source.output),
         }
-        return identity(readout, self.statistics, loss)
+        return identity(readout, self.statistics, self.novelty, loss)
 
     def require_error_bars(self) -> None:
         """Refuse a fit whose loss is not one of regression, so that it has no error bars.
@@ -268,12 +252,14 @@ class FitState:
             )
         return self.weighing
 
-    def with_rows(self, statistics: Statistics) -> FitState:
+    def with_rows(self, statistics: Statistics, novelty: Novelty | None) -> FitState:
         """The state after rows were added or removed, which makes the calibration stale."""
         report = None
         if self.report is not None:
             report = replace(self.report, stale=True)
-        return replace(self, statistics=statistics, report=report, cached_posterior=None)
+        return replace(
+            self, statistics=statistics, novelty=novelty, report=report, cached_posterior=None
+        )
 
     def to(self, device: torch.device) -> FitState:
         """The same state on another device; statistics stay float64."""
@@ -286,6 +272,7 @@ class FitState:
         return replace(
             self,
             statistics=self.statistics.to(device),
+            novelty=None if self.novelty is None else self.novelty.to(device),
             report=report,
             cached_posterior=posterior,
         )
@@ -314,6 +301,9 @@ class FitState:
             "loss": _weighing_header(self.weighing),
             **binding.header,
         }
+        if self.novelty is not None:
+            tensors.update(prefixed("novelty", self.novelty.state()))
+            header["novelty"] = self.novelty.header()
         if self.report is not None:
             tensors.update(self.report.tensors())
             header.update(self.report.header())
@@ -333,6 +323,7 @@ class FitState:
             binding=Binding.from_snapshot(user_model, snapshot),
             statistics=statistics,
             weighing=_weighing_from_header(header["loss"]),
+            novelty=snapshot.part("novelty", Novelty.from_state),
             report=report,
         )
 
@@ -489,32 +480,39 @@ class ReadoutFit:
             first, batches = peek(feed(train, "fit", any_order=True))
             binding = None
             statistics = None
+            novelty = None
             if first is not None:
                 found_readout = find_readout(
                     self.model, self.user_model.source, self.user_model.layer, first
                 )
                 if found_readout.notice:
                     notify(found_readout.notice)
-                layers = find_layers(found_readout.readout, first) if options.novelty else []
+                if options.novelty:
+                    novelty = Novelty.begin(found_readout.readout, first)
                 with held_still(self.model):
                     statistics = accumulated(
                         found_readout.readout,
                         batches,
                         weighing,
                         plan,
-                        layers=layers,
-                        first_reading=found_readout.reading,
+                        read=_reading(novelty, found_readout.readout),
+                        # A novelty has to see the pass of the first batch, too.
+                        first_reading=found_readout.reading if novelty is None else None,
                     )
-                binding = Binding.of(self.user_model, found_readout, layers)
+                binding = Binding.of(self.user_model, found_readout)
             if processes.size > 1:
-                binding, statistics = self._fit_of_all(processes, binding, statistics, weighing)
+                binding, statistics = self._fit_of_all(
+                    processes, binding, statistics, novelty, weighing
+                )
+            if options.novelty:
+                novelty = processes.novelty(novelty)
             statistics = settled(statistics)
             assert binding is not None
             if self.target is None:
                 statistics.warn_of_missing_targets()
-            state = FitState(binding, statistics, weighing)
-            if state.watches_layers:
-                state.alarm()  # refuses layers whose inputs were not finite
+            if novelty is not None:
+                novelty.require_finite()
+            state = FitState(binding, statistics, weighing, novelty)
             processes.agree()
             self._replace_state(state)
 
@@ -523,6 +521,7 @@ class ReadoutFit:
         processes: Job,
         binding: Binding | None,
         statistics: Statistics | None,
+        novelty: Novelty | None,
         weighing: Weighing,
     ) -> tuple[Binding, Statistics]:
         """The binding of the first process that had data, and the statistics of all processes.
@@ -531,13 +530,14 @@ class ReadoutFit:
             processes: The processes of the job.
             binding: This process's tie to the model; None where it had no rows.
             statistics: The statistics of this process's rows; None where it had none.
+            novelty: What entered the layers in these rows; None where none are watched.
             weighing: The loss and weights.
         """
         description = None
         if statistics is not None and binding is not None:
             # This process's binding, with what must agree with that of others.
             description = binding.snapshot()
-            must_agree = identity(binding.header(), statistics, as_text(weighing))
+            must_agree = identity(binding.header(), statistics, novelty, as_text(weighing))
             header = {**description.header, "identity": must_agree}
             description = replace(description, header=header)
         descriptions: dict[int, Snapshot] = {}
@@ -572,16 +572,27 @@ class ReadoutFit:
 
             # Rows of one process go straight into a copy of the statistics.
             into = fitted.clone() if processes.size == 1 else None
+            added_novelty = None if state.novelty is None else state.novelty.empty()
             with held_still(self.model):
                 statistics = accumulated(
-                    readout, batches, weighing, plan, into=into, layers=state.binding.layers
+                    readout,
+                    batches,
+                    weighing,
+                    plan,
+                    into=into,
+                    read=_reading(added_novelty, readout),
                 )
             if processes.size > 1:
                 added = require_rows(processes.statistics(statistics))
                 statistics = fitted.clone().merge(added)
             statistics = settled(statistics)
+            novelty = state.novelty
+            if novelty is not None:
+                added_novelty = processes.novelty(added_novelty)
+                assert added_novelty is not None
+                novelty = novelty.clone().merge(added_novelty)
             processes.agree()
-            self._replace_state(state.with_rows(statistics))
+            self._replace_state(state.with_rows(statistics, novelty))
 
     def forget(self, data: Any, *, check: bool, passing: Passing) -> None:
         """Remove rows from the fit; `check` refuses rows that are not in it."""
@@ -593,13 +604,21 @@ class ReadoutFit:
             fitted = state.statistics
 
             plan = fitted.plan("auto")
+            removed_novelty = None if state.novelty is None else state.novelty.empty()
             with held_still(self.model):
-                removed = accumulated(readout, batches, weighing, plan, layers=state.binding.layers)
+                removed = accumulated(
+                    readout, batches, weighing, plan, read=_reading(removed_novelty, readout)
+                )
             # Rows that leave are looked up one by one, so none may be trimmed from the sample.
             removed = require_rows(processes.statistics(removed, trim=False))
             statistics = fitted.without(removed, check=check)
+            novelty = state.novelty
+            if novelty is not None:
+                removed_novelty = processes.novelty(removed_novelty)
+                assert removed_novelty is not None
+                novelty = novelty.without(removed_novelty)
             processes.agree()
-            self._replace_state(state.with_rows(statistics))
+            self._replace_state(state.with_rows(statistics, novelty))
 
     def merge(self, others: Mapping[str, ReadoutFit], *, check: bool) -> None:
         """Add the rows of other fits, each under its name in errors."""
@@ -645,7 +664,7 @@ class ReadoutFit:
                 noise_function=method.noise_function,
                 support=method.support,
                 full=isinstance(method, Full),
-                alarm=state.alarm(),
+                novelty=state.novelty,
             )
             dtype = placement(self.model)[1]
 
@@ -798,7 +817,11 @@ class ReadoutFit:
                 processes=processes,
             )
         fit = ReadoutFit(binding.user_model, self.target)
-        fit.state = FitState(binding, statistics, weighing)
+        # What enters the layers does not depend on the readout, but the rows of `valid` were not
+        # watched: a novelty of some of the rows would be wrong for all.
+        has_new_rows = add and valid is not None
+        novelty = None if has_new_rows else state.novelty
+        fit.state = FitState(binding, statistics, weighing, novelty)
         return fit, report
 
     # Files, and the functions that files cannot hold.
@@ -978,6 +1001,7 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
     remaining = iter(states)
     first_name, first = next(remaining)
     statistics = first.statistics.clone()
+    novelty = None if first.novelty is None else first.novelty.clone()
     sketches = {first_name: first.statistics.sketch}
     for name, other in remaining:
         identities = []
@@ -986,6 +1010,8 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
             identities.append(state.identity(vars(weighing)))
         require_alike(identities, [first_name, name])
         statistics.merge(other.statistics)
+        if novelty is not None and other.novelty is not None:
+            novelty.merge(other.novelty)
         sketches[name] = other.statistics.sketch
     if check:
         require_apart(sketches)
@@ -994,7 +1020,12 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
             "Not every part keeps a sample of its rows, so the merged fit keeps none and "
             "calibrate() can only use validation rows. Save each part with save(path, rows=True)."
         )
-    return first.with_rows(statistics)
+    return first.with_rows(statistics, novelty)
+
+
+def _reading(novelty: Novelty | None, readout: AnyReadout) -> Callable[[Batch], Reading] | None:
+    """What reads batches in a readout's place, where what enters the layers is added up too."""
+    return None if novelty is None else novelty.reading(readout)
 
 
 def _report_of_first(

@@ -17,6 +17,7 @@ from ..calibration.rows import RowCollector
 from ..data.sketch import RowSketch
 from ..notices import notify
 from ..statistics.statistics import Statistics
+from .novelty.novelty import Novelty
 
 P = TypeVar("P", Statistics, RowCollector)
 
@@ -45,23 +46,26 @@ UNJUDGED = (
 )
 
 
-def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict[str, Any]:
+def identity(
+    readout: dict[str, Any], statistics: Statistics, novelty: Novelty | None, loss: Any
+) -> dict[str, Any]:
     """The properties in which parts must agree, as JSON can hold them.
 
     Args:
         readout: The description of the readout, `Binding.header`.
         statistics: The statistics of the part's rows.
+        novelty: What entered the layers in the part's rows; None where no layer is watched.
         loss: The loss and weights, in any form that can be compared.
     """
     gram = statistics.gram
     layout = dict(readout)
     fingerprint = layout.pop("fingerprint")
     layout.pop("weights", None)  # the fingerprint is of these, and says whether they agree
-    watched_layers = layout.pop("watched", [])
     for how_it_runs in ("differentiates", "needs_gradients"):
         layout.pop(how_it_runs, None)
     layout["width"] = gram.width
     layout["targets"] = statistics.targets
+    watched_layers = [] if novelty is None else novelty.header()["layers"]
     return {
         # By name, so that an error shows only the layers that differ.
         "novelty": {layer["name"]: layer for layer in watched_layers},

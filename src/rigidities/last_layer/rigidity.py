@@ -48,7 +48,7 @@ from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..prediction.derived import Derived
 from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
-from ..prediction.novelty import Novelty
+from ..prediction.novelty_scores import NoveltyScores
 from ..prediction.prediction import Prediction
 from ..readout.graph import copied_readout
 from ..readout.reading import Reading, SampleWeight
@@ -552,7 +552,7 @@ class LastLayerRigidity(ModelWrapper):
         )
 
     @outside_inference_mode
-    def novelty(self, x: Any) -> Novelty:
+    def novelty(self, x: Any) -> NoveltyScores:
         """How unfamiliar inputs look to each layer of the network.
 
         It detects what the error bar of the last layer cannot, such as an input whose size a layer
@@ -572,8 +572,9 @@ class LastLayerRigidity(ModelWrapper):
                 rows.
         """
         readout, state = self._fit.ready()
-        scale = state.novelty_scale()
-        if scale is None:
+        novelty = state.require_novelty()
+        usual = state.usual_novelty
+        if usual is None:
             raise ValueError(
                 "Novelty is measured relative to held-out rows, and there were none. Call "
                 "calibrate(x, y) with held-out rows."
@@ -581,11 +582,11 @@ class LastLayerRigidity(ModelWrapper):
         distances = []
         with torch.enable_grad():
             for batch in self._fit.batches(x, "novelty", self._passing):
-                _, batch_distances = scale.read(readout, batch)
+                _, batch_distances = novelty.score(readout, batch, usual)
                 distances.append(batch_distances)
         if not distances:
             raise ValueError("There is nothing to judge: no batches were given.")
-        return Novelty(torch.cat(distances), scale.layers)
+        return NoveltyScores(torch.cat(distances), novelty.names)
 
     # --- Several predictions together ---
 
@@ -1106,18 +1107,16 @@ def _batch_variances(
     uncertain_inputs: InputVariances | None,
 ) -> Iterator[BatchVariances]:
     """Means and variances of each batch."""
-    novelty_scale = None
-    if state.watches_layers:
-        novelty_scale = state.novelty_scale()
+    usual_novelty = state.usual_novelty
     for batch in batches:
-        novelty = None
-        if novelty_scale is None:
+        scores = None
+        if state.novelty is None or usual_novelty is None:
             reading = readout(batch)
         else:
-            reading, novelty = novelty_scale.read(readout, batch)
+            reading, scores = state.novelty.score(readout, batch, usual_novelty)
         variances = bars.of_batch(batch, reading, sample_weight)
-        if novelty is not None:
-            largest = novelty.amax(1)  # over the layers
+        if scores is not None:
+            largest = scores.amax(1)  # over the layers
             variances = replace(variances, novelty=reading.output_layout.of_samples(largest))
         if uncertain_inputs is not None:
             variance = uncertain_inputs.next(readout, batch, reading.output)
@@ -1183,8 +1182,8 @@ def _described(state: FitState) -> dict[str, str]:
         entries["error bars"] = (
             f"none: {statistics.label_loss} is not a loss of regression; see docs/classifiers.md"
         )
-    if statistics.layers is not None:
-        count = len(statistics.layers.grams)
+    if state.novelty is not None:
+        count = len(state.novelty.layers)
         entries["novelty"] = "1 layer watched" if count == 1 else f"{count} layers watched"
     return entries
 

@@ -39,7 +39,8 @@ from .accumulation import Weighing
 from .distributed import Job
 from .error_bars import noise_variances
 from .merging import combined
-from .novelty import Alarm, references, upper
+from .novelty.distance import upper, usual_distances
+from .novelty.novelty import Novelty
 
 MOST = 1 << 15
 """Most rows that the full model is fitted to."""
@@ -67,7 +68,7 @@ class RowReader:
         support: The targets' bounds.
         full: Whether rows are for the full model: they keep their features, and are fewer.
         groups: callable(batch) -> labels of rows for conformal scores, if any.
-        alarm: Measures distances in the layers that the fit has watched, if any.
+        novelty: Measures distances in the layers that the fit has watched, if any.
     """
 
     readout: AnyReadout
@@ -79,7 +80,7 @@ class RowReader:
     support: Support | None
     full: bool
     groups: Groups | None = None
-    alarm: Alarm | None = None
+    novelty: Novelty | None = None
 
     def collected(self, batches: Iterable[Batch], *, compared: bool, hashed: bool) -> RowCollector:
         """The rows of one pass over batches, with a sketch of their hashes.
@@ -115,10 +116,10 @@ class RowReader:
             of their own.
         """
         distances = None
-        if self.alarm is None:
+        if self.novelty is None:
             reading = self.readout(batch)
         else:
-            reading, distances = self.alarm.read(self.readout, batch)
+            reading, distances = self.novelty.score(self.readout, batch)
         hashes = reading.hashes(batch) if hashed else None
         if batch.target is None:
             raise ValueError(
@@ -283,9 +284,9 @@ def report_on(
     if report.rounding > max(words.LARGEST_DOUBT, feature_rounding):
         notices = (*notices, words.rounding(report))
     novelty_rows = training if rows is None else rows
-    if reader.alarm is not None and novelty_rows is not None:
-        novelty, usual, novelty_remarks = _usual_novelty(reader.alarm, novelty_rows)
-        report = replace(report, novelty=novelty, novelty_usual=usual)
+    if reader.novelty is not None and novelty_rows is not None:
+        usual, novelty_usual, novelty_remarks = _usual_novelty(reader.novelty, novelty_rows)
+        report = replace(report, novelty=usual, novelty_usual=novelty_usual)
         remarks = [*remarks, *novelty_remarks]
     if rows is not None and not rows.trained:
         remarks = [*coverage_remarks(report, rows, posterior.eigenvalues), *remarks]
@@ -368,11 +369,11 @@ def _count_columns(reader: RowReader, rows: Rows | None) -> Tensor | None:
     return torch.cat([biases.cpu(), beside_features]).to(rows.inputs.device)
 
 
-def _usual_novelty(alarm: Alarm, rows: Rows) -> tuple[dict[str, float], float, list[str]]:
+def _usual_novelty(novelty: Novelty, rows: Rows) -> tuple[dict[str, float], float, list[str]]:
     """The usual distance in each layer, the usual novelty, and remarks on rows."""
     assert rows.distances is not None
     distances = rows.distances.double()  # (n, L)
-    usual = references(distances)
+    usual = usual_distances(distances)
     # In float32, as the novelty of predictions.
     largest = (distances / usual).to(torch.float32).amax(1)
     finite = largest[largest.isfinite()]
@@ -383,7 +384,7 @@ def _usual_novelty(alarm: Alarm, rows: Rows) -> tuple[dict[str, float], float, l
             "value where no training row has one. Their novelty is infinite, and they are not "
             "used to find its usual range."
         )
-    by_layer = dict(zip(alarm.layers, usual.tolist(), strict=True))
+    by_layer = dict(zip(novelty.names, usual.tolist(), strict=True))
     return by_layer, float(upper(finite, 0.99)) if len(finite) else 1.0, remarks
 
 

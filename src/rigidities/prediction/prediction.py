@@ -77,7 +77,7 @@ class Prediction:
             Each is a number, or a tensor that broadcasts against the mean.
         conformal: The conformal scores that give `interval` its guarantee, if there are any.
         novelty: How unfamiliar the input looks to the layer where it is most novel, see
-            `prediction.novelty`. None unless the fit was called with `novelty=True`.
+            `NoveltyScores`. None unless the fit was called with `novelty=True`.
 
     Examples:
         >>> ones = torch.ones(1)

@@ -93,8 +93,6 @@ class Block:
             each), or "joint", where each target of a row is a row of the Gram.
         expected: How many samples there will be in all, where that is known.
         columns: Names of the columns, where the inputs were data frames.
-        layers: The inputs of the layers that are watched: for each batch, for each layer, a table
-            (R, columns) in memory of its own. Empty where none are watched.
     """
 
     samples: int
@@ -110,7 +108,6 @@ class Block:
     layout: str = "shared"
     expected: int | None = None
     columns: ColumnNames = None
-    layers: Sequence[Sequence[Tensor]] = ()
 
     @cached_property
     def residual(self) -> Tensor | None:
@@ -219,7 +216,6 @@ class _Waiting:
         self._like = like
         self._arrays: list[Tensor | None] = []
         self._first_batch = 0  # the number of the first batch that waits
-        self._layers: list[Sequence[Tensor]] = []  # of each batch that waits
 
     def take(self, block: Block, tensors: list[Tensor | None]) -> None:
         """Copy the rows of one batch, for which there is room."""
@@ -231,7 +227,6 @@ class _Waiting:
         start = self.filled
         self.filled += count
         self.ends.append(self.filled)
-        self._layers.extend(block.layers)
         for array, tensor in zip(self._arrays, tensors, strict=True):
             if array is not None and tensor is not None:
                 per_sample = tensor.shape[0] // count
@@ -277,11 +272,9 @@ class _Waiting:
             inputs=[view for view in input_views if view is not None],
             sample_hashes=hashes,
             batches=BatchRange(self._first_batch, self.ends),
-            layers=self._layers,
         )
         self.filled = 0
         self.ends = []
-        self._layers = []
         return block
 
 
@@ -296,9 +289,6 @@ def _capacity(
     for tensor in tensors:
         if tensor is not None:
             total_bytes += tensor.nbytes
-    for tables in block.layers:
-        for table in tables:
-            total_bytes += table.nbytes
     bytes_per_sample = total_bytes / block.samples
     if block.reading.rows.device.type == "cpu":
         preferred = preferred_rows(block.reading.rows.shape[-1]) / rows_per_sample

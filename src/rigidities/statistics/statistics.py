@@ -20,7 +20,6 @@ from ..notices import notify
 from ..posterior.gram import Gram, PrecisionLike
 from .block import Block
 from .gram_sums import GramSums
-from .layer_sums import LayerSums
 from .plan import Plan
 from .row_hashes import RowHashes
 from .row_sample import RowSample
@@ -37,7 +36,6 @@ class Statistics:
             the units of the targets.
         sketch: Hashes of the rows, to recognise them in other data.
         sample: Some of the rows; None where none were wanted or their residuals are not known.
-        layers: Sums over the inputs of each layer; None where no layer is watched.
         targets: The number of targets K.
         inputs: The number of positional inputs of the model, or of a tuple that `forward=` takes.
         kind: The form of the batches, where known; see `data.batches.kind_of`.
@@ -50,7 +48,6 @@ class Statistics:
     gram_sums: GramSums
     sketch: RowHashes
     sample: RowSample | None
-    layers: LayerSums | None
     targets: int
     inputs: int
     kind: str | None = None
@@ -70,7 +67,6 @@ class Statistics:
             gram_sums=GramSums.begin(block, plan),
             sketch=RowHashes(),
             sample=RowSample.begin(block, plan),
-            layers=LayerSums.begin(block),
             targets=block.reading.output_layout.targets,
             inputs=inputs,
             kind=kind,
@@ -101,8 +97,6 @@ class Statistics:
             self.sample.update(block)
         else:
             self.sample = None
-        if self.layers is not None:
-            self.layers.update(block)
 
     def merge(self, other: Statistics) -> Statistics:
         """Add the rows of `other`, which stays as it was, to these statistics, and return these."""
@@ -113,15 +107,11 @@ class Statistics:
             other = other.to(device)
         self.gram_sums.merge(other.gram_sums)
         self.sketch.merge(other.sketch)
-        # A sample or layer sums of some of the rows would be wrong for all.
+        # A sample of some of the rows would be wrong for all.
         if self.sample is None or other.sample is None:
             self.sample = None
         else:
             self.sample.merge(other.sample)
-        if self.layers is None or other.layers is None:
-            self.layers = None
-        else:
-            self.layers.merge(other.layers)
         self.settle()
         return self
 
@@ -142,21 +132,17 @@ class Statistics:
         # Without hashes, rows to remove cannot be found in the sample.
         if self.sample is not None and removed.sample is not None and self.sketch.judges:
             sample = self.sample.without(removed.sample)
-        layers = None
-        if self.layers is not None and removed.layers is not None:
-            layers = self.layers.without(removed.layers)
         return replace(
             self,
             gram_sums=gram_sums,
             sketch=self.sketch.without(removed.sketch),
             sample=sample,
-            layers=layers,
         )
 
     def after(self, change: Tensor) -> Statistics:
         """The statistics of the same rows after a change (D, K or 1) of the readout's weights.
 
-        Hashes and layer sums do not depend on the weights.
+        Hashes do not depend on the weights.
         """
         sample = None if self.sample is None else self.sample.after(change)
         return replace(self, gram_sums=self.gram_sums.after(change), sample=sample)
@@ -172,7 +158,6 @@ class Statistics:
             gram_sums=self.gram_sums.to(device),
             sketch=self.sketch.to(device),
             sample=None if self.sample is None else self.sample.to(device),
-            layers=None if self.layers is None else self.layers.to(device),
         )
 
     def settle(self) -> None:
@@ -193,8 +178,6 @@ class Statistics:
         tensors.update(prefixed("sketch", self.sketch.state()))
         if rows and self.sample is not None:
             tensors.update(prefixed("rows", self.sample.state()))
-        if self.layers is not None:
-            tensors.update(prefixed("layers", self.layers.state()))
         header: dict[str, Any] = {
             "targets": self.targets,
             "inputs": self.inputs,
@@ -211,13 +194,11 @@ class Statistics:
         """The statistics that a snapshot holds, among other things, on a device."""
         tensors = {name: tensor.to(device) for name, tensor in snapshot.tensors.items()}
         sample_tensors = unprefixed("rows", tensors)
-        layer_tensors = unprefixed("layers", tensors)
         header = snapshot.header
         return cls(
             gram_sums=GramSums.from_state(unprefixed("gram", tensors)),
             sketch=RowHashes.from_state(unprefixed("sketch", tensors)),
             sample=RowSample.from_state(sample_tensors) if sample_tensors else None,
-            layers=LayerSums.from_state(layer_tensors) if layer_tensors else None,
             targets=header["targets"],
             inputs=header["inputs"],
             kind=header["batch"],

@@ -1,6 +1,6 @@
 """What enters the layers of a model, recorded during a pass: a row of numbers for each sample.
 
-`novelty` asks for every layer whether anything like this entered it in the training data.
+`Novelty` asks for every layer whether anything like this entered it in the training data.
 `find_layers` chooses the layers to watch on the first batch; `read_with_layers` records what enters
 them, by hooks, during any later pass of a readout. These are watched:
 
@@ -37,12 +37,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..data.batches import Batch
-from ..data.sketch import row_hashes
-from ..models.changes import first_rows
-from ..models.shadow import input_names
-from ..readout.reading import Reading
-from ..readout.readout import AnyReadout
+from ...data.batches import Batch
+from ...data.sketch import row_hashes
+from ...models.changes import first_rows
+from ...models.shadow import input_names
+from ...readout.reading import Reading
+from ...readout.readout import AnyReadout
 
 WIDEST = 256
 """The most numbers in a row."""
@@ -80,6 +80,11 @@ class Layer:
     of_samples: bool = True
     seed: int = SEED
     is_input: bool = False
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of a row after it was projected, where it was too wide."""
+        return min(self.width, WIDEST)
 
 
 Key = tuple[str, str]

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Novelty"]
+__all__ = ["NoveltyScores"]
 
 _SHOWN = 5
 """How many inputs are printed: the most unfamiliar ones."""
 
 
 @dataclass(frozen=True)
-class Novelty:
+class NoveltyScores:
     """How far the input of each layer lies from the layer's inputs in training.
 
     Distances are relative to the distance that 95 % of the calibration rows stay below: 1 is
@@ -26,7 +26,7 @@ class Novelty:
         layers: Names of the L layers.
 
     Examples:
-        >>> novelty = Novelty(torch.tensor([[0.5, 0.4], [1.0, 9.0]]), ("the input", "2"))
+        >>> novelty = NoveltyScores(torch.tensor([[0.5, 0.4], [1.0, 9.0]]), ("the input", "2"))
         >>> novelty.largest.tolist(), novelty.layer
         ([0.5, 9.0], ['the input', '2'])
         >>> print(novelty)
@@ -48,9 +48,9 @@ class Novelty:
         """The name of the layer with the largest novelty, for each of N inputs."""
         return [self.layers[column] for column in self.by_layer.argmax(1).tolist()]
 
-    def __getitem__(self, index: Any) -> Novelty:
+    def __getitem__(self, index: Any) -> NoveltyScores:
         rows = torch.arange(len(self), device=self.by_layer.device)[index]
-        return Novelty(self.by_layer[rows.reshape(-1)], self.layers)
+        return NoveltyScores(self.by_layer[rows.reshape(-1)], self.layers)
 
     def __len__(self) -> int:
         return len(self.by_layer)
