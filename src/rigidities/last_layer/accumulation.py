@@ -11,7 +11,7 @@ rows, the sample of rows) and to the `FinitenessWatch`. No rows wait anywhere el
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -29,6 +29,7 @@ from ..statistics.block import WIDE_INPUT, BatchRange, Block, DerivativeRows, jo
 from ..statistics.plan import Plan
 from ..statistics.statistics import Statistics
 from .gradients.loss import GradientLoss
+from .novelty.novelty import Novelty
 
 _LOOK_EVERY = 8
 """Blocks, or pieces of derivatives, after which an accelerator is asked if all was finite."""
@@ -132,7 +133,7 @@ def accumulated(
     plan: Plan,
     *,
     into: Statistics | None = None,
-    read: Callable[[Batch], Reading] | None = None,
+    novelty: Novelty | None = None,
     first_reading: Reading | None = None,
 ) -> Statistics | None:
     """The statistics of the rows of batches.
@@ -144,7 +145,7 @@ def accumulated(
         plan: What new statistics keep.
         into: Statistics that the rows are added to, in place; None for new ones. After an error
             they are unusable: pass a copy if they are still needed.
-        read: What reads each batch in the readout's place; None for the readout itself.
+        novelty: Adds up what the passes show beside the readout, in place; None for nothing.
         first_reading: What the readout reads off the first batch, where that is known already.
 
     Returns:
@@ -159,8 +160,8 @@ def accumulated(
         return None
     statistics = into
     watch = FinitenessWatch()
-    blocks = weighed(readout, batches, weighing, watch, read or readout, first_reading)
-    for block in joined(blocks, Gram.preferred_rows):
+    readings = read(readout, batches, novelty, first_reading)
+    for block in joined(weighed(readout, readings, weighing, watch), Gram.preferred_rows):
         if statistics is None:
             statistics = Statistics.begin(first, block, plan, weighing.label_loss(block))
         try:
@@ -181,31 +182,56 @@ def peek(batches: Iterable[Batch]) -> tuple[Batch | None, Iterator[Batch]]:
     return first, chain([first], iterator)
 
 
-def weighed(
+def read(
     readout: AnyReadout,
     batches: Iterable[Batch],
-    weighing: Weighing,
-    watch: FinitenessWatch,
-    read: Callable[[Batch], Reading],
-    first_reading: Reading | None = None,
-) -> Iterator[Block]:
-    """Batches after their pass through the model, with checked targets and weights.
+    novelty: Novelty | None,
+    first_reading: Reading | None,
+) -> Iterator[tuple[Batch, Reading]]:
+    """Batches, each with what its pass through the model gave.
 
     Args:
         readout: Reads outputs and features off the model.
         batches: The data.
-        weighing: The loss and weights.
-        watch: Notes rows of derivatives, which are computed only while the Gram takes them.
-        read: What passes each batch through the model: the readout, or what stands in its place.
-        first_reading: What the readout reads off the first batch, where that is known already.
+        novelty: Adds up what the same passes show beside the readout; None for nothing.
+        first_reading: What the readout reads off the first batch, where that is known already. A
+            novelty has to see that pass, too, so that it is made again.
     """
     for number, batch in enumerate(batches):
+        try:
+            if novelty is not None:
+                reading = novelty.update(readout, batch)
+            elif number == 0 and first_reading is not None:
+                reading = first_reading
+                if batch.rows is not None:
+                    batch.check(reading.output.shape[0])
+            else:
+                reading = readout(batch)
+        except ValueError as error:
+            raise ValueError(f"Batch {number}: {error}") from error
+        yield batch, reading
+
+
+def weighed(
+    readout: AnyReadout,
+    readings: Iterable[tuple[Batch, Reading]],
+    weighing: Weighing,
+    watch: FinitenessWatch,
+) -> Iterator[Block]:
+    """Batches after their pass through the model, with checked targets and weights.
+
+    Args:
+        readout: The readout, which also reads derivatives off the model.
+        readings: The batches, and what their passes gave.
+        weighing: The loss and weights.
+        watch: Notes rows of derivatives, which are computed only while the Gram takes them.
+    """
+    for number, (batch, reading) in enumerate(readings):
         if number == 0 and weighing.gradients is not None:
             # Derivatives that are only calibrated later need an input that exists, too.
             weighing.gradients.slot(readout, batch)
         try:
-            reading = first_reading if number == 0 else None
-            block = _block(readout, batch, number, weighing, read, reading)
+            block = _block(readout, batch, reading, number, weighing)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
         if weighing.gradients is not None and weighing.gradients.in_training_loss:
@@ -243,18 +269,9 @@ def settled(statistics: Statistics | None) -> Statistics:
 
 
 def _block(
-    readout: AnyReadout,
-    batch: Batch,
-    number: int,
-    weighing: Weighing,
-    read: Callable[[Batch], Reading],
-    reading: Reading | None,
+    readout: AnyReadout, batch: Batch, reading: Reading, number: int, weighing: Weighing
 ) -> Block:
-    """Pass one batch through the model, and check its target and weights."""
-    if reading is None:
-        reading = read(batch)
-    elif batch.rows is not None:
-        batch.check(reading.output.shape[0])
+    """What a batch adds to the statistics, after a check of its target and weights."""
     samples = reading.output.shape[0]
     if not samples or not reading.rows.shape[0]:
         raise ValueError("the batch is empty. Leave it out.")

@@ -37,7 +37,7 @@ from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..prediction.noise import GivenNoise
 from ..readout.find import find_readout
-from ..readout.reading import Reading, SampleWeight
+from ..readout.reading import SampleWeight
 from ..readout.readout import AnyReadout
 from ..statistics.plan import Plan
 from ..statistics.statistics import Statistics
@@ -147,6 +147,7 @@ class FitState:
         calibration_rows: A sketch of the rows that the calibration was fitted to, by which
             `conformalize` recognises them; None where it is not known, as after loading, and on all
             processes but the first.
+        device: Where the statistics are.
     """
 
     binding: Binding
@@ -156,8 +157,12 @@ class FitState:
     report: CalibrationReport | None = None
     cached_posterior: Posterior | None = None
     calibration_rows: RowSketch | None = None
+    device: torch.device = field(init=False)
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", self.statistics.gram.device)
 
     @property
     def calibration(self) -> Calibration:
@@ -203,7 +208,7 @@ class FitState:
         if self.novelty is None or self.report is None or not self.report.novelty:
             return None
         usual = [self.report.novelty[name] for name in self.novelty.names]
-        return torch.tensor(usual, dtype=torch.float64, device=self.statistics.gram.device)
+        return torch.tensor(usual, dtype=torch.float64, device=self.device)
 
     def require_novelty(self) -> Novelty:
         """What entered the layers in the training rows.
@@ -380,7 +385,7 @@ class ReadoutFit:
         if error_bars and is_for_labels:
             state.require_error_bars()
         readout = state.binding.current()
-        if state.statistics.gram.device != state.binding.placement[0]:
+        if state.device != state.binding.placement[0]:
             state = self.on_device()
             readout = state.binding.current()
         if is_for_labels:
@@ -439,7 +444,7 @@ class ReadoutFit:
         """The state, brought to the model's device first."""
         state = self.require_state()
         device = placement(self.model)[0]
-        if state.statistics.gram.device == device:
+        if state.device == device:
             return state
         with self._state_lock:
             if self.state is state:  # otherwise another thread has replaced it meanwhile
@@ -495,9 +500,8 @@ class ReadoutFit:
                         batches,
                         weighing,
                         plan,
-                        read=_reading(novelty, found_readout.readout),
-                        # A novelty has to see the pass of the first batch, too.
-                        first_reading=found_readout.reading if novelty is None else None,
+                        novelty=novelty,
+                        first_reading=found_readout.reading,
                     )
                 binding = Binding.of(self.user_model, found_readout)
             if processes.size > 1:
@@ -575,12 +579,7 @@ class ReadoutFit:
             added_novelty = None if state.novelty is None else state.novelty.empty()
             with held_still(self.model):
                 statistics = accumulated(
-                    readout,
-                    batches,
-                    weighing,
-                    plan,
-                    into=into,
-                    read=_reading(added_novelty, readout),
+                    readout, batches, weighing, plan, into=into, novelty=added_novelty
                 )
             if processes.size > 1:
                 added = require_rows(processes.statistics(statistics))
@@ -606,9 +605,7 @@ class ReadoutFit:
             plan = fitted.plan("auto")
             removed_novelty = None if state.novelty is None else state.novelty.empty()
             with held_still(self.model):
-                removed = accumulated(
-                    readout, batches, weighing, plan, read=_reading(removed_novelty, readout)
-                )
+                removed = accumulated(readout, batches, weighing, plan, novelty=removed_novelty)
             # Rows that leave are looked up one by one, so none may be trimmed from the sample.
             removed = require_rows(processes.statistics(removed, trim=False))
             statistics = fitted.without(removed, check=check)
@@ -1021,11 +1018,6 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
             "calibrate() can only use validation rows. Save each part with save(path, rows=True)."
         )
     return first.with_rows(statistics, novelty)
-
-
-def _reading(novelty: Novelty | None, readout: AnyReadout) -> Callable[[Batch], Reading] | None:
-    """What reads batches in a readout's place, where what enters the layers is added up too."""
-    return None if novelty is None else novelty.reading(readout)
 
 
 def _report_of_first(

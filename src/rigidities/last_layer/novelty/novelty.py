@@ -15,9 +15,8 @@ A fit is not needed:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
@@ -114,10 +113,6 @@ class Novelty:
         if len(self._waiting) >= _MOST_BATCHES or self._waiting_bytes >= _MOST_BYTES:
             self._settle()
         return reading
-
-    def reading(self, readout: AnyReadout) -> Callable[[Batch], Reading]:
-        """The call of a readout, which also adds what enters the layers in each batch."""
-        return partial(self.update, readout)
 
     def merge(self, other: Novelty) -> Novelty:
         """Add the rows of another novelty, which must watch the same layers, and return this one.
