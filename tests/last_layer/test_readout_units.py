@@ -14,8 +14,8 @@ import rigidities as rg
 from rigidities.data.batches import Batch
 from rigidities.data.feed import Feed
 from rigidities.data.output_layout import OutputLayout
-from rigidities.last_layer import layers
 from rigidities.last_layer.ensemble.members import Members
+from rigidities.last_layer.novelty import layers
 from rigidities.models.calling import Source
 from rigidities.readout.find import find_readout
 from rigidities.readout.graph import TracedReadout
