@@ -748,6 +748,10 @@ def test_missing_values_that_the_model_fills_are_named():
         uq.fit(x, y, novelty=True)
     uq.fit(x, y)  # without it the fit is what it was
     assert uq.gram.count == 200
+    uq.fit(x[8:], y[8:], novelty=True)
+    with pytest.raises(ValueError, match="NaN or infinity enters 'the input'"):
+        uq.partial_fit(x[:8], y[:8])
+    assert uq.gram.count == 192
 
 
 def test_batches_of_another_form_are_named():

@@ -590,6 +590,7 @@ class ReadoutFit:
                 added_novelty = processes.novelty(added_novelty)
                 assert added_novelty is not None
                 novelty = novelty.clone().merge(added_novelty)
+                novelty.require_finite()
             processes.agree()
             self._replace_state(state.with_rows(statistics, novelty))
 
