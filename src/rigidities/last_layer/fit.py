@@ -24,9 +24,8 @@ from ..calibration.calibration import Calibration
 from ..calibration.conformal import Groups
 from ..calibration.methods import Full, Method, NoiseFunction
 from ..calibration.report import CalibrationReport
-from ..data.batches import Batch, BatchFormat
-from ..data.feed import Feed
-from ..data.sketch import RowSketch, fingerprint
+from ..data.batches import Batch, BatchFormat, Feed
+from ..data.hashes import fingerprint
 from ..data.storage import Snapshot
 from ..losses import NAMED, NO_ERROR_BARS, Loss, counts_in_own_units, loss_name
 from ..models.calling import Source
@@ -39,8 +38,8 @@ from ..prediction.noise import GivenNoise
 from ..readout.find import find_readout
 from ..readout.reading import SampleWeight
 from ..readout.readout import AnyReadout
-from ..statistics.plan import Plan
-from ..statistics.statistics import Statistics
+from ..statistics.row_sketch import RowSketch
+from ..statistics.statistics import Plan, Statistics
 from .accumulation import Weighing, accumulated, peek, require_rows, settled
 from .binding import Binding, UsersModel, held_still, model_fingerprint
 from .distributed import Job, open_job

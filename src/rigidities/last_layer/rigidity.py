@@ -33,10 +33,10 @@ from ..calibration.conformal import Groups
 from ..calibration.methods import Method, NoiseFunction, method_for
 from ..calibration.report import CalibrationReport
 from ..calibration.words import UNFITTED, method_text, summary
-from ..data.arrays import with_target
-from ..data.batches import Batch, check_batch_size, joined_targets
+from ..data.batches import Batch, joined_targets
 from ..data.finiteness import require_finite
 from ..data.slots import InputName, Slot
+from ..data.sources import check_batch_size, with_target
 from ..data.storage import Snapshot
 from ..losses import LossLike, counts_in_own_units, loss_for, loss_name
 from ..models.calling import FeatureFunction, ForwardFunction, Source
@@ -55,7 +55,7 @@ from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..selection import Selection
 from ..statistics.gram_sums import fits
-from ..statistics.plan import SAMPLE
+from ..statistics.statistics import SAMPLE
 from .accumulation import Weighing
 from .binding import UsersModel
 from .ensemble.ensemble import Ensemble

@@ -144,11 +144,6 @@ class Gram:
         self._longest_measured = 0  # rows of the longest block that was measured
         self._scratch: Tensor | None = None  # where a CPU lays rows out, used again and again
 
-    @staticmethod
-    def preferred_rows(width: int) -> int:
-        """Least number of rows that an update should have: fewer cost more time per row."""
-        return 512
-
     @property
     def device(self) -> torch.device:
         """Where the sums live."""
