@@ -27,12 +27,11 @@ from ..calibration.report import CalibrationReport
 from ..data.batches import Batch, BatchFormat, Feed
 from ..data.hashes import fingerprint
 from ..data.storage import Snapshot
-from ..losses import NAMED, NO_ERROR_BARS, Loss, counts_in_own_units, loss_name
+from ..losses import NAMED, NO_ERROR_BARS, Loss, loss_name
 from ..models.calling import Source
 from ..models.shadow import held_names, placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify
-from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..prediction.noise import GivenNoise
 from ..readout.find import find_readout
@@ -92,44 +91,6 @@ class Passing:
 
 
 _DEFAULT_PASSING = Passing()
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """What a fit keeps of its rows, and how it computes the Gram; see `LastLayerRigidity.fit`.
-
-    Attributes:
-        sample: How many training rows to keep for the calibration.
-        precision: The precision of the products in the Gram.
-        novelty: Whether to sum up what enters every layer too.
-
-    Raises:
-        ValueError: `novelty` is not a truth value.
-    """
-
-    sample: int
-    precision: PrecisionLike
-    novelty: bool
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.novelty, bool):
-            raise ValueError(f"novelty must be True or False, got {self.novelty!r}.")
-
-    def plan(self, loss: Loss) -> Plan:
-        """The plan of new statistics for a loss; options that make no sense are refused."""
-        return Plan(
-            sample=self.sample,
-            precision=self.precision,
-            literal=not counts_in_own_units(loss),
-        )
-
-    def header(self) -> dict[str, Any]:
-        """The options by name, for comparison with other processes."""
-        return {
-            "precision": self.precision,
-            "sample": self.sample,
-            "novelty": self.novelty,
-        }
 
 
 @dataclass(frozen=True)
@@ -466,11 +427,14 @@ class ReadoutFit:
         self,
         train: Any,
         weighing: Weighing,
-        options: FitOptions,
+        plan: Plan,
         passing: Passing,
+        *,
+        novelty: bool,
     ) -> None:
         """Accumulate the statistics of the training data; see `LastLayerRigidity.fit`."""
-        plan = options.plan(weighing.loss)
+        if not isinstance(novelty, bool):
+            raise ValueError(f"novelty must be True or False, got {novelty!r}.")
 
         # The model may be moved until this call has the fit to itself: its device is read after.
         with (
@@ -478,7 +442,7 @@ class ReadoutFit:
             open_job(passing.process_group, "fit", placement(self.model)[0]) as processes,
         ):
             if processes.size > 1:
-                processes.properties = self._request(weighing, options)
+                processes.properties = self._request(weighing, plan, novelty)
             # New data may come in another form than those of an earlier fit, so that the form is
             # learnt anew.
             shown = replace(passing, progress=passing.shows_progress(processes))
@@ -494,7 +458,7 @@ class ReadoutFit:
                 )
                 if found_readout.notice:
                     notify(found_readout.notice)
-                layers = find_layers(found_readout.readout, first) if options.novelty else []
+                layers = find_layers(found_readout.readout, first) if novelty else []
                 with held_still(self.model):
                     statistics = accumulated(
                         found_readout.readout,
@@ -887,7 +851,7 @@ class ReadoutFit:
             properties["calibration"] = [fingerprint(report_tensors.items()), report_text]
         return properties
 
-    def _request(self, weighing: Weighing, options: FitOptions) -> dict[str, Any]:
+    def _request(self, weighing: Weighing, plan: Plan, novelty: bool) -> dict[str, Any]:
         """The properties in which all processes of a new fit must agree."""
         source = self.user_model.source
         readout = {
@@ -901,7 +865,9 @@ class ReadoutFit:
             "weights": model_fingerprint(self.model, held_names(self.model)),
             "readout": readout,
             "loss": as_text(weighing),
-            **options.header(),
+            "precision": plan.precision,
+            "sample": plan.sample,
+            "novelty": novelty,
         }
 
     def _labelled_batches(

@@ -55,13 +55,13 @@ from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..selection import Selection
 from ..statistics.gram_sums import fits
-from ..statistics.statistics import SAMPLE
+from ..statistics.statistics import SAMPLE, Plan
 from .accumulation import Weighing
 from .binding import UsersModel
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
 from .error_bars import BatchVariances, ErrorBars, gathered
-from .fit import FitOptions, FitState, Passing, ReadoutFit
+from .fit import FitState, Passing, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_derivatives import traced_derivatives
 from .gradients.feature_map import FeatureMap, stand_alone, traced
@@ -224,12 +224,10 @@ class LastLayerRigidity(ModelWrapper):
             ValueError: The data or options cannot be used; the message names the cause and the
                 remedy.
         """
-        self._fit.fit(
-            with_target(x, y),
-            Weighing(loss_for(loss), sample_weight, checked_gradient_loss(gradient_loss)),
-            FitOptions(sample=keep_rows, precision=precision, novelty=novelty),
-            self._passing,
-        )
+        weighing = Weighing(loss_for(loss), sample_weight, checked_gradient_loss(gradient_loss))
+        literal = not counts_in_own_units(weighing.loss)
+        plan = Plan(sample=keep_rows, precision=precision, literal=literal)
+        self._fit.fit(with_target(x, y), weighing, plan, self._passing, novelty=novelty)
         return self
 
     @outside_inference_mode
