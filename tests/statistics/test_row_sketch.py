@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rigidities.data.hashes import row_hashes
+from rigidities.data.hashes import NO_LIMIT, row_hashes
 from rigidities.statistics import row_sketch
 from rigidities.statistics.row_sketch import RowSketch
 
@@ -110,3 +110,21 @@ def test_a_row_without_a_hash_leaves_nothing_to_judge_by():
     assert other.limit == 0 and not len(other.hashes)
     again = RowSketch.from_state(made.state())
     assert again.limit == 0
+
+
+def test_a_trimmed_sketch_lets_go_of_the_memory_of_other_rows():
+    few = sketch_of(hashes_of(300)).trimmed(NO_LIMIT // 50)
+    assert 0 < len(few.hashes) < 100
+    for tensor in (few.hashes, few.counts):
+        assert tensor.untyped_storage().nbytes() == 8 * len(few.hashes)
+
+
+def test_of_two_sketches_the_smaller_size_remains():
+    large, small = RowSketch(100), RowSketch(10)
+    large.add(hashes_of(60))
+    small.add(hashes_of(60))
+    assert large.merge(small) is large
+    assert large.size == 10
+    for name, tensor in small.state().items():
+        assert name == "counts" or torch.equal(large.state()[name], tensor), name
+    assert bool((large.counts == 2).all())

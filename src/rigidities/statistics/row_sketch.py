@@ -124,8 +124,9 @@ class RowSketch:
 
     def void(self) -> None:
         """Forget all rows and judge none from now on, because some rows had no hash."""
-        self.settle()
-        self._trim(0)
+        if self.judges:
+            self.settle()
+            self._trim(0)
 
     def merge(self, other: RowSketch) -> Self:
         """Add another data set's rows, in place, and return this sketch.
