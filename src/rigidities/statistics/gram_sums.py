@@ -12,6 +12,7 @@ up. Where the loss brings its own curvature, or the sums of all targets would ta
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,7 +43,6 @@ class GramSums:
     def __init__(self, sums: Gram, units: TargetUnits | None = None) -> None:
         self.sums = sums
         self.units = units
-        self._combined: Gram | None = None  # the Gram of targets with units, once it is needed
 
     @classmethod
     def begin(cls, block: Block, precision: PrecisionLike, literal: bool) -> Self:
@@ -69,14 +69,12 @@ class GramSums:
         require_memory(Gram.copies, width, own_targets, device)
         return cls(Gram(width, targets=own_targets, device=device, precision=products))
 
-    @property
+    @cached_property
     def gram(self) -> Gram:
         """The Gram of the least-squares problem behind all error bars."""
         if self.units is None:
             return self.sums
-        if self._combined is None:
-            self._combined = self.sums.combined(self.units.factors)
-        return self._combined
+        return self.sums.combined(self.units.factors)
 
     @property
     def form(self) -> tuple[int | None, bool]:
@@ -99,7 +97,7 @@ class GramSums:
 
     def update(self, block: Block) -> None:
         """Add the products of the block's rows."""
-        self._combined = None
+        self._forget_gram()
         reading = block.reading
         width = reading.width
         if width != self.sums.width:
@@ -126,7 +124,7 @@ class GramSums:
 
     def merge(self, other: GramSums) -> Self:
         """Add the sums of other rows, in place, and return these."""
-        self._combined = None
+        self._forget_gram()
         other = self._made_alike(other)
         other_sums = other.sums
         # If one of them has a Gram for each target, the other gets copies.
@@ -173,6 +171,10 @@ class GramSums:
         moments = unprefixed("units", state)
         units = TargetUnits.from_state(moments) if moments else None
         return GramSums(Gram.from_state(state), units)
+
+    def _forget_gram(self) -> None:
+        """Drop the Gram of earlier rows, before the sums change."""
+        self.__dict__.pop("gram", None)
 
     def _count_as_they_are(self) -> None:
         """Give up the units: all rows of all targets become rows of one Gram."""
