@@ -430,11 +430,11 @@ class ReadoutFit:
         plan: Plan,
         passing: Passing,
         *,
-        novelty: bool,
+        with_novelty: bool,
     ) -> None:
         """Accumulate the statistics of the training data; see `LastLayerRigidity.fit`."""
-        if not isinstance(novelty, bool):
-            raise ValueError(f"novelty must be True or False, got {novelty!r}.")
+        if not isinstance(with_novelty, bool):
+            raise ValueError(f"novelty must be True or False, got {with_novelty!r}.")
 
         # The model may be moved until this call has the fit to itself: its device is read after.
         with (
@@ -442,7 +442,7 @@ class ReadoutFit:
             open_job(passing.process_group, "fit", placement(self.model)[0]) as processes,
         ):
             if processes.size > 1:
-                processes.properties = self._request(weighing, plan, novelty)
+                processes.properties = self._request(weighing, plan, with_novelty)
             # New data may come in another form than those of an earlier fit, so that the form is
             # learnt anew.
             shown = replace(passing, progress=passing.shows_progress(processes))
@@ -458,7 +458,7 @@ class ReadoutFit:
                 )
                 if found_readout.notice:
                     notify(found_readout.notice)
-                layers = find_layers(found_readout.readout, first) if novelty else []
+                layers = find_layers(found_readout.readout, first) if with_novelty else []
                 with held_still(self.model):
                     statistics = accumulated(
                         found_readout.readout,
@@ -851,7 +851,7 @@ class ReadoutFit:
             properties["calibration"] = [fingerprint(report_tensors.items()), report_text]
         return properties
 
-    def _request(self, weighing: Weighing, plan: Plan, novelty: bool) -> dict[str, Any]:
+    def _request(self, weighing: Weighing, plan: Plan, with_novelty: bool) -> dict[str, Any]:
         """The properties in which all processes of a new fit must agree."""
         source = self.user_model.source
         readout = {
@@ -867,7 +867,7 @@ class ReadoutFit:
             "loss": as_text(weighing),
             "precision": plan.precision,
             "sample": plan.sample,
-            "novelty": novelty,
+            "novelty": with_novelty,
         }
 
     def _labelled_batches(

@@ -227,7 +227,7 @@ class LastLayerRigidity(ModelWrapper):
         weighing = Weighing(loss_for(loss), sample_weight, checked_gradient_loss(gradient_loss))
         literal = not counts_in_own_units(weighing.loss)
         plan = Plan(sample=keep_rows, precision=precision, literal=literal)
-        self._fit.fit(with_target(x, y), weighing, plan, self._passing, novelty=novelty)
+        self._fit.fit(with_target(x, y), weighing, plan, self._passing, with_novelty=novelty)
         return self
 
     @outside_inference_mode
