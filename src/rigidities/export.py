@@ -31,7 +31,7 @@ from torch.utils._pytree import (
 )
 
 from ._version import __version__
-from .data.arrays import each_member
+from .data.sources import each_member
 from .last_layer.doors import familiar_variance, feed_of
 from .last_layer.frozen import Frozen
 from .models.calling import Inputs, described

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from .data.shards import in_order
+from .data.sources import in_order
 from .last_layer.after_training import AfterTraining
 from .last_layer.rigidity import LastLayerRigidity
 from .models.plain_copy import plain_copy

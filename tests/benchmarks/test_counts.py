@@ -1,7 +1,7 @@
 """What a fit does for each batch stays as little as it is; figures to reach are the benchmark's.
 
-Counted on torch 2.13 and Python 3.11: 44.9 operations for a batch of 1,024 rows and 13.2 for one of
-8 rows, whatever the source; 47.1 Python calls. Bounds leave a tenth for other versions.
+Counted on torch 2.13 and Python 3.11: 42.9 operations for a batch of 1,024 rows and 14.1 for one of
+8 rows, whatever the source; 50.5 Python calls. Bounds leave a tenth for other versions.
 """
 
 import sys
@@ -26,7 +26,7 @@ from benchmarks.frame.fits import LIST, SHUFFLED, SOURCES, TENSORS, fitted, naiv
 from benchmarks.frame.limits import upper_blocks
 from benchmarks.frame.workload import workload
 
-OPERATIONS = {ADDED: 49, WAITING: 20}
+OPERATIONS = {ADDED: 47, WAITING: 20}
 
 
 @pytest.mark.parametrize("rows", OPERATIONS)
@@ -52,9 +52,9 @@ def test_a_reader_of_a_batch_and_of_a_row_goes_through_few_functions() -> None:
     held_out = [(x + 0.01, y) for x, y in data.batches()]
     fitted(small_network(), data)  # imports
     first = python_path(lambda: fitted(small_network(), data))
-    assert first.calls <= 530
+    assert first.calls <= 500
     assert first.depth <= 15
-    assert len(first.files) <= 39
+    assert len(first.files) <= 35
     uq = fitted(small_network(), data).calibrate(held_out, method="paper")
     row = torch.zeros(1, INPUTS)
     uq(row)

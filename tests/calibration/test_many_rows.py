@@ -8,7 +8,7 @@ import rigidities as rg
 from rigidities.calibration import paper
 from rigidities.calibration import rows as tables
 from rigidities.calibration.methods import Paper
-from rigidities.data.sketch import RowSketch
+from rigidities.statistics.row_sketch import RowSketch
 
 F64 = torch.float64
 
@@ -104,7 +104,7 @@ def test_two_collectors_merge_to_that_of_one_pass_thinned_alike(monkeypatch, cut
     def collected(rows):
         found = tables.RowCollector(sketch=RowSketch())
         column = rows[:, None]
-        found.add(column, column, column.expand(-1, 4), importance=1 + column % 3)
+        found.add(column, column, column.expand(-1, 4), sample_weight=1 + column % 3)
         return found
 
     whole = collected(index).table()

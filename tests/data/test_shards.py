@@ -23,8 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from rigidities.data.batches import raw_batches
-from rigidities.data.shards import in_order, unpadded
+from rigidities.data.sources import in_order, raw_batches, unpadded
 
 LENGTHS, WORLDS, SIZES = range(1, 14), range(1, 6), range(1, 5)
 CASES = list(itertools.product(LENGTHS, WORLDS, SIZES))
@@ -120,8 +119,8 @@ def test_tensors_of_a_job_are_sliced():
     data = TensorDataset(torch.arange(9))
     for loader in (distributed(data, 2, 1, 3), DataLoader(subset(data, 2, 1), 3)):
         assert (
-            raw_batches(unpadded(loader))[2]
-            and not raw_batches(unpadded(distributed(Numbers(9), 2, 1, 3)))[2]
+            raw_batches(unpadded(loader)).sliced
+            and not raw_batches(unpadded(distributed(Numbers(9), 2, 1, 3))).sliced
         )
 
 

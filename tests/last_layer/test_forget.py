@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.data import sketch
+from rigidities.statistics import row_sketch
 from tests.support import zoo
 from tests.support.nets import fitted
 from tests.support.refusals import refused
@@ -76,7 +76,7 @@ def test_all_rows_can_be_forgotten_in_other_batches(net, tmp_path):
 
 
 def test_beyond_the_sketch_a_share_of_rows_is_judged(net, monkeypatch):
-    monkeypatch.setattr(sketch, "SIZE", 100)
+    monkeypatch.setattr(row_sketch, "SIZE", 100)
     uq, (x, y) = fitted(net), net.train
     rows = r"of \d+ rows that could be checked \(3\d\.\d% of all\) were never in the fit"
     check_refused(uq, rows, (x + 1, y))

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rigidities as rg
+from rigidities.data.hashes import NO_LIMIT, output_hashes
 from rigidities.data.output_layout import OutputLayout
-from rigidities.data.sketch import NO_LIMIT, output_hashes
 from rigidities.readout.reading import Reading
-from rigidities.statistics import row_sample
+from rigidities.statistics import row_sketch
 from rigidities.statistics.block import BatchRange, Block
-from rigidities.statistics.plan import Plan
-from rigidities.statistics.row_sample import RowSample
+from rigidities.statistics.row_sketch import RowSample
+from rigidities.statistics.statistics import Plan
 from tests.support.refusals import refused
 
 
@@ -38,13 +38,13 @@ def block_of(hashes, weighted=False):
         reading=reading,
         target=mean.double() + columns["residual"],
         weights=columns["weight"],
-        importance=columns["weight"] + 1 if weighted else None,
+        sample_weight=columns["weight"] + 1 if weighted else None,
         inputs=[],
         batches=BatchRange(0, (len(hashes),)),
-        sample_hashes=hashes,
+        known_hashes=hashes,
     )
     if weighted:
-        vars(block)["row_hashes"] = hashes  # which the importance would change
+        vars(block)["output_row_hashes"] = hashes  # which the sample weight would change
     return block
 
 
@@ -68,8 +68,7 @@ def merged(sample, other):
 
 
 def waiting(sample):
-    recent = sample._recent
-    return len(sample.hashes) + (0 if recent is None else len(recent.table().hashes))
+    return len(sample.hashes) + sample._waiting_rows
 
 
 def lowest(hashes, size, limit=NO_LIMIT):
@@ -145,10 +144,10 @@ def test_rows_that_were_never_held_are_passed_over():
 
 
 def test_wide_rows_are_fewer(monkeypatch):
-    monkeypatch.setattr(row_sample, "LARGEST", 3 * 5 + 2)
+    monkeypatch.setattr(row_sketch, "LARGEST", 3 * 5 + 2)
     block = block_of(torch.arange(3))
-    assert RowSample.begin(block, Plan(12)).size == 5
-    assert RowSample.begin(block, Plan(0)) is None
+    assert RowSample.begin(block, 12, NO_LIMIT).size == 5
+    assert RowSample.begin(block, 0, NO_LIMIT) is None
 
 
 def test_rows_are_copied_when_they_come_in():

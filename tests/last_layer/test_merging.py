@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rigidities as rg
-from rigidities.data import sketch
 from rigidities.losses import GaussianNLL
+from rigidities.statistics import row_sketch
 from tests.support.nets import Trained, calibrated, trained
 from tests.support.refusals import refused
 
@@ -265,7 +265,7 @@ def test_shared_rows_are_refused_with_their_number_unless_they_are_meant(two):
 
 
 def test_of_many_rows_a_share_is_judged_and_the_message_says_which(two, monkeypatch):
-    monkeypatch.setattr(sketch, "SIZE", 40)
+    monkeypatch.setattr(row_sketch, "SIZE", 40)
     one, other, apart = fit(two, slice(200)), fit(two, slice(100, 300)), fit(two, slice(200, 300))
     refused(
         r"share rows: \d\d of the \d\d rows of .*compared \([12]\d\.\d% of all\)", one.merge, other

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import rigidities as rg
-from rigidities.data.batches import Batch
-from rigidities.data.feed import Feed
+from rigidities.data.batches import Batch, Feed
 from rigidities.data.output_layout import OutputLayout
 from rigidities.last_layer.ensemble.members import Members
 from rigidities.last_layer.novelty import layers

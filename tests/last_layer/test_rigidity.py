@@ -16,7 +16,7 @@ import rigidities as rg
 from rigidities.calibration.evidence import evidence
 from rigidities.calibration.paper import most_evident_ridge
 from rigidities.calibration.rows import golden_positions
-from rigidities.data.batches import raw_batches
+from rigidities.data.sources import raw_batches
 from rigidities.posterior.quadratic import rounding_bound
 from tests.support.nets import Net, Rows, calibrated, fitted, trained
 from tests.support.refusals import refused
@@ -352,7 +352,7 @@ def test_a_subset_that_transforms_its_rows_is_taken_at_its_word(net):
 
 def test_a_loaders_own_batch_size_is_kept(net):
     loader = DataLoader(TensorDataset(*net.train), batch_size=7)
-    raw, count, _ = raw_batches(loader)
+    raw, count, *_ = raw_batches(loader)
     assert count == 43 and len(next(iter(raw))[0]) == 7
     assert raw_batches(loader, 100)[1] == 3
 

@@ -46,7 +46,7 @@ def test_few_rows_are_all_kept_as_the_model_gives_them(net3):
     expected = by_value(mean, features, y.double() - mean, torch.ones(len(x), 3))
     torch.testing.assert_close(table_of(sample), expected, rtol=1e-4, atol=1e-5)
     assert sample.rows["features"].dtype == torch.float32
-    assert "importance" not in sample.rows and sample.rows["residual"].dtype == torch.float64
+    assert "sample_weight" not in sample.rows and sample.rows["residual"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("batch_size", [7, 64])
@@ -110,7 +110,7 @@ def test_masked_targets_have_no_residual_and_rows_without_any_are_left_out(net3)
         mean = net3.model(x)
     residual = torch.where(weights > 0, y.double() - mean, torch.nan)
     columns = [t[some] for t in (mean, residual, weights, weights)]
-    found = by_value(rows["mean"], rows["residual"], rows["weight"], rows["importance"])
+    found = by_value(rows["mean"], rows["residual"], rows["weight"], rows["sample_weight"])
     torch.testing.assert_close(found, by_value(*columns), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -134,11 +134,11 @@ def test_equal_rows_of_other_weight_are_kept_apart(net):
     rows = sample_of(uq.fit(data, sample_weight=lambda b: b["w"])).rows
     assert (
         len(rows["mean"]) == 600
-        and sorted(rows["importance"].reshape(-1).tolist()) == weight.tolist()
+        and sorted(rows["sample_weight"].reshape(-1).tolist()) == weight.tolist()
     )
     last = {name: column[300:] for name, column in data[0].items()}
     left = sample_of(uq.forget([last])).rows
-    assert len(left["mean"]) == 300 and bool((left["importance"] == 1).all())
+    assert len(left["mean"]) == 300 and bool((left["sample_weight"] == 1).all())
 
 
 def test_several_outputs_of_an_input_are_rows_of_their_own():

@@ -135,7 +135,7 @@ def test_the_header_is_readable_json_with_versions_and_fingerprint(written):
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["rigidities"])
     assert header["kind"] == "fit"
-    assert header["format"] == 2
+    assert header["format"] == 3
     assert header["library"] == rg.__version__
     assert header["tensors"]["gram.matrix"] == "float64 (25, 25)"
     assert header["readout"]["layer"] == ["4"]
@@ -374,13 +374,13 @@ FOREIGN = {
         "written by an earlier version of rigidities: .*Fit again",
     ),
     "no list": (
-        save({"x": torch.ones(2)}, metadata={"rigidities": '{"format": 2, "kind": "fit"}'}),
+        save({"x": torch.ones(2)}, metadata={"rigidities": '{"format": 3, "kind": "fit"}'}),
         "its header lists no tensors",
     ),
     "no checksum": (
         save(
             {"x": torch.ones(2)},
-            metadata={"rigidities": '{"format": 2, "tensors": {"x": "float32 (2,)"}}'},
+            metadata={"rigidities": '{"format": 3, "tensors": {"x": "float32 (2,)"}}'},
         ),
         "do not match its checksum",
     ),

@@ -11,7 +11,7 @@ from scipy.stats import chi2, kstest
 
 import rigidities as rg
 from rigidities.calibration.calibration import Calibration
-from rigidities.data.sketch import hashed_normals
+from rigidities.data.hashes import hashed_normals
 from rigidities.last_layer import Ensemble, MemberValues
 from rigidities.posterior.joint import RowDeviation
 from tests.support import zoo

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ..calibration.calibration import Calibration
 from ..calibration.report import CalibrationReport
-from ..data.arrays import ColumnNames
 from ..data.finiteness import require_finite
+from ..data.hashes import fingerprint
 from ..data.samples import SampleBatch, Samples
-from ..data.sketch import fingerprint
+from ..data.sources import ColumnNames
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import MSE, GaussianNLL, Loss
 from .curvature.dense_form import DenseForm, Hessian

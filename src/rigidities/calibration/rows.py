@@ -470,7 +470,7 @@ class RowCollector:
 
         Args:
             most: Largest number of rows in memory; by default `ROWS`.
-            sketch: A sketch of hashes, as `data.sketch.RowSketch`.
+            sketch: A sketch of hashes, as `statistics.row_sketch.RowSketch`.
         """
         self.sketch = sketch
         self._most = most or ROWS
@@ -492,7 +492,7 @@ class RowCollector:
         *,
         weight: Tensor | None = None,
         shape: Tensor | None = None,
-        importance: Tensor | None = None,
+        sample_weight: Tensor | None = None,
         inputs: Tensor | None = None,
         labels: Tensor | None = None,
         distances: Tensor | None = None,
@@ -506,7 +506,7 @@ class RowCollector:
                 features of their own.
             weight: The rows' weights in the Gram, (n, 1 or K); None for ones.
             shape: The noise's shape, (n, 1 or K); None for ones.
-            importance: The user's weights c, (n, 1 or K); None for ones.
+            sample_weight: The user's weights c, (n, 1 or K); None for ones.
             inputs: Features that a noise may follow, (n, P) or (n, K, P).
             labels: Labels of conformal groups, (n, K).
             distances: Squared distances in watched layers, (n, L).
@@ -522,9 +522,9 @@ class RowCollector:
         else:
             noise_factor = shape.to(error)
             self._shape_sum += float(noise_factor.mean()) * len(error)
-        if importance is not None:
-            has_weight = importance > 0
-            inverse = 1 / importance
+        if sample_weight is not None:
+            has_weight = sample_weight > 0
+            inverse = 1 / sample_weight
             error = torch.where(has_weight, error, torch.nan)
             noise_factor = noise_factor * inverse
             terms = torch.stack([torch.ones_like(inverse), inverse])

@@ -1,17 +1,9 @@
-"""What users hand in, as batches of (inputs, target).
+"""Batches of (inputs, target) on the model's device, from what users hand in.
 
-| the user passes | it is read as |
-| --- | --- |
-| a tensor, an array or a data frame | one data set of inputs |
-| a list of numbers, or of equally long such lists | the same, where the model takes tensors |
-| a tuple of those | one data set; the last entry is the target |
-| a mapping of tensors | one data set of keyword inputs; one of `TARGET_KEYS` is the target |
-| `TensorDataset`, or a plain `DataLoader` over one | its tensors, sliced |
-| any other `Dataset` | through a `DataLoader` |
-| a list or any other iterable | batches, each a tensor, a tuple, a mapping or an object |
-
-`raw_batches` goes from the left column to raw batches: it slices tensors, and never collates them
-row by row. A `Reader` takes a raw batch apart into a `Batch`, on the model's device.
+A `Feed` is the one path for every call. Data sets go through `Feed.__call__`: loaders are read
+without repeated or dropped rows where that is asked for, the data are cut into raw batches
+(`sources.raw_batches`), a progress bar is shown, and a `Reader` takes each raw batch apart into a
+`Batch`. The inputs of a single call, `uq(x)`, become one batch in `Feed.handed`.
 
 A user's `forward` takes the whole batch, always of the kind that the fit had: after a fit to
 (x, y), a tensor x becomes (x,). With a `forward`, or where the fit's inputs were lists (of tokens,
@@ -20,27 +12,20 @@ say), a list of numbers is a list of batches like any other list.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from numbers import Integral
-from operator import itemgetter, length_hint
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from tqdm.auto import tqdm
 
 from ..models.calling import described
-from .arrays import (
+from ..models.shadow import placement
+from ..notices import notify
+from .sources import (
     TARGET_KEYS,
     ColumnNames,
     agreed_columns,
@@ -48,12 +33,11 @@ from .arrays import (
     each_member,
     frame_columns,
     is_array,
+    list_as_array,
     members_of,
+    raw_batches,
+    unpadded,
 )
-from .shards import is_shuffle
-
-BATCH_SIZE = 1024
-"""Rows of a batch where neither the user nor a loader says how many."""
 
 KINDS = {
     "tensor": "x",
@@ -67,7 +51,11 @@ KINDS = {
 }
 """The kinds of batches that `kind_of` tells apart, and how data of each kind are written."""
 
+_DELAY = 1.0
+"""Seconds before a progress bar appears that nobody asked for: short calls show none."""
+
 B = TypeVar("B", bound="Batch")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -166,8 +154,9 @@ class Reader:
 
         A list of batches is not searched: its frames are looked at when their turn comes.
         """
-        names = [] if isinstance(data, list) else frame_columns(data)
-        return self._with_columns(agreed_columns(names, self.format.columns))
+        if isinstance(data, list):
+            return self
+        return self._with_columns(agreed_columns(frame_columns(data), self.format.columns))
 
     def batches(self, raws: Iterable[Any], total: int | None, sliced: bool) -> Iterator[Batch]:
         """All raw batches taken apart.
@@ -182,8 +171,7 @@ class Reader:
             rows = members_of(raw)[0].shape[0] if sliced else None
             batch = reader(raw, rows, total)
             # The first frame decides which columns all later ones must have.
-            names = reader.format.columns
-            if batch.columns is not names and batch.columns != names:
+            if batch.columns is not reader.format.columns:
                 reader = reader._with_columns(batch.columns)
             yield batch
 
@@ -292,6 +280,8 @@ class Reader:
 
     def _with_columns(self, names: ColumnNames) -> Reader:
         """The same reader for frames with these columns."""
+        if names == self.format.columns:
+            return self
         return replace(self, format=replace(self.format, columns=names))
 
 
@@ -343,173 +333,147 @@ def as_fitted_kind(
     )
 
 
-class RawBatches(NamedTuple):
-    """Batches as they come out of a data set, not yet taken apart.
+@dataclass(frozen=True)
+class Feed:
+    """How data reach one model.
 
     Attributes:
-        batches: The batches.
-        number: How many there are, where that is known.
-        sliced: Whether they were cut out of tensors here, so that their rows are samples.
+        model: Its device and precision, at the time of the call, decide those of the data.
+        format: What the batches consist of.
+        batch_size: Rows per batch where the data are not batches already; None for the default.
+        progress: Whether to show a progress bar; None shows it on a terminal only, in calls that
+            take more than a second.
     """
 
-    batches: Iterable[Any]
-    number: int | None
-    sliced: bool
+    model: nn.Module
+    format: BatchFormat = field(default_factory=BatchFormat)
+    batch_size: int | None = None
+    progress: bool | None = None
+
+    def unlabelled(self) -> Feed:
+        """The same feed for data whose targets are not needed and may be missing."""
+        if self.format.target is None:
+            return self
+        return replace(self, format=replace(self.format, target=_no_target))
+
+    def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
+        """The inputs of one call as a batch.
+
+        A user's `forward` gets them as one batch of the fit's kind.
+
+        Args:
+            inputs: The positional inputs of the call.
+            keywords: The inputs by keyword.
+        """
+        columns = self.format.columns
+        if not all(isinstance(value, Tensor) for value in (*inputs, *keywords.values())):
+            reader = self._reader(BatchFormat(columns=columns), (inputs, keywords))
+            if self._takes_tensors and inputs:
+                inputs = (list_as_array(inputs[0]), *inputs[1:])
+            inputs, keywords = _arrays_placed((inputs, keywords), reader)
+        raw: Any
+        if keywords:
+            raw = keywords
+        elif len(inputs) == 1:
+            raw = inputs[0]
+        else:
+            raw = inputs
+        mixed = inputs and keywords
+        if not self.format.whole or self.format.kind is None or mixed:
+            return Batch(inputs, keywords, None, raw, columns=columns)
+        positional = raw if isinstance(raw, tuple) else ()
+        whole, rows = as_fitted_kind(raw, self.format.kind, positional)
+        return Batch((whole,), {}, None, whole, rows, columns=columns)
+
+    def __call__(
+        self,
+        data: Any,
+        purpose: str,
+        *,
+        any_order: bool = False,
+        once: bool = False,
+    ) -> Iterator[Batch]:
+        """The batches of a data set.
+
+        Args:
+            data: What the user handed in; see the table in `sources`.
+            purpose: What the batches are for, such as "fit", for the progress bar and messages.
+            any_order: Whether the rows may come in any order. This implies `once`.
+            once: Whether every row must come once, even if a distributed sampler repeats some.
+        """
+        reader = self._reader(self.format, data)
+        if any_order or once:
+            data = unpadded(data)
+        if any_order:
+            _notice_dropped_rows(data, purpose)
+        if self._takes_tensors:
+            data = list_as_array(data)
+        raw = raw_batches(data, self.batch_size, any_order=any_order)
+        shown = _with_progress_bar(raw.batches, raw.number, purpose, self.progress)
+        return reader.batches(shown, raw.samples, raw.sliced)
+
+    @property
+    def _takes_tensors(self) -> bool:
+        """Whether the model's first input is a tensor, so that a list of numbers may stand for it.
+
+        It is assumed to be one until a fit has shown the kind of batches.
+        """
+        return not self.format.whole and self.format.kind in (None, "tensor", "tuple(tensor)")
+
+    def _reader(self, batch_format: BatchFormat, data: Any) -> Reader:
+        """A reader for the model's device, which knows the columns of the frames in `data`."""
+        device, dtype = placement(self.model)
+        return Reader(device, dtype, batch_format).knowing(data)
 
 
-def raw_batches(data: Any, batch_size: int | None = None, *, any_order: bool = False) -> RawBatches:
-    """The batches of a data set, as they come.
-
-    Args:
-        data: What the user handed in; see the module's table.
-        batch_size: Rows per batch where the data are not batches already. By default that of a
-            loader, or 1024.
-        any_order: Whether a shuffled loader may be read in the order of its data set.
-
-    Raises:
-        ValueError: The batch size is not positive, or tensors have different lengths.
-        TypeError: The data are of no type in the table.
-    """
-    check_batch_size(batch_size)
-    tensors = _sliceable(data, any_order=any_order)
-    if tensors is not None:
-        loader_size = data.batch_size if isinstance(data, DataLoader) else None
-        return _slices(tensors, batch_size or loader_size or BATCH_SIZE)
-    if isinstance(data, Dataset):
-        data = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
-    if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
-        hint = length_hint(data, -1)
-        return RawBatches(data, number=None if hint < 0 else hint, sliced=False)
-    raise TypeError(
-        f"Expected tensors, a Dataset, a DataLoader or an iterable of batches, got "
-        f"{type(data).__name__}."
-    )
+def _no_target(batch: Any) -> None:
+    """Return no target. It is a named function so that it can be pickled."""
 
 
-def check_batch_size(batch_size: Any) -> None:
-    """Refuse what is not a number of rows."""
-    is_number = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
-    if batch_size is not None and not (is_number and batch_size >= 1):
-        raise ValueError(
-            "batch_size must be a number of rows of at least 1, or None for the default, got "
-            f"{batch_size!r}."
-        )
+def _arrays_placed(value: Any, reader: Reader) -> Any:
+    """The same nested inputs with every array turned into a tensor on the reader's device."""
+    if isinstance(value, (tuple, Mapping)) and not hasattr(value, "to"):
+        return each_member(value, lambda member: _arrays_placed(member, reader))
+    if is_array(value):
+        return reader.placed(value)
+    return value
 
 
-def sample_total(data: Any) -> int | None:
-    """How many samples all batches of a data set have, where that is known without reading it.
-
-    For a list of batches it is the rows of their first tensors, which may not be samples (but
-    atoms, say).
-    """
-    if isinstance(data, DataLoader):
-        if data.batch_size is None or isinstance(data.dataset, IterableDataset):
-            return None
-        sampler: Any = data.sampler
-        if not isinstance(sampler, Sized):
-            return None
+def _notice_dropped_rows(data: Any, purpose: str) -> None:
+    """Tell the user that a loader with drop_last=True leaves out rows that should all count."""
+    if not isinstance(data, DataLoader) or not data.drop_last or not data.batch_size:
+        return
+    lost = f"the rows after the last full batch of {data.batch_size}"
+    sampler = data.sampler
+    if not isinstance(data.dataset, IterableDataset) and isinstance(sampler, Sized):
         rows = len(sampler)
-        return rows - rows % data.batch_size if data.drop_last else rows
-    if isinstance(data, Dataset):
-        sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
-        return len(data) if sized else None  # type: ignore[arg-type]
-    if isinstance(data, list):
-        return _rows_of_first_tensors(data)
-    if isinstance(data, (Tensor, tuple, Mapping)) or is_array(data):
-        return _first_length(data)
-    return None
-
-
-def _rows_of_first_tensors(raws: list[Any]) -> int | None:
-    """Total rows of the batches' first entries; None where one of those is not a tensor."""
-    total = 0
-    for raw in raws:
-        first = raw[0] if isinstance(raw, (tuple, list)) and raw else raw
-        if not isinstance(first, Tensor) or first.is_nested or not first.shape:
-            return None
-        total += first.shape[0]
-    return total
-
-
-def _first_length(data: Any) -> int | None:
-    """Rows of the first tensor or array of a data set; None where the first entry has no rows."""
-    if isinstance(data, Mapping):
-        data = tuple(data.values())
-    if isinstance(data, (tuple, list)):
-        data = data[0] if data else None
-    shape: Any = getattr(data, "shape", ())
-    return int(shape[0]) if len(shape) else None
-
-
-def _sliceable(data: Any, *, any_order: bool) -> Any:
-    """The data as one set of tensors that can be sliced; None where they are batches."""
-    if isinstance(data, DataLoader):
-        if not _is_plain_loader(data, any_order):
-            return None
-        sampler = data.sampler
-        if isinstance(sampler, (list, range)):  # this process reads only some rows
-            return _tensors_of(Subset(data.dataset, sampler))
-        return _tensors_of(data.dataset)
-    if isinstance(data, Dataset):
-        return _tensors_of(data)
-    if isinstance(data, Tensor) or is_array(data):
-        return as_array(data)
-    if not isinstance(data, (tuple, Mapping)):
-        return None
-    data = each_member(data, as_array)
-    members = members_of(data)
-    if not members or not all(isinstance(m, Tensor) or is_array(m) for m in members):
-        kinds = ", ".join(dict.fromkeys(type(member).__name__ for member in members))
-        raise TypeError(
-            f"A {type(data).__name__} is read as one data set of tensors, but its entries are of "
-            f"type {kinds or 'nothing'}. Pass a list for batches."
-        )
-    return data
-
-
-def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
-    """The tensors of a `TensorDataset`, or of a `Subset` of one; None for other data sets."""
-    if type(dataset) is TensorDataset:
-        return dataset.tensors
-    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
-        index = torch.as_tensor(list(dataset.indices), dtype=torch.long)
-        return tuple(tensor[index] for tensor in dataset.dataset.tensors)
-    return None
-
-
-def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
-    """Whether slices of the data set give the loader's rows.
-
-    Args:
-        loader: The loader.
-        any_order: Whether they may come in another order than the loader's.
-    """
-    ordered = type(loader.sampler) in (SequentialSampler, list, range)
-    shuffled = type(loader.sampler) is RandomSampler and is_shuffle(loader.sampler)
-    return (
-        (ordered or (shuffled and any_order))
-        and loader.collate_fn is default_collate
-        and loader.batch_size is not None
-        and not loader.drop_last
+        dropped = rows % data.batch_size
+        if not dropped:
+            return
+        lost = f"{dropped} of its {rows} rows"
+    notify(
+        f"The loader given to {purpose} has drop_last=True and leaves out {lost}. Pass one with "
+        "drop_last=False, so that all rows count."
     )
 
 
-def _slices(tensors: Any, size: int) -> RawBatches:
-    """The tensors of a data set cut into batches of `size` rows; the last may have fewer.
+def _with_progress_bar(
+    items: Iterable[T], total: int | None, description: str, show: bool | None
+) -> Iterator[T]:
+    """The same items, with a bar on standard error.
 
-    Raises:
-        ValueError: The tensors have different lengths.
+    Args:
+        items: The items.
+        total: How many items there are, where that is known.
+        description: The text of the bar.
+        show: Whether there is a bar; None shows it only on a terminal, and only after a second.
     """
-    members = members_of(tensors)
-    lengths = {len(member) for member in members}
-    if len(lengths) > 1:
-        shapes = ", ".join(str(tuple(member.shape)) for member in members)
-        raise ValueError(f"All tensors of a data set must have the same length, got {shapes}.")
-    (rows,) = lengths
-
-    def batches() -> Iterator[Any]:
-        for start in range(0, rows, size):
-            yield each_member(tensors, itemgetter(slice(start, start + size)))
-
-    number = -(-rows // size)  # rounded up
-    return RawBatches(batches(), number, sliced=True)
+    delay = 0.0
+    if show is None:
+        show = sys.stderr.isatty()
+        delay = _DELAY
+    if not show:
+        return iter(items)
+    # tqdm may start an iterable twice, which would advance a shuffled loader: pass an iterator.
+    bar = tqdm(iter(items), total=total, desc=description, unit="batch", leave=False, delay=delay)
+    return iter(bar)

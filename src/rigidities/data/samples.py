@@ -17,8 +17,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..models.modes import ordinary
-from .arrays import ColumnNames, as_array, each_member, is_array, members_of, with_target
-from .batches import Batch, BatchFormat, Reader, raw_batches
+from .batches import Batch, BatchFormat, Reader
+from .sources import (
+    ColumnNames,
+    as_array,
+    each_member,
+    is_array,
+    members_of,
+    raw_batches,
+    with_target,
+)
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
 
@@ -91,7 +99,7 @@ class Samples:
     """Data that can be read batch by batch, as often as needed; only the source is in memory.
 
     Attributes:
-        data: What `batches.raw_batches` reads.
+        data: What `sources.raw_batches` reads.
         reader: Takes raw batches apart.
         weight: The weight of each sample, (N,), or callable(batch) -> (N,); None for equal weights.
         batch_size: Rows per batch where the data are not batches already.

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from .._version import __version__
 
-FORMAT = 2
+FORMAT = 3
 """Version of what files contain; a file with another one is refused."""
 
 _HEADER_KEY = "rigidities"

@@ -20,14 +20,12 @@ from torch import Tensor
 
 from ..data.batches import Batch
 from ..data.finiteness import listed, spoilt
-from ..data.sketch import row_tensors
+from ..data.hashes import row_tensors
 from ..losses import MSE, Loss, function_name, is_least_at_target
-from ..posterior.gram import Gram
 from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..statistics.block import WIDE_INPUT, BatchRange, Block, DerivativeRows, joined
-from ..statistics.plan import Plan
-from ..statistics.statistics import Statistics
+from ..statistics.statistics import Plan, Statistics
 from .gradients.loss import GradientLoss
 from .novelty.novelty import Novelty
 
@@ -161,7 +159,7 @@ def accumulated(
     statistics = into
     watch = FinitenessWatch()
     readings = read(readout, batches, novelty, first_reading)
-    for block in joined(weighed(readout, readings, weighing, watch), Gram.preferred_rows):
+    for block in joined(weighed(readout, readings, weighing, watch)):
         if statistics is None:
             statistics = Statistics.begin(first, block, plan, weighing.label_loss(block))
         try:
@@ -284,10 +282,10 @@ def _block(
         target = target.reshape(reading.output.shape)
 
     weights = None
-    importance = None
+    sample_weight = None
     if not weighing.is_plain:
         target_rows = None if target is None else reading.output_layout.rows(target)
-        weights, importance = weighing(batch, reading, target_rows)
+        weights, sample_weight = weighing(batch, reading, target_rows)
         weights = _shared_weights(weights)
 
     inputs = _rows_of_inputs(batch, samples, reading.output.device)
@@ -297,7 +295,7 @@ def _block(
         reading=reading,
         target=target,
         weights=weights,
-        importance=importance,
+        sample_weight=sample_weight,
         inputs=inputs,
         layout=readout.layout,
         batches=BatchRange(number, (samples,)),

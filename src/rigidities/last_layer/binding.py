@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..data.sketch import fingerprint
+from ..data.hashes import fingerprint
 from ..data.storage import Snapshot, prefixed
 from ..models.calling import Source
 from ..models.changes import FirstPass, Probes, Watch, renewed

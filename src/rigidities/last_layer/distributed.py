@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..data.sketch import RowSketch
 from ..data.storage import Snapshot
 from ..notices import notify
+from ..statistics.row_sketch import RowSketch
 from ..statistics.statistics import Statistics
 from .merging import combined, require_alike
 from .novelty.novelty import Novelty
@@ -405,7 +405,6 @@ def _in_common_form(
         if common is None:
             common = sketch
         else:
-            common.size = min(common.size, sketch.size)
             common.merge(sketch)
     if trim and common is not None:
         return share.trimmed(common.limit)

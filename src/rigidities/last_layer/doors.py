@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..data.feed import Feed
+from ..data.batches import Feed
 from .rigidity import LastLayerRigidity
 
 

@@ -24,23 +24,21 @@ from ..calibration.calibration import Calibration
 from ..calibration.conformal import Groups
 from ..calibration.methods import Full, Method, NoiseFunction
 from ..calibration.report import CalibrationReport
-from ..data.batches import Batch, BatchFormat
-from ..data.feed import Feed
-from ..data.sketch import RowSketch, fingerprint
+from ..data.batches import Batch, BatchFormat, Feed
+from ..data.hashes import fingerprint
 from ..data.storage import Snapshot, prefixed
-from ..losses import NAMED, NO_ERROR_BARS, Loss, counts_in_own_units, loss_name
+from ..losses import NAMED, NO_ERROR_BARS, Loss, loss_name
 from ..models.calling import Source
 from ..models.shadow import held_names, placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify
-from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..prediction.noise import GivenNoise
 from ..readout.find import find_readout
 from ..readout.reading import SampleWeight
 from ..readout.readout import AnyReadout
-from ..statistics.plan import Plan
-from ..statistics.statistics import Statistics
+from ..statistics.row_sketch import RowSketch
+from ..statistics.statistics import Plan, Statistics
 from .accumulation import Weighing, accumulated, peek, require_rows, settled
 from .binding import Binding, UsersModel, held_still, model_fingerprint
 from .distributed import Job, open_job
@@ -92,44 +90,6 @@ class Passing:
 
 
 _DEFAULT_PASSING = Passing()
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """What a fit keeps of its rows, and how it computes the Gram; see `LastLayerRigidity.fit`.
-
-    Attributes:
-        sample: How many training rows to keep for the calibration.
-        precision: The precision of the products in the Gram.
-        novelty: Whether to sum up what enters every layer too.
-
-    Raises:
-        ValueError: `novelty` is not a truth value.
-    """
-
-    sample: int
-    precision: PrecisionLike
-    novelty: bool
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.novelty, bool):
-            raise ValueError(f"novelty must be True or False, got {self.novelty!r}.")
-
-    def plan(self, loss: Loss) -> Plan:
-        """The plan of new statistics for a loss; options that make no sense are refused."""
-        return Plan(
-            sample=self.sample,
-            precision=self.precision,
-            literal=not counts_in_own_units(loss),
-        )
-
-    def header(self) -> dict[str, Any]:
-        """The options by name, for comparison with other processes."""
-        return {
-            "precision": self.precision,
-            "sample": self.sample,
-            "novelty": self.novelty,
-        }
 
 
 @dataclass(frozen=True)
@@ -463,11 +423,14 @@ class ReadoutFit:
         self,
         train: Any,
         weighing: Weighing,
-        options: FitOptions,
+        plan: Plan,
         passing: Passing,
+        *,
+        with_novelty: bool,
     ) -> None:
         """Accumulate the statistics of the training data; see `LastLayerRigidity.fit`."""
-        plan = options.plan(weighing.loss)
+        if not isinstance(with_novelty, bool):
+            raise ValueError(f"novelty must be True or False, got {with_novelty!r}.")
 
         # The model may be moved until this call has the fit to itself: its device is read after.
         with (
@@ -475,7 +438,7 @@ class ReadoutFit:
             open_job(passing.process_group, "fit", placement(self.model)[0]) as processes,
         ):
             if processes.size > 1:
-                processes.properties = self._request(weighing, options)
+                processes.properties = self._request(weighing, plan, with_novelty)
             # New data may come in another form than those of an earlier fit, so that the form is
             # learnt anew.
             shown = replace(passing, progress=passing.shows_progress(processes))
@@ -492,7 +455,7 @@ class ReadoutFit:
                 )
                 if found_readout.notice:
                     notify(found_readout.notice)
-                if options.novelty:
+                if with_novelty:
                     novelty = Novelty.begin(found_readout.readout, first)
                 with held_still(self.model):
                     statistics = accumulated(
@@ -508,7 +471,7 @@ class ReadoutFit:
                 binding, statistics = self._fit_of_all(
                     processes, binding, statistics, novelty, weighing
                 )
-            if options.novelty:
+            if with_novelty:
                 novelty = processes.novelty(novelty)
             statistics = settled(statistics)
             assert binding is not None
@@ -909,7 +872,7 @@ class ReadoutFit:
             properties["calibration"] = [fingerprint(report_tensors.items()), report_text]
         return properties
 
-    def _request(self, weighing: Weighing, options: FitOptions) -> dict[str, Any]:
+    def _request(self, weighing: Weighing, plan: Plan, with_novelty: bool) -> dict[str, Any]:
         """The properties in which all processes of a new fit must agree."""
         source = self.user_model.source
         readout = {
@@ -923,7 +886,9 @@ class ReadoutFit:
             "weights": model_fingerprint(self.model, held_names(self.model)),
             "readout": readout,
             "loss": as_text(weighing),
-            **options.header(),
+            "precision": plan.precision,
+            "sample": plan.sample,
+            "novelty": with_novelty,
         }
 
     def _labelled_batches(

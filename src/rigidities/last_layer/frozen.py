@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..calibration.calibration import Calibration
-from ..data.batches import Batch
-from ..data.feed import Feed
+from ..data.batches import Batch, Feed
 from ..models.modes import unmixed
 from ..models.shadow import placement
 from ..notices import require_level

@@ -14,8 +14,8 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from ..calibration.rows import RowCollector
-from ..data.sketch import RowSketch
 from ..notices import notify
+from ..statistics.row_sketch import RowSketch
 from ..statistics.statistics import Statistics
 from .novelty.novelty import Novelty
 

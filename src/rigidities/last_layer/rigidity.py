@@ -33,10 +33,10 @@ from ..calibration.conformal import Groups
 from ..calibration.methods import Method, NoiseFunction, method_for
 from ..calibration.report import CalibrationReport
 from ..calibration.words import UNFITTED, method_text, summary
-from ..data.arrays import with_target
-from ..data.batches import Batch, check_batch_size, joined_targets
+from ..data.batches import Batch, joined_targets
 from ..data.finiteness import require_finite
 from ..data.slots import InputName, Slot
+from ..data.sources import check_batch_size, with_target
 from ..data.storage import Snapshot
 from ..losses import LossLike, counts_in_own_units, loss_for, loss_name
 from ..models.calling import FeatureFunction, ForwardFunction, Source
@@ -55,13 +55,13 @@ from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..selection import Selection
 from ..statistics.gram_sums import fits
-from ..statistics.plan import SAMPLE
+from ..statistics.statistics import SAMPLE, Plan
 from .accumulation import Weighing
 from .binding import UsersModel
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
 from .error_bars import BatchVariances, ErrorBars, gathered
-from .fit import FitOptions, FitState, Passing, ReadoutFit
+from .fit import FitState, Passing, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_derivatives import traced_derivatives
 from .gradients.feature_map import FeatureMap, stand_alone, traced
@@ -224,12 +224,10 @@ class LastLayerRigidity(ModelWrapper):
             ValueError: The data or options cannot be used; the message names the cause and the
                 remedy.
         """
-        self._fit.fit(
-            with_target(x, y),
-            Weighing(loss_for(loss), sample_weight, checked_gradient_loss(gradient_loss)),
-            FitOptions(sample=keep_rows, precision=precision, novelty=novelty),
-            self._passing,
-        )
+        weighing = Weighing(loss_for(loss), sample_weight, checked_gradient_loss(gradient_loss))
+        literal = not counts_in_own_units(weighing.loss)
+        plan = Plan(sample=keep_rows, precision=precision, literal=literal)
+        self._fit.fit(with_target(x, y), weighing, plan, self._passing, with_novelty=novelty)
         return self
 
     @outside_inference_mode

@@ -26,14 +26,14 @@ from ..calibration.methods import Full, Method, NoiseFunction, Support
 from ..calibration.paper import Evidence, fit_paper
 from ..calibration.report import CalibrationReport
 from ..calibration.rows import RowCollector, Rows, require_within
-from ..data.arrays import TARGET_KEYS
 from ..data.batches import Batch
-from ..data.sketch import RowSketch
+from ..data.sources import TARGET_KEYS
 from ..data.storage import Snapshot, unprefixed
 from ..posterior.posterior import Posterior
 from ..prediction.noise import Noise
 from ..readout.reading import with_counts
 from ..readout.readout import AnyReadout
+from ..statistics.row_sketch import RowSketch
 from ..statistics.statistics import Statistics
 from .accumulation import Weighing
 from .distributed import Job
@@ -131,7 +131,7 @@ class RowReader:
         features = reading.features.detach()
         mean = reading.output_layout.rows(reading.output.detach())
         error = target.to(torch.float64) - mean
-        weight, importance = self.weighing(batch, reading, target)
+        weight, sample_weight = self.weighing(batch, reading, target)
         units = self.statistics.gram_sums.units
         if units is not None:  # the units of targets belong to the weights in the Gram
             factors = units.factors.to(error).expand_as(error)
@@ -157,7 +157,7 @@ class RowReader:
             self.posterior.projections(features).square(),
             weight=weight,
             shape=noise_shape,
-            importance=importance,
+            sample_weight=sample_weight,
             inputs=inputs,
             labels=labels,
             distances=distances,
@@ -203,7 +203,7 @@ class RowReader:
             columns["mean"],
             self.posterior.projections(features).square(),
             weight=weight,
-            importance=columns.get("importance"),
+            sample_weight=columns.get("sample_weight"),
             inputs=with_counts(features, columns.get("counts")),
         )
         return collector.table(least=1, trained=True, units=factors)

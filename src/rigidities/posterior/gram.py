@@ -144,11 +144,6 @@ class Gram:
         self._longest_measured = 0  # rows of the longest block that was measured
         self._scratch: Tensor | None = None  # where a CPU lays rows out, used again and again
 
-    @staticmethod
-    def preferred_rows(width: int) -> int:
-        """Least number of rows that an update should have: fewer cost more time per row."""
-        return 512
-
     @property
     def device(self) -> torch.device:
         """Where the sums live."""
@@ -205,8 +200,9 @@ class Gram:
             ValueError: A shape does not match, or a weight is negative or not finite. The sums stay
                 as they were.
         """
-        if torch.is_autocast_enabled(self.device.type):  # which would shorten the products
-            with torch.autocast(self.device.type, enabled=False):
+        device = self._upper.device
+        if torch.is_autocast_enabled(device.type):  # which would shorten the products
+            with torch.autocast(device.type, enabled=False):
                 self.update(features, weights, residuals, moments=moments, ones=ones)
             return
         rows = len(features)
@@ -225,7 +221,10 @@ class Gram:
             self.cross = None
             self.square = None
             errors = None
-        step = self._rows_at_once(features)
+        # Rows to lay out and multiply together, so that their copies stay small.
+        step = _CPU_ROWS
+        if device.type != "cpu":
+            step = max(_CPU_ROWS, _CUDA_NUMBERS // self.width)
         for chunk in _row_chunks(rows, step, features, root, errors):
             self._add(*chunk, ones=ones, with_cross=with_cross)
         self.count += rows
@@ -517,7 +516,7 @@ class Gram:
         if residuals.shape[:1] != (rows,):
             shape = tuple(residuals.shape)
             raise ValueError(f"residuals must be ({rows},) or ({rows}, K), got {shape}.")
-        errors = residuals.to(self.device, torch.float64)
+        errors = residuals.to(self._upper.device, torch.float64)
         if errors.ndim != 2:
             errors = errors.reshape(rows, residuals.shape[1:].numel())
         columns = self.targets if self.square is None else self.square.shape[-1]
@@ -527,12 +526,6 @@ class Gram:
                 f"{tuple(residuals.shape)}."
             )
         return errors if root is None else root * errors
-
-    def _rows_at_once(self, features: Tensor) -> int:
-        """Rows to lay out and multiply together, so that their copies stay small."""
-        if self.device.type == "cpu":
-            return _CPU_ROWS
-        return max(_CPU_ROWS, _CUDA_NUMBERS // self.width)
 
     def _add(
         self,
@@ -606,11 +599,12 @@ class Gram:
         where rows start at odd places, or at the same places of their pages.
         """
         stride = self.width // 8 * 8 + 8
+        device = self._upper.device
         scratch = self._scratch
         if scratch is None or scratch.dtype != dtype or len(scratch) < rows:
             with torch.inference_mode(False):  # to be written to in every mode
-                scratch = torch.empty(rows, stride, dtype=dtype, device=self.device)
-            if self.device.type == "cpu" and rows <= _CPU_ROWS:
+                scratch = torch.empty(rows, stride, dtype=dtype, device=device)
+            if device.type == "cpu" and rows <= _CPU_ROWS:
                 self._scratch = scratch
         return scratch[:rows, :columns]
 

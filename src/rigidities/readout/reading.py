@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..data.batches import Batch
+from ..data.hashes import near_hashes, row_hashes, row_tensors
 from ..data.output_layout import OutputLayout
-from ..data.sketch import near_hashes, row_hashes, row_tensors
 from ..posterior.gram import with_ones
 
 SampleWeight = Callable[[Any], Tensor]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..calibration.coverage import LEVEL
 from ..calibration.report import CalibrationReport
-from ..data.arrays import with_target
+from ..data.sources import with_target
 from ..last_layer.rigidity import LastLayerRigidity
 from ..metrics.alignment import Values, aligned, as_tensor
 from ..prediction.prediction import Prediction

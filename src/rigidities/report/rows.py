@@ -27,7 +27,8 @@ from torch.utils.data import (
 )
 
 from ..calibration.coverage import ScoredRows, at_bounds, judgeable
-from ..data.batches import Batch, Reader, raw_batches
+from ..data.batches import Batch, Reader
+from ..data.sources import raw_batches
 from ..last_layer.doors import feed_of
 from ..last_layer.rigidity import LastLayerRigidity
 from ..metrics.alignment import Values, aligned, as_tensor

@@ -23,7 +23,7 @@ from ..last_layer.rigidity import LastLayerRigidity
 from ..notices import notify, require_level
 from ..prediction.distribution import StudentT
 from ..prediction.prediction import Prediction
-from ..statistics.plan import SAMPLE
+from ..statistics.statistics import SAMPLE
 from .chain import Chain
 from .data import Array, Data, as_columns, as_tensor, true_values
 from .layers import is_exact, require_supported, trained

@@ -10,22 +10,24 @@ Large blocks are used as they are, at once.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..data.arrays import ColumnNames
-from ..data.sketch import output_hashes, row_hashes
+from ..data.hashes import output_hashes, row_hashes
+from ..data.sources import ColumnNames
 from ..readout.reading import Reading
 
 WIDE_INPUT = 4096
 """Bytes of one sample's inputs beyond which they are hashed at once and not kept: images, say."""
 
 _CPU_BYTES = 1 << 20
-"""Bytes of the arrays on a CPU, about what a cache holds. The statistics may prefer more rows."""
+"""Bytes of the arrays on a CPU, about what a cache holds."""
+_CPU_ROWS = 512
+"""Rows that the arrays on a CPU have at least: with fewer, a Gram takes more time per row."""
 _MOST_BATCHES = 64
 """The most batches that may wait. An interrupted fit of a slow model should not lose more."""
 _DEVICE_ROWS = 1 << 16
@@ -82,11 +84,11 @@ class Block:
         reading: Outputs and features, as one pass over all the batches would give them.
         target: The target, shaped like the output; None without.
         weights: Weights of the rows in the Gram, (M, 1) or (M, K); None for ones.
-        importance: The user's factor in the weights, (M, 1) or (M, K); None without.
+        sample_weight: The user's factor in the weights, (M, 1) or (M, K); None without.
         inputs: Tensors of the inputs, each with one row per sample. Empty where inputs have no
             such rows (atoms of structures) or have been hashed already.
         batches: Which batches they are.
-        sample_hashes: Hashes of the samples (N,), where they have been hashed already.
+        known_hashes: Hashes of the samples (N,), where they have been hashed already.
         derivatives: Rows of derivatives with respect to the inputs, which count only in the Gram.
             They are computed while the Gram takes them, a few at a time, once.
         layout: The layout of the features: "shared" by the targets, "separate" for each (a Gram
@@ -100,10 +102,10 @@ class Block:
     reading: Reading
     target: Tensor | None
     weights: Tensor | None
-    importance: Tensor | None
+    sample_weight: Tensor | None
     inputs: list[Tensor]
     batches: BatchRange
-    sample_hashes: Tensor | None = None
+    known_hashes: Tensor | None = None
     derivatives: Iterable[DerivativeRows] = ()
     layout: str = "shared"
     expected: int | None = None
@@ -124,10 +126,10 @@ class Block:
         return torch.where(self.weights > 0, self.residual, 0.0)
 
     @cached_property
-    def hashes(self) -> Tensor | None:
+    def sample_hashes(self) -> Tensor | None:
         """One hash per sample, of its inputs and target (N,); None where inputs have no rows."""
-        if self.sample_hashes is not None:
-            return self.sample_hashes
+        if self.known_hashes is not None:
+            return self.known_hashes
         if not self.inputs:
             return None
         values = list(self.inputs)
@@ -136,16 +138,16 @@ class Block:
         return row_hashes(values, self.samples)
 
     @cached_property
-    def row_hashes(self) -> Tensor | None:
+    def output_row_hashes(self) -> Tensor | None:
         """One hash per output row (M,); None where rows do not belong to samples evenly.
 
-        It is made of the sample's hash, the row's place and its importance. Where samples have no
-        hash, it is made of the bits of the row's features and target.
+        It is made of the sample's hash, the row's place and its sample weight. Where samples have
+        no hash, it is made of the bits of the row's features and target.
         """
-        if self.hashes is not None:
-            if self.rows % len(self.hashes):
+        if self.sample_hashes is not None:
+            if self.rows % len(self.sample_hashes):
                 return None
-            return output_hashes(self.hashes, self.rows, self.importance)
+            return output_hashes(self.sample_hashes, self.rows, self.sample_weight)
         values = [self.reading.rows]
         if self.target is not None:
             values.append(self.reading.output_layout.rows(self.target))
@@ -153,10 +155,10 @@ class Block:
 
     def hashed(self) -> Block:
         """The same block with the hashes of its inputs in place of the inputs."""
-        return replace(self, inputs=[], sample_hashes=self.hashes)
+        return replace(self, inputs=[], known_hashes=self.sample_hashes)
 
 
-def joined(blocks: Iterable[Block], preferred_rows: Callable[[int], int]) -> Iterator[Block]:
+def joined(blocks: Iterable[Block]) -> Iterator[Block]:
     """The same rows in larger blocks, where the given ones are small.
 
     A block that was joined is a view of arrays that are written to again for the next one: be done
@@ -164,18 +166,15 @@ def joined(blocks: Iterable[Block], preferred_rows: Callable[[int], int]) -> Ite
 
     Args:
         blocks: One for each batch.
-        preferred_rows: Gives the number of rows that a block should have at least on a CPU, for
-            features of some width.
     """
-    waiting = _Waiting()
+    waiting: _Waiting | None = None
     for block in blocks:
         tensors = _tensors_of(block)
         form = _form_of(block, tensors)
-        if form != waiting.form:
-            if waiting.filled:
+        if waiting is None or form != waiting.form:
+            if waiting is not None and waiting.filled:
                 yield waiting.emptied()
-            capacity = _capacity(block, tensors, preferred_rows)
-            waiting = _Waiting(form, block, capacity)
+            waiting = _Waiting(form, block, _capacity(block, tensors))
         if 2 * block.samples > waiting.capacity:  # large enough by itself
             if waiting.filled:
                 yield waiting.emptied()
@@ -187,7 +186,7 @@ def joined(blocks: Iterable[Block], preferred_rows: Callable[[int], int]) -> Ite
         is_full = waiting.filled + block.samples > waiting.capacity  # for another one like it
         if is_full or len(waiting.ends) == _MOST_BATCHES:
             yield waiting.emptied()
-    if waiting.filled:
+    if waiting is not None and waiting.filled:
         yield waiting.emptied()
 
 
@@ -206,22 +205,25 @@ class _Waiting:
         ends: As in `BatchRange`, for the batches that wait.
     """
 
-    def __init__(
-        self, form: tuple[object, ...] = (), like: Block | None = None, capacity: int = 0
-    ) -> None:
+    def __init__(self, form: tuple[object, ...], like: Block, capacity: int) -> None:
         self.form = form
         self.capacity = capacity
         self.filled = 0
         self.ends: list[int] = []
         self._like = like
-        self._arrays: list[Tensor | None] = []
+        self._arrays: list[Tensor | None] = []  # allocated for the first batch that waits
         self._first_batch = 0  # the number of the first batch that waits
 
     def take(self, block: Block, tensors: list[Tensor | None]) -> None:
         """Copy the rows of one batch, for which there is room."""
         count = block.samples
         if not self._arrays:
-            self._arrays = [self._array_for(tensor, count) for tensor in tensors]
+            for tensor in tensors:
+                array = None
+                if tensor is not None:
+                    rows = self.capacity * (tensor.shape[0] // count)
+                    array = tensor.new_empty(rows, *tensor.shape[1:])
+                self._arrays.append(array)
         if not self.filled:
             self._first_batch = block.batches.first
         start = self.filled
@@ -232,17 +234,9 @@ class _Waiting:
                 per_sample = tensor.shape[0] // count
                 array[start * per_sample : self.filled * per_sample].copy_(tensor)
 
-    def _array_for(self, tensor: Tensor | None, samples: int) -> Tensor | None:
-        """Memory for a full block, where a tensor holds rows of some samples."""
-        if tensor is None:
-            return None
-        rows = self.capacity * (tensor.shape[0] // samples)
-        return tensor.new_empty(rows, *tensor.shape[1:])
-
     def emptied(self) -> Block:
         """The samples that wait, as a block that views the arrays; then none wait."""
         like = self._like
-        assert like is not None
         views: list[Tensor | None] = []
         for array in self._arrays:
             if array is None:
@@ -251,7 +245,7 @@ class _Waiting:
                 rows_per_sample = array.shape[0] // self.capacity
                 views.append(array[: self.filled * rows_per_sample])
         # The order of `_tensors_of`.
-        output, features, counts, target, weights, importance, hashes, *input_views = views
+        output, features, counts, target, weights, sample_weight, hashes, *input_views = views
         assert output is not None
         assert features is not None
         reading = replace(
@@ -268,9 +262,9 @@ class _Waiting:
             reading=reading,
             target=target,
             weights=weights,
-            importance=importance,
+            sample_weight=sample_weight,
             inputs=[view for view in input_views if view is not None],
-            sample_hashes=hashes,
+            known_hashes=hashes,
             batches=BatchRange(self._first_batch, self.ends),
         )
         self.filled = 0
@@ -278,9 +272,7 @@ class _Waiting:
         return block
 
 
-def _capacity(
-    block: Block, tensors: list[Tensor | None], preferred_rows: Callable[[int], int]
-) -> int:
+def _capacity(block: Block, tensors: list[Tensor | None]) -> int:
     """How many samples of a block's form a joined block may have; 0 where they must not wait."""
     rows_per_sample = block.rows / block.samples
     if block.derivatives or rows_per_sample != int(rows_per_sample):
@@ -291,8 +283,7 @@ def _capacity(
             total_bytes += tensor.nbytes
     bytes_per_sample = total_bytes / block.samples
     if block.reading.rows.device.type == "cpu":
-        preferred = preferred_rows(block.reading.rows.shape[-1]) / rows_per_sample
-        samples = max(preferred, _CPU_BYTES / bytes_per_sample)
+        samples = max(_CPU_ROWS / rows_per_sample, _CPU_BYTES / bytes_per_sample)
     else:
         samples = min(_DEVICE_ROWS / rows_per_sample, _DEVICE_BYTES / bytes_per_sample)
     return max(1, int(samples))
@@ -306,8 +297,8 @@ def _tensors_of(block: Block) -> list[Tensor | None]:
         block.reading.counts,
         block.target,
         block.weights,
-        block.importance,
-        block.sample_hashes,
+        block.sample_weight,
+        block.known_hashes,
         *block.inputs,
     ]
 

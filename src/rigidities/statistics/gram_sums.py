@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from ..data.storage import prefixed, unprefixed
-from ..posterior.gram import Gram, precision_for
+from ..posterior.gram import Gram, PrecisionLike, precision_for
 from ..posterior.memory import require_memory
 from .block import Block
-from .plan import Plan
 from .target_units import TargetUnits
 
 if TYPE_CHECKING:
@@ -46,22 +45,29 @@ class GramSums:
         self.units = units
 
     @classmethod
-    def begin(cls, block: Block, plan: Plan) -> Self:
-        """An empty Gram of the features' width, on their device."""
+    def begin(cls, block: Block, precision: PrecisionLike, literal: bool) -> Self:
+        """An empty Gram of the features' width, on their device.
+
+        Args:
+            block: The first rows.
+            precision: The precision of the products.
+            literal: Whether targets with one weight vector count as they are, not each in its own
+                unit.
+        """
         reading = block.reading
         targets = reading.output_layout.targets
         width = reading.width
-        device = block.reading.rows.device
-        precision = precision_for(plan.precision, block.reading.rows)
-        if block.layout == "joint" and targets > 1 and not plan.literal and fits(width, targets):
+        device = reading.rows.device
+        products = precision_for(precision, reading.rows)
+        if block.layout == "joint" and targets > 1 and not literal and fits(width, targets):
             # One matrix for each target, and those of their sum.
             require_memory(targets + Gram.copies, width, None, device)
-            sums = Gram(width, targets=targets, device=device, precision=precision)
+            sums = Gram(width, targets=targets, device=device, precision=products)
             return cls(sums, TargetUnits.none(targets, device))
         # Features that differ between targets need a Gram for each.
         own_targets = targets if block.layout == "separate" else None
         require_memory(Gram.copies, width, own_targets, device)
-        return cls(Gram(width, targets=own_targets, device=device, precision=precision))
+        return cls(Gram(width, targets=own_targets, device=device, precision=products))
 
     @cached_property
     def gram(self) -> Gram:
@@ -116,8 +122,8 @@ class GramSums:
             features, weights, residuals = self._gram_rows(block, *rows)
             self.sums.update(features, weights, residuals, moments=residuals is not None)
 
-    def merge(self, other: GramSums) -> None:
-        """Add the sums of other rows."""
+    def merge(self, other: GramSums) -> Self:
+        """Add the sums of other rows, in place, and return these."""
         self._forget_gram()
         other = self._made_alike(other)
         other_sums = other.sums
@@ -126,9 +132,10 @@ class GramSums:
             self.sums = self.sums.expand(other_sums.targets)
         elif self.sums.targets is not None and other_sums.targets is None:
             other_sums = other_sums.expand(self.sums.targets)
-        self.sums = self.sums.merge(other_sums)
+        self.sums.merge(other_sums)
         if self.units is not None and other.units is not None:
             self.units = self.units.plus(other.units)
+        return self
 
     def without(self, removed: GramSums) -> GramSums:
         """The sums of the remaining rows."""

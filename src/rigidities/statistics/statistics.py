@@ -12,19 +12,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.arrays import TARGET_KEYS, ColumnNames, agreed_columns
 from ..data.batches import Batch, kind_of
-from ..data.sketch import NO_LIMIT
+from ..data.hashes import NO_LIMIT
+from ..data.sources import TARGET_KEYS, ColumnNames, agreed_columns
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..notices import notify
 from ..posterior.gram import Gram, PrecisionLike
 from .block import Block
 from .gram_sums import GramSums
-from .plan import Plan
-from .row_hashes import RowHashes
-from .row_sample import RowSample
+from .row_sketch import RowSample, RowSketch
 
-__all__ = ["Statistics"]
+__all__ = ["SAMPLE", "Plan", "Statistics"]
+
+SAMPLE = 8192
+"""Rows to keep by default."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What new statistics keep.
+
+    Attributes:
+        sample: How many rows to keep at most, 0 for none.
+        sample_limit: Rows whose hash is this or higher are not kept.
+        precision: The precision of the Gram's products.
+        literal: Whether targets with one weight vector count as they are, not each in its own unit.
+
+    Raises:
+        ValueError: `sample` is not a number of rows.
+    """
+
+    sample: int = SAMPLE
+    sample_limit: int = NO_LIMIT
+    precision: PrecisionLike = "auto"
+    literal: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.sample) is not int or self.sample < 0:
+            raise ValueError(
+                f"keep_rows must be a whole number of rows, 0 for none, got {self.sample!r}."
+            )
 
 
 @dataclass
@@ -34,7 +61,8 @@ class Statistics:
     Attributes:
         gram_sums: The sums of products of features and residuals, as they were accumulated, with
             the units of the targets.
-        sketch: Hashes of the rows, to recognise them in other data.
+        sketch: Hashes of the samples, to recognise them in other data. Where outputs have no input
+            row of their own (atoms of structures), no row can be recognised.
         sample: Some of the rows; None where none were wanted or their residuals are not known.
         targets: The number of targets K.
         inputs: The number of positional inputs of the model, or of a tuple that `forward=` takes.
@@ -46,7 +74,7 @@ class Statistics:
     """
 
     gram_sums: GramSums
-    sketch: RowHashes
+    sketch: RowSketch
     sample: RowSample | None
     targets: int
     inputs: int
@@ -64,9 +92,9 @@ class Statistics:
         if kind.startswith("tuple"):
             inputs = max(1, len(batch.raw) - 1)  # the last entry is the target
         return cls(
-            gram_sums=GramSums.begin(block, plan),
-            sketch=RowHashes(),
-            sample=RowSample.begin(block, plan),
+            gram_sums=GramSums.begin(block, plan.precision, plan.literal),
+            sketch=RowSketch(),
+            sample=RowSample.begin(block, plan.sample, plan.sample_limit),
             targets=block.reading.output_layout.targets,
             inputs=inputs,
             kind=kind,
@@ -92,7 +120,11 @@ class Statistics:
     def update(self, block: Block) -> None:
         """Take a block of rows in. Its memory is written to again afterwards."""
         self.gram_sums.update(block)
-        self.sketch.update(block)
+        if block.sample_hashes is None:
+            self.sketch.void()
+        else:
+            self.sketch.expect(block.expected, block.sample_hashes)
+            self.sketch.add(block.sample_hashes)
         if self.sample is not None and self.sample.takes(block):
             self.sample.update(block)
         else:
@@ -197,7 +229,7 @@ class Statistics:
         header = snapshot.header
         return cls(
             gram_sums=GramSums.from_state(unprefixed("gram", tensors)),
-            sketch=RowHashes.from_state(unprefixed("sketch", tensors)),
+            sketch=RowSketch.from_state(unprefixed("sketch", tensors)),
             sample=RowSample.from_state(sample_tensors) if sample_tensors else None,
             targets=header["targets"],
             inputs=header["inputs"],

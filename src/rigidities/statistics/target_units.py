@@ -64,8 +64,8 @@ class TargetUnits:
         """The moments of the rows of a block."""
         outputs = block.reading.output_layout.rows(block.reading.output).to(torch.float64)
         weights = torch.ones_like(outputs)
-        if block.importance is not None:
-            weights = block.importance.to(outputs).expand_as(outputs)
+        if block.sample_weight is not None:
+            weights = block.sample_weight.to(outputs).expand_as(outputs)
         if block.target is None:
             values = torch.stack([outputs, outputs])  # (2, M, K)
             weights = torch.stack([torch.zeros_like(weights), weights])

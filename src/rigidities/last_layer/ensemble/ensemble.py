@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.batches import Batch, BatchFormat
-from ...data.feed import Feed
+from ...data.batches import Batch, BatchFormat, Feed
 from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import unmixed

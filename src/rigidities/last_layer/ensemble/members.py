@@ -20,7 +20,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ...data.sketch import hashed_normals, row_hashes
+from ...data.hashes import hashed_normals, row_hashes
 from ...posterior.draws import MEMBERS, standard_normal
 from ...posterior.joint import JointPosterior, RowDeviation
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...data.batches import Batch
-from ...data.sketch import row_hashes
+from ...data.hashes import row_hashes
 from ...models.changes import first_rows
 from ...models.shadow import input_names
 from ...readout.reading import Reading
