@@ -17,8 +17,8 @@ from rigidities.data.output_layout import OutputLayout
 from rigidities.last_layer import layers
 from rigidities.last_layer.ensemble.members import Members
 from rigidities.models.calling import Source
+from rigidities.readout.copies import TracedReadout
 from rigidities.readout.find import find_readout
-from rigidities.readout.graph import TracedReadout
 from rigidities.readout.readout import Readout
 from tests.support.nets import Net, data, fitted, trained
 from tests.support.readouts import features_of, fitted_on

@@ -50,7 +50,7 @@ from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
 from ..prediction.novelty import Novelty
 from ..prediction.prediction import Prediction
-from ..readout.graph import copied_readout
+from ..readout.copies import copied_readout
 from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..selection import Selection

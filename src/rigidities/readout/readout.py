@@ -288,7 +288,8 @@ class Readout(AnyReadout):
                 return reading
             # Nothing followed the heads in the first batch, but something does in this one.
         with torch.enable_grad():
-            return self._differentiated((args, kwargs)).detached()
+            output, calls = self.recorded_pass((args, kwargs), adds_offsets=True)
+            return self.reading_of(output, calls).detached()
 
     def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differentiable:
         """One forward pass whose output and features can be differentiated by the inputs.
@@ -306,29 +307,13 @@ class Readout(AnyReadout):
                 reading = plain_reading(output, calls, twin.columns)
                 if reading is not None:
                     return Differentiable(reading, self._plain_pass)
-            output, calls = self.recorded_pass(inputs, adds_offsets=True)
-            gains_by_call = None
-            if self.kind != "parameters" and self.layout != "joint":
-                gains_by_call = self._gains(output, calls, graph=True)
+            output, calls, gains_by_call = self._pass_and_gains(inputs, graph=True)
             if gains_by_call is None:
                 return Differentiable(self.reading_of(output, calls, graph=True), None)
             reading = rows_reading(output, calls, self.columns, gains_by_call)
         if any(gains.gains.requires_grad for gains in gains_by_call):
             return Differentiable(reading, None)
         return Differentiable(reading, partial(self._pass_with_gains, gains_by_call))
-
-    def _plain_pass(self, *args: Any, **kwargs: Any) -> Reading:
-        """A pass in which nothing follows the heads, unchecked, as torch's transforms need it."""
-        output, calls = self._pass(self._twin(), (args, kwargs))
-        return side_by_side(output, calls, [call.inputs for call in calls])
-
-    def _pass_with_gains(
-        self, gains_by_call: list[RowGains], /, *args: Any, **kwargs: Any
-    ) -> Reading:
-        """A pass with known gains, unchecked, as torch's transforms need it."""
-        twin = self._twin()
-        output, calls = self._pass(twin, (args, kwargs))
-        return rows_reading(output, calls, twin.columns, gains_by_call)
 
     def terms(self, batch: Batch) -> Terms:
         """The terms that sum to the outputs: atoms of structures, pixels, time steps.
@@ -343,12 +328,8 @@ class Readout(AnyReadout):
                 features = reading.features.detach()
                 rows = torch.arange(len(features), device=features.device)
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
-        gains = None
-        if self.kind != "parameters" and self.layout == "shared":
-            with torch.enable_grad():
-                output, calls = self.recorded_pass(inputs, adds_offsets=True)
-                gains = self._gains(output, calls)
-        if gains is None:
+        _, calls, gains = self._pass_and_gains(inputs)
+        if gains is None or self.layout != "shared":
             raise ValueError(
                 f"The output is not a sum over rows of {self.head_names}, so it has no local "
                 "terms. Pass their features to rigidities.local yourself."
@@ -362,9 +343,7 @@ class Readout(AnyReadout):
         """
         if self.kind != "tail" or self.layout == "joint":
             return None
-        with torch.enable_grad():
-            output, calls = self.recorded_pass((batch.args, batch.kwargs), adds_offsets=True)
-            gains_by_call = self._gains(output, calls)
+        output, _, gains_by_call = self._pass_and_gains((batch.args, batch.kwargs))
         if gains_by_call is None:
             return None
         owners = gains_by_call[0].owners  # the output row (`OutputLayout.rows`) of each row
@@ -408,11 +387,6 @@ class Readout(AnyReadout):
             recorder = ParameterRecorder
         model, recorders = put_recorders(twin, list(self.heads), recorder)
         return _Twin(model, recorders, self.columns_of([recorder.head for recorder in recorders]))
-
-    def _differentiated(self, inputs: Inputs, *, graph: bool = False) -> Reading:
-        """The reading of a pass that differentiates what follows the heads."""
-        output, calls = self.recorded_pass(inputs, adds_offsets=True)
-        return self.reading_of(output, calls, graph=graph)
 
     def reading_of(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading:
         """The reading of a pass whose heads added offsets, with whatever graph it has.
@@ -465,6 +439,37 @@ class Readout(AnyReadout):
             finally:
                 torch.set_grad_enabled(True)
         return plain_reading(output, calls, twin.columns)
+
+    def _plain_pass(self, *args: Any, **kwargs: Any) -> Reading:
+        """A pass in which nothing follows the heads, unchecked, as torch's transforms need it."""
+        output, calls = self._pass(self._twin(), (args, kwargs))
+        return side_by_side(output, calls, [call.inputs for call in calls])
+
+    def _pass_with_gains(
+        self, gains_by_call: list[RowGains], /, *args: Any, **kwargs: Any
+    ) -> Reading:
+        """A pass with known gains, unchecked, as torch's transforms need it."""
+        twin = self._twin()
+        output, calls = self._pass(twin, (args, kwargs))
+        return rows_reading(output, calls, twin.columns, gains_by_call)
+
+    def _pass_and_gains(
+        self, inputs: Inputs, *, graph: bool = False
+    ) -> tuple[Tensor, list[Call], list[RowGains] | None]:
+        """A pass whose heads added offsets: the output, the calls, and the gains of their rows.
+
+        Args:
+            inputs: The inputs of the batch.
+            graph: Whether the gains are to be differentiable by the model's inputs.
+
+        Returns:
+            The gains are None if rows do not act on one output row each.
+        """
+        with torch.enable_grad():
+            output, calls = self.recorded_pass(inputs, adds_offsets=True)
+            if self.kind == "parameters" or self.layout == "joint":
+                return output, calls, None
+            return output, calls, self._gains(output, calls, graph=graph)
 
     def _gains(
         self, output: Tensor, calls: list[Call], *, graph: bool = False
