@@ -64,7 +64,12 @@ from .error_bars import BatchVariances, ErrorBars, gathered
 from .fit import FitOptions, FitState, Passing, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_map import FeatureMap
-from .gradients.gradient import Differentiator, Gradient, with_directions
+from .gradients.gradient import (
+    Differentiator,
+    Gradient,
+    gradient_without_bars,
+    with_directions,
+)
 from .gradients.loss import GradientLoss, checked_gradient_loss
 from .gradients.uncertain_inputs import InputVariances
 from .local_terms import LocalTerms, local_terms
@@ -748,7 +753,7 @@ class LastLayerRigidity(ModelWrapper):
                 if gradient_bars:
                     gradients.append(differentiator(feature_map))
                 else:
-                    gradients.append(Gradient.without_bars(feature_map))
+                    gradients.append(gradient_without_bars(feature_map))
                 del feature_map  # with its graph, before that of the next batch is made
                 variances.append(bars.of_batch(batch, reading, sample_weight))
         prediction = bars.prediction(variances, self._batches_again(x, "gradient"))

@@ -80,12 +80,6 @@ class Gradient:
         return gaussian_interval(self.mean, self.std, level)
 
     @classmethod
-    def without_bars(cls, feature_map: FeatureMap) -> Gradient:
-        """The derivatives of one batch, without standard deviations."""
-        mean = output_derivatives(feature_map).reshape(feature_map.shape)
-        return cls(mean, torch.full_like(mean, torch.nan), summed=not feature_map.aligned)
-
-    @classmethod
     def join(cls, gradients: Sequence[Gradient]) -> Gradient:
         """The derivatives of consecutive batches as one.
 
@@ -100,6 +94,12 @@ class Gradient:
             sampling_error=max(gradient.sampling_error for gradient in gradients),
             summed=any(gradient.summed for gradient in gradients),
         )
+
+
+def gradient_without_bars(feature_map: FeatureMap) -> Gradient:
+    """The derivatives of one batch, with NaN in place of their standard deviations."""
+    mean = output_derivatives(feature_map).reshape(feature_map.shape)
+    return Gradient(mean, torch.full_like(mean, torch.nan), summed=not feature_map.aligned)
 
 
 @dataclass(frozen=True)
