@@ -145,7 +145,7 @@ class FeatureMap:
         """Rows (L I d, K) as (L, O, d), the inverse of `rows_of`."""
         shape = (len(self.x), self.rows_per_sample, self.numbers_per_row, rows.shape[1])
         by_row = rows.reshape(shape).movedim(3, 2)  # (L, I, K, d)
-        return by_row.flatten(1, 2)[:, self._output_numbers.flatten().argsort()]
+        return by_row.flatten(1, 2)[:, self._places_of_outputs]
 
     def along(self, direction: Tensor) -> Reading:
         r"""The directional derivatives of output and features, $y'(x) v$ and $f'(x) v$.
@@ -196,6 +196,11 @@ class FeatureMap:
         output = self.reading.output
         numbers = torch.arange(output[0].numel(), device=output.device).reshape(output[:1].shape)
         return self.reading.output_layout.rows(numbers.expand(output.shape))[: self.rows_per_sample]
+
+    @cached_property
+    def _places_of_outputs(self) -> Tensor:
+        """The place i K + k of each output of a sample, (O,)."""
+        return self._output_numbers.flatten().argsort()
 
     def _mixture(self, values: list[Tensor]) -> Tensor:
         """A random combination of each sample's values, (N,), in the precision of x."""
