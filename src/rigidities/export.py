@@ -38,7 +38,7 @@ from .models.calling import Inputs, described
 from .models.modes import require_torch
 from .notices import extra
 from .posterior.quadratic import rounding_bound
-from .readout.graph import LinearCopy
+from .readout.copies import LinearCopy
 
 if TYPE_CHECKING:
     from .last_layer.rigidity import LastLayerRigidity

@@ -234,6 +234,21 @@ def test_the_mode_with_fewer_passes_is_taken(monkeypatch, numbers, width, forwar
     assert bool(calls) is forward
 
 
+@pytest.mark.parametrize(("along", "backward"), [(False, 2), (True, 0)])
+def test_forward_mode_runs_the_model_twice(monkeypatch, along, backward):
+    """Once for the graph, once for all tangents; two backward passes tell the rows apart."""
+    uq, x, _ = small(numbers=2, width=16)
+    runs, passes = [], []
+    grad = torch.autograd.grad
+    monkeypatch.setattr(
+        torch.autograd, "grad", lambda *args, **options: passes.append(1) or grad(*args, **options)
+    )
+    activation = nn.Tanh.forward
+    monkeypatch.setattr(nn.Tanh, "forward", lambda m, h: runs.append(1) or activation(m, h))
+    uq.gradient(x, along=x[0] if along else None)
+    assert (len(runs), len(passes)) == (2, backward)
+
+
 MODES = (
     *("mlp_with_several_targets", "reshaped_output", "several_time_steps_and_targets_out"),
     *("mean_over_time_steps", "sum_over_padded_atoms", "sum_over_atoms_with_species_shifts"),

@@ -16,8 +16,8 @@ from rigidities.data.output_layout import OutputLayout
 from rigidities.last_layer.ensemble.members import Members
 from rigidities.last_layer.novelty import layers
 from rigidities.models.calling import Source
+from rigidities.readout.copies import TracedReadout
 from rigidities.readout.find import find_readout
-from rigidities.readout.graph import TracedReadout
 from rigidities.readout.readout import Readout
 from tests.support.nets import Net, data, fitted, trained
 from tests.support.readouts import features_of, fitted_on
@@ -268,7 +268,7 @@ def test_heads_with_biases_have_no_counts():
 def test_gains_that_follow_the_inputs_give_counts_with_derivatives_until_detached():
     model, given = Atoms((False, False)), inputs(2)
     given["gain"] = given["gain"].requires_grad_()
-    reading = readout_of(model, **given).differentiable((), given)
+    reading = readout_of(model, **given).differentiable((), given).reading
     (slope,) = torch.autograd.grad(reading.counts.sum(), given["gain"])
     torch.testing.assert_close(slope, torch.ones(ATOMS, dtype=torch.float64))
     assert not reading.detached().counts.requires_grad

@@ -32,7 +32,7 @@ from ..posterior.quadratic import BlockRow, QuadraticForm, Split, norms
 from ..prediction.distribution import Tilted, TiltedRule
 from ..prediction.head import HeadForm, TiltMoments
 from ..prediction.noise import GivenNoise, Noise
-from ..readout.graph import CopiedReadout, PlainCopy
+from ..readout.copies import CopiedReadout, PlainCopy
 from ..readout.reading import Reading
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members

@@ -50,7 +50,7 @@ from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
 from ..prediction.novelty_scores import NoveltyScores
 from ..prediction.prediction import Prediction
-from ..readout.graph import copied_readout
+from ..readout.copies import copied_readout
 from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..selection import Selection
@@ -63,9 +63,13 @@ from .ensemble.members import members as member_set
 from .error_bars import BatchVariances, ErrorBars, gathered
 from .fit import FitState, Passing, ReadoutFit
 from .frozen import Frozen, freeze
-from .gradients.feature_derivatives import traced_derivatives
-from .gradients.feature_map import FeatureMap, stand_alone, traced
-from .gradients.gradient import Differentiator, Gradient, with_directions
+from .gradients.feature_map import FeatureMap
+from .gradients.gradient import (
+    Differentiator,
+    Gradient,
+    gradient_without_bars,
+    with_directions,
+)
 from .gradients.loss import GradientLoss, checked_gradient_loss
 from .gradients.uncertain_inputs import InputVariances
 from .local_terms import LocalTerms, local_terms
@@ -743,19 +747,14 @@ class LastLayerRigidity(ModelWrapper):
         for batch in self._fit.batches(x, "gradient", self._passing):
             slot = Slot.find(batch, wrt, readout)
             with torch.enable_grad():
+                feature_map = FeatureMap.of(readout, batch, slot, fused=not gradient_bars)
+                reading = feature_map.reading.detached()
                 if gradient_bars:
-                    feature_map = FeatureMap.of(readout, batch, slot)
-                    reading = feature_map.reading
-                    gradient = differentiator(feature_map)
-                    del feature_map  # with its graph, before that of the next batch is made
+                    gradients.append(differentiator(feature_map))
                 else:
-                    point, reading = traced(readout, batch, slot)
-                    mean = traced_derivatives(point, reading.output)
-                    no_std = torch.full_like(mean, torch.nan)
-                    summed = not stand_alone(point, reading)
-                    gradient = Gradient(mean, no_std, summed=summed)
-                variances.append(bars.of_batch(batch, reading.detached(), sample_weight))
-            gradients.append(gradient)
+                    gradients.append(gradient_without_bars(feature_map))
+                del feature_map  # with its graph, before that of the next batch is made
+                variances.append(bars.of_batch(batch, reading, sample_weight))
         prediction = bars.prediction(variances, self._batches_again(x, "gradient"))
         return prediction, self._joined(gradients, members)
 

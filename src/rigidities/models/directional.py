@@ -103,19 +103,22 @@ def pushes(function: VectorFunction, point: Tensor, directions: Tensor) -> Tenso
     try:
         tangents = values_at(lambda direction: push(function, point, direction), directions)
     except RuntimeError:
-        return pushes_by_reverse(function, point, directions)
+        x, values = recorded(function, point)
+        return pushed_by_reverse(values, x, directions)
     return tangents.to(torch.float64)
 
 
-def pushes_by_reverse(function: VectorFunction, point: Tensor, directions: Tensor) -> Tensor:
-    r"""J v for several directions, as the derivative of $u \mapsto J^\top u$, which is linear."""
-    x, values = recorded(function, point)
+def pushed_by_reverse(values: Tensor, x: Tensor, directions: Tensor) -> Tensor:
+    r"""J v along a recorded graph for several directions: (m, *x) -> (m, *values), in float64.
+
+    It is the derivative of $u \mapsto J^\top u$, which is linear.
+    """
     with torch.enable_grad():
         u = torch.zeros_like(values, requires_grad=True)
         (transposed,) = pulled(values, x, u[None], graph=True)
-    # Without a graph the function does not depend on the point, and J v is zero.
+    # Without a graph the values do not depend on x, and J v is zero.
     unconnected = ONCE if transposed.requires_grad else None
-    tangents = pulled(transposed, u, directions.to(point), unconnected=unconnected)
+    tangents = pulled(transposed, u, directions.to(x), unconnected=unconnected)
     return tangents.to(torch.float64)
 
 

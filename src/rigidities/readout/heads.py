@@ -173,21 +173,13 @@ class Recorder(nn.Module):
 
 
 class GraphRecorder(Recorder):
-    """Stands in for a head in a graph: it keeps what went in and came out, and looks at no value.
-
-    Attributes:
-        pairs: Input and output of each call.
-    """
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__(head)
-        self.pairs: list[tuple[Tensor, Tensor]] = []
+    """Stands in for a head in a graph: it notes each call, and looks at no value."""
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The head's output."""
         output: Tensor = self.head(*args, **kwargs)
         x = args[0] if args else next(iter(kwargs.values()))
-        self.pairs.append((x, output))
+        self.calls.append(Call(self.head, x, output, None))
         return output
 
 

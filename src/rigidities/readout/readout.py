@@ -36,7 +36,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,19 @@ __all__ = ["AnyReadout", "GivenFeatures", "HeadsNotCalledError", "Readout", "rea
 
 class HeadsNotCalledError(ValueError):
     """A pass did not call any head."""
+
+
+class Differentiable(NamedTuple):
+    """A pass that can be differentiated by the inputs.
+
+    Attributes:
+        reading: Output and features, with the graph that autograd follows.
+        function: The same pass as a function of the inputs that `torch.func` can transform, which
+            looks at no value; None if there is none.
+    """
+
+    reading: Reading
+    function: Callable[..., Reading] | None
 
 
 class AnyReadout(ABC):
@@ -141,14 +154,8 @@ class AnyReadout(ABC):
         """One forward pass."""
 
     @abstractmethod
-    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
-        """One pass whose output and features autograd can differentiate by the inputs."""
-
-    @abstractmethod
-    def transformable(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[..., Reading] | None:
-        """The pass as a function of the inputs that `torch.func` can transform; None if none is."""
+    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differentiable:
+        """One pass whose output and features can be differentiated by the inputs."""
 
     @abstractmethod
     def terms(self, batch: Batch) -> Terms:
@@ -280,47 +287,32 @@ class Readout(AnyReadout):
                 return reading
             # Nothing followed the heads in the first batch, but something does in this one.
         with torch.enable_grad():
-            return self._differentiated((args, kwargs)).detached()
+            output, calls = self.recorded_pass((args, kwargs), adds_offsets=True)
+            return self.reading_of(output, calls).detached()
 
-    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
-        """One forward pass whose output and features autograd can differentiate by the inputs."""
+    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differentiable:
+        """One forward pass whose output and features can be differentiated by the inputs.
+
+        `torch.func` can transform the pass of a plain head, and one with gains that do not depend
+        on the inputs (sums over atoms, a change of units). The gains for the given inputs are then
+        used for all. Inputs to differentiate by must have `requires_grad`, so that it shows what
+        depends on them.
+        """
+        inputs = (args, kwargs)
         with torch.enable_grad():
             if self.kind == "plain":
                 twin = self._twin()
-                output, calls = self._pass(twin, (args, kwargs), keep_graphs=True)
+                output, calls = self._pass(twin, inputs, keep_graphs=True)
                 reading = plain_reading(output, calls, twin.columns)
                 if reading is not None:
-                    return reading
-            return self._differentiated((args, kwargs), graph=True)
-
-    def transformable(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[..., Reading] | None:
-        """The pass as a function that `torch.func` can transform, or None where there is none.
-
-        There is one for a plain head, and for gains that do not depend on the inputs (sums over
-        atoms, a change of units). The gains for the given inputs are then used for all. Inputs to
-        differentiate by must have `requires_grad`, so that it shows what depends on them.
-        """
-        gains_by_call: list[RowGains] = []
-        if self.kind != "plain" or self._plain_reading((args, kwargs)) is None:
-            if self.kind == "parameters" or self.layout == "joint":
-                return None
-            with torch.enable_grad():
-                output, calls = self.recorded_pass((args, kwargs), adds_offsets=True)
-                gains = self._gains(output, calls, graph=True)
-            if gains is None or any(gains_of_call.gains.requires_grad for gains_of_call in gains):
-                return None
-            gains_by_call = gains
-
-        def read(*args: Any, **kwargs: Any) -> Reading:
-            twin = self._twin()
-            output, calls = self._pass(twin, (args, kwargs))
-            if gains_by_call:
-                return rows_reading(output, calls, twin.columns, gains_by_call)
-            return side_by_side(output, calls, [call.inputs for call in calls])
-
-        return read
+                    return Differentiable(reading, self._plain_pass)
+            output, calls, gains_by_call = self._pass_and_gains(inputs, graph=True)
+            if gains_by_call is None:
+                return Differentiable(self.reading_of(output, calls, graph=True), None)
+            reading = rows_reading(output, calls, self.columns, gains_by_call)
+        if any(gains.gains.requires_grad for gains in gains_by_call):
+            return Differentiable(reading, None)
+        return Differentiable(reading, partial(self._pass_with_gains, gains_by_call))
 
     def terms(self, batch: Batch) -> Terms:
         """The terms that sum to the outputs: atoms of structures, pixels, time steps.
@@ -335,12 +327,8 @@ class Readout(AnyReadout):
                 features = reading.features.detach()
                 rows = torch.arange(len(features), device=features.device)
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
-        gains = None
-        if self.kind != "parameters" and self.layout == "shared":
-            with torch.enable_grad():
-                output, calls = self.recorded_pass(inputs, adds_offsets=True)
-                gains = self._gains(output, calls)
-        if gains is None:
+        _, calls, gains = self._pass_and_gains(inputs)
+        if gains is None or self.layout != "shared":
             raise ValueError(
                 f"The output is not a sum over rows of {self.head_names}, so it has no local "
                 "terms. Pass their features to rigidities.local yourself."
@@ -354,9 +342,7 @@ class Readout(AnyReadout):
         """
         if self.kind != "tail" or self.layout == "joint":
             return None
-        with torch.enable_grad():
-            output, calls = self.recorded_pass((batch.args, batch.kwargs), adds_offsets=True)
-            gains_by_call = self._gains(output, calls)
+        output, _, gains_by_call = self._pass_and_gains((batch.args, batch.kwargs))
         if gains_by_call is None:
             return None
         owners = gains_by_call[0].owners  # the output row (`OutputLayout.rows`) of each row
@@ -400,11 +386,6 @@ class Readout(AnyReadout):
             recorder = ParameterRecorder
         model, recorders = put_recorders(twin, list(self.heads), recorder)
         return _Twin(model, recorders, self.columns_of([recorder.head for recorder in recorders]))
-
-    def _differentiated(self, inputs: Inputs, *, graph: bool = False) -> Reading:
-        """The reading of a pass that differentiates what follows the heads."""
-        output, calls = self.recorded_pass(inputs, adds_offsets=True)
-        return self.reading_of(output, calls, graph=graph)
 
     def reading_of(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading:
         """The reading of a pass whose heads added offsets, with whatever graph it has.
@@ -464,6 +445,37 @@ class Readout(AnyReadout):
             finally:
                 torch.set_grad_enabled(True)
         return plain_reading(output, calls, twin.columns)
+
+    def _plain_pass(self, *args: Any, **kwargs: Any) -> Reading:
+        """A pass in which nothing follows the heads, unchecked, as torch's transforms need it."""
+        output, calls = self._pass(self._twin(), (args, kwargs))
+        return side_by_side(output, calls, [call.inputs for call in calls])
+
+    def _pass_with_gains(
+        self, gains_by_call: list[RowGains], /, *args: Any, **kwargs: Any
+    ) -> Reading:
+        """A pass with known gains, unchecked, as torch's transforms need it."""
+        twin = self._twin()
+        output, calls = self._pass(twin, (args, kwargs))
+        return rows_reading(output, calls, twin.columns, gains_by_call)
+
+    def _pass_and_gains(
+        self, inputs: Inputs, *, graph: bool = False
+    ) -> tuple[Tensor, list[Call], list[RowGains] | None]:
+        """A pass whose heads added offsets: the output, the calls, and the gains of their rows.
+
+        Args:
+            inputs: The inputs of the batch.
+            graph: Whether the gains are to be differentiable by the model's inputs.
+
+        Returns:
+            The gains are None if rows do not act on one output row each.
+        """
+        with torch.enable_grad():
+            output, calls = self.recorded_pass(inputs, adds_offsets=True)
+            if self.kind == "parameters" or self.layout == "joint":
+                return output, calls, None
+            return output, calls, self._gains(output, calls, graph=graph)
 
     def _gains(
         self, output: Tensor, calls: list[Call], *, graph: bool = False
@@ -536,16 +548,10 @@ class GivenFeatures(AnyReadout):
                 return self._reading(*args, **kwargs)
         return self._reading(*args, **kwargs)
 
-    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differentiable:
         """The same, differentiable by the inputs as far as the user's function is."""
         with torch.enable_grad():
-            return self._reading(*args, **kwargs)
-
-    def transformable(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[..., Reading]:
-        """The pass as a function that `torch.func` can transform: no value is looked at."""
-        return self._reading
+            return Differentiable(self._reading(*args, **kwargs), self._reading)
 
     def on(self, model: nn.Module) -> GivenFeatures:
         """The same function for a model that was moved, cast or copied."""

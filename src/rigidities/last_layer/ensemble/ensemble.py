@@ -266,36 +266,13 @@ def member_outputs(
     row_deviation: RowDeviation | None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Outputs of the members, with what each row shares with no other.
+    r"""Members' outputs $y + f \cdot \delta_n$, and what each row shares with no other.
 
     Args:
         reading: Output and features of the model.
         batch: The model's inputs, by which rows are known again.
         deviations: The members' deviations (n, K, D).
         row_deviation: What rows do not share, if anything.
-        dtype: The precision of product and result; None for the model's.
-
-    Returns:
-        (n, *output.shape).
-    """
-    shared = outputs(reading, deviations, dtype)
-    if row_deviation is None:
-        return shared
-    if torch.onnx.is_in_onnx_export():
-        notify(NOT_IN_ONNX)
-        return shared
-    hashes = reading.identities(batch)
-    z = row_points(deviations, hashes, row_deviation.mixing.shape[1])
-    change = row_deviation.moved(row_deviation.roots(reading.features), z)
-    return shared + reading.output_layout.unrows(change).to(shared.dtype)
-
-
-def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    r"""Members' outputs $y + f \cdot \delta_n$, without what single rows have for themselves.
-
-    Args:
-        reading: Output and features of the model.
-        deviations: The members' deviations (n, K, D).
         dtype: The precision of product and result; None for the features' and the output's.
 
     Returns:
@@ -319,7 +296,16 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
         )
     with unmixed(features):
         change = JointPosterior.response(features, deviations)  # (n, M, K)
-    return output + reading.output_layout.unrows(change).to(output.dtype)
+    shared = output + reading.output_layout.unrows(change).to(output.dtype)
+    if row_deviation is None:
+        return shared
+    if torch.onnx.is_in_onnx_export():
+        notify(NOT_IN_ONNX)
+        return shared
+    hashes = reading.identities(batch)
+    z = row_points(deviations, hashes, row_deviation.mixing.shape[1])
+    change = row_deviation.moved(row_deviation.roots(reading.features), z)
+    return shared + reading.output_layout.unrows(change).to(shared.dtype)
 
 
 def _members_from(snapshot: Snapshot, device: torch.device) -> Members:

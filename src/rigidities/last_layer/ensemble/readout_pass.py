@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...models.modes import exporting, outside_graphs, refuse_transforms
-from ...readout.graph import TracedReadout
+from ...readout.copies import TracedReadout
 from ...readout.reading import Reading
 from ...readout.readout import AnyReadout, Readout
 from ..binding import Binding

@@ -8,8 +8,8 @@ $$ \mathrm{Var}\, \frac{\partial y}{\partial x_i} = \alpha_g^2\,
 
 This is the limit of many last-layer members, each differentiated separately, without their sampling
 error. The scale $\alpha_g$ is that of the members, $\alpha$, unless derivatives were calibrated on
-their own targets. Then $\alpha_g$ applies to first and second derivatives here, but not to members
-or `propagate`, which only use values.
+their own targets. Then $\alpha_g$ applies to derivatives here, but not to members or `propagate`,
+which only use values.
 
 A `Differentiator` holds the posterior; it takes the `FeatureMap` of one batch after the other and
 gives a `Gradient` for each. `Gradient.join` makes a single `Gradient` of them.
@@ -31,9 +31,10 @@ from ...posterior.quadratic import QuadraticForm
 from ...prediction.distribution import gaussian_interval
 from .feature_derivatives import (
     Projection,
-    cheaper_mode,
+    forward_passes,
     forward_quadratic,
-    pass_counts,
+    in_cheaper_mode,
+    output_derivatives,
     reverse_quadratic,
 )
 from .feature_map import FeatureMap
@@ -95,6 +96,12 @@ class Gradient:
         )
 
 
+def gradient_without_bars(feature_map: FeatureMap) -> Gradient:
+    """The derivatives of one batch, with NaN in place of their standard deviations."""
+    mean = output_derivatives(feature_map).reshape(feature_map.shape)
+    return Gradient(mean, torch.full_like(mean, torch.nan), summed=not feature_map.aligned)
+
+
 @dataclass(frozen=True)
 class Differentiator:
     """Error bars of derivatives for one posterior.
@@ -121,31 +128,31 @@ class Differentiator:
 
     def __call__(self, feature_map: FeatureMap) -> Gradient:
         """The derivatives of one batch with respect to all numbers of its input."""
-        members = self._members(feature_map)
+        reverse_passes = self._reverse_passes(feature_map)
+        members = self.members
+        if members is None:
+            passes = min(forward_passes(feature_map), reverse_passes)
+            members = MEMBERS if passes > EXACT_PASSES else 0
         if members:
             mean, q = reverse_quadratic(feature_map, self._drawn_projection(members))
-            sampling_error = (2 * members) ** -0.5
         else:
-            mean, q = cheaper_mode(
+            mean, q = in_cheaper_mode(
                 feature_map,
-                columns=self.posterior.width,
-                targets=self._targets(feature_map),
+                reverse_passes,
                 forward=lambda: forward_quadratic(feature_map, self.form),
                 reverse=lambda: reverse_quadratic(feature_map, self._exact_projection()),
             )
-            sampling_error = 0.0
-        variance = self.scale.square().to(q)[:, None] * q  # (L, I, K, d)
-        std = feature_map.outputs_from_rows(variance).sqrt().to(mean.dtype)  # (L, O, d)
+        variance = feature_map.from_rows(self.scale.square().to(q) * q)
         return Gradient(
-            mean=feature_map.shaped(mean),
-            std=feature_map.shaped(std),
-            sampling_error=sampling_error,
+            mean=mean.reshape(feature_map.shape),
+            std=variance.sqrt().to(mean.dtype).reshape(feature_map.shape),
+            sampling_error=(2 * members) ** -0.5 if members else 0.0,
             summed=not feature_map.aligned,
         )
 
     def directional(self, feature_map: FeatureMap, direction: Tensor) -> Gradient:
         """The derivative of one batch along a direction, shaped like the output."""
-        reading = feature_map.along(direction).reading
+        reading = feature_map.along(direction)
         with unmixed(reading.features):
             q = self.form(reading.features)
         if q.ndim == 1:
@@ -153,18 +160,12 @@ class Differentiator:
         std = (self.scale.square().to(q) * q).sqrt().to(reading.output.dtype)  # (M, 1) or (M, K)
         return Gradient(reading.output, reading.output_layout.unrows(std))
 
-    def _targets(self, feature_map: FeatureMap) -> int:
-        """For how many targets features are projected: 1 where they share features and Gram."""
+    def _reverse_passes(self, feature_map: FeatureMap) -> int:
+        """How many passes through the trunk reverse mode takes for a batch."""
         shared_features = feature_map.reading.features.ndim == 2
         shared_gram = self.posterior.eigenvalues.ndim == 1
-        return 1 if shared_features and shared_gram else len(self.scale)
-
-    def _members(self, feature_map: FeatureMap) -> int:
-        """How many members to draw for a batch; 0 for the exact variance."""
-        if self.members is not None:
-            return self.members
-        counts = pass_counts(feature_map, self.posterior.width, self._targets(feature_map))
-        return MEMBERS if min(counts) > EXACT_PASSES else 0
+        targets = 1 if shared_features and shared_gram else len(self.scale)
+        return feature_map.rows_per_sample * targets * self.posterior.width
 
     def _exact_projection(self) -> Projection:
         r"""Whitens features: $f \mapsto R f$ with $|R f|^2 = q$."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from ...notices import notify
 from ...posterior.posterior import Posterior
 from ...posterior.quadratic import QuadraticForm
 from ...readout.readout import AnyReadout
+from ...statistics.block import DerivativeRows
 from .feature_derivatives import derivative_rows, output_derivatives
 from .feature_map import FeatureMap
 from .gradient import Differentiator
@@ -35,20 +36,6 @@ GradientWeight = float | Callable[[Any], Tensor]
 
 GradientTarget = str | Callable[[Any], Tensor]
 """Key or attribute of a batch, or callable(batch)."""
-
-
-class GradientRows(NamedTuple):
-    """Rows that derivatives add to the Gram.
-
-    Attributes:
-        features: (R, D), or (R, K, D) where they differ between targets.
-        weights: (R, 1).
-        residuals: (R, K); None where the derivatives' targets are not known.
-    """
-
-    features: Tensor
-    weights: Tensor
-    residuals: Tensor | None
 
 
 # A file holds the fields of this class by name.
@@ -114,17 +101,17 @@ class GradientLoss:
         """Output and features of a batch as functions of the input."""
         return FeatureMap.of(readout, batch, self.slot(readout, batch))
 
-    def rows(self, readout: AnyReadout, batch: Batch) -> Iterator[GradientRows]:
+    def rows(self, readout: AnyReadout, batch: Batch) -> Iterator[DerivativeRows]:
         """What the derivatives of one batch add to the Gram, one chunk after the other."""
         feature_map = self.feature_map(readout, batch)
         residuals = self._residuals(feature_map, batch)
         weights = self._weights(batch, feature_map)
-        places_per_input_row = feature_map.rows_per_sample * feature_map.numbers_per_row
-        for features, places in derivative_rows(feature_map):
-            yield GradientRows(
-                features=features,
-                weights=weights[places // places_per_input_row, None],
-                residuals=None if residuals is None else residuals[places],
+        rows_per_input_row = feature_map.rows_per_sample * feature_map.numbers_per_row
+        for places, features in derivative_rows(feature_map):
+            yield (
+                features,
+                weights[places // rows_per_input_row, None],
+                None if residuals is None else residuals[places],
             )
 
     def derivative_target(self, batch: Batch) -> Tensor | None:
@@ -151,13 +138,13 @@ class GradientLoss:
         return torch.as_tensor(value, dtype=torch.float64)
 
     def _residuals(self, feature_map: FeatureMap, batch: Batch) -> Tensor | None:
-        """Target minus derivative, (L * I * d, K) in the order of the Gram's rows."""
+        """Target minus derivative, (L I d, K) in the order of the Gram's rows."""
         target = self.derivative_target(batch)
         if target is None:
             return None
         derivatives = output_derivatives(feature_map)  # (L, O, d)
-        target = checked_target(target, feature_map).to(torch.float64)
-        return feature_map.gram_rows(target.reshape(derivatives.shape) - derivatives)
+        target = checked_target(target, feature_map)
+        return feature_map.rows_of(target.reshape(derivatives.shape) - derivatives)
 
     def _weights(self, batch: Batch, feature_map: FeatureMap) -> Tensor:
         """The weight of each row of the input, (L,) in float64."""
@@ -189,14 +176,12 @@ def checked_gradient_loss(loss: Any) -> GradientLoss | None:
 
 
 def checked_target(target: Tensor, feature_map: FeatureMap) -> Tensor:
-    """A target of derivatives, on the device of the input.
+    """A target of derivatives, on the device of the input and in the shape that users see.
 
     Raises:
         ValueError: It is not finite, or not shaped like the derivatives.
     """
-    outputs = feature_map.reading.output.shape[1:].numel()
-    zeros = target.new_zeros(len(feature_map.x), outputs, feature_map.numbers_per_row)
-    expected = feature_map.shaped(zeros).shape
+    expected = feature_map.shape
     # Dimensions of size one may be there or not.
     if target.squeeze().shape != torch.Size(size for size in expected if size != 1):
         raise ValueError(
@@ -205,7 +190,7 @@ def checked_target(target: Tensor, feature_map: FeatureMap) -> Tensor:
         )
     if not bool(torch.isfinite(target).all()):
         raise ValueError("the target of the derivatives contains NaN or infinity. Clean the data.")
-    return target.to(feature_map.x.device)
+    return target.to(feature_map.x.device).reshape(expected)
 
 
 def gradient_sums(
@@ -237,14 +222,12 @@ def gradient_sums(
         assert target is not None
         feature_map = loss.feature_map(readout, batch)
         gradient = differentiator(feature_map)
-        error = checked_target(target, feature_map).reshape(gradient.mean.shape) - gradient.mean
-        q = gradient.variance.to(torch.float64)
+        error = feature_map.rows_of(checked_target(target, feature_map) - gradient.mean)
+        q = feature_map.rows_of(gradient.variance.to(torch.float64))
         # A derivative that does not depend on the readout's weights has q = 0.
         uncertain = q > 0
-        ratio = torch.where(uncertain, error.to(torch.float64).square() / q, 0.0)
-        sums[0] += feature_map.sum_per_target(ratio).cpu()
-        sums[1] += feature_map.sum_per_target(uncertain.to(q)).cpu()
-        sums[2] += feature_map.sum_per_target((~uncertain).to(q)).cpu()
+        ratio = torch.where(uncertain, error.square() / q, 0.0)
+        sums += torch.stack([ratio.sum(0), uncertain.sum(0), (~uncertain).sum(0)]).cpu()
     return sums
 
 

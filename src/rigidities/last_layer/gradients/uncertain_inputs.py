@@ -22,8 +22,8 @@ from ...data.batches import Batch
 from ...data.slots import InputName, RowShare, Slot
 from ...posterior.draws import standard_normal
 from ...readout.readout import AnyReadout
-from .feature_derivatives import output_derivatives, reduced_output_derivatives
-from .feature_map import FeatureMap, row_owners
+from .feature_derivatives import gradient_chunks, output_derivatives
+from .feature_map import UNCONNECTED, FeatureMap
 
 NAME = "input_covariance"
 
@@ -105,13 +105,14 @@ def first_order(feature_map: FeatureMap, covariance: Tensor) -> Tensor:
     """
     if feature_map.aligned:
         return _quadratic_form(output_derivatives(feature_map), covariance)
-    owners = row_owners(feature_map)
+    owners = feature_map.row_owners()
     if owners is None:
         # A row of the input acts on several samples: each output has a backward pass of its own.
-        def total_form(gradients: Tensor) -> Tensor:
-            return _quadratic_form(gradients.movedim(0, 1), covariance).sum(0)
-
-        return reduced_output_derivatives(feature_map, total_form)
+        values = feature_map.reading.output.flatten()
+        forms = []
+        for gradients in gradient_chunks(values, feature_map.x, UNCONNECTED):  # (c, L, d)
+            forms.append(_quadratic_form(gradients.movedim(0, 1), covariance).sum(0))
+        return torch.cat(forms).reshape(feature_map.samples, -1)
     per_input_row = _quadratic_form(output_derivatives(feature_map), covariance)  # (L, O)
     zeros = per_input_row.new_zeros(feature_map.samples, per_input_row.shape[1])
     return zeros.index_add(0, owners, per_input_row)

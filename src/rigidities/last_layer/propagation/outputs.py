@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -85,20 +86,6 @@ class DistinctRows(NamedTuple):
         return self.deviation.moved(self.roots, z)
 
 
-class LocatedReading(NamedTuple):
-    """A batch's reading and where it stands among all of them.
-
-    Attributes:
-        samples: The batch's samples in the joined output.
-        rows: The batch's rows of features among those of all batches.
-        reading: Output and features of the batch.
-    """
-
-    samples: slice
-    rows: slice
-    reading: Reading
-
-
 @dataclass(frozen=True)
 class JointOutputs:
     """All outputs of a data set, with the features of each batch or a way to get them again.
@@ -107,8 +94,8 @@ class JointOutputs:
         joint: The posterior of all targets' weights.
         readout: The readout, which runs the model.
         batches: Begins to read the data.
-        readings: One per batch; without features where they were not kept.
-        output: The batches' outputs joined along the first dimension.
+        readings: Those of the first batches. The features of later ones were not kept.
+        output: The outputs of all batches, joined along the first dimension.
         distinct: What the rows do not share, if anything.
     """
 
@@ -134,6 +121,7 @@ class JointOutputs:
         Raises:
             ValueError: There are no outputs, or the batches' outputs cannot be joined.
         """
+        outputs = []
         readings = []
         hashes = []
         roots = []
@@ -144,11 +132,10 @@ class JointOutputs:
             if joint.row_deviation is not None:
                 hashes.append(reading.identities(batch))
                 roots.append(joint.row_deviation.roots(reading.features))
+            outputs.append(reading.output)
             feature_bytes += reading.features.nbytes
-            if again and feature_bytes > MEMORY_BYTES:
-                reading = replace(reading, rows=reading.rows.new_empty(0), ones=False)
-            readings.append(reading)
-        outputs = [reading.output for reading in readings]
+            if feature_bytes <= MEMORY_BYTES or not again:
+                readings.append(reading)
         if not sum(output.numel() for output in outputs):
             raise ValueError(
                 "There is nothing to propagate: there are no batches, or they have no rows."
@@ -215,32 +202,35 @@ class JointOutputs:
             hashes = None if self.distinct is None else self.distinct.hashes[rows]
             yield reading.output_layout.rows(positions[samples]), reading.features, hashes
 
-    def _located_readings(self) -> Iterator[LocatedReading]:
-        """Each batch with its features; those that were not kept are computed again."""
+    def _located_readings(self) -> Iterator[tuple[slice, slice, Reading]]:
+        """Each batch with its features; those that were not kept are computed again.
+
+        Yields:
+            The batch's samples in the joined output, its rows of features among those of all
+            batches, and its reading.
+        """
         first_sample = 0
         first_row = 0
-        second_pass: Iterator[Reading] | None = None
-        for reading in self.readings:
-            if second_pass is None and not reading.features.numel():
-                second_pass = self._read_again()
-            if second_pass is not None:
-                reading = next(second_pass)
+        for reading in chain(self.readings, self._read_again()):
             next_sample = first_sample + len(reading.output)
             next_row = first_row + len(reading.features)
-            samples = slice(first_sample, next_sample)
-            yield LocatedReading(samples, slice(first_row, next_row), reading)
+            yield slice(first_sample, next_sample), slice(first_row, next_row), reading
             first_sample = next_sample
             first_row = next_row
 
     def _read_again(self) -> Iterator[Reading]:
-        """The readings from the first one without features on, checked against the first pass."""
-        batches = self.batches()
-        for number, first_reading in enumerate(self.readings):
+        """The readings of the batches that were not kept, checked against the first pass."""
+        done = sum(len(reading.output) for reading in self.readings)
+        if done == len(self.output):
+            return
+        kept = len(self.readings)
+        batches = islice(self.batches(), kept, None)
+        for number in count(kept):
             batch = next(batches, None)
-            if first_reading.features.numel():
-                continue
             reading = None if batch is None else self.readout(batch).detached()
-            if reading is None or not _equal_but_for_rounding(reading.output, first_reading.output):
+            if reading is None or not _equal_but_for_rounding(
+                reading.output, self.output[done : done + len(reading.output)]
+            ):
                 raise ValueError(
                     f"Batch {number} differs when the data are read a second time, which is "
                     f"necessary for more than {MEMORY_BYTES >> 20} MiB of features. Pass data "
@@ -248,6 +238,9 @@ class JointOutputs:
                     "fewer rows at a time."
                 )
             yield reading
+            done += len(reading.output)
+            if done == len(self.output):
+                return
 
 
 def _equal_but_for_rounding(output: Tensor, expected: Tensor) -> bool:

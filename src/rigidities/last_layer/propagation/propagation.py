@@ -26,8 +26,9 @@ floor, `noise="constant"`, it was 6 to 24 times, with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,10 @@ from ...prediction.derived import Derived
 from ...readout.readout import AnyReadout
 from .differential import REMEDY, Differential, Function
 from .outputs import MEMORY_BYTES, Batches, JointOutputs
+
+Block = tuple[slice, slice, Tensor, Tensor]
+"""Which quantities and which coordinates a block of J T has, its entries, and derivatives of the
+same quantities by which to tell whether they are flat."""
 
 
 @outside_inference_mode
@@ -125,12 +130,8 @@ def covariance_between(
     return matrix.reshape(*left_shape, *right_shape)
 
 
-class _Spread:
-    """The derivatives J T of the quantities by the coordinates, collected block by block.
-
-    Args:
-        quantities: Number of quantities Q.
-        outputs: All outputs, with R coordinates.
+class _Spread(NamedTuple):
+    """The derivatives J T of Q quantities by the R coordinates of all outputs.
 
     Attributes:
         variance: Sums of squares of the derivatives, (Q,).
@@ -138,28 +139,9 @@ class _Spread:
         flat: Whether all derivatives of a quantity with respect to the outputs are zero, (Q,).
     """
 
-    def __init__(self, quantities: int, outputs: JointOutputs) -> None:
-        coordinates = outputs.coordinates
-        device = outputs.output.device
-        self.variance = torch.zeros(quantities, dtype=torch.float64, device=device)
-        self.flat = torch.ones(quantities, dtype=torch.bool, device=device)
-        self.rows: Tensor | None = None
-        if 8 * quantities * coordinates <= MEMORY_BYTES:
-            self.rows = self.variance.new_empty(quantities, coordinates)
-
-    def add(self, quantities: slice, coordinates: slice, rows: Tensor, slopes: Tensor) -> None:
-        """Add a block of derivatives.
-
-        Args:
-            quantities: Which quantities the block has.
-            coordinates: Which coordinates the block has.
-            rows: The derivatives with respect to these coordinates.
-            slopes: Derivatives of the same quantities, by which to tell whether they are flat.
-        """
-        self.flat[quantities] &= ~slopes.any(1)
-        self.variance[quantities] += rows.square().sum(1)
-        if self.rows is not None:
-            self.rows[quantities, coordinates] = rows
+    variance: Tensor
+    rows: Tensor | None
+    flat: Tensor
 
 
 def _spread(differential: Differential, outputs: JointOutputs) -> _Spread:
@@ -169,26 +151,40 @@ def _spread(differential: Differential, outputs: JointOutputs) -> _Spread:
     """
     if differential.quantities > outputs.coordinates:
         with suppress(NotImplementedError):
-            return _forward_spread(differential, outputs)
-    return _reverse_spread(differential, outputs)
+            return _collected(_forward_blocks(differential, outputs), differential, outputs)
+    return _collected(_reverse_blocks(differential, outputs), differential, outputs)
 
 
-def _reverse_spread(differential: Differential, outputs: JointOutputs) -> _Spread:
+def _collected(
+    blocks: Iterable[Block], differential: Differential, outputs: JointOutputs
+) -> _Spread:
+    """The derivatives J T of all blocks."""
+    quantities, coordinates = differential.quantities, outputs.coordinates
+    device = outputs.output.device
+    variance = torch.zeros(quantities, dtype=torch.float64, device=device)
+    flat = torch.ones(quantities, dtype=torch.bool, device=device)
+    all_rows: Tensor | None = None
+    if 8 * quantities * coordinates <= MEMORY_BYTES:
+        all_rows = variance.new_empty(quantities, coordinates)
+    for block_quantities, block_coordinates, rows, slopes in blocks:
+        flat[block_quantities] &= ~slopes.any(1)
+        variance[block_quantities] += rows.square().sum(1)
+        if all_rows is not None:
+            all_rows[block_quantities, block_coordinates] = rows
+    return _Spread(variance, all_rows, flat)
+
+
+def _reverse_blocks(differential: Differential, outputs: JointOutputs) -> Iterator[Block]:
     """J T from rows of J."""
-    spread = _Spread(differential.quantities, outputs)
     for quantities, cotangents in differential.jacobian_rows():
-        rows = outputs.pull(cotangents)
-        spread.add(quantities, slice(None), rows, cotangents.flatten(1))
-    return spread
+        yield quantities, slice(None), outputs.pull(cotangents), cotangents.flatten(1)
 
 
-def _forward_spread(differential: Differential, outputs: JointOutputs) -> _Spread:
+def _forward_blocks(differential: Differential, outputs: JointOutputs) -> Iterator[Block]:
     """J T from columns of T."""
-    spread = _Spread(differential.quantities, outputs)
     for coordinates, tangents in _output_tangents(differential, outputs):
         rows = differential.jacobian_products(tangents).mT
-        spread.add(slice(None), coordinates, rows, rows)
-    return spread
+        yield slice(None), coordinates, rows, rows
 
 
 def _shift(differential: Differential, outputs: JointOutputs) -> Tensor:

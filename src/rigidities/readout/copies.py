@@ -1,17 +1,18 @@
-"""The pass of a model that is safe inside a graph: for `torch.compile`, `torch.export` and ONNX.
+"""Copies of a readout that can be compiled, exported and traced, for frozen modules and ensembles.
 
-A `Readout` looks at values and memory to check itself, which no tracer allows; here nothing is
-looked at. A `CopiedReadout` gives the readings of a shadow or copy of the model:
+A `Readout` compares values, memory and counts of writes, and differentiates what follows its heads;
+no tracer allows either. A `CopiedReadout` gives the same readings by a shadow or copy of the model
+and looks at nothing:
 
-* `PlainCopy` of a plain readout: the features are the heads' inputs;
+* `PlainCopy` of a plain readout: the features are the heads' inputs, as in `tail.plain_reading`;
 * `FeatureCopy` of a user's function;
 * `LinearCopy` of any other readout whose output is linear in the heads' weights: the features are
   what the output becomes for weights that are the unit vectors, all at once under `torch.vmap`,
-  which runs what comes before the heads once.
+  which runs what comes before the heads once. Backward passes, as in `tail`, cannot be exported.
 
-`uq.freeze()` takes one with weights of its own (`copied_readout`). An ensemble has no copy: it
-calls its readout, which checks the model each time. Where it is compiled or exported, it uses a
-`TracedReadout` instead, a plain copy that computes with the model's own tensors.
+`uq.freeze()` takes one with weights of its own (`copied_readout`). An ensemble calls its readout,
+which checks the model each time. Where it is compiled or exported, it uses a `TracedReadout`
+instead, plain copies that compute with the model's own tensors.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from ..models.threads import OfThread
 from .checks import tolerance
 from .columns import Columns
 from .heads import (
-    Call,
     GraphRecorder,
+    Recorder,
     SwappableHead,
     as_rows,
     has_bias,
@@ -130,6 +131,13 @@ class CopiedReadout(nn.Module):
         """Forget the threads' twins: tensors were replaced."""
         self._twin: OfThread[Any] = OfThread(partial(shadow, self))
 
+    def _put_recorders(self, readout: Readout, kind: type[Recorder]) -> list[Any]:
+        """Put recorders in place of the readout's heads, as in `Readout`, and return them."""
+        refuse_calls(self.run.model, _uncompiled_names(readout.silent))
+        heads = _uncompiled_names(readout.heads)
+        self.run.model, recorders = put_recorders(self.run.model, heads, kind)
+        return recorders
+
     def _running(self) -> Any:
         """What to run: this very copy in a graph, else this thread's twin of it."""
         if torch.compiler.is_compiling():
@@ -155,9 +163,7 @@ class PlainCopy(CopiedReadout):
 
     def __init__(self, model: nn.Module, readout: Readout) -> None:
         super().__init__(model, readout.source)
-        refuse_calls(self.run.model, _uncompiled_names(readout.silent))
-        heads = _uncompiled_names(readout.heads)
-        self.run.model, self._recorders = put_recorders(self.run.model, heads, GraphRecorder)
+        self._recorders: list[Any] = self._put_recorders(readout, GraphRecorder)
         self._run_in_tuple = (self.run,)  # found faster than a submodule
         self._is_linear_layer = isinstance(self._recorders[0].head, nn.Linear)
         self.single = len(readout.heads) == 1
@@ -176,28 +182,22 @@ class PlainCopy(CopiedReadout):
             kwargs: Keyword inputs.
             tensors: Tensors to compute with in place of those of `run`, by their names there.
         """
-        recorders: list[GraphRecorder] = self._recorders
-        for recorder in recorders:
-            recorder.pairs.clear()
+        for recorder in self._recorders:
+            recorder.calls.clear()
         if tensors is None:
             output = self.run(args, kwargs)
         else:
             output = functional_call(self.run, tensors, (args, kwargs))
-        calls = []
-        rows = []
-        for recorder in recorders:
-            x, returned = recorder.pairs.pop()
-            calls.append(Call(recorder.head, x, returned, None))
-            rows.append(as_rows(recorder.head, x))
-        return side_by_side(output, calls, rows)
+        calls = [recorder.calls.pop() for recorder in self._recorders]
+        return side_by_side(output, calls, [as_rows(call.head, call.input) for call in calls])
 
     def rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The output and the features for a single head, in as little Python as possible."""
         running = self._running()
         recorder = running._recorders[0]
-        recorder.pairs.clear()
+        recorder.calls.clear()
         output = running._run_in_tuple[0].forward(args, kwargs)
-        x = recorder.pairs.pop()[0]
+        x = recorder.calls.pop().input
         if self._is_linear_layer and x.ndim == 2:
             return output, x
         return output, as_rows(recorder.head, x)
@@ -241,9 +241,7 @@ class LinearCopy(CopiedReadout):
         self, model: nn.Module, readout: Readout, like: Reading, *, writes_in_place: bool
     ) -> None:
         super().__init__(model, readout.source)
-        refuse_calls(self.run.model, _uncompiled_names(readout.silent))
-        heads = _uncompiled_names(readout.heads)
-        self.run.model, self._heads = put_recorders(self.run.model, heads, SwappableHead)
+        self._heads: list[Any] = self._put_recorders(readout, SwappableHead)
         names = {module: name for name, module in self.run.named_modules()}
         self._weight_names = [f"{names[head]}.weights" for head in self._heads]
         self._writes_in_place = writes_in_place
