@@ -230,3 +230,51 @@ def test_a_later_batch_without_a_graph_is_refused_by_name():
     x, y = rows()
     with pytest.raises(ValueError, match=r"Batch 1: .*does not depend on 'head'.*detach"):
         rg.LastLayerRigidity(model).fit([(x, y), (x[:7], y[:7])])
+
+
+class PenaltyWhenAsked(nn.Module):
+    """A network that differentiates itself if its input requires it, and frees its graph."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Linear(3, 5)
+        self.head = nn.Linear(5, 1)
+        self.factor = factor
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.trunk(x))
+        if x.requires_grad:
+            torch.autograd.grad(h.sum(), x)
+        y = self.head(h)
+        return y if self.factor == 1 else self.factor * y
+
+
+@pytest.mark.filterwarnings("ignore:The error bars are not calibrated")
+def test_derivatives_behind_a_tail_of_a_model_that_frees_its_graph():
+    x, y = rows()
+    plain = rg.LastLayerRigidity(PenaltyWhenAsked(1)).fit(x, y).gradient(x)
+    scaled = rg.LastLayerRigidity(PenaltyWhenAsked(2)).fit(x, y).gradient(x)
+    torch.testing.assert_close(scaled.mean, 2 * plain.mean)
+
+
+def test_forces_of_convolutions_are_told_to_wrap_the_energy():
+    def forces(m, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = m.last(torch.tanh(m.first(x))).square().sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0].flatten(1)
+
+    parts = {"first": nn.Conv1d(1, 4, 3), "last": nn.Conv1d(4, 1, 3)}
+    x = torch.randn(ROWS, 1, 9, dtype=torch.float64)
+    with pytest.raises(ValueError, match="Wrap the network that it differentiates, the energy"):
+        rg.LastLayerRigidity(Net(forces, **parts).double()).fit(x, x.flatten(1))
+
+
+def test_noise_variances_that_are_negative_are_told_what_variances_may_be():
+    x, y = rows()
+    uq = rg.LastLayerRigidity(Net(lambda m, x: m.head(x), head=nn.Linear(3, 1)).double()).fit(x, y)
+    noise = rg.Paper(noise=lambda batch: -torch.ones(ROWS))
+    with pytest.raises(ValueError, match=r"noise variances must be .*Give every row a variance"):
+        uq.calibrate(x + 1, y, method=noise)

@@ -453,7 +453,7 @@ def golden_positions(first: int, count: int, device: torch.device) -> Tensor:
     return (numbers * _GOLDEN) % 1
 
 
-Columns = dict[str, Tensor]
+Table = dict[str, Tensor]
 """Some rows, by column: the tensors of `Rows` and each row's position, for thinning."""
 
 
@@ -474,8 +474,8 @@ class RowCollector:
         """
         self.sketch = sketch
         self._most = most or ROWS
-        self._pieces: list[Columns] = []
-        self._batches: list[Columns] = []  # the latest ones, not joined yet
+        self._pieces: list[Table] = []
+        self._batches: list[Table] = []  # the latest ones, not joined yet
         self._rows = 0
         self._share = 1.0  # share of all rows that is in memory
         self._shape_sum = 0.0
@@ -716,7 +716,7 @@ class RowCollector:
                 self._pieces[i] = _thinned(piece, self._share)
 
 
-def _numbers(pieces: Iterable[Columns]) -> int:
+def _numbers(pieces: Iterable[Table]) -> int:
     """Number of entries of the pieces; columns that will be joined, all but power, count twice."""
     total = 0
     for piece in pieces:
@@ -724,12 +724,12 @@ def _numbers(pieces: Iterable[Columns]) -> int:
     return total
 
 
-def _row_count(pieces: Iterable[Columns]) -> int:
+def _row_count(pieces: Iterable[Table]) -> int:
     """How many rows the pieces have."""
     return sum(len(piece["error"]) for piece in pieces)
 
 
-def _thinned(columns: Columns, share: float) -> Columns:
+def _thinned(columns: Table, share: float) -> Table:
     """The rows whose position is below that share."""
     if share == 1:
         return columns

@@ -108,13 +108,13 @@ def _cause(batches: Iterable[Batch], bad: Tensor) -> str:
     )
 
 
-def spoilt(batch: Batch, rows: Tensor) -> set[str]:
+def spoilt(batch: Batch, rows: Tensor | None) -> set[str]:
     """Names of the inputs' columns that hold NaN or infinity in certain rows.
 
     Args:
         batch: The inputs.
-        rows: A mask of the rows to look at, (N,). Inputs with another number of rows are searched
-            whole.
+        rows: A mask of the rows to look at, (N,); None for all. Inputs with another number of rows
+            are searched whole.
 
     Returns:
         The names in quotation marks, as data frames have them; "" for a column without a name.
@@ -123,7 +123,9 @@ def spoilt(batch: Batch, rows: Tensor) -> set[str]:
     for leaf in tree_leaves([batch.args, batch.kwargs]):
         if not isinstance(leaf, Tensor):
             continue
-        values = leaf[rows] if leaf.shape[:1] == rows.shape else leaf
+        values = leaf
+        if rows is not None and leaf.shape[:1] == rows.shape:
+            values = leaf[rows]
         wrong = ~values.isfinite()
         names = _column_names(batch, leaf)
         if names is not None:

@@ -18,9 +18,9 @@ Three alarms work together:
 
 So a call looks at `Watch` alone. Where that has moved, the fingerprint says whether weights differ
 (a model that was moved, cast without loss or restored is the same one), and the probes say whether
-predictions do (an attribute that was set to the same value is no change). `load`, `calibrate`,
-`partial_fit`, `forget` and `save` ask both even if `Watch` has not moved (`thorough`). None of the
-three could stand for another: the first has no verdict, the second no view beyond the weights, the
+predictions do (an attribute that was set to the same value is no change). `load`, `save` and all
+that reads labelled data ask both even if `Watch` has not moved (`thorough`). None of the three
+could stand for another: the first has no verdict, the second no view beyond the weights, the
 third neither the digits nor, where no inputs were kept, any view at all.
 """
 
@@ -38,8 +38,7 @@ from ..data.hashes import fingerprint
 from ..data.storage import Snapshot, prefixed
 from ..models.calling import Source
 from ..models.changes import FirstPass, Probes, Watch, renewed
-from ..models.plain_copy import require_whole
-from ..models.shadow import held_names, placement, unwrapped
+from ..models.shadow import held_names, placement, require_whole, unwrapped
 from ..models.threads import Lock
 from ..readout.find import FoundReadout
 from ..readout.heads import is_linear_map, named_head, own_parameters

@@ -362,8 +362,8 @@ def noise_variances(function: NoiseFunction, batch: Batch, reading: Reading) -> 
     Raises:
         ValueError: A variance is not above zero.
     """
-    variances = reading.sample_weights(function, batch, "noise_variance")
-    assert variances is not None
+    remedy = "Give every row a variance above zero."
+    variances = reading.user_numbers(function, batch, "noise_variance", remedy)
     if not bool((variances > 0).all()):
         raise ValueError("noise variances must be above zero for every row.")
     return variances

@@ -766,7 +766,7 @@ class ReadoutFit:
             weighing = state.require_weighing()
 
             def valid_batches() -> Iterator[Batch]:
-                return self.feed(passing, weighing)(valid, "refit", any_order=True)
+                return self._labelled_batches(valid, "refit", weighing, passing, processes)
 
             binding, statistics, report = refitted(
                 state.binding,

@@ -61,8 +61,7 @@ def identity(
     layout = dict(readout)
     fingerprint = layout.pop("fingerprint")
     layout.pop("weights", None)  # the fingerprint is of these, and says whether they agree
-    for how_it_runs in ("differentiates", "needs_gradients"):
-        layout.pop(how_it_runs, None)
+    layout.pop("differentiates", None)  # it says how the model is run, not what is read
     layout["width"] = gram.width
     layout["targets"] = statistics.targets
     watched_layers = [] if novelty is None else novelty.header()["layers"]

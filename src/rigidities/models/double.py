@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from .shadow import shadow, with_attributes
+from .shadow import PLAIN_TENSORS, shadow, with_attributes
 
 LARGEST_COPY = 2 << 30
 """Most bytes that the weights of a copy may take."""
@@ -27,7 +27,6 @@ _WIDER = {
     torch.complex64: torch.complex128,
 }
 _NARROWING = {Tensor.float, Tensor.half, Tensor.bfloat16}
-_PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 
 def is_double(model: nn.Module) -> bool:
@@ -75,7 +74,7 @@ class InDouble(TorchFunctionMode):
 
 def _is_narrow(value: Any) -> bool:
     """Whether a value is a tensor of less than double precision."""
-    return type(value) in _PLAIN_TENSORS and value.dtype in _WIDER
+    return type(value) in PLAIN_TENSORS and value.dtype in _WIDER
 
 
 def _widened(value: Any) -> Any:

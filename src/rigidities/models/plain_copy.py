@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from .shadow import independent, unwrapped
+from .shadow import independent, require_whole, unwrapped
 
 __all__ = ["plain_copy"]
 
@@ -41,19 +41,6 @@ def plain_copy(model: nn.Module) -> nn.Module:
     for buffer, first_buffer in zip(plain.buffers(), buffers[0], strict=True):
         buffer.copy_(first_buffer)
     return plain
-
-
-def require_whole(model: nn.Module) -> None:
-    """Refuse a model whose weights are spread over processes."""
-    for module in model.modules():
-        class_names = {base.__name__ for base in type(module).__mro__}
-        if class_names & {"FSDPModule", "FullyShardedDataParallel"}:
-            raise TypeError(
-                "The weights of this model are spread over processes, expected all weights on "
-                "each process. On every process, load the full state dict of torch's "
-                "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) into "
-                "a model that is not sharded, and pass that one."
-            )
 
 
 def _gathered(modules: list[nn.Module]) -> nn.Module:

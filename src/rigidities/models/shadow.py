@@ -51,7 +51,12 @@ def shadow(model: nn.Module) -> nn.Module:
         members = [container.values() for container in containers(module)]
         for value in chain(*members, vars(module).values()):
             if isinstance(value, Tensor):
-                memo[id(value)] = _alias(value)
+                alias = value.detach()
+                if isinstance(value, nn.Parameter):
+                    alias = nn.Parameter(alias, requires_grad=False)
+                if type(value) in PLAIN_TENSORS:
+                    vars(alias).update(vars(value))
+                memo[id(value)] = alias
             elif isinstance(value, torch.jit.ScriptFunction):
                 memo[id(value)] = value  # it has no state, and refuses to be copied
             elif type(value) is OrderedDict and not value:
@@ -98,6 +103,19 @@ def unwrapped(model: nn.Module) -> nn.Module:
     else:
         inner = getattr(model, "_orig_mod", None)
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+def require_whole(model: nn.Module) -> None:
+    """Refuse a model whose weights are spread over processes."""
+    for module in model.modules():
+        class_names = {base.__name__ for base in type(module).__mro__}
+        if class_names & {"FSDPModule", "FullyShardedDataParallel"}:
+            raise TypeError(
+                "The weights of this model are spread over processes, expected all weights on "
+                "each process. On every process, load the full state dict of torch's "
+                "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) into "
+                "a model that is not sharded, and pass that one."
+            )
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -150,16 +168,6 @@ def plain_parts(tensor: Tensor) -> list[Tensor]:
 
 
 # --- copying ------------------------------------------------------------------------------------
-
-
-def _alias(tensor: Tensor) -> Tensor:
-    """A frozen tensor in the same memory, with the same attributes."""
-    alias = tensor.detach()
-    if isinstance(tensor, nn.Parameter):
-        alias = nn.Parameter(alias, requires_grad=False)
-    if type(tensor) in PLAIN_TENSORS:
-        vars(alias).update(vars(tensor))
-    return alias
 
 
 def _deep_copy(model: nn.Module, memo: dict[int, object]) -> nn.Module:

@@ -98,7 +98,7 @@ def returned_linear_maps(calls: list[Call]) -> bool:
     """
     for call in calls:
         head = call.head
-        rows = call.rows.detach().to(torch.float64)  # (R, D or D+1)
+        rows = call.weight_rows.detach().to(torch.float64)  # (R, D or D+1)
         weights = head_weights(head).to(torch.float64)  # (D or D+1, K)
         if rows.shape[1] != len(weights):
             return False

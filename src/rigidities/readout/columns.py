@@ -125,7 +125,7 @@ class Columns:
         assert isinstance(weight, Tensor)
         columns_per_input = len(weight) if self.joint else 1
         inputs = weight.shape[1]
-        biases = columns_per_input if has_bias(head) else 0
+        biases = 0 if getattr(head, "bias", None) is None else columns_per_input
         return {"weight": inputs * columns_per_input, "bias": biases}
 
 

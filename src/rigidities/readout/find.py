@@ -4,16 +4,17 @@
 heads; then it is decided which kind of readout they are (`_judged`), and the claim is checked:
 
 1. A layer of torch's own class whose output is returned, perhaps reshaped, is `plain`: the class
-   says what it computes.
-2. Any other linear maps have a tail. One pass shows its form, one backward pass of the same graph
-   shows whether the features are the derivatives by the weights (`checks.gradients_agree`).
+   says what it computes. One pass with other weights shows that they are used nowhere else.
+2. Any other linear maps are `plain` too, if the output is what they returned, or have a tail. One
+   pass shows its form, one backward pass of the same graph shows whether the features are the
+   derivatives by the weights (`checks.gradients_agree`).
 3. If they are not, because the maps compute something else or their weights are used elsewhere
    too, the readout consists of their parameters, whatever they compute.
 
-In each case one pass with other weights shows whether the output changes as the features say
-(`checks.change_agrees`). If it does not for a large change, a small one tells whether the output
-is not linear in the weights, which is said, or the derivatives are not true, which is refused. In
-all, the model is called this often with the few rows:
+In the last two cases one pass with other weights shows whether the output changes as the features
+say (`checks.change_agrees`). If it does not for a large change, a small one tells whether the
+output is not linear in the weights, which is said, or the derivatives are not true, which is
+refused. In all, the model is called this often with the few rows:
 
 | the output is | calls |
 | --- | --- |
@@ -60,6 +61,7 @@ from .checks import (
     revealing_change,
     slope_agrees,
 )
+from .columns import Columns
 from .heads import (
     Call,
     has_free_weight,
@@ -80,6 +82,7 @@ from .readout import (
 )
 from .search import (
     FoundHeads,
+    NoReadoutError,
     advised_layers,
     find_heads,
     is_scripted,
@@ -106,8 +109,6 @@ _FALSE_DERIVATIVES = (
     "torch.autograd.Function whose backward is not its derivative (a straight-through estimator)? "
     "Use plain operations of torch there, or pass features=callable(model, *inputs) -> (N, D)."
 )
-_SEARCHED = ("No linear map", "The output does not depend on", "The parameters")
-"""How the messages of a search that found no readout begin."""
 _DERIVATIVE = (
     "The model returns derivatives of a network with respect to its inputs (forces, a "
     "Hamiltonian's flow). Wrap the network that it differentiates, the energy: fit(x, y, "
@@ -167,6 +168,7 @@ def find_readout(
     Raises:
         ValueError: There is no such readout; the message names the way out.
     """
+    model = unwrapped(model)
     inputs: Inputs = (batch.args, batch.kwargs)
     few_rows = first_rows(inputs)
     if few_rows is not None:
@@ -185,7 +187,7 @@ def find_readout(
     except SeveralOutputsError as error:
         raise ValueError(several_outputs(error.result, batch.target)) from None
     except (ValueError, RuntimeError) as error:
-        reason = _obstacle(model, source, inputs, str(error))
+        reason = _obstacle(model, source, inputs, error)
         if not reason:
             raise
         raise ValueError(f"{reason} {error}") from error
@@ -246,15 +248,14 @@ def _found(
     """The readout found with some inputs."""
     if source.features is not None:
         return _Result(*_given(model, source, inputs), "")
-    inner_model = unwrapped(model)
-    if any(base.__module__.startswith("keras.") for base in type(inner_model).__mro__):
+    if any(base.__module__.startswith("keras.") for base in type(model).__mro__):
         raise ValueError(
-            f"Expected layers of torch, got a Keras model ({type(inner_model).__name__}): its "
+            f"Expected layers of torch, got a Keras model ({type(model).__name__}): its "
             "Dense layers are no nn.Linear. Put its layers before the last Dense layer into a "
             "torch.nn.Module that ends in an nn.Linear with the same weights; docs/frameworks.md, "
             'under "Keras on the torch backend", has the class to copy.'
         )
-    if isinstance(inner_model, torch.jit.ScriptModule):
+    if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
             "A TorchScript module cannot be inspected. Pass features=callable(model, *inputs) "
             "-> (N, D), or wrap the original nn.Module."
@@ -311,17 +312,15 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
         kind,
         "joint",  # until it is known
         silent=tuple(heads.silent),
-        # Such a model may not run without gradients, and may free its graph.
         differentiates=heads.differentiates,
-        needs_gradients=heads.differentiates,
-        call=source.call(unwrapped(model), args, kwargs),
+        call=source.call(model, args, kwargs),
     )
     if heads.is_returned and not heads.are_parameters:
         plain = replace(base, kind="plain", layout="shared")
         columns = plain.columns
         # The class of torch's own layers says what they compute. Anything else is tried out.
         if columns.disjoint and all(is_linear_by_class(head) for head in columns.heads):
-            readout = _plain_if_true(plain, inputs, heads.output)
+            readout = _plain_if_true(plain, columns, inputs, heads.output)
             if readout is not None:
                 return readout
             base = replace(base, kind="parameters")  # its weights may be used elsewhere too
@@ -340,7 +339,9 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
     return _judged(base, inputs, may_be_plain=heads.is_returned)
 
 
-def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout | None:
+def _plain_if_true(
+    readout: Readout, columns: Columns, inputs: Inputs, output: Tensor
+) -> Readout | None:
     """A plain readout, if y(w + d) - y(w) = f . d for a random change d of its weights.
 
     The features of a plain head do not depend on its weights, so one pass shows both sides. A
@@ -348,18 +349,19 @@ def _plain_if_true(readout: Readout, inputs: Inputs, output: Tensor) -> Readout 
 
     Args:
         readout: The readout, of a layer whose class says what it computes.
+        columns: The columns of its features.
         inputs: The inputs of the first batch, or of its first rows.
         output: The model's output for them.
 
     Returns:
         The readout; None if the output changes in another way.
     """
-    change = 0.1 * large_change(readout.weights, seed=1)  # of the size of the weights
+    change = 0.1 * large_change(columns.weights(), seed=1)  # of the size of the weights
     try:
         changed_output, calls = readout.recorded_pass(inputs, change=change)
     except ORDINARY_ERRORS:
         return readout
-    reading = plain_reading(changed_output, calls, readout.columns)
+    reading = plain_reading(changed_output, calls, columns)
     if reading is None:
         return None
     if not bool(torch.isfinite(changed_output - output).all()):
@@ -497,7 +499,7 @@ def _require_dependence(readout: Readout, output: Tensor, leaves: Sequence[Tenso
         leaves: What stands for the heads in its graph: their parameters, or their offsets.
     """
     if not reaches(output, leaves):
-        raise ValueError(
+        raise NoReadoutError(
             f"The output does not depend on {readout.head_names} through differentiable "
             "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
             "another layer= or pass features=."
@@ -559,7 +561,7 @@ def _nonlinear_notice(model: nn.Module, readout: Readout, later: list[str], run:
     """
     if later:
         more = f" and {len(later) - 3} others" if len(later) > 3 else ""
-        raise ValueError(
+        raise NoReadoutError(
             f"The parameters {', '.join(map(repr, later[:3]))}{more} act after the last "
             f"linear layer ({readout.head_names}), in whose weights the output is not linear, so "
             f"that layer is not the readout. {advised_layers(model, run)}Or pass "
@@ -573,18 +575,18 @@ def _nonlinear_notice(model: nn.Module, readout: Readout, later: list[str], run:
     )
 
 
-def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: str) -> str:
+def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: Exception) -> str:
     """What in the model's computation kept a search from finding a readout; empty if unknown.
 
     Args:
         model: The user's model.
         source: How to call it.
         inputs: The inputs of the batch.
-        error: The error message of the search.
+        error: The error of the search.
     """
-    if "functorch transform" in error:
+    if "functorch transform" in str(error):
         return _DERIVATIVE
-    if not error.startswith(_SEARCHED):
+    if not isinstance(error, NoReadoutError):
         return ""
     twin = shadow(model)
     for parameter in twin.parameters():
@@ -633,16 +635,15 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
             )
     if not names:
         raise ValueError("layer=[] names no layer. Name one, or leave layer= out.")
-    inner_model = unwrapped(model)
-    modules = dict(inner_model.named_modules())
-    known = {*modules, *dict(inner_model.named_parameters(remove_duplicate=False))}
+    modules = dict(model.named_modules())
+    known = {*modules, *dict(model.named_parameters(remove_duplicate=False))}
     # A compiled module holds the original one under this name.
     names = [f"{name}._orig_mod" if f"{name}._orig_mod" in modules else name for name in names]
     for name in names:
         if name not in known:
             raise ValueError(
                 f"layer={name!r} is not a module or parameter of this model. Its linear maps: "
-                f"{', '.join(map(repr, linear_maps(inner_model))) or 'none'}."
+                f"{', '.join(map(repr, linear_maps(model))) or 'none'}."
             )
     for name in names:
         if is_scripted(model, name):
@@ -651,7 +652,7 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
                 "Pass features=."
             )
     for name in names:
-        if not layers_inside(inner_model, name):
+        if not layers_inside(model, name):
             kind = type(modules.get(name, nn.Parameter())).__name__
             raise ValueError(
                 f"layer={name!r} is a {kind} without floating-point "

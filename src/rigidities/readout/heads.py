@@ -59,8 +59,8 @@ class Call(NamedTuple):
     leaves: tuple[Tensor, ...] = ()
 
     @property
-    def inputs(self) -> Tensor:
-        """Input rows (R, D)."""
+    def input_rows(self) -> Tensor:
+        """What went in, as rows (R, D)."""
         if self.input._version != self.versions[0]:
             raise ValueError(
                 "The readout layer's input is overwritten in place after the layer has used it, "
@@ -71,11 +71,11 @@ class Call(NamedTuple):
         return as_rows(self.head, self.input)
 
     @property
-    def rows(self) -> Tensor:
-        """Input rows, followed by a column of ones where the head has a bias: (R, D or D+1)."""
+    def weight_rows(self) -> Tensor:
+        """What meets the head's weights: the input rows and, for a bias, ones, (R, D or D+1)."""
         if has_bias(self.head):
-            return with_ones(self.inputs)
-        return self.inputs
+            return with_ones(self.input_rows)
+        return self.input_rows
 
 
 class Recorder(nn.Module):

@@ -305,7 +305,7 @@ class Linearity:
         total = torch.zeros_like(self._changes[layer])
         calls = self._pass.calls_of_head[layer]
         for call, gradient in zip(calls, gradients, strict=True):
-            total += call.rows.detach().double().mT @ as_rows(call.head, gradient)
+            total += call.weight_rows.detach().double().mT @ as_rows(call.head, gradient)
         return total
 
     def _change(self, layer: str, seed: int) -> Tensor:

@@ -75,25 +75,37 @@ class Reading:
         counts = None if self.counts is None else self.counts.detach()
         return replace(self, output=self.output.detach(), rows=self.rows.detach(), counts=counts)
 
-    def sample_weights(
-        self, function: SampleWeight | None, batch: Batch, name: str = "sample_weight"
-    ) -> Tensor | None:
-        """The numbers that a user's function gives for the samples of a batch.
+    def sample_weights(self, function: SampleWeight | None, batch: Batch) -> Tensor | None:
+        """The weights that a user's function gives for the samples of a batch.
 
         Args:
             function: The user's function, which takes a batch as it came; None for none.
             batch: The batch of this reading.
-            name: What messages call the numbers.
 
         Returns:
             (M, 1) or (M, K), or None without a function.
+        """
+        if function is None:
+            return None
+        remedy = "Give rows that should not count the weight 0."
+        return self.user_numbers(function, batch, "sample_weight", remedy)
+
+    def user_numbers(self, function: SampleWeight, batch: Batch, name: str, remedy: str) -> Tensor:
+        """The numbers that a user's function gives for the samples of a batch.
+
+        Args:
+            function: The user's function, which takes a batch as it came.
+            batch: The batch of this reading.
+            name: What messages call the numbers.
+            remedy: What to do about negative ones, for the message.
+
+        Returns:
+            (M, 1) or (M, K).
 
         Raises:
             ValueError: A number is negative or not finite, or there is not one per sample or per
                 output.
         """
-        if function is None:
-            return None
         output = self.output
         returned = function(batch.raw)
         if returned is None:
@@ -102,8 +114,7 @@ class Reading:
         if not bool(((weights >= 0) & (weights < torch.inf)).all()):
             raise ValueError(
                 f"{name.replace('_', ' ')}s must be finite and not negative, got "
-                f"{float(weights.min())} to {float(weights.max())}. Give rows that should not "
-                "count the weight 0."
+                f"{float(weights.min())} to {float(weights.max())}. {remedy}"
             )
         if weights.squeeze().shape == output.squeeze().shape:
             return self.output_layout.rows(weights.reshape(output.shape))

@@ -196,9 +196,8 @@ class Readout(AnyReadout):
         coupled: Whether the samples of a batch depend on one another.
         order: The order of a sample's outputs in which the targets stand as in the head; None if
             that is the order they have.
-        differentiates: Whether the model differentiates inside its forward pass. Then its graphs
-            are kept, which it might free.
-        needs_gradients: Whether the model does not run without gradients.
+        differentiates: Whether the model differentiates inside its forward pass. Then it may not
+            run without gradients, and its graphs are kept, which it might free.
         call: The call of the model that the readout was found with, for messages; "" if unknown.
     """
 
@@ -212,7 +211,6 @@ class Readout(AnyReadout):
     coupled: bool = False
     order: Tensor | None = None
     differentiates: bool = False
-    needs_gradients: bool = False
     call: str = ""
     _twin: OfThread[_Twin] = field(init=False, repr=False)
 
@@ -270,7 +268,6 @@ class Readout(AnyReadout):
             "linear": self.linear,
             "coupled": self.coupled,
             "differentiates": self.differentiates,
-            "needs_gradients": self.needs_gradients,
         }
 
     # --- passes ----------------------------------------------------------------------------------
@@ -354,7 +351,12 @@ class Readout(AnyReadout):
     # --- passes for the checks -------------------------------------------------------------------
 
     def recorded_pass(
-        self, inputs: Inputs, *, adds_offsets: bool = False, change: Tensor | None = None
+        self,
+        inputs: Inputs,
+        *,
+        adds_offsets: bool = False,
+        change: Tensor | None = None,
+        keep_graphs: bool = False,
     ) -> tuple[Tensor, list[Call]]:
         """The output of a pass, and the calls of the heads in it.
 
@@ -362,6 +364,8 @@ class Readout(AnyReadout):
             inputs: The inputs of the batch.
             adds_offsets: Whether each head adds a zero to what it returns, to differentiate by.
             change: What to add to the weights in this pass, by column, (width, K or 1).
+            keep_graphs: Whether graphs that the model differentiates itself are kept, so that they
+                can be differentiated once more.
         """
         twin = self._twin()
         try:
@@ -370,7 +374,7 @@ class Readout(AnyReadout):
                 if change is not None:
                     change_of_head = twin.columns.change_of_head(change, i)
                 recorder.reset(adds_offsets=adds_offsets, change=change_of_head)
-            return self._pass(twin, inputs)
+            return self._pass(twin, inputs, keep_graphs=keep_graphs)
         finally:
             for recorder in twin.recorders:
                 recorder.reset()
@@ -433,7 +437,7 @@ class Readout(AnyReadout):
         The pass records no gradients, unless an input or the model needs them.
         """
         twin = self._twin()
-        if self.needs_gradients:
+        if self.differentiates:
             with torch.enable_grad():
                 output, calls = self._pass(twin, inputs)
         elif not torch.is_grad_enabled() or _some_input_requires_grad(inputs):
@@ -449,7 +453,7 @@ class Readout(AnyReadout):
     def _plain_pass(self, *args: Any, **kwargs: Any) -> Reading:
         """A pass in which nothing follows the heads, unchecked, as torch's transforms need it."""
         output, calls = self._pass(self._twin(), (args, kwargs))
-        return side_by_side(output, calls, [call.inputs for call in calls])
+        return side_by_side(output, calls, [call.input_rows for call in calls])
 
     def _pass_with_gains(
         self, gains_by_call: list[RowGains], /, *args: Any, **kwargs: Any
@@ -472,7 +476,7 @@ class Readout(AnyReadout):
             The gains are None if rows do not act on one output row each.
         """
         with torch.enable_grad():
-            output, calls = self.recorded_pass(inputs, adds_offsets=True)
+            output, calls = self.recorded_pass(inputs, adds_offsets=True, keep_graphs=graph)
             if self.kind == "parameters" or self.layout == "joint":
                 return output, calls, None
             return output, calls, self._gains(output, calls, graph=graph)
@@ -567,7 +571,6 @@ class GivenFeatures(AnyReadout):
             "linear": True,
             "coupled": False,
             "differentiates": False,
-            "needs_gradients": False,
         }
 
     def terms(self, batch: Batch) -> Terms:
@@ -615,7 +618,6 @@ def readout_from_header(
         coupled=header["coupled"],
         order=order,
         differentiates=header["differentiates"],
-        needs_gradients=header["needs_gradients"],
     )
 
 

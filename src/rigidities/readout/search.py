@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..models.changes import attributes, renewed
-from ..models.shadow import shadow, unwrapped
+from ..models.shadow import shadow
 from .heads import (
     LoneParameter,
     Marker,
@@ -41,6 +41,10 @@ from .unregistered import Unregistered
 
 _FEEDING = "feeding the readout as well"
 """Why a linear map that reaches the output past the heads is not one of them."""
+
+
+class NoReadoutError(ValueError):
+    """A search has found no readout."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +104,14 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
         ValueError: No linear map reaches the output, or parameters that the model does not
             register act after all of them.
     """
-    names = list(linear_maps(unwrapped(model)))
+    names = list(linear_maps(model))
     twin = shadow(model)
     parameter_names: dict[int, str] = {}  # by id
     for name, parameter in twin.named_parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()  # of the alias, not of the user's parameter
             parameter_names[id(parameter)] = name
-    unregistered = Unregistered(unwrapped(model), twin)
+    unregistered = Unregistered(model, twin)
     with unregistered.shown():
         marked = _run_marked(run, twin, names)
     walk = _walk_back([marked.output.grad_fn], marked.module_of_mark)
@@ -115,7 +119,7 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
     later = [parameter_names[leaf] for leaf in walk.leaves if leaf in parameter_names]
     if not walk.nodes_before:
         advice = advised_layers(model, run) if later else ""
-        raise ValueError(_nothing_found(type(model).__name__, names, advice))
+        raise NoReadoutError(_nothing_found(type(model).__name__, names, advice))
     last = _last(walk.nodes_before, marked.module_of_mark)
     marked_maps = zip(names, marked.markers, strict=True)
     found_heads = FoundHeads(
@@ -193,8 +197,8 @@ def _named_layers(model: nn.Module, names: list[str]) -> list[str]:
     """The layers that modules consist of, and parameters that are in none of these layers."""
     layers: list[str] = []
     for name in names:
-        layers += layers_inside(unwrapped(model), name)
-    layer_by_parameter = layer_of_parameter(unwrapped(model))
+        layers += layers_inside(model, name)
+    layer_by_parameter = layer_of_parameter(model)
     named_layers: list[str] = []
     for name in dict.fromkeys(layers):
         layer = layer_by_parameter.get(name, name)
@@ -213,7 +217,7 @@ def _layers_beside(model: nn.Module, run: Run, heads: list[str]) -> list[str]:
         run: Calls a model on the first batch, up to a nonlinear function at the end.
         heads: Names of layers and parameters.
     """
-    layer_by_parameter = layer_of_parameter(unwrapped(model))
+    layer_by_parameter = layer_of_parameter(model)
     divided = {layer_by_parameter.get(name) for name in heads} - {*heads}
     nearest: list[str] = []
     for layer in _nearest_layers(model, run, bending=BENDING):
@@ -227,7 +231,7 @@ def _layers_beside(model: nn.Module, run: Run, heads: list[str]) -> list[str]:
 def _found_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundHeads:
     """The readout that consists of some layers, after a pass with marks at linear maps."""
     # Recorders stand in for linear maps alone, so nothing else is marked here.
-    all_linear = set(heads) <= set(linear_maps(unwrapped(model)))
+    all_linear = set(heads) <= set(linear_maps(model))
     marked = _run_marked(run, shadow(model), heads if all_linear else [])
     called = any(marker.marks for marker in marked.markers)
     return FoundHeads(
@@ -482,8 +486,7 @@ def _layers_by_nearness(
         layers: Names of the layers to look for.
         bending: Names of nonlinear nodes, at which the walk stops.
     """
-    inner_model = unwrapped(model)
-    layer_by_parameter = layer_of_parameter(inner_model)
+    layer_by_parameter = layer_of_parameter(model)
     twin = shadow(model)
     layer_of_leaf: dict[int, str] = {}
     for name, parameter in twin.named_parameters():
@@ -492,7 +495,7 @@ def _layers_by_nearness(
             layer_of_leaf[id(parameter)] = layer_by_parameter[name]
     modules = []
     for name in layers:
-        is_module = not isinstance(named_head(inner_model, name), LoneParameter)
+        is_module = not isinstance(named_head(model, name), LoneParameter)
         if is_module and not is_scripted(model, name):
             modules.append(name)
     marked = _run_marked(run, twin, modules)
@@ -524,7 +527,7 @@ def _nearest_layers(model: nn.Module, run: Run, bending: Collection[str] = ()) -
         None of them where some are in TorchScript, which cannot be inspected.
     """
     nearest: list[str] = []
-    layers = layers_inside(unwrapped(model), "")
+    layers = layers_inside(model, "")
     for group in _layers_by_nearness(model, run, layers, bending):
         if any(is_scripted(model, name) for name in group):
             return []
@@ -554,7 +557,7 @@ def _completed(
         beside: Parameters that reach the output past the heads, through no known nonlinearity.
         outputs: How many numbers the model gives for the batch.
     """
-    layer_by_parameter = layer_of_parameter(unwrapped(model))
+    layer_by_parameter = layer_of_parameter(model)
     layers_beside = list(dict.fromkeys(layer_by_parameter[name] for name in beside))
     layers = [
         name
@@ -606,7 +609,7 @@ def _with_layers(
         layers: Those whose parameters are no longer later ones.
         model: The user's model.
     """
-    layer_by_parameter = layer_of_parameter(unwrapped(model))
+    layer_by_parameter = layer_of_parameter(model)
     later = [name for name in found_heads.later if layer_by_parameter[name] not in layers]
     return replace(found_heads, names=heads, later=later, are_parameters=True)
 
@@ -696,7 +699,7 @@ def _nonlinear_parts(model: nn.Module, run: Run, layer: str, beside: list[str]) 
     place, reparametrised, tensor = layer.partition(".parametrizations.")
     if reparametrised:
         return {f"{place}.{tensor}": "not a parameter before remove_parametrizations"}
-    head = named_head(unwrapped(model), layer)
+    head = named_head(model, layer)
     linear = []
     if not isinstance(head, LoneParameter):
         names = [f"{layer}.{name}" if layer else name for name in own_parameters(head)]
@@ -761,7 +764,7 @@ def advised_layers(model: nn.Module, run: Run) -> str:
         return ""
     sizes = []
     for name in layers:
-        parameters = own_parameters(named_head(unwrapped(model), name)).values()
+        parameters = own_parameters(named_head(model, name)).values()
         sizes.append(f"{name!r} ({sum(parameter.numel() for parameter in parameters):,})")
     return (
         f"The layers nearest to the output, with their numbers of parameters: {', '.join(sizes)}; "
@@ -790,8 +793,8 @@ def suggested_layers(model: nn.Module, run: Run) -> list[str]:
         return together
     # With them goes what else the same module consists of, such as the bias of a convolution.
     parent = _common_module(weighing)
-    while parent and set(layers_inside(unwrapped(model), parent)) <= set(nearest):
-        weighing = layers_inside(unwrapped(model), parent)
+    while parent and set(layers_inside(model, parent)) <= set(nearest):
+        weighing = layers_inside(model, parent)
         parent = parent.rpartition(".")[0]
     return weighing
 
@@ -807,7 +810,7 @@ def _as_option(model: nn.Module, layers: list[str]) -> str:
     """The option that names layers, by the module that consists of them where there is one."""
     value: str | list[str] = layers
     parent = _common_module(layers)
-    if parent and set(layers_inside(unwrapped(model), parent)) == set(layers):
+    if parent and set(layers_inside(model, parent)) == set(layers):
         value = parent
     elif len(layers) == 1:
         value = layers[0]
@@ -816,10 +819,9 @@ def _as_option(model: nn.Module, layers: list[str]) -> str:
 
 def is_scripted(model: nn.Module, name: str) -> bool:
     """Whether a module has parameters inside TorchScript, which cannot be looked into."""
-    inner_model = unwrapped(model)
-    for path, module in named_head(inner_model, name).named_modules(prefix=name):
+    for path, module in named_head(model, name).named_modules(prefix=name):
         if list(module.parameters(recurse=False)):
-            parent = inner_model.get_submodule(path.rpartition(".")[0])
+            parent = model.get_submodule(path.rpartition(".")[0])
             if isinstance(parent, torch.jit.ScriptModule):
                 return True
     return False

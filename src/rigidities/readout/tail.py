@@ -8,8 +8,9 @@ backward pass through the tail alone, $v \mapsto J^\top v$ (`pullback`), tells h
 
 * *rows*: each head row acts on one output row and each target on itself,
   $y_{mk} = \sum_{r \in m} g_{rk}\, o_{rk} + \ldots$. Then
-  $\partial y_{mk} / \partial w_k = \sum_{r \in m} g_{rk} h_r$, and three cheap backward passes
-  give the gains $g_{rk}$ and the owner $m$ of each row, whatever the number of rows. Where the
+  $\partial y_{mk} / \partial w_k = \sum_{r \in m} g_{rk} h_r$, and a few cheap backward passes
+  give the gains $g_{rk}$ and the owner $m$ of each row: one, and one for each digit of the number
+  of rows, of which a pass tells as many as the precision allows. Where the
   gains are the same for all targets, the targets share the features;
 * *samples*: each head row acts on the outputs of one sample. One backward pass for each output of
   a sample gives the derivatives of all samples at once;
@@ -81,8 +82,8 @@ def plain_reading(output: Tensor, calls: list[Call], columns: Columns) -> Readin
         return None
     if len(calls) == 1 and columns.single_bias:
         layout = OutputLayout(output.shape, first_output.shape, columns.channel_axis)
-        return Reading(output, calls[0].inputs, layout, ones=True)
-    return side_by_side(output, calls, [call.inputs for call in calls])
+        return Reading(output, calls[0].input_rows, layout, ones=True)
+    return side_by_side(output, calls, [call.input_rows for call in calls])
 
 
 def side_by_side(output: Tensor, calls: list[Call], rows: list[Tensor]) -> Reading:
@@ -183,7 +184,7 @@ def rows_reading(
     layout = gains_by_call[0].output_layout
     blocks = []
     for call, gains in zip(calls, gains_by_call, strict=True):
-        blocks.append(gains.gains[..., None] * call.rows[:, None])  # (R, K or 1, D)
+        blocks.append(gains.gains[..., None] * call.weight_rows[:, None])  # (R, K or 1, D)
     owners = [gains.owners for gains in gains_by_call]
     features = _summed_by_owner(blocks, calls, columns, owners, layout.row_count)
     counts = _counts(calls, columns, gains_by_call, len(features))
@@ -199,7 +200,7 @@ def row_terms(calls: list[Call], columns: Columns, gains_by_call: Sequence[RowGa
     features, owners, heads = [], [], []
     for call, gains in zip(calls, gains_by_call, strict=True):
         head = columns.heads.index(call.head)
-        features.append(columns.assemble({head: gains.gains * call.rows}))
+        features.append(columns.assemble({head: gains.gains * call.weight_rows}))
         owners.append(gains.owners)
         heads.append(torch.full_like(gains.owners, head))
     return Terms(
@@ -337,7 +338,7 @@ def samples_reading(
     pull = pullback(rows, calls, graph=graph)
     owners: list[Tensor] | None
     if coupled:
-        owners = [call.output.new_zeros(len(call.rows), dtype=torch.long) for call in calls]
+        owners = [call.output.new_zeros(len(call.weight_rows), dtype=torch.long) for call in calls]
     else:
         mixture = normal_like(rows[:1]).abs().add(0.5).expand_as(rows)
         factors = normal_like(rows[:, :1])
@@ -351,7 +352,7 @@ def samples_reading(
         blocks = []
         for call, gradient in zip(calls, pull(unit), strict=True):
             # The outer product of a row's input and its gradient, (R, D or D+1, K_head).
-            products = call.rows[:, :, None] * gradient[:, None, :]
+            products = call.weight_rows[:, :, None] * gradient[:, None, :]
             blocks.append(joint_columns(products, call.head))
         features.append(_summed_by_owner(blocks, calls, columns, owners, samples))
     inner = torch.Size([output.numel(), 1]) if coupled else rows.shape

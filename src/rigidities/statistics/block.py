@@ -21,9 +21,6 @@ from ..data.hashes import output_hashes, row_hashes
 from ..data.sources import ColumnNames
 from ..readout.reading import Reading
 
-WIDE_INPUT = 4096
-"""Bytes of one sample's inputs beyond which they are hashed at once and not kept: images, say."""
-
 _CPU_BYTES = 1 << 20
 """Bytes of the arrays on a CPU, about what a cache holds."""
 _CPU_ROWS = 512

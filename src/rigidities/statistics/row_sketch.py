@@ -33,7 +33,7 @@ SIZE = 1 << 15
 LARGEST = 1 << 25
 """The most numbers in the features of settled rows. If rows are wider, fewer are kept."""
 
-Columns = dict[str, Tensor]
+Table = dict[str, Tensor]
 """What goes with the hashes of rows, by name, each (n, ...)."""
 
 
@@ -65,9 +65,9 @@ class RowSketch:
         self.limit = limit
         self.hashes = torch.empty(0, dtype=torch.int64)
         self.counts = torch.empty(0, dtype=torch.int64)
-        self.columns: Columns = {}
+        self.columns: Table = {}
         # The rows that wait, as they came, and their number.
-        self._waiting: list[tuple[Tensor, Columns]] = []
+        self._waiting: list[tuple[Tensor, Table]] = []
         self._waiting_rows = 0
         # A limit that is still on an accelerator; read when rows are settled.
         self._bound: Tensor | None = None
@@ -112,7 +112,7 @@ class RowSketch:
         else:
             self._append(hashes.clone(), {})
 
-    def _append(self, hashes: Tensor, columns: Columns) -> None:
+    def _append(self, hashes: Tensor, columns: Table) -> None:
         """Let rows wait that are in memory of their own; if too many wait, settle those before."""
         rows = len(hashes)
         if rows == 0:
@@ -269,7 +269,7 @@ class RowSketch:
         self._waiting_rows = 0
         self._join(hashes, torch.ones_like(hashes), columns)
 
-    def _join(self, hashes: Tensor, counts: Tensor, columns: Sequence[Columns]) -> int:
+    def _join(self, hashes: Tensor, counts: Tensor, columns: Sequence[Table]) -> int:
         """Join other rows to those here, and keep the `size` smallest hashes of all.
 
         Args:
@@ -280,7 +280,7 @@ class RowSketch:
         Returns:
             How many of the rows to remove were not there.
         """
-        tables: list[Columns] = []
+        tables: list[Table] = []
         if len(self.hashes):
             tables.append(self.columns)
         if len(hashes):
@@ -316,7 +316,7 @@ class RowSketch:
         return lacking
 
 
-def _columns_at(tables: list[Columns], index: Tensor) -> Columns:
+def _columns_at(tables: list[Table], index: Tensor) -> Table:
     """The columns of selected rows of several tables.
 
     Args:
@@ -370,7 +370,7 @@ class RowSample(RowSketch):
         return cls(size, limit)
 
     @property
-    def rows(self) -> Columns:
+    def rows(self) -> Table:
         """The columns with each row as often as it came; there must be rows."""
         self.settle()
         repeats = bool((self.counts > 1).any())

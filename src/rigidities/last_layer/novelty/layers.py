@@ -140,12 +140,12 @@ def find_layers(readout: AnyReadout, batch: Batch) -> list[Layer]:
     Raises:
         ValueError: There are none.
     """
-    layers = _called_layers(readout, batch)
+    layers, rows_by_layer, outputs = _called_layers(readout, batch)
     few_rows = first_rows((batch.args, batch.kwargs))
     if few_rows is not None:
         args, kwargs = few_rows
         few = replace(batch, args=args, kwargs=kwargs, target=None, raw=None, rows=None)
-        layers = _layers_of_samples(readout, layers, batch, few)
+        layers = _layers_of_samples(readout, rows_by_layer, outputs, few)
     if not layers:
         raise ValueError(
             "novelty=True found no layer to watch: no layer has an input with one row per "
@@ -163,14 +163,21 @@ def read_with_layers(
     return reading, rows
 
 
-def _called_layers(readout: AnyReadout, batch: Batch) -> list[Layer]:
-    """The layers that a batch calls with a row for each sample, or for each atom."""
+def _called_layers(
+    readout: AnyReadout, batch: Batch
+) -> tuple[list[Layer], dict[Layer, Tensor], Tensor]:
+    """The layers that a batch calls with a row for each sample, or for each atom.
+
+    Returns:
+        The layers, inputs of the model first; the rows of each; and the model's output.
+    """
     modules: dict[str, nn.Module] = {}
     for name, module in readout.model.named_modules():
         if name and isinstance(module, _WATCHED):
             modules[name] = module
     with _recorded(readout.model, readout.running, modules, inputs=True) as recording:
-        samples = len(readout(batch).output)
+        outputs = readout(batch).output
+    samples = len(outputs)
     atoms = 0  # rows that the outputs are sums of
     lengths = {len(recorded.rows) for recorded in recording.values() if recorded.rows is not None}
     if lengths - {samples}:
@@ -178,6 +185,7 @@ def _called_layers(readout: AnyReadout, batch: Batch) -> list[Layer]:
         atoms = 0 if owners is None else len(owners)
     inputs = [key for key in recording if key[0] == ""]
     layers: dict[Key, Layer] = {}
+    rows_by_layer: dict[Layer, Tensor] = {}
     for key, recorded in recording.items():
         rows = recorded.rows
         if rows is None or len(rows) not in (samples, atoms) or not rows.numel():
@@ -191,7 +199,7 @@ def _called_layers(readout: AnyReadout, batch: Batch) -> list[Layer]:
         name = module_name
         if first_key in inputs:
             name = "the input" if len(inputs) == 1 else f"input {first_key[1]}"
-        layers[first_key] = Layer(
+        layer = Layer(
             name=name,
             module=module_name,
             place=place,
@@ -199,11 +207,14 @@ def _called_layers(readout: AnyReadout, batch: Batch) -> list[Layer]:
             of_samples=len(rows) == samples,
             is_input=first_key in inputs,
         )
-    return sorted(layers.values(), key=lambda layer: not layer.is_input)
+        layers[first_key] = layer
+        rows_by_layer[layer] = rows
+    inputs_first = sorted(layers.values(), key=lambda layer: not layer.is_input)
+    return inputs_first, rows_by_layer, outputs
 
 
 def _layers_of_samples(
-    readout: AnyReadout, layers: Sequence[Layer], whole: Batch, few: Batch
+    readout: AnyReadout, rows_of_all: Mapping[Layer, Tensor], outputs: Tensor, few: Batch
 ) -> list[Layer]:
     """The layers whose first rows belong to the first samples.
 
@@ -214,12 +225,11 @@ def _layers_of_samples(
 
     Args:
         readout: Runs the model.
-        layers: The layers found.
-        whole: The first batch.
+        rows_of_all: The layers found, and the rows of the first batch that entered each.
+        outputs: The outputs of the first batch.
         few: The first rows of its inputs.
     """
-    with _rows_by_layer(readout.model, readout.running, layers) as rows_of_all:
-        outputs = readout(whole).output
+    layers = sorted(rows_of_all, key=lambda layer: not layer.is_input)
     try:
         with _rows_by_layer(readout.model, readout.running, layers) as rows_of_few:
             first_outputs = readout(few).output
@@ -234,16 +244,13 @@ def _layers_of_samples(
     return [
         layer
         for layer in layers
-        if not layer.of_samples
-        or _begin_with(rows_of_all.get(layer), rows_of_few.get(layer), count)
+        if not layer.of_samples or _begin_with(rows_of_all[layer], rows_of_few.get(layer), count)
     ]
 
 
-def _begin_with(rows: Tensor | None, rows_of_few: Tensor | None, count: int) -> bool:
+def _begin_with(rows: Tensor, rows_of_few: Tensor | None, count: int) -> bool:
     """Whether the rows (N, d) of all samples begin with those of the first `count`, to rounding."""
-    if rows is None or rows_of_few is None:
-        return False
-    if rows_of_few.shape != rows[:count].shape:
+    if rows_of_few is None or rows_of_few.shape != rows[:count].shape:
         return False
     rows = rows.nan_to_num()  # the fit refuses NaN by name
     rows_of_few = rows_of_few.nan_to_num()
