@@ -40,6 +40,21 @@ _MIX = -4658895280553007687
 # --- hashes of rows -----------------------------------------------------------------------------
 
 
+def sample_hashes(inputs: Sequence[Tensor], target: Tensor | None, rows: int) -> Tensor | None:
+    """One hash per sample, of its inputs and target (N,); None where inputs have no rows.
+
+    Args:
+        inputs: What `row_tensors` gives for the inputs.
+        target: The target, if there is one.
+        rows: The number of samples N.
+    """
+    if not inputs:
+        return None
+    if target is None:
+        return row_hashes(inputs, rows)
+    return row_hashes([*inputs, target], rows)
+
+
 def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
     """One hash per row over all tensors, (rows,); None if a value is no tensor of that length."""
     total: Tensor | None = None

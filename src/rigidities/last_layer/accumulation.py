@@ -287,7 +287,7 @@ def _block(
         weights, sample_weight = weighing(batch, reading, target_rows)
         weights = _shared_weights(weights)
 
-    inputs = _rows_of_inputs(batch, samples, reading.output.device)
+    inputs = row_tensors(batch.inputs, samples, reading.output.device)
     block = Block(
         samples=samples,
         rows=reading.rows.shape[0],
@@ -318,19 +318,3 @@ def _shared_weights(weights: Tensor | None) -> Tensor | None:
     if torch.equal(weights, first.expand_as(weights)):
         return first
     return weights
-
-
-def _rows_of_inputs(batch: Batch, samples: int, device: torch.device) -> list[Tensor]:
-    """The tensors of the inputs by which rows are recognised; see `row_tensors`."""
-    inputs = batch.inputs if batch.kwargs else batch.args
-    # Most inputs are plain tensors, which need no search through containers.
-    for tensor in inputs:
-        if type(tensor) is not Tensor:
-            break
-        if tensor.is_nested or tensor.layout is not torch.strided:
-            return []
-        if tensor.shape[:1] != (samples,):
-            return []
-    else:
-        return list(inputs)
-    return row_tensors(inputs, samples, device)

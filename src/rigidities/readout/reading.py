@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..data.batches import Batch
-from ..data.hashes import near_hashes, row_hashes, row_tensors
+from ..data.hashes import near_hashes, row_hashes, row_tensors, sample_hashes
 from ..data.output_layout import OutputLayout
 from ..posterior.gram import with_ones
 
@@ -130,12 +130,8 @@ class Reading:
 
         None where the inputs do not have one row per output, as with atoms of several structures.
         """
-        values = row_tensors(batch.inputs, len(self.output), self.output.device)
-        if not values:
-            return None
-        if batch.target is not None:
-            values.append(batch.target)
-        return row_hashes(values, len(self.output))
+        inputs = row_tensors(batch.inputs, len(self.output), self.output.device)
+        return sample_hashes(inputs, batch.target, len(self.output))
 
     def identities(self, batch: Batch) -> Tensor:
         """A hash (M,) by which a row of outputs is recognised in any batch and order.

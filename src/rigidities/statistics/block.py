@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..data.hashes import output_hashes, row_hashes
+from ..data.hashes import output_hashes, row_hashes, sample_hashes
 from ..data.sources import ColumnNames
 from ..readout.reading import Reading
 
@@ -127,12 +127,7 @@ class Block:
         """One hash per sample, of its inputs and target (N,); None where inputs have no rows."""
         if self.known_hashes is not None:
             return self.known_hashes
-        if not self.inputs:
-            return None
-        values = list(self.inputs)
-        if self.target is not None:
-            values.append(self.target)
-        return row_hashes(values, self.samples)
+        return sample_hashes(self.inputs, self.target, self.samples)
 
     @cached_property
     def output_row_hashes(self) -> Tensor | None:
