@@ -224,6 +224,18 @@ def test_forward_and_reverse_mode_are_both_exact(monkeypatch, numbers, width, ta
     close(found.variance, variance.reshape(slope.shape))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(("numbers", "width"), [(2, 12), (12, 3)])
+def test_derivatives_do_not_depend_on_the_mode_of_the_caller(numbers, width, mode):
+    uq, x, _ = small(numbers, width)
+    expected = uq.gradient(x)
+    with mode():
+        derivatives = uq.gradient(x)
+    close(derivatives.mean, expected.mean)
+    close(derivatives.std, expected.std)
+    assert bool((derivatives.std > 0).all())
+
+
 @pytest.mark.parametrize(("numbers", "width", "forward"), [(2, 16, True), (24, 4, False)])
 def test_the_mode_with_fewer_passes_is_taken(monkeypatch, numbers, width, forward):
     uq, x, _ = small(numbers, width)

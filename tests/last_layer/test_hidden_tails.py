@@ -278,3 +278,48 @@ def test_noise_variances_that_are_negative_are_told_what_variances_may_be():
     noise = rg.Paper(noise=lambda batch: -torch.ones(ROWS))
     with pytest.raises(ValueError, match=r"noise variances must be .*Give every row a variance"):
         uq.calibrate(x + 1, y, method=noise)
+
+
+WEIGHTS = {
+    "random": lambda weight: None,
+    "constant": lambda weight: weight.fill_(0.3),
+    "of mean zero": lambda weight: weight.sub_(weight.mean()),
+}
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.parametrize(("weights", "width"), [*((name, 8) for name in WEIGHTS), ("random", 1)])
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_a_norm_that_hides_a_direction_of_the_weights_is_still_a_tail(norm, weights, width):
+    torch.manual_seed(0)
+    head = nn.Linear(width, 1)
+    WEIGHTS[weights](head.weight.data)
+    trunk = nn.Linear(1, width)
+    model = Net(
+        lambda m, x: m.head(torch.tanh(m.trunk(x[..., None]))).sum(1),
+        trunk=trunk,
+        head=norm(head),
+    )
+    x, y = rows()
+    uq = rg.LastLayerRigidity(model).fit(x.float(), y.float())
+    assert uq.readout.kind == "tail"
+    assert uq.readout.linear
+
+
+def test_a_parameter_beside_weight_and_bias_of_the_head_does_not_matter():
+    torch.manual_seed(0)
+    model = Net(lambda m, x: 2 * m.head(x), head=nn.Linear(3, 1))
+    model.head.log_noise = nn.Parameter(torch.zeros(1))
+    x, y = rows()
+    uq = rg.LastLayerRigidity(model.double(), layer="head").fit(x, y)
+    torch.testing.assert_close(features_of(uq, x), 2 * torch.cat([x, torch.ones(ROWS, 1)], 1))
+
+
+def test_a_parameter_of_the_head_that_scales_its_input_leaves_a_tail():
+    torch.manual_seed(0)
+    model = Net(lambda m, x: 2 * m.head(x * m.head.scale), head=nn.Linear(3, 1))
+    model.head.scale = nn.Parameter(torch.full((1,), 1.5))
+    x, y = rows()
+    uq = rg.LastLayerRigidity(model.double()).fit(x, y)
+    assert uq.readout.kind == "tail"
+    torch.testing.assert_close(features_of(uq, x), 2 * torch.cat([1.5 * x, torch.ones(ROWS, 1)], 1))

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import pytest
@@ -231,3 +232,42 @@ def test_a_change_inside_another_is_refused():
 
     refused("was called while another", uq.partial_fit, batches())
     assert uq.gram.count == 300
+
+
+def in_a_new_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_a_new_thread_knows_nothing_of_the_users_own_passes():
+    def cached(m, x):
+        if m.mask is None:
+            m.mask = torch.ones(len(x), 1)
+        return m.head(x) * m.mask[: len(x)]
+
+    model = Net(cached, head=nn.Linear(4, 1))
+    model.mask = None
+    uq = rg.LastLayerRigidity(model).fit(data(60, 1, 0)).calibrate(data(50, 1, 1), method="paper")
+    x = data(9, 1, 2)[0]
+    expected = uq(x)[1]
+    model(x[:7])  # leaves a mask for seven rows
+    assert torch.equal(in_a_new_thread(lambda: uq(x)[1]), expected)
+
+
+def test_a_change_that_is_undone_during_a_call_leaves_no_trace():
+    model = Net(lambda m, x: m.head(x * m.factor), head=nn.Linear(4, 1))
+    factor = model.factor = 1.0
+    uq = rg.LastLayerRigidity(model).fit(data(60, 1, 0)).calibrate(data(50, 1, 1), method="paper")
+    x = data(9, 1, 2)[0]
+    expected = uq.predict(x).mean
+
+    def batches():
+        model.factor = 2.0  # after the model was looked at, before this thread's first pass
+        yield x
+
+    def work():
+        uq.predict(batches())
+        model.factor = factor
+        return uq.predict(x).mean
+
+    assert torch.equal(in_a_new_thread(work), expected)

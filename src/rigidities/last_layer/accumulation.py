@@ -287,7 +287,8 @@ def _block(
         weights, sample_weight = weighing(batch, reading, target_rows)
         weights = _shared_weights(weights)
 
-    inputs = row_tensors(batch.inputs, samples, reading.output.device)
+    values = batch.inputs if batch.kwargs else batch.args
+    inputs = row_tensors(values, samples, reading.output.device)
     block = Block(
         samples=samples,
         rows=reading.rows.shape[0],

@@ -184,6 +184,8 @@ def _deep_copy(model: nn.Module, memo: dict[int, object]) -> nn.Module:
         try:
             twin = copy.deepcopy(model, memo)
             _uncompile(list(twin.modules()), list(model.modules()), memo)
+        except RecursionError:
+            raise  # modules nested too deeply, of which torch has a word of its own
         except Exception as error:
             raise TypeError(
                 f"{type(model).__name__} cannot be copied: {_refusing_attribute(model, memo)} "

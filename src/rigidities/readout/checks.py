@@ -20,14 +20,14 @@ says whether a subclass of a linear layer returns W x + b, and nothing beside it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..models.directional import normal_like
-from .columns import Columns
-from .heads import Call, as_rows, head_weights
+from .columns import Columns, joint_columns
+from .heads import Call, as_rows, has_bias, has_plain_parameters, head_weights
 from .reading import Reading
 from .tail import coarsest_rounding
 
@@ -37,8 +37,8 @@ def gradients_agree(
 ) -> bool:
     r"""Whether $v^\top F$ is the gradient of $v^\top y$ by the heads' weights.
 
-    Both are brought to the parameters that the weights consist of, or are computed from: a weight
-    that is normalised has the gradient $\sum_{ij} (v^\top F)_{ij}\, \partial W_{ij} / \partial p$.
+    A weight that is computed from parameters (by a norm) has no gradient of its own in the graph:
+    there both sides are compared as gradients by those parameters; see `_agree_behind`.
 
     Args:
         reading: The output with its graph, and the claimed features.
@@ -47,48 +47,82 @@ def gradients_agree(
         leaves: The parameters that the heads had in the pass, and still have.
     """
     output = reading.output
-    if not leaves or not bool(torch.isfinite(output.detach()).all()):
+    if not bool(torch.isfinite(output.detach()).all()):
         return True  # NaN says nothing, and is refused by the fit
     cotangent = normal_like(output, seed=5)
     v = reading.output_layout.rows(cotangent).to(torch.float64)  # (M, K)
     features = reading.features.detach().to(torch.float64)  # (M, D), (M, K, D) or (M, K, P)
+    claimed = _pulled_back(features, v, joint=columns.joint)
     # Rounding is relative to the largest sum of absolute terms of each target: in a single column
     # they may cancel, as those of a bias do in a difference of two rows.
     terms = _pulled_back(features.abs(), v.abs(), joint=columns.joint)
-    claimed = _pulled_back(features, v, joint=columns.joint)
-    sizes = _by_parameters(terms.amax(0).expand_as(terms), columns, leaves)
-    expected = _by_parameters(claimed, columns, leaves)
-    actual = torch.autograd.grad(
-        output, leaves, cotangent, retain_graph=True, materialize_grads=True
-    )
+    size = terms.amax(0)  # (K,) or (1,)
+    gradient_of: dict[int, Tensor] = {}  # by the id of the leaf
+    if leaves:
+        gradients = torch.autograd.grad(
+            output, leaves, cotangent, retain_graph=True, materialize_grads=True
+        )
+        gradient_of = {id(leaf): grad for leaf, grad in zip(leaves, gradients, strict=True)}
     allowed = tolerance(coarsest_rounding([output, *(call.output for call in calls)]))
-    for gradient, expected_gradient, size in zip(actual, expected, sizes, strict=True):
-        difference = (gradient.to(expected_gradient) - expected_gradient).abs()
-        if not bool((difference <= allowed * size.abs().max()).all()):
+    computed: list[tuple[nn.Module, Tensor]] = []  # heads, and the claimed gradients by W
+    for i, head in enumerate(columns.heads):
+        if not has_plain_parameters(head):
+            computed.append((head, columns.change_of_head(claimed, i)))  # (D or D+1, K_head)
+            continue
+        gradient = _gradient_columns(head, gradient_of)  # (D or D+1, K_head)
+        if columns.joint:
+            gradient = joint_columns(gradient, head)[:, None]
+        index = columns.indices[i].to(claimed.device)
+        difference = (gradient.to(claimed) - claimed[index]).abs()
+        if not bool((difference <= allowed * size).all()):
             return False
-    return True
+    return _agree_behind(computed, gradient_of, allowed * float(size.max()))
 
 
-def _by_parameters(
-    by_column: Tensor, columns: Columns, leaves: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """A gradient by the heads' weights as one by the parameters behind them.
+def _agree_behind(
+    computed: list[tuple[nn.Module, Tensor]], gradient_of: Mapping[int, Tensor], allowed: float
+) -> bool:
+    r"""Whether claimed gradients by computed weights W(p) are right, seen from the parameters p.
+
+    The gradient by p must be $\sum_{ij} C_{ij}\, \partial W_{ij} / \partial p$ for the claimed
+    gradients C by W, summed over the heads.
 
     Args:
-        by_column: The gradient, (width, K), or (width, 1) where one weight vector is behind all
-            targets. Columns that heads share hold the sum over these heads.
-        columns: The columns of the heads.
-        leaves: The parameters.
+        computed: The heads whose weights are not plain parameters, each with C, (D or D+1, K).
+        gradient_of: The gradients of the output by the heads' parameters, by the id of these.
+        allowed: The error of an entry of C that counts as rounding.
     """
-    shares = torch.zeros(columns.width, 1, dtype=by_column.dtype, device=by_column.device)
-    for index in columns.indices:
-        shares[index.to(shares.device)] += 1  # of how many heads each column is
-    total = by_column.new_zeros(())
-    for i, head in enumerate(columns.heads):
-        gradient = columns.change_of_head(by_column / shares, i)  # (D or D+1, K)
-        weights = head_weights(head, graph=True)
-        total = total + (weights.to(gradient) * gradient).sum()
-    return torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True)
+    weights = []
+    claimed = []
+    directions = []
+    parameters: dict[int, Tensor] = {}
+    for head, gradient in computed:
+        weights_of_head = head_weights(head, graph=True)
+        if weights_of_head.requires_grad:
+            weights.append(weights_of_head)
+            claimed.append(gradient.to(weights_of_head))
+            directions.append(normal_like(weights_of_head, seed=6))
+            parameters.update({id(p): p for p in head.parameters() if id(p) in gradient_of})
+    if not parameters:
+        return True
+    leaves = list(parameters.values())
+    # None for parameters that no weight is computed from.
+    expected: Sequence[Tensor | None] = torch.autograd.grad(
+        weights, leaves, claimed, retain_graph=True, allow_unused=True
+    )
+    # What an error of C does to the gradients: a norm hides some directions of C, and some
+    # parameters, but no random direction from all parameters.
+    moved: Sequence[Tensor | None] = torch.autograd.grad(
+        weights, leaves, directions, retain_graph=True, allow_unused=True
+    )
+    response = max(float(change.abs().max()) for change in moved if change is not None)
+    for leaf, gradient_by_leaf in zip(leaves, expected, strict=True):
+        if gradient_by_leaf is None:
+            continue
+        difference = (gradient_of[id(leaf)] - gradient_by_leaf).abs()
+        if not bool((difference <= allowed * response).all()):
+            return False
+    return True
 
 
 def returned_linear_maps(calls: list[Call]) -> bool:
@@ -192,3 +226,12 @@ def _pulled_back(features: Tensor, v: Tensor, *, joint: bool) -> Tensor:
     if features.ndim == 2:
         return features.mT @ v
     return torch.einsum("mkd,mk->dk", features, v)
+
+
+def _gradient_columns(head: nn.Module, gradient_of: Mapping[int, Tensor]) -> Tensor:
+    """The gradient by a head's weight and bias as columns per output, (D or D+1, K)."""
+    weight = gradient_of[id(head.weight)].flatten(1)
+    if has_bias(head):
+        bias = gradient_of[id(head.bias)]
+        weight = torch.cat([weight, bias[:, None]], dim=1)
+    return weight.mT

@@ -293,7 +293,7 @@ def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatu
         output = source.run(twin, args, kwargs, None).detach()
         first_pass = FirstPass(inputs, output, renewed(before, attributes(twin)))
         features = given_features(source, twin, args, kwargs)
-    return GivenFeatures(model, source, given_layout(features)), first_pass
+    return GivenFeatures(shadow(model), source, given_layout(features)), first_pass
 
 
 # --- which kind of readout it is ------------------------------------------------------------------
@@ -301,12 +301,13 @@ def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatu
 
 def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inputs) -> Readout:
     """The readout that consists of some heads."""
+    pattern = shadow(model)
     args, kwargs = inputs
     kind = "tail"
     if heads.are_parameters:
         kind = "parameters"
     base = Readout(
-        model,
+        pattern,
         source,
         tuple(heads.names),
         kind,
@@ -324,14 +325,14 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
             if readout is not None:
                 return readout
             base = replace(base, kind="parameters")  # its weights may be used elsewhere too
-    if not is_double(model):
+    if not is_double(pattern):
         try:
-            model_in_double = double_copy(model)
+            model_in_double = double_copy(pattern)
             if model_in_double is not None:
                 with InDouble():
                     double = replace(base, model=model_in_double)
                     judged = _judged(double, inputs, may_be_plain=heads.is_returned)
-                return replace(judged, model=model)
+                return replace(judged, model=pattern)
         except FalseDerivativesError:
             raise
         except Exception:

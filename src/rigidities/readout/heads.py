@@ -563,7 +563,7 @@ def _with_recorders(value: Any, recorders: dict[int, Recorder], visited: set[int
 
 @contextmanager
 def with_leaves(heads: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
-    """Leaves of the graph in place of the heads' parameters, for the length of a context.
+    """Leaves of the graph in place of weights and biases, for the length of a context.
 
     A weight that is computed from other parameters (by a norm) is computed from their leaves. Heads
     that share a parameter share its leaf.
@@ -571,15 +571,20 @@ def with_leaves(heads: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
     leaves: dict[int, nn.Parameter] = {}  # by the id of the parameter
     replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
     for head in heads:
-        for module in head.modules():
-            for name, original in module._parameters.items():
-                if original is None or not original.is_floating_point():
-                    continue
-                if id(original) not in leaves:
-                    leaf = nn.Parameter(original.detach())
-                    with_attributes(leaf, original)
-                    leaves[id(original)] = leaf
-                replaced.append((module, name, original))
+        if has_plain_parameters(head):
+            named = [(head, name, head._parameters[name]) for name in ("weight", "bias")]
+        else:
+            named = []
+            for module in head.modules():
+                named += [(module, name, p) for name, p in module._parameters.items()]
+        for module, name, original in named:
+            if original is None or not original.is_floating_point():
+                continue
+            if id(original) not in leaves:
+                leaf = nn.Parameter(original.detach())
+                with_attributes(leaf, original)
+                leaves[id(original)] = leaf
+            replaced.append((module, name, original))
     for module, name, original in replaced:
         module._parameters[name] = leaves[id(original)]
     try:

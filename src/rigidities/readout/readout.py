@@ -100,7 +100,7 @@ class AnyReadout(ABC):
         kind: How the features are found; see the module.
         layout: `shared`, `separate` or `joint`; see the module.
         linear: Whether the output is linear in the weights.
-        model: The user's model, which is never run: passes go through shadows of it.
+        model: A shadow of the model, which is never run.
         order: The order of a sample's outputs in which the targets stand as in the head; None if
             that is the order they have.
     """
@@ -186,7 +186,8 @@ class Readout(AnyReadout):
     """The last weights of a model, found by `find.find_readout`.
 
     Attributes:
-        model: The user's model, which is never run: every thread has a shadow of it.
+        model: A shadow of the model as it was found. It is never run, since what a pass leaves in
+            it would be copied to all threads.
         source: How to call the model.
         heads: Names of the modules, and parameters, that the readout consists of.
         kind: `plain`, `tail` or `parameters`; see the module.
@@ -256,7 +257,7 @@ class Readout(AnyReadout):
 
     def on(self, model: nn.Module) -> Readout:
         """The same readout of a model that was moved, cast or copied."""
-        return replace(self, model=model)
+        return replace(self, model=shadow(model))
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of the readout, beside its order."""
@@ -324,8 +325,10 @@ class Readout(AnyReadout):
                 features = reading.features.detach()
                 rows = torch.arange(len(features), device=features.device)
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
-        _, calls, gains = self._pass_and_gains(inputs)
-        if gains is None or self.layout != "shared":
+        gains = None
+        if self.layout == "shared":
+            _, calls, gains = self._pass_and_gains(inputs)
+        if gains is None:
             raise ValueError(
                 f"The output is not a sum over rows of {self.head_names}, so it has no local "
                 "terms. Pass their features to rigidities.local yourself."
@@ -519,7 +522,7 @@ class GivenFeatures(AnyReadout):
     """Features that a user's function computes: callable(model, *inputs) -> (N, D) or (N, K, P).
 
     Attributes:
-        model: The user's model, which is never run.
+        model: A shadow of the model, which is never run.
         source: How to call the model, and the user's function.
         layout: `shared` for features with two dimensions, `joint` for three.
     """
@@ -559,7 +562,7 @@ class GivenFeatures(AnyReadout):
 
     def on(self, model: nn.Module) -> GivenFeatures:
         """The same function for a model that was moved, cast or copied."""
-        return GivenFeatures(model, self.source, self.layout)
+        return GivenFeatures(shadow(model), self.source, self.layout)
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of it."""
@@ -606,9 +609,9 @@ def readout_from_header(
 ) -> AnyReadout:
     """The readout that a header and an order describe; see `AnyReadout.header`."""
     if header["kind"] == "features":
-        return GivenFeatures(model, source, header["layout"])
+        return GivenFeatures(shadow(model), source, header["layout"])
     return Readout(
-        model=model,
+        model=shadow(model),
         source=source,
         heads=tuple(header["layer"]),
         kind=header["kind"],

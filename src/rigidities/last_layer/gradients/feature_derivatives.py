@@ -102,7 +102,7 @@ def derivative_rows(feature_map: FeatureMap) -> Iterator[PlacedRows]:
 
     return in_cheaper_mode(
         feature_map,
-        feature_map.reading.features[: feature_map.rows_per_sample].numel(),
+        feature_map.features[: feature_map.rows_per_sample].numel(),
         forward,
         lambda: _reverse_rows(feature_map),
         preference=PREFERENCE,
@@ -214,7 +214,7 @@ def _forward_rows(feature_map: FeatureMap) -> Iterator[tuple[Tensor, Tensor, Ten
             return output_rows, features
         return feature_map.sum_of_samples(output_rows), feature_map.sum_of_samples(features)
 
-    chunk = max(1, NUMBERS_AT_ONCE // feature_map.reading.features.numel())
+    chunk = max(1, NUMBERS_AT_ONCE // feature_map.features.numel())
     numbers = x.new_empty(direction_shape.numel())
     for start in range(0, len(numbers), chunk):
         directions = units(numbers, start, chunk)
@@ -228,7 +228,7 @@ def _reverse_rows(feature_map: FeatureMap) -> Iterator[PlacedRows]:
     """All derivatives of the features by reverse mode, in chunks of input rows."""
     places = _places(feature_map)  # (L, I, d)
     input_rows = len(places)
-    shared = feature_map.reading.features.ndim == 2
+    shared = feature_map.features.ndim == 2
     rows = _reverse(feature_map, lambda features: features, lambda gradients: gradients)
     for row, gradients_by_target in enumerate(rows):  # a list of K tensors (D, L, d)
         numbers = len(gradients_by_target) * gradients_by_target[0].numel()
@@ -256,7 +256,7 @@ def _reverse(
         A list with the reduced derivatives of each of the K targets.
     """
     with torch.enable_grad():
-        projected = project(feature_map.reading.features)
+        projected = project(feature_map.features)
         if projected.ndim == 2:
             projected = projected[:, None]
         # Samples are summed: each input row gets the derivative of its own sample.

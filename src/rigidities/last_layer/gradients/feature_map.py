@@ -48,15 +48,18 @@ class FeatureMap:
         x: The input, as a leaf of the graph.
         reading: Output and features at `x`, with the graph that leads back to it. All backward
             passes use it.
+        features: The features of the reading, likewise.
         function: The map as a function of the input that `torch.func` can transform; None if the
             model has none.
     """
 
     x: Tensor
     reading: Reading
+    features: Tensor
     function: Callable[[Tensor], OutputAndFeatures] | None
 
     @classmethod
+    @torch.enable_grad()  # whatever the caller's mode, the features keep their graph
     def of(
         cls, readout: AnyReadout, batch: Batch, slot: Slot, *, fused: bool = False
     ) -> FeatureMap:
@@ -81,14 +84,14 @@ class FeatureMap:
         if not reading.output.requires_grad:
             raise ValueError(UNCONNECTED)
         if transformable_pass is None:
-            return cls(x, reading, None)
+            return cls(x, reading, reading.features, None)
 
         def function(x: Tensor) -> OutputAndFeatures:
             args, kwargs = slot.put(batch, x)
             reading_at_x = transformable_pass(*args, **kwargs)
             return reading_at_x.output, reading_at_x.features
 
-        return cls(x, reading, function)
+        return cls(x, reading, reading.features, function)
 
     @cached_property
     def aligned(self) -> bool:
@@ -100,7 +103,7 @@ class FeatureMap:
             return False
         if self.samples == 1:
             return True
-        mixture = self._mixture([self.reading.output, self.reading.features])
+        mixture = self._mixture([self.reading.output, self.features])
         owners = torch.arange(self.samples, device=self.x.device)
         return self._own(owners, mixture, self._gradient_of_sum(mixture, torch.ones_like(mixture)))
 
@@ -112,7 +115,7 @@ class FeatureMap:
     @property
     def rows_per_sample(self) -> int:
         """Number of rows of features per sample, I."""
-        return len(self.reading.features) // self.samples
+        return len(self.features) // self.samples
 
     @property
     def numbers_per_row(self) -> int:
@@ -159,7 +162,7 @@ class FeatureMap:
         """
         directions = checked_direction(direction, self.x)[None]
         function = self.function
-        output, features = self.reading.output, self.reading.features
+        output, features = self.reading.output, self.features
         try:
             with torch.no_grad():
                 if function is None:

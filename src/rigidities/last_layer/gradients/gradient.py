@@ -162,7 +162,7 @@ class Differentiator:
 
     def _reverse_passes(self, feature_map: FeatureMap) -> int:
         """How many passes through the trunk reverse mode takes for a batch."""
-        shared_features = feature_map.reading.features.ndim == 2
+        shared_features = feature_map.features.ndim == 2
         shared_gram = self.posterior.eigenvalues.ndim == 1
         targets = 1 if shared_features and shared_gram else len(self.scale)
         return feature_map.rows_per_sample * targets * self.posterior.width

@@ -149,7 +149,7 @@ class GradientLoss:
     def _weights(self, batch: Batch, feature_map: FeatureMap) -> Tensor:
         """The weight of each row of the input, (L,) in float64."""
         input_rows = len(feature_map.x)
-        features = feature_map.reading.features
+        features = feature_map.features
         if not callable(self.weight):
             return features.new_full((input_rows,), self.weight, dtype=torch.float64)
         weights = torch.as_tensor(self.weight(batch.raw), dtype=torch.float64).to(features.device)
