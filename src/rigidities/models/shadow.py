@@ -28,6 +28,8 @@ from .mean_of import MeanOf
 PLAIN_TENSORS = (nn.Parameter, Tensor)
 """Torch's own classes of tensors. A tensor of another class may consist of several tensors."""
 
+_CONTAINERS = (OrderedDict, dict, set, list)
+
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes that every module has; all others are the model's own."""
 
@@ -59,9 +61,9 @@ def shadow(model: nn.Module) -> nn.Module:
                 memo[id(value)] = alias
             elif isinstance(value, torch.jit.ScriptFunction):
                 memo[id(value)] = value  # it has no state, and refuses to be copied
-            elif type(value) is OrderedDict and not value:
-                # A module has ten empty dictionaries for hooks, which are slow to deep-copy.
-                memo[id(value)] = OrderedDict()
+            elif type(value) in _CONTAINERS and not value:
+                # A module has a dozen of these, mostly for hooks, which are slow to deep-copy.
+                memo[id(value)] = type(value)()
     twin = _deep_copy(model, memo)
     for copied_module, module in zip(twin.modules(), model.modules(), strict=True):
         if isinstance(module, torch.jit.ScriptModule):
