@@ -129,8 +129,8 @@ def _fit_operations(kind: str, rows: int, batches: int) -> int:
     return operations(lambda: fitted(small_network(), data)) - reading
 
 
-def python_calls_per_batch(kind: str = LIST, rows: int = WAITING) -> float:
-    """Calls of Python functions in a fit for each batch, those of the model's pass included."""
+def python_calls_per_batch(kind: str, rows: int) -> float:
+    """Calls of the library's functions in a fit for each further batch."""
     few, many = BATCHES[rows]
     _python_calls(kind, rows, few)  # imports of the first fit
     more = _python_calls(kind, rows, many) - _python_calls(kind, rows, few)
@@ -138,23 +138,10 @@ def python_calls_per_batch(kind: str = LIST, rows: int = WAITING) -> float:
 
 
 def _python_calls(kind: str, rows: int, batches: int) -> int:
-    """Calls of Python functions in one fit."""
+    """Calls of the library's functions in one fit."""
     model = small_network()
     data = small_source(kind, rows, batches)
-    count = 0
-
-    def counting(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        if event == "call":
-            count += 1
-
-    before = sys.getprofile()
-    sys.setprofile(counting)
-    try:
-        fitted(model, data)
-    finally:
-        sys.setprofile(before)
-    return count
+    return python_path(lambda: fitted(model, data)).calls
 
 
 def python_path(task: Task) -> PythonPath:
@@ -244,8 +231,9 @@ def count_rows() -> list[Row]:
         for kind in SOURCES:
             work = f"torch operations of a fit per batch of {rows:,} rows, {kind}, 8-50-1"
             table.append(at_most(work, operations_per_batch(kind, rows), limit))
-    work = f"Python calls of a fit per batch of {WAITING} rows, {LIST}, 8-50-1"
-    table.append(at_most(work, python_calls_per_batch(), PYTHON_CALLS))
+    for rows in BATCHES:
+        work = f"Python calls of a fit per further batch of {rows:,} rows, {LIST}, 8-50-1"
+        table.append(at_most(work, python_calls_per_batch(LIST, rows), PYTHON_CALLS))
     extra = forward_calls()
     beyond = f"of a fit beyond one call per batch, {LIST}, 8-50-1"
     table.append(at_most(f"forward calls {beyond}", extra.calls, FORWARD_CALLS))

@@ -1,7 +1,8 @@
 """What a fit does for each batch stays as little as it is; figures to reach are the benchmark's.
 
-Counted on torch 2.13 and Python 3.11: 42.9 operations for a batch of 1,024 rows and 14.1 for one of
-8 rows, whatever the source; 50.5 Python calls. Bounds leave a tenth for other versions.
+Counted on torch 2.13 and Python 3.11: 42.9 operations and 39.8 calls of the library's functions for
+a batch of 1,024 rows, 14.1 and 21.8 for one of 8 rows, whatever the source. Bounds of operations
+leave a tenth for other versions.
 """
 
 import sys
@@ -36,9 +37,10 @@ def test_a_batch_takes_few_operations_whatever_the_source(kind: str, rows: int) 
     assert 5 < per_batch <= OPERATIONS[rows]  # the pass alone takes five
 
 
-def test_a_batch_that_waits_takes_few_python_calls() -> None:
+@pytest.mark.parametrize(("rows", "most"), [(ADDED, 40), (WAITING, 22)])
+def test_a_further_batch_takes_few_python_calls(rows: int, most: int) -> None:
     profile = sys.getprofile()
-    assert 10 < python_calls_per_batch() <= 52
+    assert 10 < python_calls_per_batch(LIST, rows) <= most
     assert sys.getprofile() is profile
 
 
@@ -52,15 +54,15 @@ def test_a_reader_of_a_batch_and_of_a_row_goes_through_few_functions() -> None:
     held_out = [(x + 0.01, y) for x, y in data.batches()]
     fitted(small_network(), data)  # imports
     first = python_path(lambda: fitted(small_network(), data))
-    assert first.calls <= 345
+    assert first.calls <= 300
     assert first.depth <= 12
     assert len(first.files) <= 34
     uq = fitted(small_network(), data).calibrate(held_out, method="paper")
     row = torch.zeros(1, INPUTS)
     uq(row)
     called = python_path(lambda: uq(row))
-    assert called.calls <= 34
-    assert called.depth <= 7
+    assert called.calls <= 22
+    assert called.depth <= 6
     assert len(called.files) <= 15
 
 

@@ -79,10 +79,10 @@ def test_a_watch_notices_what_is_written_or_set_anew(change):
     watch = Watch(model)
     model.train(not model.training)
     model.zero_grad()
-    assert watch.same()
+    assert watch.look() == watch.first_look
     with torch.no_grad():
         CHANGES[change](model[1])
-    assert not watch.same()
+    assert watch.look() != watch.first_look
 
 
 def test_hooks_of_a_shadow_are_its_own():

@@ -12,13 +12,14 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from ..models.shadow import plain_parts
+from ..models.shadow import PLAIN_TENSORS, plain_parts
 
 NO_LIMIT = (1 << 63) - 1
 """The largest hash of a row: every hash is below it, or equal."""
@@ -219,7 +220,8 @@ def tensor_hashes(tensors: Sequence[Tensor]) -> list[int]:
     sizes = [0] * len(tensors)  # they enter the hash: zeros alone would not show their number
     numbers_before = 0
     for owner, tensor in enumerate(tensors):
-        for plain_number, plain in enumerate(plain_parts(tensor)):
+        parts = [tensor] if type(tensor) in PLAIN_TENSORS else plain_parts(tensor)
+        for plain_number, plain in enumerate(parts):
             factor = 2 * plain_number + 1
             flat = plain.detach().resolve_conj()
             if flat.is_complex():
@@ -256,10 +258,12 @@ def _piece_hashes(pieces: list[_Piece], piece_number: int) -> tuple[Tensor, Tens
         space.view(dtype).view(-1)[: piece.values.numel()].copy_(piece.values)
     owners = [piece.owner for piece in pieces]
     factors = [piece.factor for piece in pieces]
-    # One transfer to the device for all three.
-    table = torch.tensor([owners, factors, rows]).to(device)
-    row_owners, row_factors, _ = table.repeat_interleave(table[2], dim=1, output_size=len(words))
-    positions = torch.cat([torch.arange(1, count + 1, device=device) for count in rows])
+    rows_before = [0, *accumulate(rows[:-1])]
+    # One transfer to the device for all of them, and then an entry for each row.
+    table = torch.tensor([owners, factors, rows_before, rows]).to(device)
+    table = table.repeat_interleave(table[3], dim=1, output_size=len(words))
+    row_owners, row_factors, row_starts, _ = table
+    positions = torch.arange(1, len(words) + 1, device=device) - row_starts
     hashes = _mixed(_products(words, piece_number)) * _mixed(positions * _ODD) * row_factors
     return row_owners, hashes
 

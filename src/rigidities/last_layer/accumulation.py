@@ -256,7 +256,7 @@ def settled(statistics: Statistics | None) -> Statistics:
     """
     statistics = require_rows(statistics)
     statistics.require_finite()
-    if not bool((statistics.gram.diagonal > 0).any()):
+    if not bool((statistics.gram_sums.sums.diagonal > 0).any()):
         raise ValueError(
             "The Gram matrix is zero: all features are zero, or the loss has no curvature (an "
             "absolute error has none; use 'huber', 'log-cosh' or 'mse')."

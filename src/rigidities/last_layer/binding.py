@@ -207,18 +207,11 @@ class Binding:
             ValueError: Weights or outputs have changed.
         """
         tie = self._tie
-        if tie is not None and not thorough and tie.watch.same():
+        if tie is not None and not thorough and tie.watch.look() == tie.watch.first_look:
             return tie.readout
         with self._lock:
             self._tie = self._checked_tie(thorough)
             return self._tie.readout
-
-    @property
-    def placement(self) -> tuple[torch.device, torch.dtype]:
-        """Device and dtype of the model, as of the last look at it."""
-        if self._tie is None:
-            return self.user_model.placement
-        return self._tie.watch.placement
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of the readout, and of the model at the fit."""
@@ -319,8 +312,7 @@ def _weight_versions(model: nn.Module) -> list[tuple[int, int]]:
 
     Buffers are left out, because a pass of the model may write to them.
     """
-    parameters = unwrapped(model).parameters()
-    return [(id(p), 0 if p.is_inference() else p._version) for p in parameters]
+    return [(id(p), 0 if p.is_inference() else p._version) for p in model.parameters()]
 
 
 def _can_be_head(model: nn.Module, name: str, kind: str) -> bool:

@@ -234,14 +234,17 @@ class ErrorBars:
             tilt=tilt,
         )
 
-    def std(self, reading: Reading, given_variance: Tensor | None = None) -> Tensor:
+    def std(self, batch: Batch, reading: Reading) -> Tensor:
         """The standard deviation of one batch, shaped and typed like the output.
 
         Args:
+            batch: The batch, for a function that gives its noise.
             reading: What the model gave for the batch.
-            given_variance: Variances of a known noise, (M, 1) or (M, K).
         """
         reading.output_layout.check_targets(self.scale2.shape[0])
+        given_variance = None
+        if isinstance(self.calibration.noise, GivenNoise):
+            given_variance = self.given_variance(batch, reading)
         with unmixed(reading.output):
             root = self.form.root(reading.rows, ones=reading.ones)
             if self.head is not None:

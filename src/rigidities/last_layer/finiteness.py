@@ -51,9 +51,9 @@ class FinitenessWatch:
         """The same rows of derivatives, each noted on its way, to be checked in `look`."""
         for rows in derivatives:
             features, _, residuals = rows
-            wrong = _first_wrong(features)
+            wrong = _first_wrong(_row_sums(features))
             if residuals is not None:
-                wrong = torch.maximum(wrong, _first_wrong(residuals))
+                wrong = torch.maximum(wrong, _first_wrong(_row_sums(residuals)))
             absent = torch.full_like(wrong, -1)  # features and outputs are checked elsewhere
             self._unread.append((batches, torch.stack([absent, absent, wrong])))
             yield rows
@@ -150,33 +150,30 @@ def _first_wrong_samples(block: Block) -> Tensor:
     Three numbers on the block's device, -1 where there is none. The third is for derivatives.
     """
     rows_per_sample = max(1, block.rows // block.samples)
-    feature_row = _first_wrong(block.reading.rows)
-    output_row = _first_wrong(_judged_outputs(block))
-    rows = torch.stack([feature_row, output_row, torch.full_like(feature_row, -1)])
-    samples = torch.div(rows, rows_per_sample, rounding_mode="floor")
-    return samples.clamp(max=block.samples - 1)
+    sums = torch.stack([_row_sums(block.reading.rows), _row_sums(_judged_outputs(block))])
+    rows = torch.div(_first_wrong(sums), rows_per_sample, rounding_mode="floor")
+    return torch.nn.functional.pad(rows.clamp(max=block.samples - 1), (0, 1), value=-1)
 
 
 def _wrong_samples(block: Block) -> set[int]:
     """All samples whose features, or whose target or prediction, are not finite."""
     rows_per_sample = max(1, block.rows // block.samples)
-    wrong = _is_wrong(block.reading.rows) | _is_wrong(_judged_outputs(block))
-    samples = wrong.nonzero().flatten() // rows_per_sample
+    sums = _row_sums(block.reading.rows) + _row_sums(_judged_outputs(block))
+    samples = (~sums.isfinite()).nonzero().flatten() // rows_per_sample
     return set(samples.clamp(max=block.samples - 1).tolist())
 
 
-def _is_wrong(rows: Tensor) -> Tensor:
-    """Which rows (n, ...) hold NaN or infinity, (n,)."""
-    # A row's sum in float64 is finite only if all its numbers are, and reads them once. Numbers
-    # beyond 1e300 may overflow it, but so would their squares in the Gram.
-    return ~rows.flatten(1).sum(1, dtype=torch.float64).isfinite()
+def _row_sums(rows: Tensor) -> Tensor:
+    """For each row (n, ...) a number that is finite only if all its numbers are, (n,)."""
+    # A sum in float64 reads them once. Numbers beyond 1e300 may overflow it, but so would their
+    # squares in the Gram.
+    return rows.flatten(1).sum(1, dtype=torch.float64)
 
 
-def _first_wrong(rows: Tensor) -> Tensor:
-    """The number of the first row (n, ...) that holds NaN or infinity; -1 without one."""
-    wrong = _is_wrong(rows)
-    first = wrong.to(torch.uint8).argmax()
-    return torch.where(wrong[first], first, -1)
+def _first_wrong(sums: Tensor) -> Tensor:
+    """The places of the first sums (..., n) that are not finite, (...); -1 where all are."""
+    wrong = ~sums.isfinite()
+    return torch.where(wrong.any(-1), wrong.to(torch.uint8).argmax(-1), -1)
 
 
 def _spoilt_columns(block: Block, samples: slice) -> list[str]:

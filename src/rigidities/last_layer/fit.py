@@ -108,6 +108,7 @@ class FitState:
             `conformalize` recognises them; None where it is not known, as after loading, and on all
             processes but the first.
         device: Where the statistics are.
+        batch_format: What the batches of later calls consist of, beside their targets.
     """
 
     binding: Binding
@@ -118,11 +119,20 @@ class FitState:
     cached_posterior: Posterior | None = None
     calibration_rows: RowSketch | None = None
     device: torch.device = field(init=False)
+    batch_format: BatchFormat = field(init=False)
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "device", self.statistics.gram.device)
+        object.__setattr__(self, "device", self.statistics.gram_sums.sums.device)
+        batch_format = BatchFormat(
+            whole=self.binding.user_model.source.forward is not None,
+            inputs=self.statistics.inputs,
+            apart=_entry_apart(self.weighing),
+            kind=self.statistics.kind,
+            columns=self.statistics.columns,
+        )
+        object.__setattr__(self, "batch_format", batch_format)
 
     @property
     def calibration(self) -> Calibration:
@@ -153,10 +163,9 @@ class FitState:
             assert self.cached_posterior is not None
             return self.cached_posterior
 
-    @property
-    def bars(self) -> ErrorBars:
-        """The error bars in the model's precision."""
-        dtype = self.binding.placement[1]
+    def bars(self, readout: AnyReadout) -> ErrorBars:
+        """The error bars in the precision of the readout's model."""
+        _, dtype = readout.placement
         if dtype not in self._bars:
             with self._lock:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
@@ -340,12 +349,13 @@ class ReadoutFit:
         Raises:
             ValueError: There is no fit, the model has changed since, or there are no error bars.
         """
-        state = self.require_state()
+        state = self.state or self.require_state()
         is_for_labels = state.statistics.label_loss is not None
         if error_bars and is_for_labels:
             state.require_error_bars()
         readout = state.binding.current()
-        if state.device != state.binding.placement[0]:
+        device, _ = readout.placement
+        if state.device != device:
             state = self.on_device()
             readout = state.binding.current()
         if is_for_labels:
@@ -365,22 +375,14 @@ class ReadoutFit:
             weighing: The loss; by default that of the fit.
         """
         state = self.state
-        if weighing is None and state is not None:
-            weighing = state.weighing
-        # The target of derivatives may be an entry of a batch, which is not an input of the model.
-        derivative_key = None
-        if weighing is not None and weighing.gradients is not None:
-            derivative_key = weighing.gradients.apart
-        # A user's forward= takes the whole batch as its one input.
-        is_whole = self.user_model.source.forward is not None
-        batch_format = BatchFormat(is_whole, self.target, apart=derivative_key)
-        if state is not None:
-            batch_format = replace(
-                batch_format,
-                inputs=state.statistics.inputs,
-                kind=state.statistics.kind,
-                columns=state.statistics.columns,
-            )
+        if state is None:
+            # A user's forward= takes the whole batch as its one input.
+            batch_format = BatchFormat(whole=self.user_model.source.forward is not None)
+        else:
+            batch_format = state.batch_format
+        batch_format = replace(batch_format, target=self.target)
+        if weighing is not None:
+            batch_format = replace(batch_format, apart=_entry_apart(weighing))
         return Feed(self.model, batch_format, passing.batch_size, passing.progress)
 
     def batches(
@@ -439,12 +441,14 @@ class ReadoutFit:
         ):
             if processes.size > 1:
                 processes.properties = self._request(weighing, plan, with_novelty)
-            # New data may come in another form than those of an earlier fit, so that the form is
-            # learnt anew.
-            shown = replace(passing, progress=passing.shows_progress(processes))
-            feed = self.feed(shown, weighing)
-            batch_format = replace(feed.format, inputs=None, kind=None, columns=None)
-            feed = replace(feed, format=batch_format)
+            # The form of the data is learnt anew: it may be another one than in an earlier fit.
+            batch_format = BatchFormat(
+                whole=self.user_model.source.forward is not None,
+                target=self.target,
+                apart=_entry_apart(weighing),
+            )
+            progress = passing.shows_progress(processes)
+            feed = Feed(self.model, batch_format, passing.batch_size, progress)
             first, batches = peek(feed(train, "fit", any_order=True))
             binding = None
             statistics = None
@@ -984,6 +988,13 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
             "calibrate() can only use validation rows. Save each part with save(path, rows=True)."
         )
     return first.with_rows(statistics, novelty)
+
+
+def _entry_apart(weighing: Weighing | None) -> str | None:
+    """The key of an entry of a batch that holds targets of derivatives, and is no input."""
+    if weighing is None or weighing.gradients is None:
+        return None
+    return weighing.gradients.apart
 
 
 def _report_of_first(

@@ -33,14 +33,14 @@ from ..calibration.conformal import Groups
 from ..calibration.methods import Method, NoiseFunction, method_for
 from ..calibration.report import CalibrationReport
 from ..calibration.words import UNFITTED, method_text, summary
-from ..data.batches import Batch, joined_targets
+from ..data.batches import Batch, Feed, joined_targets
 from ..data.finiteness import require_finite
 from ..data.slots import InputName, Slot
 from ..data.sources import check_batch_size, with_target
 from ..data.storage import Snapshot
 from ..losses import LossLike, counts_in_own_units, loss_for, loss_name
 from ..models.calling import FeatureFunction, ForwardFunction, Source
-from ..models.modes import outside_graphs, outside_inference_mode, refuse_transforms
+from ..models.modes import outside_graphs, outside_inference_mode
 from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.joint import JointPosterior
@@ -433,14 +433,12 @@ class LastLayerRigidity(ModelWrapper):
                 The latter is checked only on a CPU, because the check would make the CPU wait for
                 an accelerator; `predict` checks it everywhere.
         """
-        refuse_transforms()
-        batch = self._fit.feed().handed(inputs, keywords)
         readout, state = self._fit.ready(error_bars=True)
-        bars = state.bars
+        batch = Feed(self._fit.model, state.batch_format).handed(inputs, keywords)
         reading = readout.read(batch.args, batch.kwargs)
         if batch.rows is not None:
             batch.check(reading.output.shape[0])
-        std = bars.std(reading, bars.given_variance(batch, reading))
+        std = state.bars(readout).std(batch, reading)
         if std.device.type == "cpu":
             require_finite(reading.output, std, lambda: [batch], "rows")
         return reading.output, std
@@ -490,7 +488,7 @@ class LastLayerRigidity(ModelWrapper):
         with self._fit.job(group, "predict", options) as processes, torch.enable_grad():
             readout, state = self._fit.ready(error_bars=True)
             batches = self._fit.batches(x, "predict", self._passing, once=gather)
-            bars = state.bars  # of the model's precision now, for all that follows
+            bars = state.bars(readout)
             variances = list(
                 _batch_variances(readout, state, bars, batches, sample_weight, uncertain_inputs)
             )
@@ -707,7 +705,7 @@ class LastLayerRigidity(ModelWrapper):
         readout, state = self._fit.ready()
         batches = self._fit.batches(x, "gradient", self._passing)
         maps = _feature_maps(readout, wrt, batches)
-        differentiator = _differentiator(state, members, generator)
+        differentiator = _differentiator(readout, state, members, generator)
         # Comprehensions, unlike loops, keep no map (and its graph) after the last batch.
         if along is None:
             gradients = [differentiator(feature_map) for feature_map in maps]
@@ -740,8 +738,8 @@ class LastLayerRigidity(ModelWrapper):
             members: As in `gradient`.
         """
         readout, state = self._fit.ready(error_bars=True)
-        bars = state.bars
-        differentiator = _differentiator(state, members, None)
+        bars = state.bars(readout)
+        differentiator = _differentiator(readout, state, members, None)
         variances = []
         gradients = []
         for batch in self._fit.batches(x, "gradient", self._passing):
@@ -1139,11 +1137,13 @@ def _joint(readout: AnyReadout, state: FitState) -> JointPosterior:
 
 
 def _differentiator(
-    state: FitState, members: int | None, generator: torch.Generator | None
+    readout: AnyReadout,
+    state: FitState,
+    members: int | None,
+    generator: torch.Generator | None,
 ) -> Differentiator:
-    return Differentiator(
-        state.posterior, state.bars.form, state.gradient_scale, members, generator
-    )
+    form = state.bars(readout).form
+    return Differentiator(state.posterior, form, state.gradient_scale, members, generator)
 
 
 def _counted(state: FitState) -> str:

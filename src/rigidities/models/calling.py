@@ -111,6 +111,10 @@ class Source:
                 "would change your data. Let the model write to copies (x = x - 1 instead of x -= "
                 "1), or pass copies: forward=lambda m, b: m(b[0].clone())."
             )
+        if type(result) is Tensor and self.output is None:
+            is_nested = result.is_nested
+            if result.ndim and result.is_floating_point() and not is_nested:
+                return result  # the usual one, of which `pick` says the same
         return pick(result, self.output)
 
     def traced(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -73,17 +73,17 @@ class Watch:
         model: The model whose modules are watched.
 
     Attributes:
-        placement: Device and dtype of the model, valid as long as `same` returns True.
         attributes: What `attributes` says of the model.
+        first_look: What `look` returned when the watch began.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.placement = placement(model)
+        model = unwrapped(model)
         self.attributes = attributes(model)
         # Everything is kept by reference: an `id` may be reused once its object is gone.
-        modules = list(unwrapped(model).modules())
+        modules = list(model.modules())
         self._dictionaries = [vars(module) for module in modules]
-        # The dictionary and the name of each attribute, side by side for `_look`.
+        # The dictionary and the name of each attribute, side by side for `look`.
         self._owners: list[dict[str, Any]] = []
         self._names: list[str] = []
         # Views of what containers hold, now and later. Containers that are empty may be filled.
@@ -113,11 +113,7 @@ class Watch:
                 self._plain.append(tensor)
             else:
                 self._others.append(tensor)
-        self._first_look = self._look()
-
-    def same(self) -> bool:
-        """Whether nothing has changed since the watch began."""
-        return not any(self._empty) and self._first_look == self._look()
+        self.first_look = self.look()
 
     def written(self, later: Watch) -> bool:
         """Whether weights, modules or hooks differ from those of a later watch."""
@@ -125,13 +121,14 @@ class Watch:
             return True
         return list(map(id, self._members)) != list(map(id, later._members))
 
-    def _look(self) -> tuple[list[object], ...]:
-        """Flat lists that differ after any change.
+    def look(self) -> tuple[object, ...]:
+        """What differs after any change.
 
-        They are made for every call of the model, and therefore without a loop in Python.
+        It is asked for in every call of the model, and therefore made without a loop in Python.
         """
         values = map(dict.get, self._owners, self._names, repeat(self))
         return (
+            any(self._empty),
             list(map(len, self._dictionaries)),
             list(map(id, chain(chain.from_iterable(self._live), values))),
             list(map(Tensor.data_ptr, self._plain)),
@@ -151,11 +148,11 @@ def attributes(
     """The attributes and buffers of all modules, and the entries of short containers among them.
 
     Args:
-        model: The model. Its modules are numbered in the order of `modules()`.
+        model: The model, without wrappers. Its modules are numbered in the order of `modules()`.
         ignored: Classes of modules that stand in for others: they are not numbered.
     """
     values: dict[str, object] = {}
-    modules = (m for m in unwrapped(model).modules() if not isinstance(m, ignored))
+    modules = (m for m in model.modules() if not isinstance(m, ignored))
     for number, module in enumerate(modules):
         for name, value in vars(module).items():
             if name in MODULE_ATTRIBUTES:
@@ -289,13 +286,13 @@ class Probes:
             output = first.output.double().cpu()
             probes = cls(inputs, output, dtype, digits, first.renewed)
             if batch_output is not None:
-                deviation = probes._deviation(first.output, batch_output, digits)
+                deviation = probes._deviation(output, batch_output, digits)
                 if not deviation:
                     return probes
             again = _outputs(shadow(model), source, inputs, dtype)
         except Exception:  # inputs that cannot be copied
             return None
-        if probes._deviation(first.output, again, digits):
+        if probes._deviation(output, again, digits):
             notify(RANDOM)
             return None
         return probes

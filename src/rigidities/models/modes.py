@@ -31,16 +31,38 @@ R = TypeVar("R")
 _TOO_OLD = "{} needs PyTorch {} or newer; this is {}."
 
 
-def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that is never compiled, as with `torch.compiler.disable`.
+if hasattr(torch.compiler, "is_exporting"):
+    exporting: Callable[[], bool] = torch.compiler.is_exporting
+    """Whether `torch.export` traces this call."""
+else:
 
-    Torch's compiler takes seconds to import. As long as it has not been imported, nothing can be
-    compiled, and the function is called directly.
+    def exporting() -> bool:
+        """Whether `torch.export` traces this call, for which this PyTorch is too old."""
+        if torch.compiler._is_compiling_flag:  # up to 2.6, only export sets it
+            raise RuntimeError(_TOO_OLD.format("Export", "2.7", torch.__version__))
+        return False
+
+
+def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that looks at values: it is never compiled, and refuses to be transformed.
+
+    It is left out of graphs as with `torch.compiler.disable`. But torch's compiler takes seconds to
+    import. As long as it has not been imported, nothing can be compiled, and the function is called
+    directly.
+
+    Raises:
+        ValueError: `torch.func` or `torch.export` calls the function.
     """
     disabled = _disable_dynamo(function)
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch._C._functorch.peek_interpreter_stack() is not None or exporting():
+            raise ValueError(
+                "Each call checks the model, which torch.func and torch.export do not allow. "
+                "Instead of vmap, call it on all rows at once; for derivatives use uq.gradient(x) "
+                "or torch.autograd.grad; to compile, export or serve use uq.freeze()."
+            )
         if "torch._dynamo" in sys.modules:
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)
@@ -126,19 +148,6 @@ def unmixed(tensor: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def exporting() -> bool:
-    """Whether `torch.export` traces this call.
-
-    Raises:
-        RuntimeError: It does, and this PyTorch is too old for it.
-    """
-    if hasattr(torch.compiler, "is_exporting"):
-        return torch.compiler.is_exporting()
-    if torch.compiler._is_compiling_flag:  # up to 2.6, only export sets it
-        raise RuntimeError(_TOO_OLD.format("Export", "2.7", torch.__version__))
-    return False
-
-
 def require_torch(release: str, feature: str) -> None:
     """Refuse what an older PyTorch lacks.
 
@@ -150,13 +159,3 @@ def require_torch(release: str, feature: str) -> None:
     installed = [int(number) for number in torch.__version__.split(".")[:2]]
     if installed < required:
         raise RuntimeError(_TOO_OLD.format(feature, release, torch.__version__))
-
-
-def refuse_transforms() -> None:
-    """Refuse `torch.func` and `torch.export` where the model's values are looked at."""
-    if torch._C._functorch.peek_interpreter_stack() is not None or exporting():
-        raise ValueError(
-            "Each call checks the model, which torch.func and torch.export do not allow. Instead "
-            "of vmap, call it on all rows at once; for derivatives use uq.gradient(x) or "
-            "torch.autograd.grad; to compile, export or serve use uq.freeze()."
-        )

@@ -28,7 +28,8 @@ from .mean_of import MeanOf
 PLAIN_TENSORS = (nn.Parameter, Tensor)
 """Torch's own classes of tensors. A tensor of another class may consist of several tensors."""
 
-_CONTAINERS = (OrderedDict, dict, set, list)
+_CONTAINERS = frozenset((OrderedDict, dict, set, list))
+_CONSTANTS = frozenset((bool, int, float, str, type(None)))
 
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes that every module has; all others are the model's own."""
@@ -47,23 +48,28 @@ def shadow(model: nn.Module) -> nn.Module:
         TypeError: The model cannot be copied.
     """
     model = unwrapped(model)
-    _check_weights(model)
     memo: dict[int, object] = {}
     for module in model.modules():
         members = [container.values() for container in containers(module)]
         for value in chain(*members, vars(module).values()):
-            if isinstance(value, Tensor):
+            kind = type(value)
+            if kind in _CONSTANTS:
+                continue
+            if kind in _CONTAINERS:
+                if not value:
+                    # A module has a dozen of these, mostly for hooks, which are slow to deep-copy.
+                    memo[id(value)] = kind()
+            elif isinstance(value, Tensor):
+                if is_lazy(value) or value.is_meta:
+                    raise ValueError(_without_values(model, value))
                 alias = value.detach()
                 if isinstance(value, nn.Parameter):
                     alias = nn.Parameter(alias, requires_grad=False)
-                if type(value) in PLAIN_TENSORS:
+                if kind in PLAIN_TENSORS:
                     vars(alias).update(vars(value))
                 memo[id(value)] = alias
             elif isinstance(value, torch.jit.ScriptFunction):
                 memo[id(value)] = value  # it has no state, and refuses to be copied
-            elif type(value) in _CONTAINERS and not value:
-                # A module has a dozen of these, mostly for hooks, which are slow to deep-copy.
-                memo[id(value)] = type(value)()
     twin = _deep_copy(model, memo)
     for copied_module, module in zip(twin.modules(), model.modules(), strict=True):
         if isinstance(module, torch.jit.ScriptModule):
@@ -265,12 +271,11 @@ def _can_be_copied(value: object, memo: dict[int, object]) -> bool:
     return True
 
 
-def _check_weights(model: nn.Module) -> None:
-    """Refuse weights without values: those of lazy layers, or on the meta device."""
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if is_lazy(tensor) or tensor.is_meta:
-            raise ValueError(
-                f"{name!r} has no values yet. Run a model with lazy layers once on a batch, or "
-                "move a model from the meta device with to_empty(device=...); then train it or "
-                "load weights."
-            )
+def _without_values(model: nn.Module, weight: Tensor) -> str:
+    """The message for weights without values: those of lazy layers, or on the meta device."""
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    name = next((name for name, tensor in tensors if tensor is weight), "a tensor of the model")
+    return (
+        f"{name!r} has no values yet. Run a model with lazy layers once on a batch, or move a "
+        "model from the meta device with to_empty(device=...); then train it or load weights."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from _thread import RLock
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeVar
@@ -10,17 +11,8 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Lock:
+class Lock(RLock):  # type: ignore[misc]  # which may be a base class, whatever its stub says
     """A lock that the same thread may take again; a copy or a pickle of it is a new lock."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()

@@ -77,22 +77,25 @@ class BlockRow(NamedTuple):
     def norm(self, features: Tensor) -> Tensor:
         """The norm of these entries of $R f$: (N, D) -> (N, 1), or (N, T)."""
         rows = features[..., self.start :] if self.start else features
+        unit: Tensor | None = None
         if self.halves is not None and rows.dtype == self.halves.high.dtype:
-            z = self.halves.product(rows)
+            unit = self.halves.unit
+            z = self.halves.product(rows)  # R f in units
             if self.offset is not None:
-                z = z + self.offset / self.halves.unit
-            return torch.mul(_row_norms(z), self.halves.unit)
-        if self.matrix.ndim == 3:  # one Gram per target
+                z = z + self.offset / unit
+        elif self.matrix.ndim == 3:  # one Gram per target
             equation = "nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk"
-            return _row_norms(torch.einsum(equation, rows, self.matrix))
-        with full_products(rows) if rows.is_cuda else _AS_IT_IS:
-            if self.offset is None:
-                z = rows @ self.matrix
-            elif rows.ndim > 2:
-                z = rows @ self.matrix + self.offset
-            else:
-                z = torch.addmm(self.offset, rows, self.matrix)
-        return _row_norms(z)
+            z = torch.einsum(equation, rows, self.matrix)
+        else:
+            with full_products(rows) if rows.is_cuda else _AS_IT_IS:
+                if self.offset is None:
+                    z = rows @ self.matrix
+                elif rows.ndim > 2:
+                    z = rows @ self.matrix + self.offset
+                else:
+                    z = torch.addmm(self.offset, rows, self.matrix)
+        norm: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=z.ndim == 2)
+        return norm if unit is None else torch.mul(norm, unit)
 
 
 def norms(blocks: Sequence[BlockRow], features: Tensor) -> Tensor:
@@ -101,12 +104,6 @@ def norms(blocks: Sequence[BlockRow], features: Tensor) -> Tensor:
     if len(block_norms) == 1:
         return block_norms[0]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(block_norms), dim=0)
-    return norm
-
-
-def _row_norms(rows: Tensor) -> Tensor:
-    """The norm of each row: (N, k) -> (N, 1), (N, T, k) -> (N, T)."""
-    norm: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=rows.ndim == 2)
     return norm
 
 

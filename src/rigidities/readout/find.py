@@ -304,27 +304,32 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
     pattern = shadow(model)
     args, kwargs = inputs
     kind = "tail"
+    layout = "joint"  # until it is known
     if heads.are_parameters:
         kind = "parameters"
+    elif heads.is_returned:
+        kind = "plain"
+        layout = "shared"
     base = Readout(
         pattern,
         source,
         tuple(heads.names),
         kind,
-        "joint",  # until it is known
+        layout,
         silent=tuple(heads.silent),
         differentiates=heads.differentiates,
         call=source.call(model, args, kwargs),
     )
-    if heads.is_returned and not heads.are_parameters:
-        plain = replace(base, kind="plain", layout="shared")
-        columns = plain.columns
+    if base.kind == "plain":
+        columns = base.columns
+        kind = "tail"
         # The class of torch's own layers says what they compute. Anything else is tried out.
         if columns.disjoint and all(is_linear_by_class(head) for head in columns.heads):
-            readout = _plain_if_true(plain, columns, inputs, heads.output)
+            readout = _plain_if_true(base, columns, inputs, heads.output)
             if readout is not None:
                 return readout
-            base = replace(base, kind="parameters")  # its weights may be used elsewhere too
+            kind = "parameters"  # its weights may be used elsewhere too
+        base = replace(base, kind=kind, layout="joint")
     if not is_double(pattern):
         try:
             model_in_double = double_copy(pattern)

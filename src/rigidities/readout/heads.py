@@ -507,8 +507,9 @@ def put_recorders(
     """
     heads = [named_head(model, name) for name in names]
     recorders = {id(head): kind(head) for head in heads}
-    for name in names:
-        _bypass_compiled_parents(model, name)
+    if any("_orig_mod" in module._modules for module in model.modules()):
+        for name in names:
+            _bypass_compiled_parents(model, name)
     if issubclass(kind, ParameterRecorder):
         return model, list(recorders.values())  # these take no module's place
     visited_containers: set[int] = set()  # which two modules may share

@@ -101,6 +101,7 @@ class AnyReadout(ABC):
         layout: `shared`, `separate` or `joint`; see the module.
         linear: Whether the output is linear in the weights.
         model: A shadow of the model, which is never run.
+        placement: Device and dtype of the model.
         order: The order of a sample's outputs in which the targets stand as in the head; None if
             that is the order they have.
     """
@@ -112,6 +113,7 @@ class AnyReadout(ABC):
     layout: str
     linear: bool
     model: nn.Module
+    placement: tuple[torch.device, torch.dtype]
     order: Tensor | None
 
     def __call__(self, batch: Batch) -> Reading:
@@ -200,6 +202,7 @@ class Readout(AnyReadout):
         differentiates: Whether the model differentiates inside its forward pass. Then it may not
             run without gradients, and its graphs are kept, which it might free.
         call: The call of the model that the readout was found with, for messages; "" if unknown.
+        placement: Device and dtype of the model.
     """
 
     model: nn.Module
@@ -213,13 +216,15 @@ class Readout(AnyReadout):
     order: Tensor | None = None
     differentiates: bool = False
     call: str = ""
+    placement: tuple[torch.device, torch.dtype] = field(init=False)
     _twin: OfThread[_Twin] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "placement", placement(self.model))
         object.__setattr__(self, "_twin", OfThread(self._make_twin))
         if self.order is not None:
             # One tensor on the model's device for all batches, by which these are joined.
-            device, _ = placement(self.model)
+            device, _ = self.placement
             object.__setattr__(self, "order", self.order.to(device))
 
     # --- what it is ------------------------------------------------------------------------------
@@ -280,7 +285,15 @@ class Readout(AnyReadout):
                 args, kwargs = ordinary((args, kwargs))
                 return self.read(args, kwargs)
         if self.kind == "plain":
-            reading = self._plain_reading((args, kwargs))
+            twin = self._twin()
+            was_enabled = torch.is_grad_enabled()
+            is_wanted = was_enabled and _some_input_requires_grad((args, kwargs))
+            torch.set_grad_enabled(self.differentiates or is_wanted)
+            try:
+                output, calls = self._pass(twin, (args, kwargs))
+            finally:
+                torch.set_grad_enabled(was_enabled)
+            reading = plain_reading(output, calls, twin.columns)
             if reading is not None:
                 return reading
             # Nothing followed the heads in the first batch, but something does in this one.
@@ -320,7 +333,10 @@ class Readout(AnyReadout):
         """
         inputs = (batch.args, batch.kwargs)
         if self.kind == "plain":
-            reading = self._plain_reading(inputs)
+            twin = self._twin()
+            with torch.set_grad_enabled(self.differentiates):
+                output, calls = self._pass(twin, inputs)
+            reading = plain_reading(output, calls, twin.columns)
             if reading is not None:
                 features = reading.features.detach()
                 rows = torch.arange(len(features), device=features.device)
@@ -434,25 +450,6 @@ class Readout(AnyReadout):
             "features= to provide the features yourself."
         )
 
-    def _plain_reading(self, inputs: Inputs) -> Reading | None:
-        """The reading of a pass in which nothing follows the heads; None if something does.
-
-        The pass records no gradients, unless an input or the model needs them.
-        """
-        twin = self._twin()
-        if self.differentiates:
-            with torch.enable_grad():
-                output, calls = self._pass(twin, inputs)
-        elif not torch.is_grad_enabled() or _some_input_requires_grad(inputs):
-            output, calls = self._pass(twin, inputs)
-        else:
-            torch.set_grad_enabled(False)
-            try:
-                output, calls = self._pass(twin, inputs)
-            finally:
-                torch.set_grad_enabled(True)
-        return plain_reading(output, calls, twin.columns)
-
     def _plain_pass(self, *args: Any, **kwargs: Any) -> Reading:
         """A pass in which nothing follows the heads, unchecked, as torch's transforms need it."""
         output, calls = self._pass(self._twin(), (args, kwargs))
@@ -525,6 +522,7 @@ class GivenFeatures(AnyReadout):
         model: A shadow of the model, which is never run.
         source: How to call the model, and the user's function.
         layout: `shared` for features with two dimensions, `joint` for three.
+        placement: Device and dtype of the model.
     """
 
     model: nn.Module
@@ -537,9 +535,11 @@ class GivenFeatures(AnyReadout):
     order: Tensor | None = field(default=None, init=False)
     weights: Tensor | None = field(default=None, init=False)
     biases: Tensor | None = field(default=None, init=False)
+    placement: tuple[torch.device, torch.dtype] = field(init=False)
     _twin: OfThread[nn.Module] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "placement", placement(self.model))
         object.__setattr__(self, "_twin", OfThread(partial(shadow, self.model)))
 
     @property

@@ -27,7 +27,7 @@ _CPU_ROWS = 512
 """Rows that the arrays on a CPU have at least: with fewer, a Gram takes more time per row."""
 _MOST_BATCHES = 64
 """The most batches that may wait. An interrupted fit of a slow model should not lose more."""
-_DEVICE_ROWS = 1 << 16
+_DEVICE_ROWS = 1 << 18
 """The most rows of the arrays on an accelerator."""
 _DEVICE_BYTES = 1 << 28
 """The most bytes of the arrays on an accelerator."""

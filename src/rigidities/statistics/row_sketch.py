@@ -155,8 +155,23 @@ class RowSketch:
         """A copy without another sketch's rows, and how many of those rows were not here."""
         remaining = self.clone()
         other.settle()
-        remaining.limit = min(self.limit, other.limit)
-        lacking = remaining._join(other.hashes, -other.counts, [other.columns])
+        remaining._trim(min(self.limit, other.limit))
+        hashes = remaining.hashes
+        removed = other.hashes.to(hashes.device)
+        removed_counts = other.counts.to(hashes.device)
+        is_judged = removed < remaining.limit
+        removed, removed_counts = removed[is_judged], removed_counts[is_judged]
+        is_here = torch.isin(removed, hashes)
+        places = torch.searchsorted(hashes, removed[is_here])  # both are sorted and distinct
+        held_counts = torch.zeros_like(removed_counts)
+        held_counts[is_here] = remaining.counts[places]
+        lacking = int((removed_counts - held_counts).clamp(min=0).sum())
+
+        counts = remaining.counts.index_add(0, places, -removed_counts[is_here])
+        stays = (counts > 0).nonzero()[:, 0]
+        remaining.hashes = hashes[stays]
+        remaining.counts = counts[stays]
+        remaining.columns = {name: column[stays] for name, column in remaining.columns.items()}
         return remaining, lacking
 
     def require_held(self, removed: RowSketch) -> None:
@@ -269,16 +284,13 @@ class RowSketch:
         self._waiting_rows = 0
         self._join(hashes, torch.ones_like(hashes), columns)
 
-    def _join(self, hashes: Tensor, counts: Tensor, columns: Sequence[Table]) -> int:
+    def _join(self, hashes: Tensor, counts: Tensor, columns: Sequence[Table]) -> None:
         """Join other rows to those here, and keep the `size` smallest hashes of all.
 
         Args:
             hashes: The hashes of the other rows, (n,).
-            counts: How often each came, (n,); negative where rows are to be removed.
+            counts: How often each came, (n,).
             columns: What goes with them, in tables that follow one another.
-
-        Returns:
-            How many of the rows to remove were not there.
         """
         tables: list[Table] = []
         if len(self.hashes):
@@ -286,34 +298,28 @@ class RowSketch:
         if len(hashes):
             tables.extend(columns)
         if not tables:
-            return 0
+            return
         device = hashes.device if len(hashes) else self.hashes.device
         hashes = torch.cat([self.hashes.to(device), hashes.to(device)])
         counts = torch.cat([self.counts.to(device), counts.to(device)])
         # A stable sort, so that the first of equal rows stays the first.
         hashes, order = torch.sort(hashes, stable=True)
-        counts = counts[order]
         below = int(torch.searchsorted(hashes, self.limit))
-        hashes, order, counts = hashes[:below], order[:below], counts[:below]
+        hashes, order = hashes[:below], order[:below]
+        counts = counts[order]
         # Runs of equal hashes become one entry, with the sum of their counts.
         begins = torch.ones_like(hashes, dtype=torch.bool)
         begins[1:] = hashes[1:] != hashes[:-1]
         starts = begins.nonzero()[:, 0]
-        if len(starts) < len(hashes) or bool((counts < 0).any()):
+        if len(starts) < len(hashes):
             runs = begins.cumsum(0) - 1
             counts = torch.zeros_like(starts).index_add_(0, runs, counts)
             hashes, order = hashes[starts], order[starts]
-        lacking = -int(counts.clamp(max=0).sum())
-        # Rows that were removed as often as they came have no count left.
-        if lacking or bool((counts == 0).any()):
-            positive = (counts > 0).nonzero()[:, 0]
-            hashes, order, counts = hashes[positive], order[positive], counts[positive]
         if len(hashes) > self.size:
             self.limit = int(hashes[self.size])
         self.hashes = hashes[: self.size]
         self.counts = counts[: self.size]
         self.columns = _columns_at(tables, order[: self.size])
-        return lacking
 
 
 def _columns_at(tables: list[Table], index: Tensor) -> Table:
