@@ -1,32 +1,48 @@
 """Fits and predictions against the bare forward pass over the same batches (plain linear head).
 
-Fits come from each kind of source and stand beside a loop written by hand; what a fit does for each
-batch stands there in counts. Predictions are those of the paper's form (``method="paper"``); the
+Fits come from each kind of source and stand beside a loop written by hand, in processor time on one
+thread too, which other work on the machine hardly blurs; what a fit does for each batch stands
+there in counts. Predictions are those of the paper's form (``method="paper"``); the
 benchmark ``default`` has those of the default calibration beside them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import nn
 
 import rigidities as rg
 from benchmarks.frame.counts import count_rows
-from benchmarks.frame.fits import SOURCES, TENSORS, fit_rows, fit_tasks, ratio_row
+from benchmarks.frame.fits import (
+    LIST,
+    SHUFFLED,
+    SOURCES,
+    TENSORS,
+    fit_rows,
+    fit_tasks,
+    fitted,
+    naive_loop,
+    ratio_row,
+    source,
+)
 from benchmarks.frame.limits import (
     least_predict_passes,
     reading,
     reading_passes,
     whole_product,
 )
-from benchmarks.frame.results import Row, for_information
+from benchmarks.frame.results import Row, at_most, for_information
 from benchmarks.frame.timing import Task, Timings, interleaved
 from benchmarks.frame.workload import Workload, workload
 
 FIT_LIMITS = {256: {"double": 2.4, "mixed": 1.9}, 1024: {"double": 2.4, "mixed": 2.0}}
 """Bare passes of a fit by width and precision, whatever the source."""
+NAIVE_LIMITS = {256: 1.15, 1024: 0.95}
+"""Processor time of a fit over that of the loop written by hand, by width."""
 PREDICTION_LIMITS = {
     "predict": 1.65,
     "uq(x) batch by batch": 1.6,
@@ -38,10 +54,14 @@ PREDICTION_LIMITS = {
 def run(*, quick: bool = False) -> list[Row]:
     """Width 256 with 50,000 rows, width 1024 with 20,000, and the work of one batch."""
     if quick:
-        return rows_at(2_000, width=32, rounds=2, limits=FIT_LIMITS[256]) + count_rows()
-    narrow = rows_at(50_000, width=256, rounds=15, limits=FIT_LIMITS[256])
-    wide = rows_at(20_000, width=1024, rounds=11, limits=FIT_LIMITS[1024])
-    return narrow + wide + count_rows()
+        table = rows_at(2_000, width=32, rounds=2, limits=FIT_LIMITS[256])
+        table += naive_rows(2_000, width=32, rounds=2, limit=NAIVE_LIMITS[256])
+        return table + count_rows()
+    table = rows_at(50_000, width=256, rounds=15, limits=FIT_LIMITS[256])
+    table += naive_rows(50_000, width=256, rounds=9, limit=NAIVE_LIMITS[256])
+    table += rows_at(20_000, width=1024, rounds=11, limits=FIT_LIMITS[1024])
+    table += naive_rows(20_000, width=1024, rounds=9, limit=NAIVE_LIMITS[1024])
+    return table + count_rows()
 
 
 def rows_at(rows: int, *, width: int, rounds: int, limits: Mapping[str, float]) -> list[Row]:
@@ -54,6 +74,39 @@ def rows_at(rows: int, *, width: int, rounds: int, limits: Mapping[str, float]) 
     for name, limit in PREDICTION_LIMITS.items():
         table.append(prediction_row(name, work.size, timings, f"bare, {TENSORS}", limit))
     return table
+
+
+def naive_rows(rows: int, *, width: int, rounds: int, limit: float) -> list[Row]:
+    """Processor time of a fit on one thread, over that of the loop over the same source."""
+    work = workload(rows, width=width)
+    tasks: dict[str, Task] = {}
+    for kind in (LIST, SHUFFLED, TENSORS):
+        data = source(kind, work.x, work.y, work.batch_size)
+        loop = partial(naive_loop, work.model, data, torch.float64)
+        tasks[f"loop, {kind}"] = partial(processor_seconds, loop)
+        tasks[f"fit, {kind}"] = partial(processor_seconds, partial(fitted, work.model, data))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        timings = interleaved(tasks, rounds=rounds)
+    finally:
+        torch.set_num_threads(threads)
+    return [
+        at_most(
+            f"fit on one thread, {kind}, {work.size}",
+            timings.ratio(f"fit, {kind}", f"loop, {kind}"),
+            limit,
+            "of the processor time of a loop written by hand",
+        )
+        for kind in (LIST, SHUFFLED, TENSORS)
+    ]
+
+
+def processor_seconds(task: Task) -> float:
+    """Seconds of the processor that one call takes."""
+    start = time.process_time()
+    task()
+    return time.process_time() - start
 
 
 def bare_row(size: str, timings: Timings, kind: str) -> Row:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ..models.directional import normal_like
 from .columns import Columns, joint_columns
 from .heads import Call, as_rows, has_bias, has_plain_parameters, head_weights
-from .reading import Reading
+from .reading import Reading, responses
 from .tail import coarsest_rounding
 
 
@@ -165,9 +165,7 @@ def change_agrees(
     difference = changed_output.detach().double() - reading.output.detach().double()
     actual = reading.output_layout.rows(difference)
     features = reading.features.detach().to(torch.float64)
-    if features.ndim == 2:
-        features = features[:, None]
-    expected = torch.einsum("mkd,dk->mk", features, change.to(features))
+    expected = responses(features, change.to(features))
     rounding = coarsest_rounding([changed_output, *(call.output for call in calls)])
     size = torch.maximum(actual.abs().amax(0), expected.abs().amax(0))
     # Of a large offset that both outputs share, the rounding stays in their difference.
@@ -187,9 +185,7 @@ def slope_agrees(reading: Reading, ahead: Tensor, behind: Tensor, change: Tensor
     """
     actual = reading.output_layout.rows(ahead.detach() - behind.detach()) / 2
     features = reading.features.detach().to(torch.float64)
-    if features.ndim == 2:
-        features = features[:, None]
-    expected = torch.einsum("mkd,dk->mk", features, change.to(features))
+    expected = responses(features, change.to(features))
     size = torch.maximum(actual.abs().amax(0), expected.abs().amax(0))
     return bool(((actual - expected).abs().amax(0) <= 1e-4 * size).all())  # false for NaN too
 

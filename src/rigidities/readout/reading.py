@@ -156,6 +156,18 @@ class Reading:
         return max(torch.finfo(dtype).eps for dtype in dtypes)
 
 
+def responses(features: Tensor, change: Tensor) -> Tensor:
+    """F d: what a change d of the weights adds to outputs that are linear in them, (M, K).
+
+    Args:
+        features: F, (M, D), (M, K, D) or (M, K, P); see the layouts of `Readout`.
+        change: d by column, (D, K), or (P, 1) where one weight vector is behind all targets.
+    """
+    if features.ndim == 2:
+        return features @ change
+    return (features * change.mT).sum(-1)
+
+
 def with_counts(features: Tensor, counts: Tensor | None) -> Tensor:
     """What the head of a calibration is fitted to: features, then counts; see `Reading.counts`."""
     if counts is None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..data.hashes import NO_LIMIT
 from ..data.storage import prefixed, unprefixed
 from ..posterior.gram import with_ones
+from ..readout.reading import responses
 from .block import Block
 
 if TYPE_CHECKING:
@@ -472,12 +473,7 @@ class RowSample(RowSketch):
             return copy
         mean = self.columns["mean"]
         residual = self.columns["residual"]
-        features = self.columns["features"].to(residual)
-        change = change.to(residual)
-        if features.ndim == 3:  # (n, K, D): each target has features of its own
-            shift = (features * change.mT).sum(-1)
-        else:
-            shift = features @ change
+        shift = responses(self.columns["features"].to(residual), change.to(residual))
         copy.columns = {
             **self.columns,
             "mean": (mean + shift).to(mean),
