@@ -29,6 +29,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TOO_OLD = "{} needs PyTorch {} or newer; this is {}."
+_TRANSFORMED = (
+    "Each call checks the model, which torch.func and torch.export do not allow. Instead of vmap, "
+    "call it on all rows at once; for derivatives use uq.gradient(x) or torch.autograd.grad; to "
+    "compile, export or serve use uq.freeze()."
+)
 
 
 if hasattr(torch.compiler, "is_exporting"):
@@ -53,18 +58,20 @@ def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
     Raises:
         ValueError: `torch.func` or `torch.export` calls the function.
     """
-    disabled = _disable_dynamo(function)
+
+    @_disable_dynamo
+    def disabled(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch._C._functorch.peek_interpreter_stack() is not None or exporting():
+            raise ValueError(_TRANSFORMED)
+        return function(*args, **kwargs)
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch._C._functorch.peek_interpreter_stack() is not None or exporting():
-            raise ValueError(
-                "Each call checks the model, which torch.func and torch.export do not allow. "
-                "Instead of vmap, call it on all rows at once; for derivatives use uq.gradient(x) "
-                "or torch.autograd.grad; to compile, export or serve use uq.freeze()."
-            )
         if "torch._dynamo" in sys.modules:
             return disabled(*args, **kwargs)
+        # Nothing is exported without the compiler. It must not meet this line (torch 2.4 warns).
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise ValueError(_TRANSFORMED)
         return function(*args, **kwargs)
 
     # Torch looks for these attributes, and shows the message where fullgraph=True was asked for.
