@@ -87,7 +87,7 @@ def test_memory_that_a_loader_uses_again_changes_nothing(how, size):
     got = rg.LastLayerRigidity(net()).fit(loaders(x, y, size)[how])._fit.state.statistics
     torch.testing.assert_close(got.gram.matrix, expected.gram.matrix)
     assert torch.equal(got.sketch.hashes, expected.sketch.hashes)
-    torch.testing.assert_close(got.sample.rows["features"], expected.sample.rows["features"])
+    torch.testing.assert_close(got.kept_rows.rows["features"], expected.kept_rows.rows["features"])
 
 
 @pytest.mark.parametrize("size", [20, 600])
@@ -143,7 +143,7 @@ def test_a_sample_of_known_size_is_that_of_rows_that_come_one_by_one(size):
     x, y = data()
     cut = rg.LastLayerRigidity(net(), batch_size=size).fit((x, y), keep_rows=50)
     fed = rg.LastLayerRigidity(net()).fit([(x, y)], keep_rows=50)
-    first, second = (uq._fit.state.statistics.sample for uq in (cut, fed))
+    first, second = (uq._fit.state.statistics.kept_rows for uq in (cut, fed))
     assert torch.equal(first.hashes, second.hashes) and first.limit == second.limit
     assert len(first.hashes) == 50
 
@@ -276,7 +276,7 @@ def test_a_sample_of_masked_rows_holds_all_that_have_a_target():
         return torch.stack([known[row.sum().item()] for row in batch[0]])
 
     uq = rg.LastLayerRigidity(net()).fit((x, y), sample_weight=weigh, keep_rows=300)
-    assert len(uq._fit.state.statistics.sample.hashes) == 100
+    assert len(uq._fit.state.statistics.kept_rows.hashes) == 100
 
 
 def test_rows_without_inputs_of_their_own_leave_nothing_to_judge_by():
@@ -296,12 +296,12 @@ def test_rows_without_inputs_of_their_own_leave_nothing_to_judge_by():
     uq.batch_size = 700
     uq.partial_fit(tuple(t[100:] for t in whole))
     kept = uq._fit.state.statistics
-    assert not kept.sketch.judges and len(kept.sample.hashes) == 1500
+    assert not kept.sketch.judges and len(kept.kept_rows.hashes) == 1500
     some = tuple(t[100:400] for t in whole)
     refused("cannot be recognised.*check=False", uq.forget, some)
     assert uq.gram.count == 1500
     uq.forget(some, check=False)
-    assert uq.gram.count == 1200 and uq._fit.state.statistics.sample is None
+    assert uq.gram.count == 1200 and uq._fit.state.statistics.kept_rows is None
 
 
 def test_heads_that_only_later_rows_call_are_found():
@@ -379,8 +379,8 @@ def test_rows_that_repeat_are_all_known_whatever_the_source(distinct, copies):
     for given in ((x, y), list(zip(x.split(4096), y.split(4096), strict=True))):
         uq = rg.LastLayerRigidity(net()).fit(given)
         kept = uq._fit.state.statistics
-        assert len(kept.sketch.hashes) == len(kept.sample.hashes) == distinct
-        assert int(kept.sample.counts.sum()) == len(x)
+        assert len(kept.sketch.hashes) == len(kept.kept_rows.hashes) == distinct
+        assert int(kept.kept_rows.counts.sum()) == len(x)
 
 
 def test_the_order_of_keywords_does_not_matter():
@@ -425,7 +425,7 @@ def test_features_that_change_their_precision_on_the_way_are_added_in_double():
     uq = rg.LastLayerRigidity(net(), features=features).fit(batches)
     h = torch.cat([features(None, part) for part, _ in batches])
     torch.testing.assert_close(uq.gram.matrix, h.mT @ h, rtol=1e-6, atol=1e-6)
-    assert len(uq._fit.state.statistics.sample.rows["features"]) == 1200
+    assert len(uq._fit.state.statistics.kept_rows.rows["features"]) == 1200
 
 
 @pytest.mark.parametrize("blocks_end", ["with every batch", "later"])

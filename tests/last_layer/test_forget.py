@@ -76,7 +76,7 @@ def test_all_rows_can_be_forgotten_in_other_batches(net, tmp_path):
 
 
 def test_beyond_the_sketch_a_share_of_rows_is_judged(net, monkeypatch):
-    monkeypatch.setattr(row_sketch, "SIZE", 100)
+    monkeypatch.setattr(row_sketch, "HASHES", 100)
     uq, (x, y) = fitted(net), net.train
     rows = r"of \d+ rows that could be checked \(3\d\.\d% of all\) were never in the fit"
     check_refused(uq, rows, (x + 1, y))
@@ -146,7 +146,7 @@ def test_structures_are_not_recognised_and_go_unasked(molecules):
     check_refused(uq, "cannot be recognised.*check=False", some)
     uq.forget(some, check=False)
     torch.testing.assert_close(uq.gram.matrix, fit(others).gram.matrix, rtol=1e-5, atol=1e-5)
-    assert uq._fit.state.statistics.sample is None
+    assert uq._fit.state.statistics.kept_rows is None
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -61,13 +61,13 @@ def test_the_sample_of_rows_is_that_of_the_cpu_and_follows_the_model(cuda, batch
         )
         for device in ("cpu", cuda)
     )
-    one, other = (uq._fit.require_state().statistics.sample for uq in (here, there))
+    one, other = (uq._fit.require_state().statistics.kept_rows for uq in (here, there))
     assert one.limit == other.limit and other.rows["features"].is_cuda
     for name, column in one.columns.items():
         found = other.columns[name].cpu()
         torch.testing.assert_close(found, column, rtol=1e-2, atol=1e-2)
     there.cpu()
-    assert there._fit.require_state().statistics.sample.rows["features"].device.type == "cpu"
+    assert there._fit.require_state().statistics.kept_rows.rows["features"].device.type == "cpu"
 
 
 def test_duplicates_are_recognised_across_devices(cuda):
@@ -168,8 +168,8 @@ def test_fits_on_different_devices_merge(cuda):
         one = rg.LastLayerRigidity(mine.model).fit((x[left], y[left]))
         one.merge(rg.LastLayerRigidity(other.model).fit((x[right], y[right])))
         sample, expected = (
-            one._fit.require_state().statistics.sample,
-            whole._fit.require_state().statistics.sample,
+            one._fit.require_state().statistics.kept_rows,
+            whole._fit.require_state().statistics.kept_rows,
         )
         device = next(mine.model.parameters()).device.type
         assert one.gram.device.type == sample.rows["features"].device.type == device

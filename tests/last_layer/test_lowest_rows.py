@@ -13,7 +13,7 @@ from rigidities.data.output_layout import OutputLayout
 from rigidities.readout.reading import Reading
 from rigidities.statistics import row_sketch
 from rigidities.statistics.block import BatchRange, Block
-from rigidities.statistics.row_sketch import RowSample
+from rigidities.statistics.row_sketch import KeptRows
 from rigidities.statistics.statistics import Plan
 from tests.support.refusals import refused
 
@@ -31,7 +31,7 @@ def block_of(hashes, weighted=False):
     columns = columns_of(hashes)
     mean = columns["mean"]
     layout = OutputLayout(mean.shape, mean.shape)
-    reading = Reading(mean, columns["features"], layout, counts=columns["counts"])
+    reading = Reading(mean, columns["features"], layout, bias_counts=columns["bias_counts"])
     block = Block(
         samples=len(hashes),
         rows=len(hashes),
@@ -51,11 +51,11 @@ def block_of(hashes, weighted=False):
 def columns_of(hashes):
     own = hashes[:, None].double()
     columns = {"features": own.float() * torch.tensor([1.0, 2, 3]), "mean": own.float() + 1}
-    return columns | {"residual": own + 2, "weight": own + 3, "counts": hashes[:, None] + 5}
+    return columns | {"residual": own + 2, "weight": own + 3, "bias_counts": hashes[:, None] + 5}
 
 
 def sample_of(hashes, size, batch=4):
-    made = RowSample(size)
+    made = KeptRows(size)
     for start in range(0, max(1, len(hashes)), batch):
         add(made, hashes[start : start + batch])
     made.settle()
@@ -105,7 +105,7 @@ def test_order_and_batches_do_not_change_the_rows_of_lowest_hash(hashes, size, b
 
 
 def test_of_a_large_batch_only_what_fits_is_copied():
-    sample = RowSample(5)
+    sample = KeptRows(5)
     add(sample, list(range(1000, 0, -1)))
     assert waiting(sample) == 5
     add(sample, list(range(1000, 0, -1)))
@@ -129,7 +129,7 @@ def test_what_is_taken_out_leaves_all_other_rows_below_the_limit(hashes, size, d
     out = [h for h, gone in zip(hashes, chosen, strict=True) if gone]
     rest = [h for h, gone in zip(hashes, chosen, strict=True) if not gone]
     whole = sample_of(hashes, size)
-    removed = RowSample(size, whole.limit)
+    removed = KeptRows(size, whole.limit)
     add(removed, out)
     check(whole.without(removed), (lowest(rest, 99, whole.limit)[0], whole.limit))
     check(whole, lowest(hashes, size))
@@ -144,20 +144,20 @@ def test_rows_that_were_never_held_are_passed_over():
 
 
 def test_wide_rows_are_fewer(monkeypatch):
-    monkeypatch.setattr(row_sketch, "LARGEST", 3 * 5 + 2)
+    monkeypatch.setattr(row_sketch, "MOST_NUMBERS", 3 * 5 + 2)
     block = block_of(torch.arange(3))
-    assert RowSample.begin(block, 12, NO_LIMIT).size == 5
-    assert RowSample.begin(block, 0, NO_LIMIT) is None
+    assert KeptRows.begin(block, 12, NO_LIMIT).size == 5
+    assert KeptRows.begin(block, 0, NO_LIMIT) is None
 
 
 def test_rows_are_copied_when_they_come_in():
-    sample = RowSample()
-    add(sample, [2, 1]).reading.rows.zero_()
+    sample = KeptRows()
+    add(sample, [2, 1]).reading.bare_features.zero_()
     check(sample, ({1: 1, 2: 1}, NO_LIMIT))
 
 
 def test_memory_stays_bounded_while_rows_come_in():
-    g, sample = torch.Generator().manual_seed(0), RowSample(10)
+    g, sample = torch.Generator().manual_seed(0), KeptRows(10)
     most = 0
     for _ in range(300):
         add(sample, torch.randint(0, 1 << 40, (7,), generator=g).tolist())
@@ -208,7 +208,7 @@ def test_rows_of_other_weight_are_other_rows_in_the_same_order():
 
 def test_a_sample_comes_back_from_its_state():
     sample = sample_of([5, 6, 6, 9, 2], 3)
-    again = RowSample.from_state(sample.state())
+    again = KeptRows.from_state(sample.state())
     check(again, lowest([5, 6, 6, 9, 2], 3))
     assert again.size == 3
     check(merged(again, sample_of([1], 3)), lowest([5, 6, 6, 2, 1], 3, 9))
@@ -216,7 +216,7 @@ def test_a_sample_comes_back_from_its_state():
 
 def test_a_sample_takes_no_rows_of_other_targets_or_without_residuals():
     block = block_of(torch.tensor([1]))
-    for sample in (RowSample(9), sample_of([5, 6], 9)):
+    for sample in (KeptRows(9), sample_of([5, 6], 9)):
         assert sample.takes(block)
     vars(block)["residual"] = torch.zeros(1, 2)
     for settled in (False, True):

@@ -93,7 +93,7 @@ def check_same(found, whole):
         close(one.gram.square, other.gram.square)
     for name, tensor in one.sketch.state().items():
         assert torch.equal(tensor, other.sketch.state()[name])
-    mine, expected = one.sample.state(), other.sample.state()
+    mine, expected = one.kept_rows.state(), other.kept_rows.state()
     assert mine.keys() == expected.keys()
     for name in mine:
         if name.startswith("hashed"):
@@ -265,7 +265,7 @@ def test_shared_rows_are_refused_with_their_number_unless_they_are_meant(two):
 
 
 def test_of_many_rows_a_share_is_judged_and_the_message_says_which(two, monkeypatch):
-    monkeypatch.setattr(row_sketch, "SIZE", 40)
+    monkeypatch.setattr(row_sketch, "HASHES", 40)
     one, other, apart = fit(two, slice(200)), fit(two, slice(100, 300)), fit(two, slice(200, 300))
     refused(
         r"share rows: \d\d of the \d\d rows of .*compared \([12]\d\.\d% of all\)", one.merge, other
@@ -285,7 +285,7 @@ def test_without_all_samples_there_is_none_and_one_notice(two, tmp_path):
     with pytest.warns(UserWarning, match=r"keeps none.*save\(path, rows=True\)") as said:
         one.merge(other)
     assert len(said) == 1
-    assert known(one).sample is None
+    assert known(one).kept_rows is None
     close(one.gram.matrix, fit(two, slice(ROWS)).gram.matrix)
 
 
@@ -294,7 +294,7 @@ def test_rows_without_targets_leave_sums_without_residuals(two):
     one, other = fit(two, slice(30)), rg.LastLayerRigidity(two.model).fit((x[30:ROWS],))
     one.merge(other)
     assert one.gram.cross is None
-    assert known(one).sample is None
+    assert known(one).kept_rows is None
     close(one.gram.matrix, fit(two, slice(ROWS)).gram.matrix)
 
 

@@ -111,7 +111,7 @@ def test_one_sample_leaves_room_for_the_rounding_of_another_device():
 
 
 def test_large_batches_that_cannot_be_cut_are_not_kept(monkeypatch):
-    monkeypatch.setattr("rigidities.models.changes.LARGEST_HELD", 500)
+    monkeypatch.setattr("rigidities.models.changes.MOST_BYTES_HELD", 500)
     model = Net(lambda m, a, c: m.head(a) + c, head=nn.Linear(4, 1))
     x, y = data(50, 1, 0)
     uq = rg.LastLayerRigidity(model).fit([{"a": x, "c": torch.tensor(1.0), "y": y}])
@@ -190,8 +190,8 @@ def test_counts_are_the_columns_of_the_biases_that_a_copy_has(biases, targets):
     model, given = Atoms(biases, targets), inputs(len(biases))
     reading = readout_of(model, **given).read((), given)
     expected = by_autograd(model, given)
-    torch.testing.assert_close(reading.counts[:, None].expand_as(expected), expected)
-    assert not reading.counts.requires_grad
+    torch.testing.assert_close(reading.bias_counts[:, None].expand_as(expected), expected)
+    assert not reading.bias_counts.requires_grad
 
 
 def test_targets_in_units_of_their_own_have_counts_of_their_own():
@@ -199,7 +199,7 @@ def test_targets_in_units_of_their_own_have_counts_of_their_own():
     model, given = Atoms((False, False), 2, torch.tensor([1.0, 7.0])), inputs(2)
     readout = readout_of(model, **given)
     assert readout.layout == "separate"
-    torch.testing.assert_close(readout.read((), given).counts, by_autograd(model, given))
+    torch.testing.assert_close(readout.read((), given).bias_counts, by_autograd(model, given))
 
 
 def test_a_head_that_is_called_twice_counts_both_calls():
@@ -213,14 +213,14 @@ def test_a_head_that_is_called_twice_counts_both_calls():
 
     x = torch.randn(4, 5, 3)
     reading = readout_of(Twice(), x).read((x,), {})
-    torch.testing.assert_close(reading.counts, torch.full((4, 1), 9.0))
+    torch.testing.assert_close(reading.bias_counts, torch.full((4, 1), 9.0))
 
 
 def test_a_species_that_a_batch_lacks_has_counts_of_zero():
     model, given = Atoms((False, False)), inputs(2)
     readout = readout_of(model, **given)
     lacking = given | {"species": torch.zeros(ATOMS, dtype=torch.long)}
-    counts = readout.read((), lacking).counts
+    counts = readout.read((), lacking).bias_counts
     assert counts.shape == (STRUCTURES, 2)
     torch.testing.assert_close(counts[:, 0], summed(lacking))
     assert not counts[:, 1].any()
@@ -236,7 +236,7 @@ def test_a_plain_head_without_a_bias_counts_ones():
     model = nn.Linear(3, 2, bias=False)
     readout = readout_of(model, x)
     for reading in (readout.read((x,), {}), TracedReadout(model, readout)((x,), {})):
-        assert torch.equal(reading.counts, torch.ones(5, 1))
+        assert torch.equal(reading.bias_counts, torch.ones(5, 1))
 
 
 @pytest.mark.parametrize("biases", [(False, False, False), (True, False, False)])
@@ -245,7 +245,7 @@ def test_a_mean_of_models_counts_their_shares(biases):
     model = rg.MeanOf([nn.Linear(3, 2, bias=bias) for bias in biases])
     readout = readout_of(model, x)
     for reading in (readout.read((x,), {}), TracedReadout(model, readout)((x,), {})):
-        torch.testing.assert_close(reading.counts, torch.full((5, biases.count(False)), 1 / 3))
+        torch.testing.assert_close(reading.bias_counts, torch.full((5, biases.count(False)), 1 / 3))
 
 
 @pytest.mark.parametrize(
@@ -256,19 +256,19 @@ def test_a_mean_of_models_counts_their_shares(biases):
 def test_a_plain_head_with_a_bias_has_no_counts(model):
     x = torch.randn(5, 3)
     readout = readout_of(model, x)
-    assert readout.read((x,), {}).counts is None
-    assert TracedReadout(model, readout)((x,), {}).counts is None
+    assert readout.read((x,), {}).bias_counts is None
+    assert TracedReadout(model, readout)((x,), {}).bias_counts is None
 
 
 def test_heads_with_biases_have_no_counts():
     model, given = Atoms((True, True)), inputs(2)
-    assert readout_of(model, **given).read((), given).counts is None
+    assert readout_of(model, **given).read((), given).bias_counts is None
 
 
 def test_gains_that_follow_the_inputs_give_counts_with_derivatives_until_detached():
     model, given = Atoms((False, False)), inputs(2)
     given["gain"] = given["gain"].requires_grad_()
     reading = readout_of(model, **given).differentiable((), given).reading
-    (slope,) = torch.autograd.grad(reading.counts.sum(), given["gain"])
+    (slope,) = torch.autograd.grad(reading.bias_counts.sum(), given["gain"])
     torch.testing.assert_close(slope, torch.ones(ATOMS, dtype=torch.float64))
-    assert not reading.detached().counts.requires_grad
+    assert not reading.detached().bias_counts.requires_grad

@@ -12,7 +12,7 @@ from tests.support.zoo_fits import fitted_to
 
 
 def sample_of(uq):
-    return uq._fit.require_state().statistics.sample
+    return uq._fit.require_state().statistics.kept_rows
 
 
 def fitted(net, train=None, batch_size=None, **options):

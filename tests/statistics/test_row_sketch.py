@@ -26,7 +26,7 @@ def test_shared_rows_are_counted_exactly_while_few():
 
 
 def test_shared_rows_are_estimated_beyond_the_size(monkeypatch):
-    monkeypatch.setattr(row_sketch, "SIZE", 1000)
+    monkeypatch.setattr(row_sketch, "HASHES", 1000)
     x = torch.randn(20_000, 2)
     made = sketch_of(*hashes(x).split(500))
     assert len(made.clone().hashes) == 1000
@@ -35,7 +35,7 @@ def test_shared_rows_are_estimated_beyond_the_size(monkeypatch):
 
 
 def test_sketches_merge_and_forget(monkeypatch):
-    monkeypatch.setattr(row_sketch, "SIZE", 50)
+    monkeypatch.setattr(row_sketch, "HASHES", 50)
     h = hashes(torch.randn(300, 2))
     whole, left, right = sketch_of(h), sketch_of(h[:100]), sketch_of(h[100:])
     left.merge(right)
@@ -51,7 +51,7 @@ def test_sketches_merge_and_forget(monkeypatch):
 
 
 def test_rows_that_are_lacking_are_counted_copy_by_copy(monkeypatch):
-    monkeypatch.setattr(row_sketch, "SIZE", 50)
+    monkeypatch.setattr(row_sketch, "HASHES", 50)
     h, foreign = hashes(torch.randn(300, 2)), hashes(torch.randn(40, 2))
     few = sketch_of(h[:20], h[:10])
     assert few.lacking(sketch_of(h[:20])) == (0, 20)

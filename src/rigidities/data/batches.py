@@ -67,7 +67,7 @@ class Batch:
         kwargs: The inputs by keyword.
         target: The target; None without one.
         raw: The batch as the user's functions (`sample_weight`, a loss) see it.
-        rows: Number of samples, where the library cut or wrapped the data itself.
+        samples: Number of samples, where the library cut or wrapped the data itself.
         total: Number of samples of all batches, where that is known.
         columns: Names of the columns of data frames, here or in the fit.
     """
@@ -76,7 +76,7 @@ class Batch:
     kwargs: dict[str, Any]
     target: Tensor | None
     raw: Any
-    rows: int | None = None
+    samples: int | None = None
     total: int | None = None
     columns: ColumnNames = None
 
@@ -85,9 +85,9 @@ class Batch:
 
         One sample may have any number of outputs: a squeeze may have removed its dimension.
         """
-        if self.rows not in (None, 1, outputs):
+        if self.samples not in (None, 1, outputs):
             raise ValueError(
-                f"The model gives {outputs} outputs for {self.rows} rows of data, expected one "
+                f"The model gives {outputs} outputs for {self.samples} rows of data, expected one "
                 "output per row. Pass a single row as x[None]. If rows are not samples (for "
                 "example atoms), pass a list of batches as in the fit: [batch]."
             )
@@ -122,7 +122,8 @@ class BatchFormat:
         whole: Whether the batch is the model's only input, which a user's `forward` takes apart.
         target: callable(batch) -> target, where the target is not in one of the usual places.
         inputs: Number of positional inputs where known, to tell (x1, x2) from (x, y).
-        apart: Key of a mapping's entry that is neither input nor target.
+        derivative_target_key: Key of a mapping's entry with targets of derivatives, which is no
+            input.
         kind: The kind of the fit's batches, where known; one of `KINDS`.
         columns: Columns of the fit's data frames; later frames must have the same ones.
     """
@@ -130,7 +131,7 @@ class BatchFormat:
     whole: bool = False
     target: Callable[[Any], Tensor | None] | None = None
     inputs: int | None = None
-    apart: str | None = None
+    derivative_target_key: str | None = None
     kind: str | None = None
     columns: ColumnNames = None
 
@@ -246,7 +247,7 @@ class Reader:
             target_key = next((key for key in TARGET_KEYS if key in raw), None)
             kwargs = {}
             for key, value in raw.items():
-                if key not in (target_key, self.format.apart):
+                if key not in (target_key, self.format.derivative_target_key):
                     kwargs[str(key)] = value
             target = None if target_key is None else raw[target_key]
             return (), kwargs, target

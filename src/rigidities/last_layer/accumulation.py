@@ -200,7 +200,7 @@ def read(
                 reading = novelty.update(readout, batch)
             elif number == 0 and first_reading is not None:
                 reading = first_reading
-                if batch.rows is not None:
+                if batch.samples is not None:
                     batch.check(reading.output.shape[0])
             else:
                 reading = readout(batch)
@@ -224,10 +224,10 @@ def weighed(
         watch: Notes rows of derivatives, which are computed only while the Gram takes them.
     """
     for number, (batch, reading) in enumerate(readings):
-        if number == 0 and weighing.gradients is not None:
-            # Derivatives that are only calibrated later need an input that exists, too.
-            weighing.gradients.slot(readout, batch)
         try:
+            if number == 0 and weighing.gradients is not None:
+                # Derivatives that are only calibrated later need an input that exists, too.
+                weighing.gradients.slot(readout, batch)
             block = _block(readout, batch, reading, number, weighing)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
@@ -270,9 +270,9 @@ def _block(
 ) -> Block:
     """What a batch adds to the statistics, after a check of its target and weights."""
     samples = reading.output.shape[0]
-    if not samples or not reading.rows.shape[0]:
+    if not samples or not reading.bare_features.shape[0]:
         raise ValueError("the batch is empty. Leave it out.")
-    if reading.rows.requires_grad or reading.output.requires_grad:
+    if reading.bare_features.requires_grad or reading.output.requires_grad:
         reading = reading.detached()
 
     target = batch.target
@@ -291,7 +291,7 @@ def _block(
     inputs = row_tensors(values, samples, reading.output.device)
     block = Block(
         samples=samples,
-        rows=reading.rows.shape[0],
+        rows=reading.bare_features.shape[0],
         reading=reading,
         target=target,
         weights=weights,

@@ -365,10 +365,10 @@ def _description(share: Statistics) -> Snapshot:
     """The form of statistics, and the hashes of their sample of rows."""
     sketch = RowSketch(limit=0)  # without a sample on every process, there is no common one
     size = 0
-    if share.sample is not None:
-        sketch = share.sample
+    if share.kept_rows is not None:
+        sketch = share.kept_rows
         size = sketch.size
-    # The hashes alone, without the columns that `RowSample.state` adds.
+    # The hashes alone, without the columns that `KeptRows.state` adds.
     return Snapshot(RowSketch.state(sketch), {"form": share.gram_sums.form, "size": size})
 
 

@@ -17,7 +17,7 @@ def familiar_variance(uq: LastLayerRigidity) -> list[float] | None:
     None if the fit kept no rows. A variance beyond it is rare among the training data.
     """
     state = uq._fit.require_state()
-    sample = state.statistics.sample
+    sample = state.statistics.kept_rows
     if sample is None:
         return None
     posterior = state.posterior

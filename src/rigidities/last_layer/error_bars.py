@@ -38,7 +38,7 @@ from ..prediction.entries import compact
 from ..prediction.head import HeadForm
 from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
-from ..readout.reading import Reading, SampleWeight, joined
+from ..readout.reading import Reading, SampleWeight, joined_outputs
 from .distributed import Job
 
 
@@ -83,7 +83,7 @@ class BatchVariances:
             return torch.cat(present) if present else None
 
         remedy = ". Predict batch by batch: mean, std = uq(x)."
-        output = joined([batch.output for batch in batches], remedy)
+        output = joined_outputs([batch.output for batch in batches], remedy)
         layouts = [batch.output_layout for batch in batches]
         return cls(
             output=output,
@@ -198,7 +198,11 @@ class ErrorBars:
             sample_weight: callable(batch) -> loss weights of its rows, if there is one.
         """
         weight = reading.sample_weights(sample_weight, batch)
-        variances = self.variances(reading, weight, self.given_variance(batch, reading))
+        given_variance = None
+        noise = self.calibration.noise
+        if isinstance(noise, GivenNoise):
+            given_variance = noise_variances(noise.known_function(), batch, reading)
+        variances = self.variances(reading, weight, given_variance)
         return replace(variances, labels=self.labels(batch, reading))
 
     def variances(
@@ -216,7 +220,7 @@ class ErrorBars:
         """
         reading.output_layout.check_targets(self.scale2.shape[0])
         with unmixed(reading.output):
-            q = self.form.root(reading.rows, ones=reading.ones).square()
+            q = self.form.root(reading.bare_features, ones=reading.ones).square()
             epistemic = self.scale2 * q
             tilt = None
             if self.head is not None:
@@ -243,10 +247,11 @@ class ErrorBars:
         """
         reading.output_layout.check_targets(self.scale2.shape[0])
         given_variance = None
-        if isinstance(self.calibration.noise, GivenNoise):
-            given_variance = self.given_variance(batch, reading)
+        noise = self.calibration.noise
+        if isinstance(noise, GivenNoise):
+            given_variance = noise_variances(noise.known_function(), batch, reading)
         with unmixed(reading.output):
-            root = self.form.root(reading.rows, ones=reading.ones)
+            root = self.form.root(reading.bare_features, ones=reading.ones)
             if self.head is not None:
                 q = root.square()
                 moment, _ = self._by_head(self.head, q, reading, None, given_variance)
@@ -283,17 +288,6 @@ class ErrorBars:
         mean = reading.output_layout.rows(reading.output)
         squared_scale, second, tilt = head(q, mean, reading.form_inputs, noise_factor)
         return squared_scale * second, tilt
-
-    def given_variance(self, batch: Batch, reading: Reading) -> Tensor | None:
-        """Variances of a known noise, (M, 1) or (M, K); None for another noise model.
-
-        Raises:
-            ValueError: The function that gave the variances was not loaded again.
-        """
-        noise_model = self.calibration.noise
-        if not isinstance(noise_model, GivenNoise):
-            return None
-        return noise_variances(noise_model.known_function(), batch, reading)
 
     def labels(self, batch: Batch, reading: Reading) -> Tensor | None:
         """Labels of the groups that conformal intervals know, shaped like the output, if any."""

@@ -34,7 +34,7 @@ class FinitenessWatch:
 
     def update(self, block: Block) -> None:
         """Check the rows of a block, now or later."""
-        if block.reading.rows.device.type == "cpu":
+        if block.reading.bare_features.device.type == "cpu":
             self.look()
             if not math.isfinite(_total(block)):
                 samples = _first_wrong_samples(block).tolist()
@@ -134,7 +134,7 @@ def _rows_named(
 
 def _total(block: Block) -> float:
     """A sum that is not finite if any number is not; very large numbers may overflow it too."""
-    return float(block.reading.rows.sum() + _judged_outputs(block).sum())
+    return float(block.reading.bare_features.sum() + _judged_outputs(block).sum())
 
 
 def _judged_outputs(block: Block) -> Tensor:
@@ -150,7 +150,7 @@ def _first_wrong_samples(block: Block) -> Tensor:
     Three numbers on the block's device, -1 where there is none. The third is for derivatives.
     """
     rows_per_sample = max(1, block.rows // block.samples)
-    sums = torch.stack([_row_sums(block.reading.rows), _row_sums(_judged_outputs(block))])
+    sums = torch.stack([_row_sums(block.reading.bare_features), _row_sums(_judged_outputs(block))])
     rows = torch.div(_first_wrong(sums), rows_per_sample, rounding_mode="floor")
     return torch.nn.functional.pad(rows.clamp(max=block.samples - 1), (0, 1), value=-1)
 
@@ -158,7 +158,7 @@ def _first_wrong_samples(block: Block) -> Tensor:
 def _wrong_samples(block: Block) -> set[int]:
     """All samples whose features, or whose target or prediction, are not finite."""
     rows_per_sample = max(1, block.rows // block.samples)
-    sums = _row_sums(block.reading.rows) + _row_sums(_judged_outputs(block))
+    sums = _row_sums(block.reading.bare_features) + _row_sums(_judged_outputs(block))
     samples = (~sums.isfinite()).nonzero().flatten() // rows_per_sample
     return set(samples.clamp(max=block.samples - 1).tolist())
 

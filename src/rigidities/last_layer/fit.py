@@ -94,7 +94,10 @@ _DEFAULT_PASSING = Passing()
 
 @dataclass(frozen=True)
 class FitState:
-    """What a fit knows at one moment. It never changes, so any number of threads may read it.
+    """What a fit knows at one moment.
+
+    Only its caches, of the posterior and the error bars, are filled later, so that any number of
+    threads may read it.
 
     Attributes:
         binding: The tie to the model.
@@ -104,7 +107,7 @@ class FitState:
         novelty: What entered the layers in the training rows; None where no layer is watched.
         report: The last calibration; None before one.
         cached_posterior: The factorised Gram; None until it is first needed.
-        calibration_rows: A sketch of the rows that the calibration was fitted to, by which
+        calibration_sketch: A sketch of the rows that the calibration was fitted to, by which
             `conformalize` recognises them; None where it is not known, as after loading, and on all
             processes but the first.
         device: Where the statistics are.
@@ -117,7 +120,7 @@ class FitState:
     novelty: Novelty | None = None
     report: CalibrationReport | None = None
     cached_posterior: Posterior | None = None
-    calibration_rows: RowSketch | None = None
+    calibration_sketch: RowSketch | None = None
     device: torch.device = field(init=False)
     batch_format: BatchFormat = field(init=False)
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
@@ -128,7 +131,7 @@ class FitState:
         batch_format = BatchFormat(
             whole=self.binding.user_model.source.forward is not None,
             inputs=self.statistics.inputs,
-            apart=_entry_apart(self.weighing),
+            derivative_target_key=_derivative_target_key(self.weighing),
             kind=self.statistics.kind,
             columns=self.statistics.columns,
         )
@@ -261,7 +264,7 @@ class FitState:
         Raises:
             ValueError: `rows` is set, and the fit keeps none.
         """
-        if rows and self.statistics.sample is None:
+        if rows and self.statistics.kept_rows is None:
             raise ValueError(
                 "This fit keeps no rows: it had no targets or keep_rows=0, or was loaded from a "
                 "file without them. Call fit(x, y) again, or save with rows=False."
@@ -349,7 +352,7 @@ class ReadoutFit:
         Raises:
             ValueError: There is no fit, the model has changed since, or there are no error bars.
         """
-        state = self.state or self.require_state()
+        state = self.state or self.require_state()  # which raises
         is_for_labels = state.statistics.label_loss is not None
         if error_bars and is_for_labels:
             state.require_error_bars()
@@ -382,7 +385,8 @@ class ReadoutFit:
             batch_format = state.batch_format
         batch_format = replace(batch_format, target=self.target)
         if weighing is not None:
-            batch_format = replace(batch_format, apart=_entry_apart(weighing))
+            key = _derivative_target_key(weighing)
+            batch_format = replace(batch_format, derivative_target_key=key)
         return Feed(self.model, batch_format, passing.batch_size, passing.progress)
 
     def batches(
@@ -445,7 +449,7 @@ class ReadoutFit:
             batch_format = BatchFormat(
                 whole=self.user_model.source.forward is not None,
                 target=self.target,
-                apart=_entry_apart(weighing),
+                derivative_target_key=_derivative_target_key(weighing),
             )
             progress = passing.shows_progress(processes)
             feed = Feed(self.model, batch_format, passing.batch_size, progress)
@@ -519,7 +523,7 @@ class ReadoutFit:
             require_rows(None)
         identities = [other.header["identity"] for other in descriptions.values()]
         require_alike(identities, [f"Rank {rank}" for rank in descriptions])
-        statistics_of_all = settled(processes.statistics(statistics))
+        statistics_of_all = require_rows(processes.statistics(statistics))
 
         first_rank = min(descriptions)
         first = descriptions[first_rank]
@@ -535,7 +539,7 @@ class ReadoutFit:
         """Add rows to the fit."""
         group = passing.process_group
         with self._exclusive(), self.job(group, "partial_fit", options=True) as processes:
-            state, readout = self._checked_state()
+            readout, state = self._checked_state()
             weighing = state.require_weighing()
             batches = self._labelled_batches(data, "partial_fit", weighing, passing, processes)
             fitted = state.statistics
@@ -565,7 +569,7 @@ class ReadoutFit:
         """Remove rows from the fit; `check` refuses rows that are not in it."""
         group = passing.process_group
         with self._exclusive(), self.job(group, "forget", options=check) as processes:
-            state, readout = self._checked_state()
+            readout, state = self._checked_state()
             weighing = state.require_weighing()
             batches = self._labelled_batches(data, "forget", weighing, passing, processes)
             fitted = state.statistics
@@ -619,7 +623,7 @@ class ReadoutFit:
                 gradient_loss = None
             if gradient_loss is not None and isinstance(judged_data, Iterator):
                 judged_data = list(judged_data)  # they are read a second time below
-            state, readout = self._checked_state()
+            readout, state = self._checked_state()
             reader = RowReader(
                 readout,
                 state.statistics,
@@ -682,16 +686,16 @@ class ReadoutFit:
                     scale = _gradient_scale_of_all(processes, sums)
                     report = replace(report, gradient_scale=scale.to(report.scale.device))
             processes.agree()
-            calibration_rows = None
+            calibration_sketch = None
             if judged is not None and not left_out:
-                calibration_rows = judged.sketch
-                calibration_rows.settle()
+                calibration_sketch = judged.sketch
+                calibration_sketch.settle()
             self._replace_state(
                 replace(
                     state,
                     report=report,
                     cached_posterior=posterior,
-                    calibration_rows=calibration_rows,
+                    calibration_sketch=calibration_sketch,
                 )
             )
             self._notices_given.discard("stale")
@@ -706,7 +710,7 @@ class ReadoutFit:
         ):
             self.require_state().require_error_bars()
             weighing = self.require_state().require_weighing()
-            state, readout = self._checked_state()
+            readout, state = self._checked_state()
             if state.report is None:
                 raise ValueError(
                     "There is no calibration yet: call calibrate(x, y) first, then conformalize "
@@ -742,10 +746,10 @@ class ReadoutFit:
                 collector_of_all = of_all(processes, collector)
 
                 used_twice = 0.0
-                if collector_of_all is not None and state.calibration_rows is not None:
+                if collector_of_all is not None and state.calibration_sketch is not None:
                     collector_of_all.sketch.settle()
                     hashes = collector_of_all.sketch.hashes
-                    used_twice = state.calibration_rows.shared(hashes) / max(1, len(hashes))
+                    used_twice = state.calibration_sketch.shared(hashes) / max(1, len(hashes))
                 new_report: CalibrationReport | None = None
                 if processes.rank == 0:
                     new_report = report_with(
@@ -766,7 +770,7 @@ class ReadoutFit:
         # Without rows to judge by, nothing is exchanged between processes.
         group = False if valid is None else passing.process_group
         with self.job(group, "refit", options=add) as processes:
-            state, _ = self._checked_state()
+            _, state = self._checked_state()
             weighing = state.require_weighing()
 
             def valid_batches() -> Iterator[Batch]:
@@ -864,7 +868,7 @@ class ReadoutFit:
         """The properties in which the fits of all processes must agree for a call."""
         state = self.require_state()
         report = state.report
-        snapshot = state.snapshot(probes=False, rows=state.statistics.sample is not None)
+        snapshot = state.snapshot(probes=False, rows=state.statistics.kept_rows is not None)
         report_tensors = {} if report is None else report.tensors()
         fit_tensors = {
             name: tensor for name, tensor in snapshot.tensors.items() if name not in report_tensors
@@ -891,7 +895,7 @@ class ReadoutFit:
             "readout": readout,
             "loss": as_text(weighing),
             "precision": plan.precision,
-            "sample": plan.sample,
+            "sample": plan.keep_rows,
             "novelty": with_novelty,
         }
 
@@ -902,10 +906,10 @@ class ReadoutFit:
         shown = replace(passing, progress=passing.shows_progress(processes))
         return self.feed(shown, weighing)(data, call, any_order=True)
 
-    def _checked_state(self) -> tuple[FitState, AnyReadout]:
-        """The state and the readout, after a thorough look at the model's weights and outputs."""
+    def _checked_state(self) -> tuple[AnyReadout, FitState]:
+        """The readout and the state, after a thorough look at the model's weights and outputs."""
         state = self.on_device()
-        return state, state.binding.current(thorough=True)
+        return state.binding.current(thorough=True), state
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -954,7 +958,7 @@ def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], ch
             yield str(path), state
 
     merged = _merged(read(), check=check)
-    merged.snapshot(rows=merged.statistics.sample is not None).write(out)
+    merged.snapshot(rows=merged.statistics.kept_rows is not None).write(out)
     say(f"Wrote {out}: {merged.statistics.gram.count:,} rows. Load it, then calibrate(x, y).")
 
 
@@ -982,7 +986,7 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
         sketches[name] = other.statistics.sketch
     if check:
         require_apart(sketches)
-    if statistics.sample is None and statistics.gram.square is not None:
+    if statistics.kept_rows is None and statistics.gram.square is not None:
         notify(
             "Not every part keeps a sample of its rows, so the merged fit keeps none and "
             "calibrate() can only use validation rows. Save each part with save(path, rows=True)."
@@ -990,11 +994,11 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
     return first.with_rows(statistics, novelty)
 
 
-def _entry_apart(weighing: Weighing | None) -> str | None:
+def _derivative_target_key(weighing: Weighing | None) -> str | None:
     """The key of an entry of a batch that holds targets of derivatives, and is no input."""
     if weighing is None or weighing.gradients is None:
         return None
-    return weighing.gradients.apart
+    return weighing.gradients.derivative_target_key
 
 
 def _report_of_first(

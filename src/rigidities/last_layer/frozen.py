@@ -392,7 +392,7 @@ class Frozen(nn.Module):
         """All outputs but the members, by name, shaped like the model's output."""
         output = reading.output
         dtype = result_dtype(output.dtype)
-        q = self.norm(reading.rows).square()
+        q = self.norm(reading.bare_features).square()
         rows = bars(q, reading.output_layout.rows(output), reading)
         results = {"mean": output}
         for name in self.outputs:

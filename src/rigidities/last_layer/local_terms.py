@@ -72,7 +72,7 @@ def local_terms(readout: AnyReadout, posterior: Posterior, batches: Iterable[Bat
     for batch in batches:
         terms = readout.terms(batch)
         # A sample may have several outputs, so that only a remainder shows a wrong number.
-        if terms.count % (batch.rows or 1):
+        if terms.count % (batch.samples or 1):
             batch.check(terms.count)
         feature_batches.append(terms.features)
         owner_batches.append(terms.owners + predictions)

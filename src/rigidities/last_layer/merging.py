@@ -1,6 +1,6 @@
 """Several fits to different rows with one model: whether they can become one fit, and that fit.
 
-A fit keeps sums, the rows of lowest hash and a sketch of all hashes. All of these can be merged, so
+A fit keeps sums, the lowest hashes and the rows of lowest hash. All of these can be merged, so
 the parts of a data set, fitted apart, give the fit to the whole, in any order. `identity` lists
 what the parts must agree in, `require_alike` and `require_apart` refuse parts that do not belong
 together, and `combined` merges the parts of the processes of a job.
@@ -58,18 +58,18 @@ def identity(
         loss: The loss and weights, in any form that can be compared.
     """
     gram = statistics.gram
-    layout = dict(readout)
-    fingerprint = layout.pop("fingerprint")
-    layout.pop("weights", None)  # the fingerprint is of these, and says whether they agree
-    layout.pop("differentiates", None)  # it says how the model is run, not what is read
-    layout["width"] = gram.width
-    layout["targets"] = statistics.targets
+    description = dict(readout)
+    fingerprint = description.pop("fingerprint")
+    description.pop("weights", None)  # the fingerprint is of these, and says whether they agree
+    description.pop("differentiates", None)  # it says how the model is run, not what is read
+    description["width"] = gram.width
+    description["targets"] = statistics.targets
     watched_layers = [] if novelty is None else novelty.header()["layers"]
     return {
         # By name, so that an error shows only the layers that differ.
         "novelty": {layer["name"]: layer for layer in watched_layers},
         "weights": fingerprint,
-        "readout": layout,
+        "readout": description,
         "loss": loss,
         "precision": gram.precision,
         "data": [statistics.inputs, statistics.kind],

@@ -55,7 +55,7 @@ from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..selection import Selection
 from ..statistics.gram_sums import fits
-from ..statistics.statistics import SAMPLE, Plan
+from ..statistics.statistics import KEPT_BY_DEFAULT, Plan
 from .accumulation import Weighing
 from .binding import UsersModel
 from .ensemble.ensemble import Ensemble
@@ -189,7 +189,7 @@ class LastLayerRigidity(ModelWrapper):
         loss: LossLike = "mse",
         sample_weight: SampleWeight | None = None,
         gradient_loss: GradientLoss | None = None,
-        keep_rows: int = SAMPLE,
+        keep_rows: int = KEPT_BY_DEFAULT,
         novelty: bool = False,
         precision: PrecisionLike = "auto",
     ) -> Self:
@@ -230,7 +230,7 @@ class LastLayerRigidity(ModelWrapper):
         """
         weighing = Weighing(loss_for(loss), sample_weight, checked_gradient_loss(gradient_loss))
         literal = not counts_in_own_units(weighing.loss)
-        plan = Plan(sample=keep_rows, precision=precision, literal=literal)
+        plan = Plan(keep_rows=keep_rows, precision=precision, literal=literal)
         self._fit.fit(with_target(x, y), weighing, plan, self._passing, with_novelty=novelty)
         return self
 
@@ -436,7 +436,7 @@ class LastLayerRigidity(ModelWrapper):
         readout, state = self._fit.ready(error_bars=True)
         batch = Feed(self._fit.model, state.batch_format).handed(inputs, keywords)
         reading = readout.read(batch.args, batch.kwargs)
-        if batch.rows is not None:
+        if batch.samples is not None:
             batch.check(reading.output.shape[0])
         std = state.bars(readout).std(batch, reading)
         if std.device.type == "cpu":
@@ -1124,8 +1124,7 @@ def _feature_maps(
 ) -> Iterator[FeatureMap]:
     """The features of each batch as functions of an input."""
     for batch in batches:
-        with torch.enable_grad():
-            feature_map = FeatureMap.of(readout, batch, Slot.find(batch, wrt, readout))
+        feature_map = FeatureMap.of(readout, batch, Slot.find(batch, wrt, readout))
         yield feature_map
         del feature_map  # with its graph, before that of the next batch is made
 

@@ -120,7 +120,7 @@ class RowReader:
             reading = self.readout(batch)
         else:
             reading, distances = self.novelty.score(self.readout, batch)
-        hashes = reading.hashes(batch) if hashed else None
+        hashes = reading.labelled_hashes(batch) if hashed else None
         if batch.target is None:
             raise ValueError(
                 "there is no target. Calibration needs (x, y), a mapping with one of "
@@ -150,7 +150,7 @@ class RowReader:
             distances = distances.repeat_interleave(rows_per_sample, 0)
         inputs = None
         if self.full:
-            inputs = with_counts(features, reading.detached().counts)
+            inputs = with_counts(features, reading.detached().bias_counts)
         collector.add(
             error,
             mean,
@@ -169,7 +169,7 @@ class RowReader:
         if collector is None:
             return None
         # With training rows of the fit beside it, a single row will do.
-        least = 1 if self.full and self.statistics.sample is not None else 2
+        least = 1 if self.full and self.statistics.kept_rows is not None else 2
         units = self.statistics.gram_sums.units
         return collector.table(
             least=least, trained=trained, units=None if units is None else units.factors[None]
@@ -186,7 +186,7 @@ class RowReader:
 
     def kept_rows(self) -> Rows | None:
         """The training rows that the fit kept; None where there are none that could be used."""
-        sample = self.statistics.sample
+        sample = self.statistics.kept_rows
         if sample is None or self.noise_function is not None or not len(sample.hashes):
             return None
         columns = sample.rows  # each row as often as it came
@@ -204,7 +204,7 @@ class RowReader:
             self.posterior.projections(features).square(),
             weight=weight,
             sample_weight=columns.get("sample_weight"),
-            inputs=with_counts(features, columns.get("counts")),
+            inputs=with_counts(features, columns.get("bias_counts")),
         )
         return collector.table(least=1, trained=True, units=factors)
 
@@ -405,7 +405,7 @@ def _mismatch(rows: Rows, statistics: Statistics) -> str:
     more, have errors larger than the smaller of the two spreads. Medians of absolute errors must
     differ as much as RMS errors, so that single rows cannot decide.
     """
-    sample = statistics.sample
+    sample = statistics.kept_rows
     if sample is None:
         return ""
     sample.settle()

@@ -41,9 +41,9 @@ from .shadow import (
 
 ROWS = 8
 """How many samples are kept."""
-LARGEST = 1 << 20
+MOST_BYTES_IN_FILE = 1 << 20
 """The most bytes of inputs to keep in a file."""
-LARGEST_HELD = 1 << 26
+MOST_BYTES_HELD = 1 << 26
 """The most bytes of inputs to keep in memory."""
 RANDOM = (
     "Two passes of the model over the same inputs differ (is dropout always on, or does the "
@@ -222,7 +222,7 @@ class FirstPass:
     @property
     def is_small(self) -> bool:
         """Whether the inputs are few enough to be kept."""
-        return sum(tensor.nbytes for tensor in _tensors(self.inputs)) <= LARGEST_HELD
+        return sum(tensor.nbytes for tensor in _tensors(self.inputs)) <= MOST_BYTES_HELD
 
 
 def first_rows(inputs: Inputs) -> Inputs | None:
@@ -348,7 +348,7 @@ class Probes:
             inputs = _packed(list(self.inputs), tensors)
         except TypeError:
             return None
-        if sum(tensor.nbytes for tensor in tensors) > LARGEST:
+        if sum(tensor.nbytes for tensor in tensors) > MOST_BYTES_IN_FILE:
             return None
         header = {
             "inputs": inputs,

@@ -133,7 +133,7 @@ class CopiedReadout(nn.Module):
 
     def _put_recorders(self, readout: Readout, kind: type[Recorder]) -> list[Any]:
         """Put recorders in place of the readout's heads, as in `Readout`, and return them."""
-        refuse_calls(self.run.model, _uncompiled_names(readout.silent))
+        refuse_calls(self.run.model, _uncompiled_names(readout.uncalled))
         heads = _uncompiled_names(readout.heads)
         self.run.model, recorders = put_recorders(self.run.model, heads, kind)
         return recorders
@@ -289,10 +289,10 @@ class LinearCopy(CopiedReadout):
         columns = columns.unsqueeze(1) if columns.ndim == 2 else columns.flatten(1, -2)
         columns = columns[..., 0].mT if self._shared else columns.permute(1, 2, 0)
         features = columns[..., : self._width]
-        counts = columns[..., self._width :]
-        if not counts.shape[-1]:
+        bias_counts = columns[..., self._width :]
+        if not bias_counts.shape[-1]:
             return Reading(output, features, layout)
-        return Reading(output, features, layout, counts)
+        return Reading(output, features, layout, bias_counts)
 
 
 class _Run(nn.Module):
@@ -447,7 +447,8 @@ def _unit_weights(heads: list[SwappableHead], *, joint: bool) -> list[Tensor]:
     """For each head the weights (U, D + 1, K) of U passes: zeros, then one unit vector each.
 
     The unit vectors are those of all columns of the features, then, unless the layout is joint, one
-    for each head that lacks a bias: what the column of that bias would be; see `Reading.counts`.
+    for each head that lacks a bias: what the column of that bias would be, as in
+    `Reading.bias_counts`.
     """
     columns = Columns([head.head for head in heads], joint=joint)
     like = heads[0].current_weights()

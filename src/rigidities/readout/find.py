@@ -316,7 +316,7 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
         tuple(heads.names),
         kind,
         layout,
-        silent=tuple(heads.silent),
+        uncalled=tuple(heads.uncalled),
         differentiates=heads.differentiates,
         call=source.call(model, args, kwargs),
     )

@@ -30,50 +30,55 @@ class Reading:
 
     Attributes:
         output: What the model predicts.
-        rows: The features without the column of ones that a single head's bias has: (M, D),
-            (M, K, D) or (M, K, P); see the layouts of `Readout`.
+        bare_features: The features without the column of ones that a single head's bias has:
+            (M, D), (M, K, D) or (M, K, P); see the layouts of `Readout`.
         output_layout: How the output is seen as rows (M, K).
-        counts: Where H heads have no bias, what the columns of their biases would be, (M, H) or
-            (M, K, H): ones, or under sums over atoms the number of atoms of each species. None
+        bias_counts: Where H heads have no bias, what the columns of their biases would be, (M, H)
+            or (M, K, H): ones, or under sums over atoms the number of atoms of each species. None
             where all heads have a bias, and for features (M, K, P).
-        ones: Whether the features end with a column of ones that `rows` leaves out.
+        ones: Whether the features end with a column of ones that `bare_features` leaves out.
     """
 
     output: Tensor
-    rows: Tensor
+    bare_features: Tensor
     output_layout: OutputLayout
-    counts: Tensor | None = None
+    bias_counts: Tensor | None = None
     ones: bool = False
 
     @property
     def features(self) -> Tensor:
         """All columns, (M, D), (M, K, D) or (M, K, P)."""
         if not self.ones:
-            return self.rows
+            return self.bare_features
         if torch.compiler.is_compiling():  # a tracer does not take a cached property
-            return with_ones(self.rows)
+            return with_ones(self.bare_features)
         return self._rows_with_ones
 
     @cached_property
     def _rows_with_ones(self) -> Tensor:
-        return with_ones(self.rows)
+        return with_ones(self.bare_features)
 
     @property
     def form_inputs(self) -> Tensor:
         """The features that a `HeadForm` takes, which needs no last column of ones."""
         if self.ones:
-            return self.rows
-        return with_counts(self.rows, self.counts)
+            return self.bare_features
+        return with_counts(self.bare_features, self.bias_counts)
 
     @property
     def width(self) -> int:
         """The number of columns of the features."""
-        return self.rows.shape[-1] + self.ones
+        return self.bare_features.shape[-1] + self.ones
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
-        counts = None if self.counts is None else self.counts.detach()
-        return replace(self, output=self.output.detach(), rows=self.rows.detach(), counts=counts)
+        bias_counts = None if self.bias_counts is None else self.bias_counts.detach()
+        return replace(
+            self,
+            output=self.output.detach(),
+            bare_features=self.bare_features.detach(),
+            bias_counts=bias_counts,
+        )
 
     def sample_weights(self, function: SampleWeight | None, batch: Batch) -> Tensor | None:
         """The weights that a user's function gives for the samples of a batch.
@@ -125,7 +130,7 @@ class Reading:
             )
         return self.output_layout.rows(self.output_layout.of_samples(weights))
 
-    def hashes(self, batch: Batch) -> Tensor | None:
+    def labelled_hashes(self, batch: Batch) -> Tensor | None:
         """One hash per sample, of its inputs and target, (N,).
 
         None where the inputs do not have one row per output, as with atoms of several structures.
@@ -133,7 +138,7 @@ class Reading:
         inputs = row_tensors(batch.inputs, len(self.output), self.output.device)
         return sample_hashes(inputs, batch.target, len(self.output))
 
-    def identities(self, batch: Batch) -> Tensor:
+    def input_hashes(self, batch: Batch) -> Tensor:
         """A hash (M,) by which a row of outputs is recognised in any batch and order.
 
         It is made of all tensors of a row's input and the row's place among the outputs of that
@@ -169,7 +174,7 @@ def responses(features: Tensor, change: Tensor) -> Tensor:
 
 
 def with_counts(features: Tensor, counts: Tensor | None) -> Tensor:
-    """What the head of a calibration is fitted to: features, then counts; see `Reading.counts`."""
+    """What the head of a calibration is fitted to: features, then `Reading.bias_counts`."""
     if counts is None:
         return features
     return torch.cat([features, counts.to(features)], -1)
@@ -193,7 +198,7 @@ class Terms:
     count: int
 
 
-def joined(tensors: Sequence[Tensor], remedy: str, dim: int = 0) -> Tensor:
+def joined_outputs(tensors: Sequence[Tensor], remedy: str, dim: int = 0) -> Tensor:
     """Outputs (or features) of consecutive batches as one tensor.
 
     Args:

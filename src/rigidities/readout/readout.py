@@ -96,7 +96,7 @@ class AnyReadout(ABC):
     Attributes:
         source: How the model is called.
         heads: Names of the readout's modules and parameters.
-        silent: Names of linear maps that the first batch did not call; a later call is refused.
+        uncalled: Names of linear maps that the first batch did not call; a later call is refused.
         kind: How the features are found; see the module.
         layout: `shared`, `separate` or `joint`; see the module.
         linear: Whether the output is linear in the weights.
@@ -108,7 +108,7 @@ class AnyReadout(ABC):
 
     source: Source
     heads: tuple[str, ...]
-    silent: tuple[str, ...]
+    uncalled: tuple[str, ...]
     kind: str
     layout: str
     linear: bool
@@ -119,7 +119,7 @@ class AnyReadout(ABC):
     def __call__(self, batch: Batch) -> Reading:
         """One forward pass over a batch, which must give one output per sample."""
         reading = self.read(batch.args, batch.kwargs)
-        if batch.rows is not None:
+        if batch.samples is not None:
             batch.check(reading.output.shape[0])
         return reading
 
@@ -195,7 +195,7 @@ class Readout(AnyReadout):
         kind: `plain`, `tail` or `parameters`; see the module.
         layout: `shared`, `separate` or `joint`; see the module.
         linear: Whether the output is linear in the heads' weights.
-        silent: As in `AnyReadout`.
+        uncalled: As in `AnyReadout`.
         coupled: Whether the samples of a batch depend on one another.
         order: The order of a sample's outputs in which the targets stand as in the head; None if
             that is the order they have.
@@ -211,7 +211,7 @@ class Readout(AnyReadout):
     kind: str
     layout: str
     linear: bool = True
-    silent: tuple[str, ...] = ()
+    uncalled: tuple[str, ...] = ()
     coupled: bool = False
     order: Tensor | None = None
     differentiates: bool = False
@@ -268,7 +268,7 @@ class Readout(AnyReadout):
         """What a file keeps of the readout, beside its order."""
         return {
             "layer": list(self.heads),
-            "silent": list(self.silent),
+            "uncalled": list(self.uncalled),
             "kind": self.kind,
             "layout": self.layout,
             "linear": self.linear,
@@ -403,7 +403,7 @@ class Readout(AnyReadout):
     def _make_twin(self) -> _Twin:
         """What a thread runs, when it first asks."""
         twin = shadow(self.model)
-        refuse_calls(twin, self.silent)
+        refuse_calls(twin, self.uncalled)
         recorder: type[Recorder] = Recorder
         if self.kind == "parameters":
             recorder = ParameterRecorder
@@ -530,7 +530,7 @@ class GivenFeatures(AnyReadout):
     layout: str
     kind: str = field(default="features", init=False)
     heads: tuple[str, ...] = field(default=(), init=False)
-    silent: tuple[str, ...] = field(default=(), init=False)
+    uncalled: tuple[str, ...] = field(default=(), init=False)
     linear: bool = field(default=True, init=False)
     order: Tensor | None = field(default=None, init=False)
     weights: Tensor | None = field(default=None, init=False)
@@ -568,7 +568,7 @@ class GivenFeatures(AnyReadout):
         """What a file keeps of it."""
         return {
             "layer": [],
-            "silent": [],
+            "uncalled": [],
             "kind": self.kind,
             "layout": self.layout,
             "linear": True,
@@ -617,7 +617,7 @@ def readout_from_header(
         kind=header["kind"],
         layout=header["layout"],
         linear=header["linear"],
-        silent=tuple(header["silent"]),
+        uncalled=tuple(header["uncalled"]),
         coupled=header["coupled"],
         order=order,
         differentiates=header["differentiates"],

@@ -54,7 +54,7 @@ class FoundHeads:
     Attributes:
         names: Names of the heads, modules and parameters.
         later: Parameters that act between the heads and the output, nearest to the output first.
-        silent: Linear maps that the batch did not call, of which nothing is known.
+        uncalled: Linear maps that the batch did not call, of which nothing is known.
         output: The model's output in the pass that the heads were found with, without a graph.
         renewed: Attributes that the pass set; see `changes.renewed`.
         returned: Names of the modules whose only calls returned the output, or what it is the mean
@@ -70,7 +70,7 @@ class FoundHeads:
 
     names: list[str]
     later: list[str]
-    silent: list[str]
+    uncalled: list[str]
     output: Tensor
     renewed: frozenset[str]
     returned: list[str]
@@ -125,7 +125,7 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
     found_heads = FoundHeads(
         names=[names[i] for i in last],
         later=later,
-        silent=[name for name, marker in marked_maps if not marker.marks],
+        uncalled=[name for name, marker in marked_maps if not marker.marks],
         output=marked.output.detach(),
         renewed=marked.renewed,
         returned=marked.returned,
@@ -237,7 +237,7 @@ def _found_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundHeads:
     return FoundHeads(
         heads,
         later=[],
-        silent=[],
+        uncalled=[],
         output=marked.output.detach(),
         renewed=marked.renewed,
         returned=marked.returned,

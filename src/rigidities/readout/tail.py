@@ -37,7 +37,7 @@ from .columns import Columns, joint_columns
 from .heads import Call, as_rows, channel_axis, has_bias, head_weights
 from .reading import Reading, Terms
 
-LARGEST = 4 << 30
+MOST_BYTES = 4 << 30
 """Bytes that a Jacobian of one batch, or the Gram matrix of its columns, may take at most."""
 
 Pull = Callable[[Tensor], list[Tensor]]
@@ -105,11 +105,11 @@ def side_by_side(output: Tensor, calls: list[Call], rows: list[Tensor]) -> Readi
         features = torch.cat(blocks, dim=1) / count
         ones = False
     heads_without_bias = sum(not has_bias(call.head) for call in calls)
-    counts = None
+    bias_counts = None
     if heads_without_bias:
-        counts = torch.full_like(features[:, :heads_without_bias], 1 / count)
+        bias_counts = torch.full_like(features[:, :heads_without_bias], 1 / count)
     layout = OutputLayout(output.shape, calls[0].output.shape, channel_axis(calls[0].head))
-    return Reading(output, features, layout, counts=counts, ones=ones)
+    return Reading(output, features, layout, bias_counts=bias_counts, ones=ones)
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -187,12 +187,12 @@ def rows_reading(
         blocks.append(gains.gains[..., None] * call.weight_rows[:, None])  # (R, K or 1, D)
     owners = [gains.owners for gains in gains_by_call]
     features = _summed_by_owner(blocks, calls, columns, owners, layout.row_count)
-    counts = _counts(calls, columns, gains_by_call, len(features))
+    bias_counts = _bias_counts(calls, columns, gains_by_call, len(features))
     if gains_by_call[0].gains.shape[1] == 1:
         features = features[:, 0]
-        if counts is not None:
-            counts = counts[:, 0]
-    return Reading(output, features, layout, counts)
+        if bias_counts is not None:
+            bias_counts = bias_counts[:, 0]
+    return Reading(output, features, layout, bias_counts)
 
 
 def row_terms(calls: list[Call], columns: Columns, gains_by_call: Sequence[RowGains]) -> Terms:
@@ -211,7 +211,7 @@ def row_terms(calls: list[Call], columns: Columns, gains_by_call: Sequence[RowGa
     )
 
 
-def _counts(
+def _bias_counts(
     calls: list[Call], columns: Columns, gains_by_call: Sequence[RowGains], output_rows: int
 ) -> Tensor | None:
     r"""$\sum_{r \in m} g_{rk}$ of heads without a bias, (M, K, H); None if all have one."""
@@ -392,15 +392,15 @@ def parameters_reading(
 def check_size(output: Tensor, width: int) -> None:
     """Refuse a Jacobian, or a Gram matrix of its columns, that takes too much memory."""
     size = max(output.numel() * width * output.element_size(), 8 * width**2)
-    if size > LARGEST:
+    if size > MOST_BYTES:
         raise ValueError(
             f"The derivatives of {len(output):,} x {output[0].numel():,} outputs with respect "
             f"to {width:,} weights of the readout and their Gram matrix would need "
-            f"{size / 2**30:,.1f} GiB, more than {LARGEST / 2**30:g} GiB. They are needed "
+            f"{size / 2**30:,.1f} GiB, more than {MOST_BYTES / 2**30:g} GiB. They are needed "
             "because the operations after the readout layer mix its outputs or select among "
             "them, or because it is not a linear layer. Let forward= return the layer's whole "
             "output, in any order (fit lin(h), not lin(h)[:, ::2]), name a smaller layer=, "
-            "pass smaller batches, or raise rigidities.readout.tail.LARGEST."
+            "pass smaller batches, or raise rigidities.readout.tail.MOST_BYTES."
         )
 
 

@@ -23,7 +23,7 @@ from ..last_layer.rigidity import LastLayerRigidity
 from ..notices import notify, require_level
 from ..prediction.distribution import StudentT
 from ..prediction.prediction import Prediction
-from ..statistics.statistics import SAMPLE
+from ..statistics.statistics import KEPT_BY_DEFAULT
 from .chain import Chain
 from .data import Array, Data, as_columns, as_tensor, true_values
 from .layers import is_exact, require_supported, trained
@@ -476,7 +476,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             training_rows,
             loss=readout.loss,
             sample_weight=weight_of,
-            keep_rows=0 if forget_residuals else SAMPLE,
+            keep_rows=0 if forget_residuals else KEPT_BY_DEFAULT,
         )
         if readout.ridge is not None:
             method = replace(method, ridge=readout.ridge)

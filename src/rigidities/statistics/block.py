@@ -87,7 +87,7 @@ class Block:
         batches: Which batches they are.
         known_hashes: Hashes of the samples (N,), where they have been hashed already.
         derivatives: Rows of derivatives with respect to the inputs, which count only in the Gram.
-            They are computed while the Gram takes them, a few at a time, once.
+            They are computed while the Gram takes them, a few at a time, once. None for none.
         layout: The layout of the features: "shared" by the targets, "separate" for each (a Gram
             each), or "joint", where each target of a row is a row of the Gram.
         expected: How many samples there will be in all, where that is known.
@@ -103,7 +103,7 @@ class Block:
     inputs: list[Tensor]
     batches: BatchRange
     known_hashes: Tensor | None = None
-    derivatives: Iterable[DerivativeRows] = ()
+    derivatives: Iterator[DerivativeRows] | None = None
     layout: str = "shared"
     expected: int | None = None
     columns: ColumnNames = None
@@ -140,7 +140,7 @@ class Block:
             if self.rows % len(self.sample_hashes):
                 return None
             return output_hashes(self.sample_hashes, self.rows, self.sample_weight)
-        values = [self.reading.rows]
+        values = [self.reading.bare_features]
         if self.target is not None:
             values.append(self.reading.output_layout.rows(self.target))
         return row_hashes(values, self.rows)
@@ -237,14 +237,14 @@ class _Waiting:
                 rows_per_sample = array.shape[0] // self.capacity
                 views.append(array[: self.filled * rows_per_sample])
         # The order of `_tensors_of`.
-        output, features, counts, target, weights, sample_weight, hashes, *input_views = views
+        output, features, bias_counts, target, weights, sample_weight, hashes, *input_views = views
         assert output is not None
         assert features is not None
         reading = replace(
             like.reading,
             output=output,
-            rows=features,
-            counts=counts,
+            bare_features=features,
+            bias_counts=bias_counts,
             output_layout=like.reading.output_layout.of_output(output),
         )
         block = replace(
@@ -267,14 +267,14 @@ class _Waiting:
 def _capacity(block: Block, tensors: list[Tensor | None]) -> int:
     """How many samples of a block's form a joined block may have; 0 where they must not wait."""
     rows_per_sample = block.rows / block.samples
-    if block.derivatives or rows_per_sample != int(rows_per_sample):
+    if block.derivatives is not None or rows_per_sample != int(rows_per_sample):
         return 0
     total_bytes = 0
     for tensor in tensors:
         if tensor is not None:
             total_bytes += tensor.nbytes
     bytes_per_sample = total_bytes / block.samples
-    if block.reading.rows.device.type == "cpu":
+    if block.reading.bare_features.device.type == "cpu":
         samples = max(_CPU_ROWS / rows_per_sample, _CPU_BYTES / bytes_per_sample)
     else:
         samples = min(_DEVICE_ROWS / rows_per_sample, _DEVICE_BYTES / bytes_per_sample)
@@ -285,8 +285,8 @@ def _tensors_of(block: Block) -> list[Tensor | None]:
     """The tensors of a block that wait, in the order in which `_Waiting.emptied` unpacks them."""
     return [
         block.reading.output,
-        block.reading.rows,
-        block.reading.counts,
+        block.reading.bare_features,
+        block.reading.bias_counts,
         block.target,
         block.weights,
         block.sample_weight,

@@ -57,8 +57,8 @@ class GramSums:
         reading = block.reading
         targets = reading.output_layout.targets
         width = reading.width
-        device = reading.rows.device
-        products = precision_for(precision, reading.rows)
+        device = reading.bare_features.device
+        products = precision_for(precision, reading.bare_features)
         if block.layout == "joint" and targets > 1 and not literal and fits(width, targets):
             # One matrix for each target, and those of their sum.
             require_memory(targets + Gram.copies, width, None, device)
@@ -111,14 +111,14 @@ class GramSums:
             else:  # there is no unit for each of the targets
                 self._count_as_they_are()
         features, weights, residuals = self._gram_rows(
-            block, block.reading.rows, block.weights, block.counted_residual
+            block, block.reading.bare_features, block.weights, block.counted_residual
         )
         # Weights that differ between targets need a Gram for each.
         if weights is not None and weights.shape[1] > 1 and self.sums.targets is None:
             self.sums = self.sums.expand(weights.shape[1])
         self.sums.update(features, weights, residuals, ones=reading.ones)
         # Rows of derivatives have all columns. Without targets they count in the Gram alone.
-        for rows in block.derivatives:
+        for rows in block.derivatives or ():
             features, weights, residuals = self._gram_rows(block, *rows)
             self.sums.update(features, weights, residuals, moments=residuals is not None)
 

@@ -3,11 +3,13 @@
 Every row has a hash (see `data.hashes`). A `RowSketch` keeps the smallest hashes (bottom-k
 sampling), to tell which rows two data sets have in common. Two data sets share a row only if they
 share its hash, so it is enough to compare the hashes below both sketches' limits. The answer is
-exact while the first set has at most `SIZE` rows, and an estimate from a sample beyond that. What a
-sketch keeps below its limit does not depend on order or batching, and two sketches can be merged.
+exact while the first set has at most `HASHES` rows, and an estimate from a sample beyond that. What
+a sketch keeps below its limit does not depend on order or batching, and two sketches can be merged.
 
-A `RowSample` is a sketch that keeps rows besides their hashes, to learn from them without a second
+`KeptRows` are a sketch that keeps rows besides their hashes, to learn from them without a second
 pass over the data: all rows while they are few, and a uniform sample, those of lowest hash, beyond.
+The sketch of a fit counts samples, as users know them. Its kept rows are rows of outputs, of which
+a sample may have several.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from .block import Block
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SIZE = 1 << 15
+HASHES = 1 << 15
 """Hashes that a sketch keeps by default."""
 
-LARGEST = 1 << 25
+MOST_NUMBERS = 1 << 25
 """The most numbers in the features of settled rows. If rows are wider, fewer are kept."""
 
 Table = dict[str, Tensor]
@@ -45,7 +47,7 @@ class RowSketch:
     times `size` would wait, `settle` sorts them in.
 
     Args:
-        size: How many hashes to keep at most; by default `SIZE`.
+        size: How many hashes to keep at most; by default `HASHES`.
         limit: Only hashes below it are kept.
 
     Attributes:
@@ -62,7 +64,7 @@ class RowSketch:
     """How many rows may wait, in units of `size`."""
 
     def __init__(self, size: int | None = None, limit: int = NO_LIMIT) -> None:
-        self.size = SIZE if size is None else size
+        self.size = HASHES if size is None else size
         self.limit = limit
         self.hashes = torch.empty(0, dtype=torch.int64)
         self.counts = torch.empty(0, dtype=torch.int64)
@@ -343,13 +345,13 @@ def _columns_at(tables: list[Table], index: Tensor) -> Table:
     return chosen
 
 
-class RowSample(RowSketch):
+class KeptRows(RowSketch):
     """The rows of lowest hash of a data set: a sketch with columns.
 
     The columns are the features, in the model's precision, (n, D) or (n, K, D); the predictions
     "mean", (n, K); the errors "residual" in float64, (n, K), NaN where a target is masked; the
     "weight" in the Gram, (n, K); and, if there are any, the user's "sample_weight",
-    (n, 1) or (n, K), and the "counts" beside the features, (n, H) or (n, K, H).
+    (n, 1) or (n, K), and the "bias_counts" beside the features, (n, H) or (n, K, H).
 
     `Statistics` drops the sample, for good, once rows come that it cannot take: their residuals are
     not known, or they have another number of targets.
@@ -362,7 +364,7 @@ class RowSample(RowSketch):
     room: ClassVar[int] = 2
 
     @classmethod
-    def begin(cls, block: Block, size: int, limit: int) -> RowSample | None:
+    def begin(cls, block: Block, size: int, limit: int) -> KeptRows | None:
         """An empty sample; None where none is wanted, or rows are too wide for even one.
 
         Args:
@@ -370,8 +372,8 @@ class RowSample(RowSketch):
             size: How many rows to keep at most, 0 for none. Of wide rows, fewer are kept.
             limit: As in the class.
         """
-        width = block.reading.rows.shape[1:].numel() + block.reading.ones
-        size = min(size, LARGEST // width)
+        width = block.reading.bare_features.shape[1:].numel() + block.reading.ones
+        size = min(size, MOST_NUMBERS // width)
         if size == 0:
             return None
         return cls(size, limit)
@@ -415,7 +417,7 @@ class RowSample(RowSketch):
             self.expect(block.expected * (block.rows // block.samples), hashes)
         reading = block.reading
         columns = {
-            "features": reading.rows,
+            "features": reading.bare_features,
             "mean": reading.output_layout.rows(reading.output),
             "residual": residual,
         }
@@ -423,8 +425,8 @@ class RowSample(RowSketch):
             columns["weight"] = block.weights.expand_as(residual)
         if block.sample_weight is not None:
             columns["sample_weight"] = block.sample_weight
-        if reading.counts is not None:
-            columns["counts"] = reading.counts
+        if reading.bias_counts is not None:
+            columns["bias_counts"] = reading.bias_counts
         # The block's memory is written to again: what is kept are copies.
         index = self._lowest(hashes)
         if index is None:
@@ -466,7 +468,7 @@ class RowSample(RowSketch):
         self._bound = bound if self._bound is None else torch.minimum(self._bound, bound)
         return index[:-1]
 
-    def after(self, change: Tensor) -> RowSample:
+    def after(self, change: Tensor) -> KeptRows:
         """A copy after a change (D, K or 1) of the weights: residuals r become r - F change."""
         copy = self.clone()
         if not copy.columns:  # the sample is empty
@@ -490,7 +492,7 @@ class RowSample(RowSketch):
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> RowSample:
+    def from_state(cls, state: dict[str, Tensor]) -> KeptRows:
         """The sample that `state` came from."""
         sample = cls(int(state["size"]), int(state["limit"]))
         sample.hashes = state["hashes"]

@@ -20,11 +20,11 @@ from ..notices import notify
 from ..posterior.gram import Gram, PrecisionLike
 from .block import Block
 from .gram_sums import GramSums
-from .row_sketch import RowSample, RowSketch
+from .row_sketch import KeptRows, RowSketch
 
-__all__ = ["SAMPLE", "Plan", "Statistics"]
+__all__ = ["KEPT_BY_DEFAULT", "Plan", "Statistics"]
 
-SAMPLE = 8192
+KEPT_BY_DEFAULT = 8192
 """Rows to keep by default."""
 
 
@@ -33,24 +33,24 @@ class Plan:
     """What new statistics keep.
 
     Attributes:
-        sample: How many rows to keep at most, 0 for none.
-        sample_limit: Rows whose hash is this or higher are not kept.
+        keep_rows: How many rows to keep at most, 0 for none.
+        hash_limit: Rows whose hash is this or higher are not kept.
         precision: The precision of the Gram's products.
         literal: Whether targets with one weight vector count as they are, not each in its own unit.
 
     Raises:
-        ValueError: `sample` is not a number of rows.
+        ValueError: `keep_rows` is not a number of rows.
     """
 
-    sample: int = SAMPLE
-    sample_limit: int = NO_LIMIT
+    keep_rows: int = KEPT_BY_DEFAULT
+    hash_limit: int = NO_LIMIT
     precision: PrecisionLike = "auto"
     literal: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.sample) is not int or self.sample < 0:
+        if type(self.keep_rows) is not int or self.keep_rows < 0:
             raise ValueError(
-                f"keep_rows must be a whole number of rows, 0 for none, got {self.sample!r}."
+                f"keep_rows must be a whole number of rows, 0 for none, got {self.keep_rows!r}."
             )
 
 
@@ -63,7 +63,7 @@ class Statistics:
             the units of the targets.
         sketch: Hashes of the samples, to recognise them in other data. Where outputs have no input
             row of their own (atoms of structures), no row can be recognised.
-        sample: Some of the rows; None where none were wanted or their residuals are not known.
+        kept_rows: Some of the rows; None where none were wanted or their residuals are not known.
         targets: The number of targets K.
         inputs: The number of positional inputs of the model, or of a tuple that `forward=` takes.
         kind: The form of the batches, where known; see `data.batches.kind_of`.
@@ -75,7 +75,7 @@ class Statistics:
 
     gram_sums: GramSums
     sketch: RowSketch
-    sample: RowSample | None
+    kept_rows: KeptRows | None
     targets: int
     inputs: int
     kind: str | None = None
@@ -94,7 +94,7 @@ class Statistics:
         return cls(
             gram_sums=GramSums.begin(block, plan.precision, plan.literal),
             sketch=RowSketch(),
-            sample=RowSample.begin(block, plan.sample, plan.sample_limit),
+            kept_rows=KeptRows.begin(block, plan.keep_rows, plan.hash_limit),
             targets=block.reading.output_layout.targets,
             inputs=inputs,
             kind=kind,
@@ -109,10 +109,10 @@ class Statistics:
 
     def plan(self, precision: PrecisionLike) -> Plan:
         """The plan for statistics of other rows, to be merged with these or taken out of them."""
-        sample = self.sample
+        kept_rows = self.kept_rows
         return Plan(
-            sample=0 if sample is None else sample.size,
-            sample_limit=NO_LIMIT if sample is None else sample.limit,
+            keep_rows=0 if kept_rows is None else kept_rows.size,
+            hash_limit=NO_LIMIT if kept_rows is None else kept_rows.limit,
             precision=precision,
             literal=self.gram_sums.units is None,
         )
@@ -125,10 +125,10 @@ class Statistics:
         else:
             self.sketch.expect(block.expected, block.sample_hashes)
             self.sketch.add(block.sample_hashes)
-        if self.sample is not None and self.sample.takes(block):
-            self.sample.update(block)
+        if self.kept_rows is not None and self.kept_rows.takes(block):
+            self.kept_rows.update(block)
         else:
-            self.sample = None
+            self.kept_rows = None
 
     def merge(self, other: Statistics) -> Statistics:
         """Add the rows of `other`, which stays as it was, to these statistics, and return these."""
@@ -139,11 +139,11 @@ class Statistics:
             other = other.to(device)
         self.gram_sums.merge(other.gram_sums)
         self.sketch.merge(other.sketch)
-        # A sample of some of the rows would be wrong for all.
-        if self.sample is None or other.sample is None:
-            self.sample = None
+        # Rows kept of some of the data would be wrong for all.
+        if self.kept_rows is None or other.kept_rows is None:
+            self.kept_rows = None
         else:
-            self.sample.merge(other.sample)
+            self.kept_rows.merge(other.kept_rows)
         self.settle()
         return self
 
@@ -160,15 +160,15 @@ class Statistics:
         if check:
             self.sketch.require_held(removed.sketch)
         gram_sums = self.gram_sums.without(removed.gram_sums)
-        sample = None
-        # Without hashes, rows to remove cannot be found in the sample.
-        if self.sample is not None and removed.sample is not None and self.sketch.judges:
-            sample = self.sample.without(removed.sample)
+        kept_rows = None
+        # Without hashes, rows to remove cannot be found among the kept ones.
+        if self.kept_rows is not None and removed.kept_rows is not None and self.sketch.judges:
+            kept_rows = self.kept_rows.without(removed.kept_rows)
         return replace(
             self,
             gram_sums=gram_sums,
             sketch=self.sketch.without(removed.sketch),
-            sample=sample,
+            kept_rows=kept_rows,
         )
 
     def after(self, change: Tensor) -> Statistics:
@@ -176,8 +176,8 @@ class Statistics:
 
         Hashes do not depend on the weights.
         """
-        sample = None if self.sample is None else self.sample.after(change)
-        return replace(self, gram_sums=self.gram_sums.after(change), sample=sample)
+        kept_rows = None if self.kept_rows is None else self.kept_rows.after(change)
+        return replace(self, gram_sums=self.gram_sums.after(change), kept_rows=kept_rows)
 
     def clone(self) -> Statistics:
         """An independent copy."""
@@ -189,27 +189,27 @@ class Statistics:
             self,
             gram_sums=self.gram_sums.to(device),
             sketch=self.sketch.to(device),
-            sample=None if self.sample is None else self.sample.to(device),
+            kept_rows=None if self.kept_rows is None else self.kept_rows.to(device),
         )
 
     def settle(self) -> None:
         """Finish pending work, before threads share the statistics."""
         self.sketch.settle()
-        if self.sample is not None:
-            self.sample.settle()
+        if self.kept_rows is not None:
+            self.kept_rows.settle()
 
     def trimmed(self, limit: int) -> Statistics:
-        """The same with only those rows of the sample whose hash is below a limit."""
-        if self.sample is None:
+        """The same with only those kept rows whose hash is below a limit."""
+        if self.kept_rows is None:
             return self
-        return replace(self, sample=self.sample.trimmed(limit))
+        return replace(self, kept_rows=self.kept_rows.trimmed(limit))
 
     def snapshot(self, *, rows: bool = True) -> Snapshot:
-        """The statistics as tensors and a header; `rows` includes the sample of rows."""
+        """The statistics as tensors and a header; `rows` includes the kept rows."""
         tensors = prefixed("gram", self.gram_sums.state())
         tensors.update(prefixed("sketch", self.sketch.state()))
-        if rows and self.sample is not None:
-            tensors.update(prefixed("rows", self.sample.state()))
+        if rows and self.kept_rows is not None:
+            tensors.update(prefixed("rows", self.kept_rows.state()))
         header: dict[str, Any] = {
             "targets": self.targets,
             "inputs": self.inputs,
@@ -225,12 +225,12 @@ class Statistics:
     def from_snapshot(cls, snapshot: Snapshot, device: torch.device | str) -> Statistics:
         """The statistics that a snapshot holds, among other things, on a device."""
         tensors = {name: tensor.to(device) for name, tensor in snapshot.tensors.items()}
-        sample_tensors = unprefixed("rows", tensors)
+        kept_tensors = unprefixed("rows", tensors)
         header = snapshot.header
         return cls(
             gram_sums=GramSums.from_state(unprefixed("gram", tensors)),
             sketch=RowSketch.from_state(unprefixed("sketch", tensors)),
-            sample=RowSample.from_state(sample_tensors) if sample_tensors else None,
+            kept_rows=KeptRows.from_state(kept_tensors) if kept_tensors else None,
             targets=header["targets"],
             inputs=header["inputs"],
             kind=header["batch"],

@@ -28,7 +28,7 @@ from ...models.modes import unmixed
 from ...models.shadow import placement
 from ...notices import notify
 from ...posterior.joint import JointPosterior, RowDeviation
-from ...readout.reading import Reading, joined
+from ...readout.reading import Reading, joined_outputs
 from ..binding import Binding, UsersModel
 from ..wrapper import ModelWrapper
 from .member_values import MemberValues, evaluated
@@ -124,7 +124,7 @@ class Ensemble(ModelWrapper):
         remedy = ". Propagate batch by batch, or pass all of x as one batch."
         return evaluated(
             fn,
-            joined(outputs, remedy, dim=1),
+            joined_outputs(outputs, remedy, dim=1),
             precisions=(
                 torch.float64,
                 torch.promote_types(model_precision, torch.float32),
@@ -253,7 +253,7 @@ class Ensemble(ModelWrapper):
         header = {
             "kind": self._kind,
             "inputs": self._feed.format.inputs,
-            "apart": self._feed.format.apart,
+            "derivative_target_key": self._feed.format.derivative_target_key,
             "batch": self._feed.format.kind,
         }
         return Snapshot(tensors | binding_snapshot.tensors, header | binding_snapshot.header)
@@ -302,7 +302,7 @@ def member_outputs(
     if torch.onnx.is_in_onnx_export():
         notify(NOT_IN_ONNX)
         return shared
-    hashes = reading.identities(batch)
+    hashes = reading.input_hashes(batch)
     z = row_points(deviations, hashes, row_deviation.mixing.shape[1])
     change = row_deviation.moved(row_deviation.roots(reading.features), z)
     return shared + reading.output_layout.unrows(change).to(shared.dtype)
@@ -332,6 +332,9 @@ def _feed_from(snapshot: Snapshot, feed: Feed) -> Feed:
     header = snapshot.header
     with snapshot.opened():
         batch_format = replace(
-            feed.format, inputs=header["inputs"], apart=header["apart"], kind=header["batch"]
+            feed.format,
+            inputs=header["inputs"],
+            derivative_target_key=header["derivative_target_key"],
+            kind=header["batch"],
         )
     return replace(feed, format=batch_format)

@@ -79,7 +79,7 @@ class FeatureMap:
         args, kwargs = slot.put(batch, x)
         with nullcontext() if fused else transformable():
             reading, transformable_pass = readout.differentiable(args, kwargs)
-        if batch.rows is not None:
+        if batch.samples is not None:
             batch.check(reading.output.shape[0])
         if not reading.output.requires_grad:
             raise ValueError(UNCONNECTED)
@@ -105,7 +105,8 @@ class FeatureMap:
             return True
         mixture = self._mixture([self.reading.output, self.features])
         owners = torch.arange(self.samples, device=self.x.device)
-        return self._own(owners, mixture, self._gradient_of_sum(mixture, torch.ones_like(mixture)))
+        plain = self._gradient_of_sum(mixture, torch.ones_like(mixture))
+        return self._act_on_owner_alone(owners, mixture, plain)
 
     @property
     def samples(self) -> int:
@@ -180,7 +181,7 @@ class FeatureMap:
         return replace(
             self.reading,
             output=moved_output.reshape(output.shape).to(output),
-            rows=moved_features.reshape(features.shape).to(features),
+            bare_features=moved_features.reshape(features.shape).to(features),
             ones=False,
         )
 
@@ -191,7 +192,7 @@ class FeatureMap:
         (owners,) = owners_by_digits(
             lambda code: [self._gradient_of_sum(mixture, code)], mixture, [plain]
         )
-        return owners if self._own(owners, mixture, plain) else None
+        return owners if self._act_on_owner_alone(owners, mixture, plain) else None
 
     @cached_property
     def _output_numbers(self) -> Tensor:
@@ -219,7 +220,7 @@ class FeatureMap:
         gradients = pulled(mixture, self.x, weights[None], unconnected=UNCONNECTED)
         return gradients.reshape(len(self.x), -1)
 
-    def _own(self, owners: Tensor, mixture: Tensor, plain: Tensor) -> bool:
+    def _act_on_owner_alone(self, owners: Tensor, mixture: Tensor, plain: Tensor) -> bool:
         r"""Whether every row of the input acts on its presumed owner alone.
 
         With $t_n$ the mixture of sample n's values and $s_n$ random signs and sizes, the input row

@@ -85,7 +85,7 @@ class GradientLoss:
         return self.weight != 0
 
     @property
-    def apart(self) -> str | None:
+    def derivative_target_key(self) -> str | None:
         """The key of a batch's entry with the derivatives' target, not an input of the model."""
         return self.target if isinstance(self.target, str) else None
 

@@ -144,7 +144,7 @@ def find_layers(readout: AnyReadout, batch: Batch) -> list[Layer]:
     few_rows = first_rows((batch.args, batch.kwargs))
     if few_rows is not None:
         args, kwargs = few_rows
-        few = replace(batch, args=args, kwargs=kwargs, target=None, raw=None, rows=None)
+        few = replace(batch, args=args, kwargs=kwargs, target=None, raw=None, samples=None)
         layers = _layers_of_samples(readout, rows_by_layer, outputs, few)
     if not layers:
         raise ValueError(

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from ...data.batches import Batch
 from ...data.storage import prefixed, unprefixed
-from ...models.shadow import placement
 from ...posterior.gram import Gram
 from ...readout.reading import Reading
 from ...readout.readout import AnyReadout
@@ -73,7 +72,7 @@ class Novelty:
         Raises:
             ValueError: There is no layer to watch.
         """
-        device, _ = placement(readout.model)
+        device, _ = readout.placement
         layers = find_layers(readout, batch)
         return cls(layers, [Gram(layer.columns + 1, device=device) for layer in layers])
 
@@ -176,7 +175,7 @@ class Novelty:
             ValueError: It is not known which rows of a layer belong to which sample, or NaN or
                 infinity has entered a layer in training.
         """
-        layer_distances = self._layer_distances(placement(readout.model)[1])
+        layer_distances = self._layer_distances(readout.placement[1])
         reading, rows_by_layer = read_with_layers(readout, self.layers, batch)
         samples = reading.output.shape[0]
         owners: Tensor | None = None  # asked for where a layer needs them

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ...data.batches import Batch
 from ...posterior.joint import JointPosterior, RowDeviation
-from ...readout.reading import Reading, joined
+from ...readout.reading import Reading, joined_outputs
 from ...readout.readout import AnyReadout
 
 MEMORY_BYTES = 1 << 30
@@ -130,7 +130,7 @@ class JointOutputs:
             reading = readout(batch).detached()
             reading.output_layout.check_targets(joint.targets)
             if joint.row_deviation is not None:
-                hashes.append(reading.identities(batch))
+                hashes.append(reading.input_hashes(batch))
                 roots.append(joint.row_deviation.roots(reading.features))
             outputs.append(reading.output)
             feature_bytes += reading.features.nbytes
@@ -149,7 +149,7 @@ class JointOutputs:
             readout=readout,
             batches=batches,
             readings=tuple(readings),
-            output=joined(outputs, remedy),
+            output=joined_outputs(outputs, remedy),
             distinct=distinct,
         )
 
