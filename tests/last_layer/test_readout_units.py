@@ -174,7 +174,7 @@ def by_autograd(model: Atoms, given: dict) -> Tensor:
     own = dict(model.named_parameters()) | zeros
 
     def outputs(biases: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(full, own | biases, kwargs=given)
+        return torch.func.functional_call(full, own | biases, (), given)
 
     slopes = torch.func.jacrev(outputs)(zeros)
     own_target = [slope.diagonal(dim1=1, dim2=2) for slope in slopes.values()]  # k by its own bias

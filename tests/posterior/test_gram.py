@@ -324,13 +324,14 @@ def test_a_column_of_ones_and_weights_of_any_batch_leave_no_trace_in_the_next(
 
 def test_an_update_runs_few_operations_and_reads_no_value():
     features, residuals = normal(1024, 50, dtype=torch.float32), normal(1024, 1)
-    for precision, most in (("double", 16), ("mixed", 36)):
+    for precision, most in (("double", 14), ("mixed", 32)):
         gram = Gram(51, precision=precision)
         for _ in range(10):  # of mixed precision the first are measured
             gram.update(features, None, residuals, ones=True)
         with Operations() as operations:
             gram.update(features, None, residuals, ones=True)
-        assert len(operations.names) <= most
+        computing = [name for name in operations.names if name != "slice.Tensor"]  # not a view
+        assert len(computing) <= most
         assert not [name for name in operations.names if "scalar_dense" in name or "nonz" in name]
 
 

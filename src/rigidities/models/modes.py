@@ -15,7 +15,6 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 from .threads import Common, Lock
@@ -28,6 +27,8 @@ except ImportError:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_ATTENTION = ("math", "flash", "mem_efficient", "cudnn")
+"""Torch's kernels of scaled dot-product attention. The first one computes its formula."""
 _TOO_OLD = "{} needs PyTorch {} or newer; this is {}."
 _TRANSFORMED = (
     "Each call checks the model, which torch.func and torch.export do not allow. Instead of vmap, "
@@ -116,18 +117,28 @@ def ordinary(values: R) -> R:
     return cast("R", tree_map_only(Tensor, ordinary_tensor, values))
 
 
+def _set_attention(kernels: dict[str, bool]) -> None:
+    """Allow or forbid kernels of attention, by name; the flags hold on all devices."""
+    for name, is_allowed in kernels.items():
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(is_allowed)
+
+
 @contextmanager
 def _transformable() -> Iterator[None]:
     """The setting of `transformable`, for one thread."""
     fast = torch.backends.mha.get_fastpath_enabled()
+    kernels = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION}
     torch.backends.mha.set_fastpath_enabled(False)
+    # Not by `sdpa_kernel`, which from torch 2.15 on only the thread can leave that has entered it.
+    _set_attention({name: name == "math" for name in _ATTENTION})
     try:
-        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
             # On first use, forward mode compiles torch's own decompositions with torch.jit.script.
             warnings.filterwarnings("ignore", ".torch.jit.script")
             yield
     finally:
+        _set_attention(kernels)
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
