@@ -41,13 +41,13 @@ from ..statistics.row_sketch import RowSketch
 from ..statistics.statistics import Plan, Statistics
 from .accumulation import Weighing, accumulated, peek, require_rows, settled
 from .binding import Binding, UsersModel, held_still, model_fingerprint
+from .calibration_rows import RowReader, of_all, report_on, report_with, require_data
 from .distributed import Job, open_job
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, gradient_scale, gradient_sums
 from .merging import as_text, identity, require_alike, require_apart
 from .novelty.novelty import Novelty
 from .refit import Refitted, refitted
-from .validation import RowReader, of_all, report_on, report_with, require_data
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
