@@ -16,9 +16,10 @@ for several `Processes`.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,9 @@ from ..statistics.row_sketch import RowSketch
 from ..statistics.statistics import Statistics
 from .merging import combined, require_alike
 from .novelty.novelty import Novelty
+
+P = TypeVar("P")
+"""What a process hands over in a call; anything that can be pickled."""
 
 _MATRIX = ".matrix"
 """How the names of those tensors end that are large and sums over all rows."""
@@ -51,18 +55,18 @@ class Job:
     def __init__(self) -> None:
         self.properties: dict[str, Any] = {}
 
-    def gathered(self, part: Snapshot | None) -> list[Snapshot | None]:
+    def gathered(self, part: P) -> list[P]:
         """The parts of all processes, on every process, in the order of ranks."""
         return [part]
 
-    def collected(self, part: Snapshot | None) -> list[Snapshot | None]:
+    def collected(self, part: P) -> list[P]:
         """The parts of all processes, in the order of ranks; on the first process alone.
 
         The list is empty on the others, whose memory it would fill.
         """
         return [part]
 
-    def from_first(self, part: Snapshot | None) -> Snapshot:
+    def from_first(self, part: P | None) -> P:
         """The part of the first process, on every process. The others have None."""
         first = self.gathered(part)[0]
         assert first is not None
@@ -146,20 +150,21 @@ class Processes(Job):
         self._has_met = False  # whether there was a round, so that all have read their data
         self._is_over = False  # whether this call has no further round
 
-    def gathered(self, part: Snapshot | None) -> list[Snapshot | None]:
+    def gathered(self, part: P) -> list[P]:
         """As in `Job`. It is one round."""
-        return [self._placed(status.part) for status in self._round(part)]
+        return [self._unpacked(status.part) for status in self._round(part)]
 
-    def collected(self, part: Snapshot | None) -> list[Snapshot | None]:
+    def collected(self, part: P) -> list[P]:
         """As in `Job`. A round comes first, so that all are ready."""
+        packed = _packed(part)
         self._round(None)
         parts: list[Any] | None = None
         if self.rank == 0:
             parts = [None] * self.size
         first = dist.get_global_rank(self._group, 0)
         with self._connected():
-            dist.gather_object(_on_cpu(part), parts, dst=first, group=self._group)
-        return [self._placed(other) for other in parts or []]
+            dist.gather_object(packed, parts, dst=first, group=self._group)
+        return [self._unpacked(other) for other in parts or []]
 
     def statistics(self, share: Statistics | None, *, trim: bool = True) -> Statistics | None:
         """As in `Job`. Matrices are reduced; all else is gathered, and merged by every process."""
@@ -208,11 +213,11 @@ class Processes(Job):
                 )
         failure = _Failure(isinstance(error, ValueError), description)
         with suppress(RuntimeError):  # nobody is left to be told
-            self._exchanged(_Status(self._call, self.properties, None, failure))
+            self._exchanged(_Status(self._call, self.properties, b"", failure))
 
-    def _round(self, part: Snapshot | None) -> list[_Status]:
+    def _round(self, part: Any) -> list[_Status]:
         """Wait for all processes, and raise if one of them has failed or is not in this call."""
-        statuses = self._exchanged(_Status(self._call, self.properties, _on_cpu(part), None))
+        statuses = self._exchanged(_Status(self._call, self.properties, _packed(part), None))
         self._has_met = True
         self._is_over = True  # if the following raises, it does so on all processes
         _require_same_call(statuses)
@@ -267,9 +272,9 @@ class Processes(Job):
             ) from problem
         self._is_over = is_over
 
-    def _placed(self, part: Snapshot | None) -> Snapshot | None:
-        """A part of another process, on this process's device."""
-        return None if part is None else part.to(self._device)
+    def _unpacked(self, packed: bytes) -> Any:
+        """A part of a process, with its tensors on this process's device."""
+        return torch.load(io.BytesIO(packed), map_location=self._device, weights_only=False)
 
     def _reduced(self, part: Snapshot | None) -> Iterator[Snapshot | None]:
         """The parts of all processes, to be merged, in the order of ranks.
@@ -334,13 +339,13 @@ class _Status(NamedTuple):
     Attributes:
         call: The name of its call.
         properties: What must be equal on all processes.
-        part: What it hands over, on the CPU.
+        part: What it hands over, packed.
         failure: What went wrong; None where the process is ready.
     """
 
     call: str
     properties: dict[str, Any]
-    part: Snapshot | None
+    part: bytes
     failure: _Failure | None
 
 
@@ -356,9 +361,15 @@ def _require_same_call(statuses: list[_Status]) -> None:
             )
 
 
-def _on_cpu(part: Snapshot | None) -> Snapshot | None:
-    """A part as it is sent: other processes have other accelerators."""
-    return None if part is None else part.to(torch.device("cpu"))
+def _packed(part: Any) -> bytes:
+    """A part as it is sent.
+
+    Torch's own exchange of objects would put tensors back on the accelerator of the process that
+    sent them, and warns of `torch.load` in torch 2.4 and 2.5. It exchanges bytes as they are.
+    """
+    packed = io.BytesIO()
+    torch.save(part, packed)
+    return packed.getvalue()
 
 
 def _description(share: Statistics) -> Snapshot:

@@ -1035,14 +1035,11 @@ def _report_of_first(
 
 def _gradient_scale_of_all(processes: Job, sums: Tensor) -> Tensor:
     """The scale of derivatives, which the first process computes from the sums of all."""
-    sums_of_all = []
-    for part in processes.collected(Snapshot({"sums": sums}, {})):
-        if part is not None:
-            sums_of_all.append(part.tensors["sums"].cpu())
+    sums_of_all = [process_sums.cpu() for process_sums in processes.collected(sums)]
     scale = None
     if processes.rank == 0:
-        scale = Snapshot({"scale": gradient_scale(sums_of_all)}, {})
-    return processes.from_first(scale).tensors["scale"]
+        scale = gradient_scale(sums_of_all)
+    return processes.from_first(scale)
 
 
 def _weighing_header(weighing: Weighing | None) -> dict[str, Any] | None:
