@@ -72,13 +72,12 @@ class Job:
         assert first is not None
         return first
 
-    def statistics(self, share: Statistics | None, *, trim: bool = True) -> Statistics | None:
+    def statistics(self, share: Statistics | None) -> Statistics | None:
         """The statistics of the rows of all processes, on every process.
 
         Args:
             share: The statistics of this process's rows, which are written to; None where it had
                 none.
-            trim: Whether to send only those rows that the common sample will hold.
 
         Returns:
             The statistics; None where no process had rows.
@@ -166,14 +165,15 @@ class Processes(Job):
             dist.gather_object(packed, parts, dst=first, group=self._group)
         return [self._unpacked(other) for other in parts or []]
 
-    def statistics(self, share: Statistics | None, *, trim: bool = True) -> Statistics | None:
+    def statistics(self, share: Statistics | None) -> Statistics | None:
         """As in `Job`. Matrices are reduced; all else is gathered, and merged by every process."""
         if share is not None:
             share.require_finite()
         descriptions = self.gathered(None if share is None else _description(share))
         part = None
         if share is not None:
-            part = _in_common_form(share, descriptions, trim=trim).snapshot()
+            _take_common_form(share, descriptions)
+            part = share.snapshot()
         shares = (
             None if other is None else Statistics.from_snapshot(other, self._device)
             for other in self._reduced(part)
@@ -396,15 +396,15 @@ def _without_matrices(snapshot: Snapshot) -> tuple[Snapshot, dict[str, Tensor]]:
     return Snapshot(rest, {**snapshot.header, "shapes": shapes}), matrices
 
 
-def _in_common_form(
-    share: Statistics, descriptions: list[Snapshot | None], *, trim: bool
-) -> Statistics:
-    """The statistics of this process in a form that fits those of all others.
+def _take_common_form(share: Statistics, descriptions: list[Snapshot | None]) -> None:
+    """Bring the statistics of this process into a form that fits those of all others.
+
+    They keep only those sampled rows that the common sample will have: every process receives the
+    samples of all.
 
     Args:
         share: The statistics, which are written to.
         descriptions: Those of all processes.
-        trim: Whether to leave out sampled rows that the common sample will not hold.
     """
     common: RowSketch | None = None
     for description in descriptions:
@@ -417,6 +417,5 @@ def _in_common_form(
             common = sketch
         else:
             common.merge(sketch)
-    if trim and common is not None:
-        return share.trimmed(common.limit)
-    return share
+    if share.kept_rows is not None and common is not None:
+        share.kept_rows = share.kept_rows.trimmed(common.limit)

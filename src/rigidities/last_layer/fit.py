@@ -578,8 +578,7 @@ class ReadoutFit:
             removed_novelty = None if state.novelty is None else state.novelty.empty()
             with held_still(self.model):
                 removed = accumulated(readout, batches, weighing, plan, novelty=removed_novelty)
-            # Rows that leave are looked up one by one, so none may be trimmed from the sample.
-            removed = require_rows(processes.statistics(removed, trim=False))
+            removed = require_rows(processes.statistics(removed))
             statistics = fitted.without(removed, check=check)
             novelty = state.novelty
             if novelty is not None:
