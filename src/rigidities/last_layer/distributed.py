@@ -45,8 +45,8 @@ class Job:
     Attributes:
         rank: The number of this process among those that make the call.
         size: How many processes make the call.
-        properties: What must be equal on all processes, as `merging.identity` has it. It is
-            compared in every round.
+        properties: What must be equal on all processes, by the names in `merging.REMEDIES`. They
+            are compared in every round.
     """
 
     rank: int = 0
