@@ -137,7 +137,7 @@ def test_a_prediction_looks_up_its_plots_and_no_other_room_is_found_by_name():
 
 def test_statistics_and_readouts_know_nothing_of_novelty():
     users = {name for name in GRAPH if any("last_layer.novelty" in other for other in GRAPH[name])}
-    verbs = {"accumulation", "fit", "merging", "distributed", "validation"}
+    verbs = {"accumulation", "fit", "distributed", "calibration_rows"}
     inside = {name for name in users if name.startswith("last_layer.novelty")}
     assert users - inside == {f"last_layer.{verb}" for verb in verbs}
 

@@ -580,45 +580,11 @@ class RowCollector:
         self.sketch.merge(other.sketch)
         return self
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The gathering as a header that JSON can hold, and tensors, for other processes."""
+    def settle(self) -> None:
+        """Join the latest batches, so that no memory of theirs is sent to another process."""
         self._join()
-        tensors = {}
-        for number, piece in enumerate(self._pieces):
-            for name, column in piece.items():
-                tensors[f"piece.{number}.{name}"] = column
-        if isinstance(self._weight_sums, Tensor):
-            tensors["weights"] = self._weight_sums
         if self.sketch is not None:
-            for name, tensor in self.sketch.state().items():
-                tensors[f"sketch.{name}"] = tensor
-        header = {
-            "most": self._most,
-            "pieces": [list(piece) for piece in self._pieces],
-            "rows": self._rows,
-            "share": self._share,
-            "shapes": self._shape_sum,
-            "samples": self._samples,
-            "duplicates": self._duplicates,
-        }
-        return header, tensors
-
-    @classmethod
-    def from_state(
-        cls, header: dict[str, Any], tensors: dict[str, Tensor], sketch: Any = None
-    ) -> RowCollector:
-        """The gathering that `state` came from; `sketch` is that of the rows' hashes."""
-        gathering = cls(header["most"], sketch)
-        for number, names in enumerate(header["pieces"]):
-            piece = {name: tensors[f"piece.{number}.{name}"] for name in names}
-            gathering._pieces.append(piece)
-        gathering._rows = header["rows"]
-        gathering._share = header["share"]
-        gathering._shape_sum = header["shapes"]
-        gathering._weight_sums = tensors.get("weights", 0.0)
-        gathering._samples = header["samples"]
-        gathering._duplicates = header["duplicates"]
-        return gathering
+            self.sketch.settle()
 
     def table(
         self,

@@ -24,7 +24,7 @@ from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..statistics.block import BatchRange, Block, joined
 from ..statistics.statistics import Plan, Statistics
-from .finiteness import FinitenessWatch
+from .finiteness_watch import FinitenessWatch
 from .gradients.loss import GradientLoss
 from .novelty.novelty import Novelty
 

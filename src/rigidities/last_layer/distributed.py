@@ -16,9 +16,10 @@ for several `Processes`.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,9 @@ from ..statistics.statistics import Statistics
 from .merging import combined, require_alike
 from .novelty.novelty import Novelty
 
+P = TypeVar("P")
+"""What a process hands over in a call; anything that can be pickled."""
+
 _MATRIX = ".matrix"
 """How the names of those tensors end that are large and sums over all rows."""
 
@@ -41,8 +45,8 @@ class Job:
     Attributes:
         rank: The number of this process among those that make the call.
         size: How many processes make the call.
-        properties: What must be equal on all processes, as `merging.identity` has it. It is
-            compared in every round.
+        properties: What must be equal on all processes, by the names in `merging.REMEDIES`. They
+            are compared in every round.
     """
 
     rank: int = 0
@@ -51,30 +55,29 @@ class Job:
     def __init__(self) -> None:
         self.properties: dict[str, Any] = {}
 
-    def gathered(self, part: Snapshot | None) -> list[Snapshot | None]:
+    def gathered(self, part: P) -> list[P]:
         """The parts of all processes, on every process, in the order of ranks."""
         return [part]
 
-    def collected(self, part: Snapshot | None) -> list[Snapshot | None]:
+    def collected(self, part: P) -> list[P]:
         """The parts of all processes, in the order of ranks; on the first process alone.
 
         The list is empty on the others, whose memory it would fill.
         """
         return [part]
 
-    def from_first(self, part: Snapshot | None) -> Snapshot:
+    def from_first(self, part: P | None) -> P:
         """The part of the first process, on every process. The others have None."""
         first = self.gathered(part)[0]
         assert first is not None
         return first
 
-    def statistics(self, share: Statistics | None, *, trim: bool = True) -> Statistics | None:
+    def statistics(self, share: Statistics | None) -> Statistics | None:
         """The statistics of the rows of all processes, on every process.
 
         Args:
             share: The statistics of this process's rows, which are written to; None where it had
                 none.
-            trim: Whether to send only those rows that the common sample will hold.
 
         Returns:
             The statistics; None where no process had rows.
@@ -146,29 +149,31 @@ class Processes(Job):
         self._has_met = False  # whether there was a round, so that all have read their data
         self._is_over = False  # whether this call has no further round
 
-    def gathered(self, part: Snapshot | None) -> list[Snapshot | None]:
+    def gathered(self, part: P) -> list[P]:
         """As in `Job`. It is one round."""
-        return [self._placed(status.part) for status in self._round(part)]
+        return [self._unpacked(status.part) for status in self._round(part)]
 
-    def collected(self, part: Snapshot | None) -> list[Snapshot | None]:
+    def collected(self, part: P) -> list[P]:
         """As in `Job`. A round comes first, so that all are ready."""
+        packed = _packed(part)
         self._round(None)
         parts: list[Any] | None = None
         if self.rank == 0:
             parts = [None] * self.size
         first = dist.get_global_rank(self._group, 0)
         with self._connected():
-            dist.gather_object(_on_cpu(part), parts, dst=first, group=self._group)
-        return [self._placed(other) for other in parts or []]
+            dist.gather_object(packed, parts, dst=first, group=self._group)
+        return [self._unpacked(other) for other in parts or []]
 
-    def statistics(self, share: Statistics | None, *, trim: bool = True) -> Statistics | None:
+    def statistics(self, share: Statistics | None) -> Statistics | None:
         """As in `Job`. Matrices are reduced; all else is gathered, and merged by every process."""
         if share is not None:
             share.require_finite()
         descriptions = self.gathered(None if share is None else _description(share))
         part = None
         if share is not None:
-            part = _in_common_form(share, descriptions, trim=trim).snapshot()
+            _take_common_form(share, descriptions)
+            part = share.snapshot()
         shares = (
             None if other is None else Statistics.from_snapshot(other, self._device)
             for other in self._reduced(part)
@@ -208,11 +213,11 @@ class Processes(Job):
                 )
         failure = _Failure(isinstance(error, ValueError), description)
         with suppress(RuntimeError):  # nobody is left to be told
-            self._exchanged(_Status(self._call, self.properties, None, failure))
+            self._exchanged(_Status(self._call, self.properties, b"", failure))
 
-    def _round(self, part: Snapshot | None) -> list[_Status]:
+    def _round(self, part: Any) -> list[_Status]:
         """Wait for all processes, and raise if one of them has failed or is not in this call."""
-        statuses = self._exchanged(_Status(self._call, self.properties, _on_cpu(part), None))
+        statuses = self._exchanged(_Status(self._call, self.properties, _packed(part), None))
         self._has_met = True
         self._is_over = True  # if the following raises, it does so on all processes
         _require_same_call(statuses)
@@ -267,9 +272,9 @@ class Processes(Job):
             ) from problem
         self._is_over = is_over
 
-    def _placed(self, part: Snapshot | None) -> Snapshot | None:
-        """A part of another process, on this process's device."""
-        return None if part is None else part.to(self._device)
+    def _unpacked(self, packed: bytes) -> Any:
+        """A part of a process, with its tensors on this process's device."""
+        return torch.load(io.BytesIO(packed), map_location=self._device, weights_only=False)
 
     def _reduced(self, part: Snapshot | None) -> Iterator[Snapshot | None]:
         """The parts of all processes, to be merged, in the order of ranks.
@@ -334,13 +339,13 @@ class _Status(NamedTuple):
     Attributes:
         call: The name of its call.
         properties: What must be equal on all processes.
-        part: What it hands over, on the CPU.
+        part: What it hands over, packed.
         failure: What went wrong; None where the process is ready.
     """
 
     call: str
     properties: dict[str, Any]
-    part: Snapshot | None
+    part: bytes
     failure: _Failure | None
 
 
@@ -356,9 +361,15 @@ def _require_same_call(statuses: list[_Status]) -> None:
             )
 
 
-def _on_cpu(part: Snapshot | None) -> Snapshot | None:
-    """A part as it is sent: other processes have other accelerators."""
-    return None if part is None else part.to(torch.device("cpu"))
+def _packed(part: Any) -> bytes:
+    """A part as it is sent.
+
+    Torch's own exchange of objects would put tensors back on the accelerator of the process that
+    sent them, and warns of `torch.load` in torch 2.4 and 2.5. It exchanges bytes as they are.
+    """
+    packed = io.BytesIO()
+    torch.save(part, packed)
+    return packed.getvalue()
 
 
 def _description(share: Statistics) -> Snapshot:
@@ -385,15 +396,15 @@ def _without_matrices(snapshot: Snapshot) -> tuple[Snapshot, dict[str, Tensor]]:
     return Snapshot(rest, {**snapshot.header, "shapes": shapes}), matrices
 
 
-def _in_common_form(
-    share: Statistics, descriptions: list[Snapshot | None], *, trim: bool
-) -> Statistics:
-    """The statistics of this process in a form that fits those of all others.
+def _take_common_form(share: Statistics, descriptions: list[Snapshot | None]) -> None:
+    """Bring the statistics of this process into a form that fits those of all others.
+
+    They keep only those sampled rows that the common sample will have: every process receives the
+    samples of all.
 
     Args:
         share: The statistics, which are written to.
         descriptions: Those of all processes.
-        trim: Whether to leave out sampled rows that the common sample will not hold.
     """
     common: RowSketch | None = None
     for description in descriptions:
@@ -406,6 +417,5 @@ def _in_common_form(
             common = sketch
         else:
             common.merge(sketch)
-    if trim and common is not None:
-        return share.trimmed(common.limit)
-    return share
+    if share.kept_rows is not None and common is not None:
+        share.kept_rows = share.kept_rows.trimmed(common.limit)

@@ -29,7 +29,6 @@ from ..calibration.methods import NoiseFunction
 from ..data.batches import Batch
 from ..data.finiteness import Again, require_finite
 from ..data.output_layout import OutputLayout
-from ..data.storage import Snapshot
 from ..models.modes import unmixed
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
@@ -96,44 +95,6 @@ class BatchVariances:
             novelty=concatenated([batch.novelty for batch in batches]),
         )
 
-    def snapshot(self) -> Snapshot:
-        """Tensors and a header, to be sent to other processes."""
-        layout = self.output_layout
-        tensors = {
-            "output": self.output,
-            "order": layout.order,
-            "q": self.q,
-            "noise": self.noise_variance,
-            "tilt": self.tilt,
-            "from_inputs": self.from_inputs,
-            "labels": self.labels,
-            "novelty": self.novelty,
-        }
-        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        return Snapshot(present, {"inner": list(layout.inner), "axis": layout.axis})
-
-    @classmethod
-    def from_snapshot(cls, snapshot: Snapshot) -> BatchVariances:
-        """The variances that the snapshot came from."""
-        tensors = snapshot.tensors
-        output = tensors["output"]
-        layout = OutputLayout(
-            shape=output.shape,
-            inner=torch.Size(snapshot.header["inner"]),
-            axis=snapshot.header["axis"],
-            order=tensors.get("order"),
-        )
-        return cls(
-            output=output,
-            output_layout=layout,
-            q=tensors["q"],
-            noise_variance=tensors["noise"],
-            tilt=tensors.get("tilt"),
-            from_inputs=tensors.get("from_inputs"),
-            labels=tensors.get("labels"),
-            novelty=tensors.get("novelty"),
-        )
-
 
 def gathered(processes: Job, batches: Sequence[BatchVariances]) -> list[BatchVariances]:
     """The variances of all processes' batches, on every process, joined in the order of ranks.
@@ -146,11 +107,8 @@ def gathered(processes: Job, batches: Sequence[BatchVariances]) -> list[BatchVar
     """
     if processes.size == 1:
         return list(batches)
-    local = BatchVariances.join(batches).snapshot() if batches else None
-    by_rank = []
-    for snapshot in processes.gathered(local):
-        if snapshot is not None:
-            by_rank.append(BatchVariances.from_snapshot(snapshot))
+    local = BatchVariances.join(batches) if batches else None
+    by_rank = [variances for variances in processes.gathered(local) if variances is not None]
     if not by_rank:
         return []
     return [BatchVariances.join(by_rank)]

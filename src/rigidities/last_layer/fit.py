@@ -41,13 +41,13 @@ from ..statistics.row_sketch import RowSketch
 from ..statistics.statistics import Plan, Statistics
 from .accumulation import Weighing, accumulated, peek, require_rows, settled
 from .binding import Binding, UsersModel, held_still, model_fingerprint
+from .calibration_rows import RowReader, of_all, report_on, report_with, require_data
 from .distributed import Job, open_job
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, gradient_scale, gradient_sums
-from .merging import as_text, identity, require_alike, require_apart
+from .merging import as_text, require_alike, require_apart
 from .novelty.novelty import Novelty
 from .refit import Refitted, refitted
-from .validation import RowReader, of_all, report_on, report_with, require_data
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
@@ -195,16 +195,35 @@ class FitState:
             )
         return self.novelty
 
-    def identity(self, loss: Any) -> dict[str, Any]:
-        """Everything in which fits or processes must agree; `loss` stands for loss and weights."""
+    def properties(self, loss: Any) -> dict[str, Any]:
+        """The properties that fits to parts of the data must agree in; see `merging.REMEDIES`.
+
+        Args:
+            loss: The loss and weights, in any form that can be compared.
+        """
+        gram = self.statistics.gram
         source = self.binding.user_model.source
         readout = {
             **self.binding.header(),
             "forward": as_text(source.forward),
             "features": as_text(source.features),
             "output": as_text(source.output),
+            "width": gram.width,
+            "targets": self.statistics.targets,
         }
-        return identity(readout, self.statistics, self.novelty, loss)
+        fingerprint_of_weights = readout.pop("fingerprint")
+        readout.pop("weights", None)  # the names of those that the fingerprint is of
+        readout.pop("differentiates", None)  # it says how the model is run, not what is read
+        watched_layers = [] if self.novelty is None else self.novelty.header()["layers"]
+        return {
+            # By name, so that an error shows only the layers that differ.
+            "novelty": {layer["name"]: layer for layer in watched_layers},
+            "weights": fingerprint_of_weights,
+            "readout": readout,
+            "loss": loss,
+            "precision": gram.precision,
+            "data": [self.statistics.inputs, self.statistics.kind],
+        }
 
     def require_error_bars(self) -> None:
         """Refuse a fit whose loss is not one of regression, so that it has no error bars.
@@ -444,7 +463,7 @@ class ReadoutFit:
             open_job(passing.process_group, "fit", placement(self.model)[0]) as processes,
         ):
             if processes.size > 1:
-                processes.properties = self._request(weighing, plan, with_novelty)
+                processes.properties = self._properties_before_fit(weighing, plan, with_novelty)
             # The form of the data is learnt anew: it may be another one than in an earlier fit.
             batch_format = BatchFormat(
                 whole=self.user_model.source.forward is not None,
@@ -508,25 +527,24 @@ class ReadoutFit:
             novelty: What entered the layers in these rows; None where none are watched.
             weighing: The loss and weights.
         """
+        # This process's binding, with the properties that must agree with those of others.
         description = None
         if statistics is not None and binding is not None:
-            # This process's binding, with what must agree with that of others.
-            description = binding.snapshot()
-            must_agree = identity(binding.header(), statistics, novelty, as_text(weighing))
-            header = {**description.header, "identity": must_agree}
-            description = replace(description, header=header)
-        descriptions: dict[int, Snapshot] = {}
+            state = FitState(binding, statistics, weighing, novelty)
+            description = (binding.snapshot(), state.properties(as_text(weighing)))
+        bindings: dict[int, Snapshot] = {}
+        properties = []
         for rank, other in enumerate(processes.gathered(description)):
             if other is not None:
-                descriptions[rank] = other
-        if not descriptions:
+                bindings[rank], properties_of_rank = other
+                properties.append(properties_of_rank)
+        if not bindings:
             require_rows(None)
-        identities = [other.header["identity"] for other in descriptions.values()]
-        require_alike(identities, [f"Rank {rank}" for rank in descriptions])
+        require_alike(properties, [f"Rank {rank}" for rank in bindings])
         statistics_of_all = require_rows(processes.statistics(statistics))
 
-        first_rank = min(descriptions)
-        first = descriptions[first_rank]
+        first_rank = min(bindings)
+        first = bindings[first_rank]
         # A process without data has found no readout. The others take over the first one's binding
         # where it brings probes, so that all of them keep the same probes.
         is_other_rank = processes.rank != first_rank
@@ -578,8 +596,7 @@ class ReadoutFit:
             removed_novelty = None if state.novelty is None else state.novelty.empty()
             with held_still(self.model):
                 removed = accumulated(readout, batches, weighing, plan, novelty=removed_novelty)
-            # Rows that leave are looked up one by one, so none may be trimmed from the sample.
-            removed = require_rows(processes.statistics(removed, trim=False))
+            removed = require_rows(processes.statistics(removed))
             statistics = fitted.without(removed, check=check)
             novelty = state.novelty
             if novelty is not None:
@@ -861,27 +878,27 @@ class ReadoutFit:
         """
         with open_job(process_group, call, placement(self.model)[0]) as processes:
             if processes.size > 1:
-                processes.properties = {**self._identity(call), "options": options}
+                processes.properties = {**self._properties_of_fit(call), "options": options}
             yield processes
 
-    def _identity(self, call: str) -> dict[str, Any]:
-        """The properties in which the fits of all processes must agree for a call."""
+    def _properties_of_fit(self, call: str) -> dict[str, Any]:
+        """The properties that the fits of all processes must agree in for a call."""
         state = self.require_state()
-        report = state.report
-        snapshot = state.snapshot(probes=False, rows=state.statistics.kept_rows is not None)
-        report_tensors = {} if report is None else report.tensors()
-        fit_tensors = {
-            name: tensor for name, tensor in snapshot.tensors.items() if name not in report_tensors
-        }
-        properties = state.identity(as_text(state.weighing))
-        properties["rows"] = fingerprint(fit_tensors.items())
-        if call != "calibrate":  # which replaces the calibration
-            report_text = None if report is None else as_text(report.header())
+        has_kept_rows = state.statistics.kept_rows is not None
+        uncalibrated = replace(state, report=None).snapshot(probes=False, rows=has_kept_rows)
+        properties = state.properties(as_text(state.weighing))
+        properties["rows"] = fingerprint(uncalibrated.tensors.items())
+        properties["calibration"] = None
+        if state.report is not None and call != "calibrate":  # which replaces the calibration
+            report_tensors = state.report.tensors()
+            report_text = as_text(state.report.header())
             properties["calibration"] = [fingerprint(report_tensors.items()), report_text]
         return properties
 
-    def _request(self, weighing: Weighing, plan: Plan, with_novelty: bool) -> dict[str, Any]:
-        """The properties in which all processes of a new fit must agree."""
+    def _properties_before_fit(
+        self, weighing: Weighing, plan: Plan, with_novelty: bool
+    ) -> dict[str, Any]:
+        """The properties that the processes of a new fit must agree in, even without any rows."""
         source = self.user_model.source
         readout = {
             "layer": self.user_model.layer,
@@ -975,11 +992,11 @@ def _merged(states: Iterable[tuple[str, FitState]], *, check: bool) -> FitState:
     novelty = None if first.novelty is None else first.novelty.clone()
     sketches = {first_name: first.statistics.sketch}
     for name, other in remaining:
-        identities = []
+        properties = []
         for state_name, state in ((first_name, first), (name, other)):
             weighing = state.require_weighing(state_name)
-            identities.append(state.identity(vars(weighing)))
-        require_alike(identities, [first_name, name])
+            properties.append(state.properties(vars(weighing)))
+        require_alike(properties, [first_name, name])
         statistics.merge(other.statistics)
         if novelty is not None and other.novelty is not None:
             novelty.merge(other.novelty)
@@ -1035,14 +1052,11 @@ def _report_of_first(
 
 def _gradient_scale_of_all(processes: Job, sums: Tensor) -> Tensor:
     """The scale of derivatives, which the first process computes from the sums of all."""
-    sums_of_all = []
-    for part in processes.collected(Snapshot({"sums": sums}, {})):
-        if part is not None:
-            sums_of_all.append(part.tensors["sums"].cpu())
+    sums_of_all = [process_sums.cpu() for process_sums in processes.collected(sums)]
     scale = None
     if processes.rank == 0:
-        scale = Snapshot({"scale": gradient_scale(sums_of_all)}, {})
-    return processes.from_first(scale).tensors["scale"]
+        scale = gradient_scale(sums_of_all)
+    return processes.from_first(scale)
 
 
 def _weighing_header(weighing: Weighing | None) -> dict[str, Any] | None:

@@ -1,9 +1,9 @@
 """Several fits to different rows with one model: whether they can become one fit, and that fit.
 
 A fit keeps sums, the lowest hashes and the rows of lowest hash. All of these can be merged, so
-the parts of a data set, fitted apart, give the fit to the whole, in any order. `identity` lists
-what the parts must agree in, `require_alike` and `require_apart` refuse parts that do not belong
-together, and `combined` merges the parts of the processes of a job.
+the parts of a data set, fitted apart, give the fit to the whole, in any order. `REMEDIES` lists the
+properties that the parts must agree in, `require_alike` and `require_apart` refuse parts that do
+not belong together, and `combined` merges the parts of the processes of a job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from ..calibration.rows import RowCollector
 from ..notices import notify
 from ..statistics.row_sketch import RowSketch
 from ..statistics.statistics import Statistics
-from .novelty.novelty import Novelty
 
 P = TypeVar("P", Statistics, RowCollector)
 
@@ -46,50 +45,20 @@ UNJUDGED = (
 )
 
 
-def identity(
-    readout: dict[str, Any], statistics: Statistics, novelty: Novelty | None, loss: Any
-) -> dict[str, Any]:
-    """The properties in which parts must agree, as JSON can hold them.
-
-    Args:
-        readout: The description of the readout, `Binding.header`.
-        statistics: The statistics of the part's rows.
-        novelty: What entered the layers in the part's rows; None where no layer is watched.
-        loss: The loss and weights, in any form that can be compared.
-    """
-    gram = statistics.gram
-    description = dict(readout)
-    fingerprint = description.pop("fingerprint")
-    description.pop("weights", None)  # the fingerprint is of these, and says whether they agree
-    description.pop("differentiates", None)  # it says how the model is run, not what is read
-    description["width"] = gram.width
-    description["targets"] = statistics.targets
-    watched_layers = [] if novelty is None else novelty.header()["layers"]
-    return {
-        # By name, so that an error shows only the layers that differ.
-        "novelty": {layer["name"]: layer for layer in watched_layers},
-        "weights": fingerprint,
-        "readout": description,
-        "loss": loss,
-        "precision": gram.precision,
-        "data": [statistics.inputs, statistics.kind],
-    }
-
-
-def require_alike(identities: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+def require_alike(properties: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
     """Refuse parts whose properties differ.
 
     Args:
-        identities: The properties of each part, as `identity` gives them.
+        properties: The properties of each part, by the names in `REMEDIES`.
         names: What errors call the parts.
 
     Raises:
         ValueError: Two parts differ in a property.
     """
     for property_name, remedy in REMEDIES.items():
-        first = identities[0].get(property_name)
-        for properties, name in zip(identities, names, strict=True):
-            other = properties.get(property_name)
+        first = properties[0].get(property_name)
+        for part_properties, name in zip(properties, names, strict=True):
+            other = part_properties.get(property_name)
             if first != other:
                 raise ValueError(
                     f"{names[0]} and {name} differ in their {property_name}: "

@@ -19,7 +19,6 @@ from ..calibration.evidence import evidence, ridge_solution
 from ..calibration.paper import most_evident_ridge
 from ..calibration.words import LARGEST_DOUBT
 from ..data.batches import Batch
-from ..data.storage import Snapshot
 from ..losses import MSE, Loss
 from ..models.shadow import independent, unwrapped
 from ..posterior.gram import Gram
@@ -182,16 +181,10 @@ def _best_of_all(
     processes: Job, readout: Readout, gram: Gram, posterior: Posterior
 ) -> _BestReadout:
     """The best readout as the first process computes it: other processes may round differently."""
-    snapshot = None
+    best = None
     if processes.rank == 0:
         best = _best(readout, gram, posterior)
-        snapshot = Snapshot({"change": best.change, "degrees": best.degrees}, {"ridge": best.ridge})
-    snapshot = processes.from_first(snapshot)
-    return _BestReadout(
-        ridge=snapshot.header["ridge"],
-        change=snapshot.tensors["change"],
-        degrees=snapshot.tensors["degrees"],
-    )
+    return processes.from_first(best)
 
 
 def _best(readout: Readout, gram: Gram, posterior: Posterior) -> _BestReadout:

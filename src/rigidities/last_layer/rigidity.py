@@ -11,7 +11,8 @@ scale $\alpha$, the ridge $\varsigma^2$, the noise and the distribution around t
 `uq(x)`, `predict`, `ensemble`, `gradient` and the others use them.
 
 This module is the façade. The state of a fit and what changes it are in `fit`, the loop over the
-training data in `accumulation`, the calibration in `validation` and the package `calibration`.
+training data in `accumulation`, the rows of a calibration in `calibration_rows`, and what is made
+of them in the package `calibration`.
 
 Reference: F. Bigi, S. Chong, M. Ceriotti, F. Grasselli, "A prediction rigidity formalism for
 low-cost uncertainties in trained neural networks" (2024), Sec. 3.5.

@@ -145,37 +145,44 @@ class RowSketch:
 
     def without(self, other: RowSketch) -> Self:
         """A copy without the rows of another sketch; rows that are not here are ignored."""
-        remaining, _ = self._difference(other)
-        return remaining
-
-    def lacking(self, other: RowSketch) -> tuple[int, int]:
-        """How many of another sketch's rows are not here, and how many could be judged."""
-        remaining, lacking = self._difference(other)
-        judged = int(other.counts[other.hashes < remaining.limit].sum())
-        return lacking, judged
-
-    def _difference(self, other: RowSketch) -> tuple[Self, int]:
-        """A copy without another sketch's rows, and how many of those rows were not here."""
-        remaining = self.clone()
         other.settle()
-        remaining._trim(min(self.limit, other.limit))
-        hashes = remaining.hashes
-        removed = other.hashes.to(hashes.device)
-        removed_counts = other.counts.to(hashes.device)
-        is_judged = removed < remaining.limit
-        removed, removed_counts = removed[is_judged], removed_counts[is_judged]
-        is_here = torch.isin(removed, hashes)
-        places = torch.searchsorted(hashes, removed[is_here])  # both are sorted and distinct
-        held_counts = torch.zeros_like(removed_counts)
-        held_counts[is_here] = remaining.counts[places]
-        lacking = int((removed_counts - held_counts).clamp(min=0).sum())
-
-        counts = remaining.counts.index_add(0, places, -removed_counts[is_here])
+        remaining = self.trimmed(other.limit)
+        removed_counts, _ = other.counts_of(remaining.hashes)
+        counts = remaining.counts - removed_counts
         stays = (counts > 0).nonzero()[:, 0]
-        remaining.hashes = hashes[stays]
+        remaining.hashes = remaining.hashes[stays]
         remaining.counts = counts[stays]
         remaining.columns = {name: column[stays] for name, column in remaining.columns.items()}
-        return remaining, lacking
+        return remaining
+
+    def counts_of(self, hashes: Tensor) -> tuple[Tensor, Tensor]:
+        """How often rows are in the data set, and which of them can be judged.
+
+        Args:
+            hashes: The hashes of the rows, (n,).
+
+        Returns:
+            The counts, 0 for rows that are not here or cannot be judged, and a mask; both (n,), on
+            the device of the hashes.
+        """
+        self.settle()
+        held_hashes = self.hashes.to(hashes.device)
+        is_judged = hashes < self.limit
+        is_here = is_judged & torch.isin(hashes, held_hashes)
+        counts = torch.zeros_like(hashes)
+        places = torch.searchsorted(held_hashes, hashes[is_here])
+        counts[is_here] = self.counts.to(hashes.device)[places]
+        return counts, is_judged
+
+    def lacking(self, other: RowSketch) -> tuple[int, int]:
+        """How many of another sketch's rows are not here, and how many could be judged.
+
+        Of equal rows, as many are here as were added.
+        """
+        other.settle()
+        counts, is_judged = self.counts_of(other.hashes)
+        lacking = (other.counts - counts).clamp(min=0)
+        return int(lacking[is_judged].sum()), int(other.counts[is_judged].sum())
 
     def require_held(self, removed: RowSketch) -> None:
         """Refuse to remove rows that are not in the fit, as far as hashes tell.
@@ -209,14 +216,11 @@ class RowSketch:
             The number of such rows, how many of them occur only once in the other sketch, and how
             many of the other sketch's rows could be judged.
         """
-        self.settle()
         other.settle()
-        hashes = other.hashes.cpu()
-        counts = other.counts.cpu()
-        judged = hashes < min(self.limit, other.limit)
-        shared = judged & torch.isin(hashes, self.hashes.cpu())
-        once = int((counts[shared] == 1).sum())
-        return int(counts[shared].sum()), once, int(counts[judged].sum())
+        counts, is_judged = self.counts_of(other.hashes)
+        shared_counts = other.counts[counts > 0]
+        once = int((shared_counts == 1).sum())
+        return int(shared_counts.sum()), once, int(other.counts[is_judged].sum())
 
     def shared(self, hashes: Tensor) -> float:
         """How many of these hashes belong to rows of the data set.
@@ -224,12 +228,11 @@ class RowSketch:
         Hashes at or above the limit cannot be looked up: the share of those below it that are here
         is taken to hold for all.
         """
-        self.settle()
-        hashes = hashes.to(self.hashes.device)
-        judged = hashes[hashes < self.limit]
-        if not len(judged):
+        counts, is_judged = self.counts_of(hashes)
+        judged = int(is_judged.sum())
+        if judged == 0:
             return 0.0
-        return float(torch.isin(judged, self.hashes).sum()) * len(hashes) / len(judged)
+        return int((counts > 0).sum()) * len(hashes) / judged
 
     def trimmed(self, limit: int) -> Self:
         """A copy with only the hashes below a limit."""

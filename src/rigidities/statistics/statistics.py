@@ -198,12 +198,6 @@ class Statistics:
         if self.kept_rows is not None:
             self.kept_rows.settle()
 
-    def trimmed(self, limit: int) -> Statistics:
-        """The same with only those kept rows whose hash is below a limit."""
-        if self.kept_rows is None:
-            return self
-        return replace(self, kept_rows=self.kept_rows.trimmed(limit))
-
     def snapshot(self, *, rows: bool = True) -> Snapshot:
         """The statistics as tensors and a header; `rows` includes the kept rows."""
         tensors = prefixed("gram", self.gram_sums.state())

@@ -28,7 +28,6 @@ from ..calibration.report import CalibrationReport
 from ..calibration.rows import RowCollector, Rows, require_within
 from ..data.batches import Batch
 from ..data.sources import TARGET_KEYS
-from ..data.storage import Snapshot, unprefixed
 from ..posterior.posterior import Posterior
 from ..prediction.noise import Noise
 from ..readout.reading import with_counts
@@ -211,20 +210,9 @@ class RowReader:
 
 def of_all(processes: Job, collector: RowCollector | None) -> RowCollector | None:
     """What all processes have collected, on the first of them; None on the others."""
-    if processes.size == 1:
-        return collector
-    part = None
     if collector is not None:
-        header, tensors = collector.state()
-        part = Snapshot(tensors, header)
-    collectors: list[RowCollector | None] = []
-    for other in processes.collected(part):
-        if other is None:
-            collectors.append(None)
-            continue
-        sketch = RowSketch.from_state(unprefixed("sketch", other.tensors))
-        collectors.append(RowCollector.from_state(other.header, other.tensors, sketch))
-    return combined(collectors)
+        collector.settle()
+    return combined(processes.collected(collector))
 
 
 # --- the report -----------------------------------------------------------------------------------
