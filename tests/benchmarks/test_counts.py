@@ -61,8 +61,10 @@ def test_a_reader_of_a_batch_and_of_a_row_goes_through_few_functions() -> None:
     row = torch.zeros(1, INPUTS)
     uq(row)
     called = python_path(lambda: uq(row))
-    assert called.calls <= 22
-    assert called.depth <= 6
+    # Where torch's compiler is loaded, as by other tests, one more function keeps it out.
+    keeps_compiler_out = int("torch._dynamo" in sys.modules)
+    assert called.calls <= 22 + keeps_compiler_out
+    assert called.depth <= 6 + keeps_compiler_out
     assert len(called.files) <= 15
 
 
