@@ -29,6 +29,44 @@ def readout_of(model: nn.Module, *args: Tensor, **kwargs: Tensor) -> Readout:
     return find_readout(model, Source(), None, Batch(args, kwargs, None, None)).readout
 
 
+class ExpandedLinear(nn.Linear):
+    """A linear layer with one output, returned for three targets: nothing is added to it in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).expand(len(x), 3)
+
+
+class SlopesBeside(nn.Module):
+    """h and the derivatives of sin h, which it takes itself."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        leaf = h.detach().requires_grad_()
+        slopes = torch.autograd.grad([leaf.sin().sum()], [leaf])[0]
+        assert slopes is not None
+        return h + slopes
+
+
+DIFFERENTIATING = {
+    "expanded": (nn.Sequential(nn.Linear(5, 4), nn.Tanh(), ExpandedLinear(4, 1)), False),
+    "own": (nn.Sequential(nn.Linear(5, 4), SlopesBeside(), nn.Linear(4, 2)), True),
+    "TorchScript": (
+        nn.Sequential(nn.Linear(5, 4), torch.jit.script(SlopesBeside()), nn.Linear(4, 2)),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENTIATING)
+def test_a_readout_says_whether_its_model_differentiates(case: str):
+    model, differentiates = DIFFERENTIATING[case]
+    x = torch.randn(8, 5)
+    readout = readout_of(model, x)
+    assert readout.differentiates == differentiates
+    expected = model(x).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(readout.read((x,), {}).output, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_model_too_large_to_be_copied_in_float64_is_judged_as_it_is(dtype, monkeypatch):
     monkeypatch.setattr("rigidities.models.double.LARGEST_COPY", 0)

@@ -37,6 +37,7 @@ from .heads import (
     put_recorders,
 )
 from .linearity import BENDING, ORDERLY, Linearity, Run, before_nonlinearity
+from .tail import GraphsKept
 from .unregistered import Unregistered
 
 _FEEDING = "feeding the readout as well"
@@ -301,11 +302,14 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
             # Nothing is kept for a backward pass: it takes no more memory than without gradients.
             with saved_tensors_hooks(lambda _: None, cast("Any", lambda _: None)):
                 output = run(twin)
-        except Exception:  # a model that differentiates itself: torch takes no None for a tensor
+        except Exception:  # torch takes no None for a tensor, and adds in place to no expanded one
             for marker in markers:
                 marker.reset(adds_offsets=True)
-            output = run(twin)
-            differentiates = True
+            with GraphsKept() as graphs:
+                output = run(twin)
+            # No mode sees what TorchScript calls.
+            scripted = any(isinstance(module, torch.jit.ScriptModule) for module in twin.modules())
+            differentiates = graphs.differentiated or scripted
     module_of_mark: dict[int, int] = {}
     for number, marker in enumerate(markers):
         for mark in marker.marks:
