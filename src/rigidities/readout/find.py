@@ -191,8 +191,7 @@ def find_readout(
         if not reason:
             raise
         raise ValueError(f"{reason} {error}") from error
-    with torch.enable_grad():  # for models that differentiate inside forward
-        reading = result.readout.read(batch.args, batch.kwargs)
+    reading = result.readout.read(batch.args, batch.kwargs)
     return FoundReadout(result.readout, reading, result.first_pass, result.notice)
 
 

@@ -552,8 +552,13 @@ class GivenFeatures(AnyReadout):
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 args, kwargs = ordinary((args, kwargs))
-                return self._reading(*args, **kwargs)
-        return self._reading(*args, **kwargs)
+                return self.read(args, kwargs)
+        is_wanted = torch.is_grad_enabled() and _some_input_requires_grad((args, kwargs))
+        with torch.enable_grad():  # for models that differentiate inside forward
+            reading = self._reading(*args, **kwargs)
+        if is_wanted:
+            return reading
+        return reading.detached()
 
     def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differentiable:
         """The same, differentiable by the inputs as far as the user's function is."""
