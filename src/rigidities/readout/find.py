@@ -35,7 +35,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -172,18 +172,19 @@ def find_readout(
     inputs: Inputs = (batch.args, batch.kwargs)
     few_rows = first_rows(inputs)
     if few_rows is not None:
-        result = None
+        found = None
         # Any error or warning of the model will come again with the whole batch.
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = _found(model, source, layer, few_rows)
-        if result is not None and _has_whole_samples(result.first_pass, few_rows):
+            found = _found(model, source, layer, few_rows)
+        if found is not None and _has_whole_samples(found[1], few_rows):
+            readout, first_pass, notice = found
             with suppress(ValueError, RuntimeError):
-                reading = _confirmed_reading(result.readout, inputs)
+                reading = _confirmed_reading(readout, inputs)
                 if reading is not None:
-                    return FoundReadout(result.readout, reading, result.first_pass, result.notice)
+                    return FoundReadout(readout, reading, first_pass, notice)
     try:
-        result = _found(model, source, layer, inputs)
+        readout, first_pass, notice = _found(model, source, layer, inputs)
     except SeveralOutputsError as error:
         raise ValueError(several_outputs(error.result, batch.target)) from None
     except (ValueError, RuntimeError) as error:
@@ -191,8 +192,8 @@ def find_readout(
         if not reason:
             raise
         raise ValueError(f"{reason} {error}") from error
-    reading = result.readout.read(batch.args, batch.kwargs)
-    return FoundReadout(result.readout, reading, result.first_pass, result.notice)
+    reading = readout.read(batch.args, batch.kwargs)
+    return FoundReadout(readout, reading, first_pass, notice)
 
 
 @torch.enable_grad()  # for models that differentiate inside forward
@@ -226,14 +227,6 @@ def _confirmed_reading(readout: AnyReadout, inputs: Inputs) -> Reading | None:
     return reading.detached()
 
 
-class _Result(NamedTuple):
-    """A readout, the pass it was found with, and a notice, or ""."""
-
-    readout: AnyReadout
-    first_pass: FirstPass
-    notice: str
-
-
 def _has_whole_samples(first_pass: FirstPass, few_rows: Inputs) -> bool:
     """Whether rows were samples, and not atoms, so that no sample was cut in two."""
     rows = len(tree_leaves(few_rows)[0])
@@ -243,10 +236,10 @@ def _has_whole_samples(first_pass: FirstPass, few_rows: Inputs) -> bool:
 
 def _found(
     model: nn.Module, source: Source, layer: str | list[str] | None, inputs: Inputs
-) -> _Result:
-    """The readout found with some inputs."""
+) -> tuple[AnyReadout, FirstPass, str]:
+    """The readout found with some inputs, the pass it was found with, and a notice, or ""."""
     if source.features is not None:
-        return _Result(*_given(model, source, inputs), "")
+        return *_given(model, source, inputs), ""
     if any(base.__module__.startswith("keras.") for base in type(model).__mro__):
         raise ValueError(
             f"Expected layers of torch, got a Keras model ({type(model).__name__}): its "
@@ -271,7 +264,7 @@ def _found(
         names = list(layer) if isinstance(layer, (list, tuple)) else [layer]
         with torch.enable_grad():
             heads = named_heads(model, _checked_names(model, names), run)
-    first_pass = FirstPass(inputs, heads.output, heads.renewed)
+    first_pass = FirstPass(inputs, heads.search_pass.output, heads.search_pass.renewed)
     with torch.enable_grad():
         readout = _readout_of(model, source, heads, inputs)
     notices = []
@@ -279,7 +272,7 @@ def _found(
         notices.append(_nonlinear_notice(model, readout, heads.later, run))
     if heads.left_out:
         notices.append(left_out_notice(model, heads))
-    return _Result(readout, first_pass, " ".join(notices))
+    return readout, first_pass, " ".join(notices)
 
 
 def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatures, FirstPass]:
@@ -316,7 +309,7 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
         kind,
         layout,
         uncalled=tuple(heads.uncalled),
-        differentiates=heads.differentiates,
+        differentiates=heads.search_pass.differentiates,
         call=source.call(model, args, kwargs),
     )
     if base.kind == "plain":
@@ -324,7 +317,7 @@ def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inp
         kind = "tail"
         # The class of torch's own layers says what they compute. Anything else is tried out.
         if columns.disjoint and all(is_linear_by_class(head) for head in columns.heads):
-            readout = _plain_if_true(base, columns, inputs, heads.output)
+            readout = _plain_if_true(base, columns, inputs, heads.search_pass.output)
             if readout is not None:
                 return readout
             kind = "parameters"  # its weights may be used elsewhere too
