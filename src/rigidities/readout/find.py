@@ -255,8 +255,8 @@ def _found(
     inputs = copied(inputs)  # a model that writes into them is refused, and nothing is lost
     args, kwargs = inputs
 
-    def run(twin: nn.Module) -> Tensor:
-        return source.run(twin, args, kwargs, None)
+    def run(model_shadow: nn.Module) -> Tensor:
+        return source.run(model_shadow, args, kwargs, None)
 
     if layer is None:
         heads = find_heads(model, run)
@@ -279,12 +279,12 @@ def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatu
     """The features that a user's function gives for a first batch, and the pass over it."""
     inputs = copied(inputs)  # a model that writes into its inputs is refused
     args, kwargs = inputs
-    twin = shadow(model)
-    before = attributes(twin)
+    model_shadow = shadow(model)
+    before = attributes(model_shadow)
     with torch.enable_grad():  # for models that differentiate inside forward
-        output = source.run(twin, args, kwargs, None).detach()
-        first_pass = FirstPass(inputs, output, renewed(before, attributes(twin)))
-        features = given_features(source, twin, args, kwargs)
+        output = source.run(model_shadow, args, kwargs, None).detach()
+        first_pass = FirstPass(inputs, output, renewed(before, attributes(model_shadow)))
+        features = given_features(source, model_shadow, args, kwargs)
     return GivenFeatures(shadow(model), source, given_layout(features)), first_pass
 
 
@@ -586,13 +586,13 @@ def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: Exception
         return _DERIVATIVE
     if not isinstance(error, NoReadoutError):
         return ""
-    twin = shadow(model)
-    for parameter in twin.parameters():
+    model_shadow = shadow(model)
+    for parameter in model_shadow.parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()
     args, kwargs = inputs
     with suppress(Exception), torch.enable_grad(), GraphsKept() as graphs:
-        output = source.run(twin, args, kwargs)
+        output = source.run(model_shadow, args, kwargs)
         if graphs.differentiated:
             return _DERIVATIVE
         function = _custom_function(output)

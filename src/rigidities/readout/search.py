@@ -116,15 +116,15 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
             register act after all of them.
     """
     names = list(linear_maps(model))
-    twin = shadow(model)
+    model_shadow = shadow(model)
     parameter_names: dict[int, str] = {}  # by id
-    for name, parameter in twin.named_parameters():
+    for name, parameter in model_shadow.named_parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()  # of the alias, not of the user's parameter
             parameter_names[id(parameter)] = name
-    unregistered = Unregistered(model, twin)
+    unregistered = Unregistered(model, model_shadow)
     with unregistered.shown():
-        marked = _run_marked(run, twin, names)
+        marked = _run_marked(run, model_shadow, names)
     walk = _walk_back([marked.end], marked.module_of_mark)
     unregistered.refuse(walk.leaves.values())
     later = [parameter_names[leaf] for leaf in walk.leaves if leaf in parameter_names]
@@ -279,29 +279,31 @@ class _Marked(NamedTuple):
     search_pass: SearchPass
 
 
-def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
+def _run_marked(run: Run, model_shadow: nn.Module, names: list[str]) -> _Marked:
     """Run a shadow with a mark at every call of some modules.
 
     Args:
         run: Calls a model on the first batch.
-        twin: The shadow, whose modules are exchanged for markers.
+        model_shadow: The shadow, whose modules are exchanged for markers.
         names: Names of the modules.
     """
-    twin, markers = put_recorders(twin, names, Marker)
-    before = attributes(twin, ignored=Marker)
+    model_shadow, markers = put_recorders(model_shadow, names, Marker)
+    before = attributes(model_shadow, ignored=Marker)
     differentiates = False
     with torch.enable_grad():
         try:
             # Nothing is kept for a backward pass: it takes no more memory than without gradients.
             with saved_tensors_hooks(lambda _: None, cast("Any", lambda _: None)):
-                output = run(twin)
+                output = run(model_shadow)
         except Exception:  # torch takes no None for a tensor, and adds in place to no expanded one
             for marker in markers:
                 marker.reset(adds_offsets=True)
             with GraphsKept() as graphs:
-                output = run(twin)
+                output = run(model_shadow)
             # No mode sees what TorchScript calls.
-            scripted = any(isinstance(module, torch.jit.ScriptModule) for module in twin.modules())
+            scripted = any(
+                isinstance(module, torch.jit.ScriptModule) for module in model_shadow.modules()
+            )
             differentiates = graphs.differentiated or scripted
     module_of_mark: dict[int, int] = {}
     for number, marker in enumerate(markers):
@@ -309,7 +311,7 @@ def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
             module_of_mark[id(mark.leaf)] = number
     search_pass = SearchPass(
         output=output.detach(),
-        renewed=renewed(before, attributes(twin, ignored=Marker)),
+        renewed=renewed(before, attributes(model_shadow, ignored=Marker)),
         returned=[names[number] for number in _returned(output, markers)],
         differentiates=differentiates,
     )
@@ -483,9 +485,9 @@ def _layers_by_nearness(
         bending: Names of nonlinear nodes, at which the walk stops.
     """
     layer_by_parameter = layer_of_parameter(model)
-    twin = shadow(model)
+    model_shadow = shadow(model)
     layer_of_leaf: dict[int, str] = {}
-    for name, parameter in twin.named_parameters():
+    for name, parameter in model_shadow.named_parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()
             layer_of_leaf[id(parameter)] = layer_by_parameter[name]
@@ -494,7 +496,7 @@ def _layers_by_nearness(
         is_module = not isinstance(named_head(model, name), LoneParameter)
         if is_module and not is_scripted(model, name):
             modules.append(name)
-    marked = _run_marked(run, twin, modules)
+    marked = _run_marked(run, model_shadow, modules)
     met: set[str] = set()
     start = [marked.end]
     while start:
