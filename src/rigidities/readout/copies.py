@@ -37,7 +37,7 @@ from .checks import tolerance
 from .columns import Columns
 from .heads import (
     GraphRecorder,
-    Recorder,
+    StandIn,
     SwappableHead,
     as_rows,
     has_bias,
@@ -131,12 +131,12 @@ class CopiedReadout(nn.Module):
         """Forget the threads' shadows: tensors were replaced."""
         self._shadow: OfThread[Any] = OfThread(partial(shadow, self))
 
-    def _put_recorders(self, readout: Readout, kind: type[Recorder]) -> list[Any]:
-        """Put recorders in place of the readout's heads, as in `Readout`, and return them."""
+    def _put_stand_ins(self, readout: Readout, kind: type[StandIn]) -> list[Any]:
+        """Put stand-ins in place of the readout's heads, as in `Readout`, and return them."""
         refuse_calls(self.run.model, _uncompiled_names(readout.uncalled))
         heads = _uncompiled_names(readout.heads)
-        self.run.model, recorders = put_recorders(self.run.model, heads, kind)
-        return recorders
+        self.run.model, stand_ins = put_recorders(self.run.model, heads, kind)
+        return stand_ins
 
     def _running(self) -> Any:
         """What to run: this very copy in a graph, else this thread's shadow of it."""
@@ -163,7 +163,7 @@ class PlainCopy(CopiedReadout):
 
     def __init__(self, model: nn.Module, readout: Readout) -> None:
         super().__init__(model, readout.source)
-        self._recorders: list[Any] = self._put_recorders(readout, GraphRecorder)
+        self._recorders: list[Any] = self._put_stand_ins(readout, GraphRecorder)
         self._run_in_tuple = (self.run,)  # found faster than a submodule
         self._is_linear_layer = isinstance(self._recorders[0].head, nn.Linear)
         self.single = len(readout.heads) == 1
@@ -241,7 +241,7 @@ class LinearCopy(CopiedReadout):
         self, model: nn.Module, readout: Readout, like: Reading, *, writes_in_place: bool
     ) -> None:
         super().__init__(model, readout.source)
-        self._heads: list[Any] = self._put_recorders(readout, SwappableHead)
+        self._heads: list[Any] = self._put_stand_ins(readout, SwappableHead)
         names = {module: name for name, module in self.run.named_modules()}
         self._weight_names = [f"{names[head]}.weights" for head in self._heads]
         self._writes_in_place = writes_in_place

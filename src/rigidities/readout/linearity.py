@@ -115,6 +115,10 @@ class Linearity:
         heads = [name for name in layers if name in maps]
         self._model, recorders = put_recorders(model_shadow, heads)
         self._recorders: dict[str, Recorder] = dict(zip(heads, recorders, strict=True))
+        self._all_recorders: dict[str, Recorder | ParameterRecorder] = {
+            **self._recorders,
+            **self._parameter_recorders,
+        }
         self._changes = {name: self._change(name, i) for i, name in enumerate(layers)}
 
     def size(self, layer: str) -> int:
@@ -249,7 +253,7 @@ class Linearity:
     def _pass(self) -> _DifferentiatedPass:
         """A pass with leaves of the graph in place of the weights."""
         heads = {name: recorder.head for name, recorder in self._recorders.items()}
-        for recorder in (*self._recorders.values(), *self._parameter_recorders.values()):
+        for recorder in self._all_recorders.values():
             recorder.reset(adds_offsets=True)
         leaves_of_layer: dict[str, list[Tensor]] = {}
         for name, parameter_recorder in self._parameter_recorders.items():
@@ -321,8 +325,7 @@ class Linearity:
         """The output, in float64, where some layers are changed."""
         key = frozenset(layers)
         if key not in self._outputs:
-            recorders = {**self._recorders, **self._parameter_recorders}
-            for name, recorder in recorders.items():
+            for name, recorder in self._all_recorders.items():
                 change = None
                 if name in key:
                     change = self._changes[name]

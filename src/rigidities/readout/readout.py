@@ -170,7 +170,7 @@ class AnyReadout(ABC):
 
 @dataclass(frozen=True)
 class _RecordedShadow:
-    """What one thread runs: a shadow of the model with recorders in place of the heads.
+    """What one thread runs: a shadow of the model with recorders in place of, or beside, the heads.
 
     Attributes:
         model: The shadow.
@@ -179,7 +179,7 @@ class _RecordedShadow:
     """
 
     model: nn.Module
-    recorders: list[Recorder]
+    recorders: list[Recorder | ParameterRecorder]
     columns: Columns
 
 
@@ -444,9 +444,7 @@ class Readout(AnyReadout):
         """What a thread runs, when it first asks."""
         model = shadow(self.model)
         refuse_calls(model, self.uncalled)
-        kind: type[Recorder] = Recorder
-        if self.kind == "parameters":
-            kind = ParameterRecorder
+        kind = ParameterRecorder if self.kind == "parameters" else Recorder
         model, recorders = put_recorders(model, list(self.heads), kind)
         columns = self.columns_of([recorder.head for recorder in recorders])
         return _RecordedShadow(model, recorders, columns)

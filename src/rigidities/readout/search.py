@@ -297,7 +297,8 @@ def _run_marked(run: Run, model_shadow: nn.Module, names: list[str]) -> _Marked:
                 output = run(model_shadow)
         except Exception:  # torch takes no None for a tensor, and adds in place to no expanded one
             for marker in markers:
-                marker.reset(adds_offsets=True)
+                marker.marks.clear()
+                marker.in_place = False
             with GraphsKept() as graphs:
                 output = run(model_shadow)
             # No mode sees what TorchScript calls.
