@@ -1,7 +1,7 @@
 """Finding the readout on the first batch.
 
 `find_readout` looks at a few rows of the first batch where these can be cut out. `search` names the
-heads; then it is decided which kind of readout they are (`_judged`), and the claim is checked:
+heads; then it is decided which kind of readout they are (`_readout_of`), and the claim is checked:
 
 1. A layer of torch's own class whose output is returned, perhaps reshaped, is `plain`: the class
    says what it computes. One pass with other weights shows that they are used nowhere else.
@@ -35,6 +35,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -292,55 +293,48 @@ def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatu
 
 
 def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inputs) -> Readout:
-    """The readout that consists of some heads."""
+    """The readout that consists of some heads: the simplest that the checks confirm."""
     pattern = shadow(model)
     args, kwargs = inputs
-    kind = "tail"
-    layout = "joint"  # until it is known
-    if heads.are_parameters:
-        kind = "parameters"
-    elif heads.is_returned:
-        kind = "plain"
-        layout = "shared"
-    base = Readout(
+    of_kind = partial(
+        Readout,
         pattern,
         source,
         tuple(heads.names),
-        kind,
-        layout,
         uncalled=tuple(heads.uncalled),
         differentiates=heads.search_pass.differentiates,
         call=source.call(model, args, kwargs),
     )
-    if base.kind == "plain":
-        columns = base.columns
-        kind = "tail"
+    may_be_maps = not heads.are_parameters
+    may_be_plain = may_be_maps and heads.is_returned
+    if may_be_plain:
+        plain = of_kind(kind="plain", layout="shared")
+        columns = plain.columns
         # The class of torch's own layers says what they compute. Anything else is tried out.
         if columns.disjoint and all(is_linear_by_class(head) for head in columns.heads):
-            readout = _plain_if_true(base, columns, inputs, heads.search_pass.output)
-            if readout is not None:
-                return readout
-            kind = "parameters"  # its weights may be used elsewhere too
-        base = replace(base, kind=kind, layout="joint")
+            if _is_plain(plain, columns, inputs, heads.search_pass.output):
+                return plain
+            may_be_maps = False  # its weights may be used elsewhere too
+    parameters = of_kind(kind="parameters", layout="joint")
     if not is_double(pattern):
         try:
             model_in_double = double_copy(pattern)
             if model_in_double is not None:
                 with InDouble():
-                    double = replace(base, model=model_in_double)
-                    judged = _judged(double, inputs, may_be_plain=heads.is_returned)
+                    double = replace(parameters, model=model_in_double)
+                    judged = _judged(
+                        double, inputs, may_be_maps=may_be_maps, may_be_plain=may_be_plain
+                    )
                 return replace(judged, model=pattern)
         except FalseDerivativesError:
             raise
         except Exception:
             pass  # no memory, no float64, or code that insists on a type
-    return _judged(base, inputs, may_be_plain=heads.is_returned)
+    return _judged(parameters, inputs, may_be_maps=may_be_maps, may_be_plain=may_be_plain)
 
 
-def _plain_if_true(
-    readout: Readout, columns: Columns, inputs: Inputs, output: Tensor
-) -> Readout | None:
-    """A plain readout, if y(w + d) - y(w) = f . d for a random change d of its weights.
+def _is_plain(readout: Readout, columns: Columns, inputs: Inputs, output: Tensor) -> bool:
+    """Whether y(w + d) - y(w) = f . d for a random change d of a plain readout's weights.
 
     The features of a plain head do not depend on its weights, so one pass shows both sides. A
     pass that the model refuses, because it checks its own output, shows nothing.
@@ -350,48 +344,46 @@ def _plain_if_true(
         columns: The columns of its features.
         inputs: The inputs of the first batch, or of its first rows.
         output: The model's output for them.
-
-    Returns:
-        The readout; None if the output changes in another way.
     """
     change = 0.1 * large_change(columns.weights(), seed=1)  # of the size of the weights
     try:
         changed_output, calls = readout.recorded_pass(inputs, change=change)
     except ORDINARY_ERRORS:
-        return readout
+        return True
     reading = plain_reading(changed_output, calls, columns)
     if reading is None:
-        return None
+        return False
     if not bool(torch.isfinite(changed_output - output).all()):
-        return readout  # NaN says nothing, and is refused by the fit
+        return True  # NaN says nothing, and is refused by the fit
     # Seen from the changed weights, the output lies at -d.
-    if change_agrees(reading, output, -change, calls) or _is_random(readout, inputs, output):
-        return readout
-    return None
+    return change_agrees(reading, output, -change, calls) or _is_random(readout, inputs, output)
 
 
-def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
+def _judged(readout: Readout, inputs: Inputs, *, may_be_maps: bool, may_be_plain: bool) -> Readout:
     """The kind, layout and linearity of a readout, by what a few passes show.
 
     Args:
-        readout: The readout, of kind `tail` or `parameters`. Its layout is not known yet.
+        readout: The readout as one of `parameters`, which any heads are.
         inputs: The inputs of the first batch, or of its first rows.
+        may_be_maps: Whether the heads may be linear maps that are used nowhere else.
         may_be_plain: Whether the graph shows that nothing but a change of shape follows the heads.
 
     Raises:
         ValueError: The output does not depend on the heads, or its derivatives are not true.
     """
-    if readout.kind == "tail":
+    if may_be_maps:
+        # Any tail is joint and coupled. Its simplest form is found with a pass.
+        tail = replace(readout, kind="tail", coupled=True)
         judged = None
         with suppress(HeadsNotCalledError):  # without gradients, torch has a path around the layers
-            judged = _judged_tail(readout, inputs, may_be_plain=may_be_plain)
+            judged = _judged_tail(tail, inputs, may_be_plain=may_be_plain)
         if judged is not None:
             return judged
         # The modules inside the heads that own parameters become the heads.
         names: list[str] = []
         for name in readout.heads:
             names += layers_inside(readout.model, name, opened=True)
-        readout = replace(readout, kind="parameters", heads=tuple(dict.fromkeys(names)))
+        readout = replace(readout, heads=tuple(dict.fromkeys(names)))
     output, calls = readout.recorded_pass(inputs, adds_offsets=True)
     _require_dependence(readout, output, [leaf for call in calls for leaf in call.leaves])
     columns = readout.columns
@@ -406,7 +398,7 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
     """A readout of linear maps, and what follows them.
 
     Args:
-        readout: The readout, whose layout is not known yet.
+        readout: The readout as a joint and coupled tail.
         inputs: The inputs of the first batch, or of its first rows.
         may_be_plain: Whether the output may be what the heads returned. Hooks may add something
             all the same, which shows with other weights: then this is asked again.
@@ -441,22 +433,22 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
 def _form_of_tail(
     readout: Readout, output: Tensor, calls: list[Call], *, may_be_plain: bool
 ) -> tuple[Readout, Reading]:
-    """The readout with the layout of its features, and the reading of a pass, with its graph.
+    """The readout in its simplest form, and the reading of a pass, with its graph.
 
     Args:
-        readout: The readout of linear maps.
+        readout: The readout as a joint and coupled tail.
         output: The model's output in a pass whose heads added offsets.
         calls: The calls of the heads in that pass.
         may_be_plain: Whether the output may be what the heads returned.
     """
     modules = readout.columns.heads
     if may_be_plain:
-        plain = replace(readout, kind="plain", layout="shared")
+        plain = replace(readout, kind="plain", layout="shared", coupled=False)
         reading = plain_reading(output, calls, plain.columns_of(modules))
         if reading is not None:
             return plain, reading
     _require_dependence(readout, output, [call.offset for call in calls])
-    shared = replace(readout, layout="shared")
+    shared = replace(readout, layout="shared", coupled=False)
     columns = shared.columns_of(modules)
     if _rows_can_be_told_apart(readout):
         gains = row_gains(output, calls, columns)
@@ -465,17 +457,15 @@ def _form_of_tail(
             alike = shared_gains(gains)
             if alike is not None:
                 return replace(shared, order=order), rows_reading(output, calls, columns, alike)
-            separate = replace(readout, layout="separate", order=order)
+            separate = replace(shared, layout="separate", order=order)
             return separate, rows_reading(output, calls, columns, gains)
-    joint = replace(readout, layout="joint")
-    columns = joint.columns_of(modules)
+    columns = readout.columns_of(modules)
     reading = samples_reading(output, calls, columns, coupled=False)
     if reading is not None:
-        return joint, reading
-    joint = replace(joint, coupled=True)
+        return replace(readout, coupled=False), reading
     reading = samples_reading(output, calls, columns, coupled=True)
     assert reading is not None
-    return joint, reading
+    return readout, reading
 
 
 def _rows_can_be_told_apart(readout: Readout) -> bool:
