@@ -29,6 +29,77 @@ def readout_of(model: nn.Module, *args: Tensor, **kwargs: Tensor) -> Readout:
     return find_readout(model, Source(), None, Batch(args, kwargs, None, None)).readout
 
 
+class ExpandedLinear(nn.Linear):
+    """A linear layer with one output, returned for three targets, that takes no write in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).expand(len(x), 3)
+
+
+class SlopesBeside(nn.Module):
+    """h and the derivatives of sin h, which it takes itself."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        leaf = h.detach().requires_grad_()
+        slopes = torch.autograd.grad([leaf.sin().sum()], [leaf])[0]
+        assert slopes is not None
+        return h + slopes
+
+
+DIFFERENTIATING = {
+    "expanded": (nn.Sequential(nn.Linear(5, 4), nn.Tanh(), ExpandedLinear(4, 1)), False),
+    "own": (nn.Sequential(nn.Linear(5, 4), SlopesBeside(), nn.Linear(4, 2)), True),
+    "TorchScript": (
+        nn.Sequential(nn.Linear(5, 4), torch.jit.script(SlopesBeside()), nn.Linear(4, 2)),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENTIATING)
+def test_a_readout_says_whether_its_model_differentiates(case: str):
+    model, differentiates = DIFFERENTIATING[case]
+    x = torch.randn(8, 5)
+    readout = readout_of(model, x)
+    assert readout.differentiates == differentiates
+    expected = model(x).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(readout.read((x,), {}).output, expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_given_features_of_a_model_that_differentiates_are_read_in_every_mode(mode):
+    model = nn.Sequential(nn.Linear(5, 4), SlopesBeside(), nn.Linear(4, 1)).double()
+    x, y = torch.randn(40, 5).double(), torch.randn(40, 1).double()
+    features = lambda m, x: m[:-1](x)  # noqa: E731
+    uq = rg.LastLayerRigidity(model, features=features).fit(x[:20], y[:20])
+    uq.calibrate(x[20:], y[20:], method="paper")
+    mean, std = uq(x)
+    with mode():
+        prediction = uq.predict(x)
+        same_mean, same_std = uq(x)
+        uq.fit(x[:20], y[:20]).calibrate(x[20:], y[20:], method="paper")
+        uq.features(x)
+    assert not (same_mean.requires_grad or same_std.requires_grad)
+    for values, expected in [(same_mean, mean), (same_std, std), (prediction.std, std)]:
+        torch.testing.assert_close(values, expected)
+
+
+def test_gradients_flow_through_given_features_where_an_input_requires_them():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x, y = torch.randn(40, 5).double(), torch.randn(40, 1).double()
+    slopes = []
+    for features in (None, lambda m, x: torch.cat([m[:-1](x), torch.ones_like(x[:, :1])], 1)):
+        uq = rg.LastLayerRigidity(model, features=features).fit(x[:20], y[:20])
+        uq.calibrate(x[20:], y[20:], method="paper")
+        leaf = x.clone().requires_grad_()
+        mean, std = uq(leaf)
+        slopes.append(torch.autograd.grad((mean + std).sum(), leaf)[0])
+        with torch.no_grad():
+            assert not uq(leaf)[1].requires_grad
+    torch.testing.assert_close(*slopes)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_model_too_large_to_be_copied_in_float64_is_judged_as_it_is(dtype, monkeypatch):
     monkeypatch.setattr("rigidities.models.double.LARGEST_COPY", 0)

@@ -122,7 +122,6 @@ def _check_curvature(curvature: Tensor) -> None:
         )
 
 
-@torch.enable_grad()  # for models that differentiate inside forward
 def accumulated(
     readout: AnyReadout,
     batches: Iterable[Batch],

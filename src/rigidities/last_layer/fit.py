@@ -657,51 +657,46 @@ class ReadoutFit:
             judged = None
             training = None
             hashed = processes.size > 1  # to find rows that several processes have
-            with torch.enable_grad():  # for models that differentiate inside forward
-                if judged_data is not None:
-                    judged = reader.collected(
-                        self._labelled_batches(
-                            judged_data, "calibrate", weighing, passing, processes
-                        ),
-                        compared=not left_out,
-                        hashed=hashed,
-                    )
-                if train is not None and not left_out:
-                    training = reader.collected(
-                        self._labelled_batches(train, "calibrate", weighing, passing, processes),
-                        compared=False,
-                        hashed=hashed,
-                    )
-                judged = of_all(processes, judged)
-                training = of_all(processes, training)
+            if judged_data is not None:
+                judged = reader.collected(
+                    self._labelled_batches(judged_data, "calibrate", weighing, passing, processes),
+                    compared=not left_out,
+                    hashed=hashed,
+                )
+            if train is not None and not left_out:
+                training = reader.collected(
+                    self._labelled_batches(train, "calibrate", weighing, passing, processes),
+                    compared=False,
+                    hashed=hashed,
+                )
+            judged = of_all(processes, judged)
+            training = of_all(processes, training)
 
-                report: CalibrationReport | None = None
-                if processes.rank == 0:
-                    report = report_on(
-                        method,
-                        reader,
-                        reader.table(judged, trained=left_out),
-                        reader.table(training, trained=True),
-                        early_stopped=early_stopped,
-                        # A feature is rounded a few times on its way through the model.
-                        feature_rounding=4 * torch.finfo(dtype).eps,
-                    )
-                report = _report_of_first(processes, report, method.noise_function, None)
-                for notice in report.notices:
-                    notify(notice)
-                posterior = state.posterior.with_ridge(report.ridge).with_scale(report.scale)
-                if gradient_loss is not None:
-                    sums = gradient_sums(
-                        readout,
-                        self._labelled_batches(
-                            judged_data, "calibrate", weighing, passing, processes
-                        ),
-                        posterior,
-                        dtype,
-                        gradient_loss,
-                    )
-                    scale = _gradient_scale_of_all(processes, sums)
-                    report = replace(report, gradient_scale=scale.to(report.scale.device))
+            report: CalibrationReport | None = None
+            if processes.rank == 0:
+                report = report_on(
+                    method,
+                    reader,
+                    reader.table(judged, trained=left_out),
+                    reader.table(training, trained=True),
+                    early_stopped=early_stopped,
+                    # A feature is rounded a few times on its way through the model.
+                    feature_rounding=4 * torch.finfo(dtype).eps,
+                )
+            report = _report_of_first(processes, report, method.noise_function, None)
+            for notice in report.notices:
+                notify(notice)
+            posterior = state.posterior.with_ridge(report.ridge).with_scale(report.scale)
+            if gradient_loss is not None:
+                sums = gradient_sums(
+                    readout,
+                    self._labelled_batches(judged_data, "calibrate", weighing, passing, processes),
+                    posterior,
+                    dtype,
+                    gradient_loss,
+                )
+                scale = _gradient_scale_of_all(processes, sums)
+                report = replace(report, gradient_scale=scale.to(report.scale.device))
             processes.agree()
             calibration_sketch = None
             if judged is not None and not left_out:
@@ -758,27 +753,26 @@ class ReadoutFit:
                 groups=group_function,
             )
             batches = self._labelled_batches(data, "conformalize", weighing, passing, processes)
-            with torch.enable_grad():  # for models that differentiate inside forward
-                collector = reader.collected(batches, compared=True, hashed=True)
-                collector_of_all = of_all(processes, collector)
+            collector = reader.collected(batches, compared=True, hashed=True)
+            collector_of_all = of_all(processes, collector)
 
-                used_twice = 0.0
-                if collector_of_all is not None and state.calibration_sketch is not None:
-                    collector_of_all.sketch.settle()
-                    hashes = collector_of_all.sketch.hashes
-                    used_twice = state.calibration_sketch.shared(hashes) / max(1, len(hashes))
-                new_report: CalibrationReport | None = None
-                if processes.rank == 0:
-                    new_report = report_with(
-                        report,
-                        reader,
-                        reader.conformal_table(collector_of_all),
-                        groups,
-                        used_twice=used_twice,
-                    )
-                report = _report_of_first(processes, new_report, noise_function, group_function)
-                for notice in report.notices:
-                    notify(notice)
+            used_twice = 0.0
+            if collector_of_all is not None and state.calibration_sketch is not None:
+                collector_of_all.sketch.settle()
+                hashes = collector_of_all.sketch.hashes
+                used_twice = state.calibration_sketch.shared(hashes) / max(1, len(hashes))
+            new_report: CalibrationReport | None = None
+            if processes.rank == 0:
+                new_report = report_with(
+                    report,
+                    reader,
+                    reader.conformal_table(collector_of_all),
+                    groups,
+                    used_twice=used_twice,
+                )
+            report = _report_of_first(processes, new_report, noise_function, group_function)
+            for notice in report.notices:
+                notify(notice)
             processes.agree()
             self._replace_state(replace(state, report=report))
 

@@ -486,7 +486,7 @@ class LastLayerRigidity(ModelWrapper):
             uncertain_inputs = InputVariances(input_covariance, wrt, input_samples, generator)
         options = as_text([sample_weight, uncertain_inputs is None, wrt, input_samples])
         group = self.process_group if gather else False
-        with self._fit.job(group, "predict", options) as processes, torch.enable_grad():
+        with self._fit.job(group, "predict", options) as processes:
             readout, state = self._fit.ready(error_bars=True)
             batches = self._fit.batches(x, "predict", self._passing, once=gather)
             bars = state.bars(readout)
@@ -581,10 +581,9 @@ class LastLayerRigidity(ModelWrapper):
                 "calibrate(x, y) with held-out rows."
             )
         distances = []
-        with torch.enable_grad():
-            for batch in self._fit.batches(x, "novelty", self._passing):
-                _, batch_distances = novelty.score(readout, batch, usual)
-                distances.append(batch_distances)
+        for batch in self._fit.batches(x, "novelty", self._passing):
+            _, batch_distances = novelty.score(readout, batch, usual)
+            distances.append(batch_distances)
         if not distances:
             raise ValueError("There is nothing to judge: no batches were given.")
         return NoveltyScores(torch.cat(distances), novelty.names)
@@ -781,9 +780,8 @@ class LastLayerRigidity(ModelWrapper):
             x: The inputs, or anything that `fit` accepts.
         """
         readout, state = self._fit.ready()
-        with torch.enable_grad():
-            batches = self._fit.batches(x, "local", self._passing)
-            return local_terms(readout, state.posterior, batches)
+        batches = self._fit.batches(x, "local", self._passing)
+        return local_terms(readout, state.posterior, batches)
 
     def select(
         self,
@@ -1060,9 +1058,8 @@ class LastLayerRigidity(ModelWrapper):
         """The readings of all batches of data, of which there must be at least one."""
         readout, _ = self._fit.ready()
         readings = []
-        with torch.enable_grad():
-            for batch in self._fit.batches(data, "features", self._passing):
-                readings.append(readout(batch).detached())
+        for batch in self._fit.batches(data, "features", self._passing):
+            readings.append(readout(batch).detached())
         if not readings:
             raise ValueError("There are no features: no batches were given.")
         return readings

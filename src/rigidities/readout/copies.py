@@ -37,7 +37,7 @@ from .checks import tolerance
 from .columns import Columns
 from .heads import (
     GraphRecorder,
-    Recorder,
+    StandIn,
     SwappableHead,
     as_rows,
     has_bias,
@@ -72,11 +72,11 @@ class TracedReadout:
     def __init__(self, model: nn.Module, readout: Readout) -> None:
         self._model = unwrapped(model)
         self._copy_to_compile = PlainCopy(shadow(self._model), readout)
-        twin = shadow(self._model)
-        for copied, original in zip(twin.modules(), self._model.modules(), strict=True):
+        model_shadow = shadow(self._model)
+        for copied, original in zip(model_shadow.modules(), self._model.modules(), strict=True):
             copied._parameters.update(original._parameters)
             copied._buffers.update(original._buffers)
-        self._copy_to_export = PlainCopy(twin, readout)
+        self._copy_to_export = PlainCopy(model_shadow, readout)
         run = self._copy_to_export.run
         names = {id(tensor): name for name, tensor in _named_tensors(run)}
         # What the copy, with recorders in it, calls the model's parameters and buffers.
@@ -102,7 +102,7 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 class CopiedReadout(nn.Module):
     """Inputs -> `Reading` by a shadow or copy of the model, without a look at any value.
 
-    Any number of threads may call it: each runs a twin of its own that shares the copy's memory.
+    Any number of threads may call it: each runs a shadow of its own that shares the copy's memory.
     In a graph the copy itself is run.
 
     Args:
@@ -128,21 +128,21 @@ class CopiedReadout(nn.Module):
         raise NotImplementedError
 
     def renew(self) -> None:
-        """Forget the threads' twins: tensors were replaced."""
-        self._twin: OfThread[Any] = OfThread(partial(shadow, self))
+        """Forget the threads' shadows: tensors were replaced."""
+        self._shadow: OfThread[Any] = OfThread(partial(shadow, self))
 
-    def _put_recorders(self, readout: Readout, kind: type[Recorder]) -> list[Any]:
-        """Put recorders in place of the readout's heads, as in `Readout`, and return them."""
+    def _put_stand_ins(self, readout: Readout, kind: type[StandIn]) -> list[Any]:
+        """Put stand-ins in place of the readout's heads, as in `Readout`, and return them."""
         refuse_calls(self.run.model, _uncompiled_names(readout.uncalled))
         heads = _uncompiled_names(readout.heads)
-        self.run.model, recorders = put_recorders(self.run.model, heads, kind)
-        return recorders
+        self.run.model, stand_ins = put_recorders(self.run.model, heads, kind)
+        return stand_ins
 
     def _running(self) -> Any:
-        """What to run: this very copy in a graph, else this thread's twin of it."""
+        """What to run: this very copy in a graph, else this thread's shadow of it."""
         if torch.compiler.is_compiling():
             return self
-        return self._twin()
+        return self._shadow()
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self.renew()  # a state may be assigned
@@ -163,7 +163,7 @@ class PlainCopy(CopiedReadout):
 
     def __init__(self, model: nn.Module, readout: Readout) -> None:
         super().__init__(model, readout.source)
-        self._recorders: list[Any] = self._put_recorders(readout, GraphRecorder)
+        self._recorders: list[Any] = self._put_stand_ins(readout, GraphRecorder)
         self._run_in_tuple = (self.run,)  # found faster than a submodule
         self._is_linear_layer = isinstance(self._recorders[0].head, nn.Linear)
         self.single = len(readout.heads) == 1
@@ -241,7 +241,7 @@ class LinearCopy(CopiedReadout):
         self, model: nn.Module, readout: Readout, like: Reading, *, writes_in_place: bool
     ) -> None:
         super().__init__(model, readout.source)
-        self._heads: list[Any] = self._put_recorders(readout, SwappableHead)
+        self._heads: list[Any] = self._put_stand_ins(readout, SwappableHead)
         names = {module: name for name, module in self.run.named_modules()}
         self._weight_names = [f"{names[head]}.weights" for head in self._heads]
         self._writes_in_place = writes_in_place
@@ -387,11 +387,11 @@ def copied_readout(
     Raises:
         ValueError: No graph gives the features of this readout.
     """
-    twin = shadow(model)
+    model_shadow = shadow(model)
     if not isinstance(readout, Readout):
-        return FeatureCopy(independent(twin), readout, targets)
+        return FeatureCopy(independent(model_shadow), readout, targets)
     if readout.kind == "plain" and readout.linear:
-        return PlainCopy(independent(twin), readout)
+        return PlainCopy(independent(model_shadow), readout)
     heads = ", ".join(name or "the model itself" for name in readout.heads)
     if not readout.linear or readout.kind == "parameters":
         obstacle = (
@@ -412,7 +412,9 @@ def copied_readout(
     reason = ""
     # True is tried second, since it may run the whole model once for each unit vector.
     for writes_in_place in (False, True):
-        copied = LinearCopy(independent(twin), readout, expected, writes_in_place=writes_in_place)
+        copied = LinearCopy(
+            independent(model_shadow), readout, expected, writes_in_place=writes_in_place
+        )
         try:
             if _agrees(copied(args, kwargs), expected, list(copied.parameters())):
                 return copied

@@ -1,7 +1,7 @@
 """Finding the readout on the first batch.
 
 `find_readout` looks at a few rows of the first batch where these can be cut out. `search` names the
-heads; then it is decided which kind of readout they are (`_judged`), and the claim is checked:
+heads; then it is decided which kind of readout they are (`_readout_of`), and the claim is checked:
 
 1. A layer of torch's own class whose output is returned, perhaps reshaped, is `plain`: the class
    says what it computes. One pass with other weights shows that they are used nowhere else.
@@ -35,7 +35,8 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -172,18 +173,19 @@ def find_readout(
     inputs: Inputs = (batch.args, batch.kwargs)
     few_rows = first_rows(inputs)
     if few_rows is not None:
-        result = None
+        found = None
         # Any error or warning of the model will come again with the whole batch.
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = _found(model, source, layer, few_rows)
-        if result is not None and _has_whole_samples(result.first_pass, few_rows):
+            found = _found(model, source, layer, few_rows)
+        if found is not None and _has_whole_samples(found[1], few_rows):
+            readout, first_pass, notice = found
             with suppress(ValueError, RuntimeError):
-                reading = _confirmed_reading(result.readout, inputs)
+                reading = _confirmed_reading(readout, inputs)
                 if reading is not None:
-                    return FoundReadout(result.readout, reading, result.first_pass, result.notice)
+                    return FoundReadout(readout, reading, first_pass, notice)
     try:
-        result = _found(model, source, layer, inputs)
+        readout, first_pass, notice = _found(model, source, layer, inputs)
     except SeveralOutputsError as error:
         raise ValueError(several_outputs(error.result, batch.target)) from None
     except (ValueError, RuntimeError) as error:
@@ -191,9 +193,8 @@ def find_readout(
         if not reason:
             raise
         raise ValueError(f"{reason} {error}") from error
-    with torch.enable_grad():  # for models that differentiate inside forward
-        reading = result.readout.read(batch.args, batch.kwargs)
-    return FoundReadout(result.readout, reading, result.first_pass, result.notice)
+    reading = readout.read(batch.args, batch.kwargs)
+    return FoundReadout(readout, reading, first_pass, notice)
 
 
 @torch.enable_grad()  # for models that differentiate inside forward
@@ -227,14 +228,6 @@ def _confirmed_reading(readout: AnyReadout, inputs: Inputs) -> Reading | None:
     return reading.detached()
 
 
-class _Result(NamedTuple):
-    """A readout, the pass it was found with, and a notice, or ""."""
-
-    readout: AnyReadout
-    first_pass: FirstPass
-    notice: str
-
-
 def _has_whole_samples(first_pass: FirstPass, few_rows: Inputs) -> bool:
     """Whether rows were samples, and not atoms, so that no sample was cut in two."""
     rows = len(tree_leaves(few_rows)[0])
@@ -244,10 +237,10 @@ def _has_whole_samples(first_pass: FirstPass, few_rows: Inputs) -> bool:
 
 def _found(
     model: nn.Module, source: Source, layer: str | list[str] | None, inputs: Inputs
-) -> _Result:
-    """The readout found with some inputs."""
+) -> tuple[AnyReadout, FirstPass, str]:
+    """The readout found with some inputs, the pass it was found with, and a notice, or ""."""
     if source.features is not None:
-        return _Result(*_given(model, source, inputs), "")
+        return *_given(model, source, inputs), ""
     if any(base.__module__.startswith("keras.") for base in type(model).__mro__):
         raise ValueError(
             f"Expected layers of torch, got a Keras model ({type(model).__name__}): its "
@@ -263,8 +256,8 @@ def _found(
     inputs = copied(inputs)  # a model that writes into them is refused, and nothing is lost
     args, kwargs = inputs
 
-    def run(twin: nn.Module) -> Tensor:
-        return source.run(twin, args, kwargs, None)
+    def run(model_shadow: nn.Module) -> Tensor:
+        return source.run(model_shadow, args, kwargs, None)
 
     if layer is None:
         heads = find_heads(model, run)
@@ -272,7 +265,7 @@ def _found(
         names = list(layer) if isinstance(layer, (list, tuple)) else [layer]
         with torch.enable_grad():
             heads = named_heads(model, _checked_names(model, names), run)
-    first_pass = FirstPass(inputs, heads.output, heads.renewed)
+    first_pass = FirstPass(inputs, heads.search_pass.output, heads.search_pass.renewed)
     with torch.enable_grad():
         readout = _readout_of(model, source, heads, inputs)
     notices = []
@@ -280,19 +273,19 @@ def _found(
         notices.append(_nonlinear_notice(model, readout, heads.later, run))
     if heads.left_out:
         notices.append(left_out_notice(model, heads))
-    return _Result(readout, first_pass, " ".join(notices))
+    return readout, first_pass, " ".join(notices)
 
 
 def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatures, FirstPass]:
     """The features that a user's function gives for a first batch, and the pass over it."""
     inputs = copied(inputs)  # a model that writes into its inputs is refused
     args, kwargs = inputs
-    twin = shadow(model)
-    before = attributes(twin)
+    model_shadow = shadow(model)
+    before = attributes(model_shadow)
     with torch.enable_grad():  # for models that differentiate inside forward
-        output = source.run(twin, args, kwargs, None).detach()
-        first_pass = FirstPass(inputs, output, renewed(before, attributes(twin)))
-        features = given_features(source, twin, args, kwargs)
+        output = source.run(model_shadow, args, kwargs, None).detach()
+        first_pass = FirstPass(inputs, output, renewed(before, attributes(model_shadow)))
+        features = given_features(source, model_shadow, args, kwargs)
     return GivenFeatures(shadow(model), source, given_layout(features)), first_pass
 
 
@@ -300,55 +293,48 @@ def _given(model: nn.Module, source: Source, inputs: Inputs) -> tuple[GivenFeatu
 
 
 def _readout_of(model: nn.Module, source: Source, heads: FoundHeads, inputs: Inputs) -> Readout:
-    """The readout that consists of some heads."""
+    """The readout that consists of some heads: the simplest that the checks confirm."""
     pattern = shadow(model)
     args, kwargs = inputs
-    kind = "tail"
-    layout = "joint"  # until it is known
-    if heads.are_parameters:
-        kind = "parameters"
-    elif heads.is_returned:
-        kind = "plain"
-        layout = "shared"
-    base = Readout(
+    of_kind = partial(
+        Readout,
         pattern,
         source,
         tuple(heads.names),
-        kind,
-        layout,
         uncalled=tuple(heads.uncalled),
-        differentiates=heads.differentiates,
+        differentiates=heads.search_pass.differentiates,
         call=source.call(model, args, kwargs),
     )
-    if base.kind == "plain":
-        columns = base.columns
-        kind = "tail"
+    may_be_maps = not heads.are_parameters
+    may_be_plain = may_be_maps and heads.is_returned
+    if may_be_plain:
+        plain = of_kind(kind="plain", layout="shared")
+        columns = plain.columns
         # The class of torch's own layers says what they compute. Anything else is tried out.
         if columns.disjoint and all(is_linear_by_class(head) for head in columns.heads):
-            readout = _plain_if_true(base, columns, inputs, heads.output)
-            if readout is not None:
-                return readout
-            kind = "parameters"  # its weights may be used elsewhere too
-        base = replace(base, kind=kind, layout="joint")
+            if _is_plain(plain, columns, inputs, heads.search_pass.output):
+                return plain
+            may_be_maps = False  # its weights may be used elsewhere too
+    parameters = of_kind(kind="parameters", layout="joint")
     if not is_double(pattern):
         try:
             model_in_double = double_copy(pattern)
             if model_in_double is not None:
                 with InDouble():
-                    double = replace(base, model=model_in_double)
-                    judged = _judged(double, inputs, may_be_plain=heads.is_returned)
+                    double = replace(parameters, model=model_in_double)
+                    judged = _judged(
+                        double, inputs, may_be_maps=may_be_maps, may_be_plain=may_be_plain
+                    )
                 return replace(judged, model=pattern)
         except FalseDerivativesError:
             raise
         except Exception:
             pass  # no memory, no float64, or code that insists on a type
-    return _judged(base, inputs, may_be_plain=heads.is_returned)
+    return _judged(parameters, inputs, may_be_maps=may_be_maps, may_be_plain=may_be_plain)
 
 
-def _plain_if_true(
-    readout: Readout, columns: Columns, inputs: Inputs, output: Tensor
-) -> Readout | None:
-    """A plain readout, if y(w + d) - y(w) = f . d for a random change d of its weights.
+def _is_plain(readout: Readout, columns: Columns, inputs: Inputs, output: Tensor) -> bool:
+    """Whether y(w + d) - y(w) = f . d for a random change d of a plain readout's weights.
 
     The features of a plain head do not depend on its weights, so one pass shows both sides. A
     pass that the model refuses, because it checks its own output, shows nothing.
@@ -358,48 +344,46 @@ def _plain_if_true(
         columns: The columns of its features.
         inputs: The inputs of the first batch, or of its first rows.
         output: The model's output for them.
-
-    Returns:
-        The readout; None if the output changes in another way.
     """
     change = 0.1 * large_change(columns.weights(), seed=1)  # of the size of the weights
     try:
         changed_output, calls = readout.recorded_pass(inputs, change=change)
     except ORDINARY_ERRORS:
-        return readout
+        return True
     reading = plain_reading(changed_output, calls, columns)
     if reading is None:
-        return None
+        return False
     if not bool(torch.isfinite(changed_output - output).all()):
-        return readout  # NaN says nothing, and is refused by the fit
+        return True  # NaN says nothing, and is refused by the fit
     # Seen from the changed weights, the output lies at -d.
-    if change_agrees(reading, output, -change, calls) or _is_random(readout, inputs, output):
-        return readout
-    return None
+    return change_agrees(reading, output, -change, calls) or _is_random(readout, inputs, output)
 
 
-def _judged(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Readout:
+def _judged(readout: Readout, inputs: Inputs, *, may_be_maps: bool, may_be_plain: bool) -> Readout:
     """The kind, layout and linearity of a readout, by what a few passes show.
 
     Args:
-        readout: The readout, of kind `tail` or `parameters`. Its layout is not known yet.
+        readout: The readout as one of `parameters`, which any heads are.
         inputs: The inputs of the first batch, or of its first rows.
+        may_be_maps: Whether the heads may be linear maps that are used nowhere else.
         may_be_plain: Whether the graph shows that nothing but a change of shape follows the heads.
 
     Raises:
         ValueError: The output does not depend on the heads, or its derivatives are not true.
     """
-    if readout.kind == "tail":
+    if may_be_maps:
+        # Any tail is joint and coupled. Its simplest form is found with a pass.
+        tail = replace(readout, kind="tail", coupled=True)
         judged = None
         with suppress(HeadsNotCalledError):  # without gradients, torch has a path around the layers
-            judged = _judged_tail(readout, inputs, may_be_plain=may_be_plain)
+            judged = _judged_tail(tail, inputs, may_be_plain=may_be_plain)
         if judged is not None:
             return judged
         # The modules inside the heads that own parameters become the heads.
         names: list[str] = []
         for name in readout.heads:
             names += layers_inside(readout.model, name, opened=True)
-        readout = replace(readout, kind="parameters", heads=tuple(dict.fromkeys(names)))
+        readout = replace(readout, heads=tuple(dict.fromkeys(names)))
     output, calls = readout.recorded_pass(inputs, adds_offsets=True)
     _require_dependence(readout, output, [leaf for call in calls for leaf in call.leaves])
     columns = readout.columns
@@ -414,7 +398,7 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
     """A readout of linear maps, and what follows them.
 
     Args:
-        readout: The readout, whose layout is not known yet.
+        readout: The readout as a joint and coupled tail.
         inputs: The inputs of the first batch, or of its first rows.
         may_be_plain: Whether the output may be what the heads returned. Hooks may add something
             all the same, which shows with other weights: then this is asked again.
@@ -449,22 +433,22 @@ def _judged_tail(readout: Readout, inputs: Inputs, *, may_be_plain: bool) -> Rea
 def _form_of_tail(
     readout: Readout, output: Tensor, calls: list[Call], *, may_be_plain: bool
 ) -> tuple[Readout, Reading]:
-    """The readout with the layout of its features, and the reading of a pass, with its graph.
+    """The readout in its simplest form, and the reading of a pass, with its graph.
 
     Args:
-        readout: The readout of linear maps.
+        readout: The readout as a joint and coupled tail.
         output: The model's output in a pass whose heads added offsets.
         calls: The calls of the heads in that pass.
         may_be_plain: Whether the output may be what the heads returned.
     """
     modules = readout.columns.heads
     if may_be_plain:
-        plain = replace(readout, kind="plain", layout="shared")
+        plain = replace(readout, kind="plain", layout="shared", coupled=False)
         reading = plain_reading(output, calls, plain.columns_of(modules))
         if reading is not None:
             return plain, reading
     _require_dependence(readout, output, [call.offset for call in calls])
-    shared = replace(readout, layout="shared")
+    shared = replace(readout, layout="shared", coupled=False)
     columns = shared.columns_of(modules)
     if _rows_can_be_told_apart(readout):
         gains = row_gains(output, calls, columns)
@@ -473,17 +457,15 @@ def _form_of_tail(
             alike = shared_gains(gains)
             if alike is not None:
                 return replace(shared, order=order), rows_reading(output, calls, columns, alike)
-            separate = replace(readout, layout="separate", order=order)
+            separate = replace(shared, layout="separate", order=order)
             return separate, rows_reading(output, calls, columns, gains)
-    joint = replace(readout, layout="joint")
-    columns = joint.columns_of(modules)
+    columns = readout.columns_of(modules)
     reading = samples_reading(output, calls, columns, coupled=False)
     if reading is not None:
-        return joint, reading
-    joint = replace(joint, coupled=True)
+        return replace(readout, coupled=False), reading
     reading = samples_reading(output, calls, columns, coupled=True)
     assert reading is not None
-    return joint, reading
+    return readout, reading
 
 
 def _rows_can_be_told_apart(readout: Readout) -> bool:
@@ -594,13 +576,13 @@ def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: Exception
         return _DERIVATIVE
     if not isinstance(error, NoReadoutError):
         return ""
-    twin = shadow(model)
-    for parameter in twin.parameters():
+    model_shadow = shadow(model)
+    for parameter in model_shadow.parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()
     args, kwargs = inputs
     with suppress(Exception), torch.enable_grad(), GraphsKept() as graphs:
-        output = source.run(twin, args, kwargs)
+        output = source.run(model_shadow, args, kwargs)
         if graphs.differentiated:
             return _DERIVATIVE
         function = _custom_function(output)

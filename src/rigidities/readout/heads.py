@@ -1,17 +1,18 @@
-"""Readout heads: which modules count as linear maps, and the recorders that stand in for them.
+"""Readout heads: which modules count as linear maps, and what stands in for them in a shadow.
 
 A *head* is a module of the model whose weights are (part of) the readout. Usually it is a linear
 map, an `nn.Linear` or a 1 x 1 convolution, which computes `W x + b` row by row. To see what enters
-and leaves a head, `put_recorders` exchanges it, in a shadow of the model, for a `Recorder` that
-calls the head and notes the call. The kinds of recorders differ in what they note:
+and leaves a head, `put_recorders` exchanges it, in a shadow of the model, for a `StandIn`:
 
-| recorder | what it is for |
+| stand-in | what it is for |
 | --- | --- |
 | `Recorder` | inputs and outputs of a head, to make features of; may change the head's weights |
-| `ParameterRecorder` | parameters of any module, as leaves of the graph or changed |
 | `Marker` | where in the autograd graph a module was called, while the readout is searched |
 | `GraphRecorder` | inputs and outputs inside a compiled or exported graph |
 | `SwappableHead` | computes the head with the weights of a buffer, which `vmap` can replace |
+
+A `ParameterRecorder` takes no module's place: it exchanges the parameters of any module, for leaves
+of the graph or for changed ones.
 """
 
 from __future__ import annotations
@@ -78,11 +79,31 @@ class Call(NamedTuple):
         return self.input_rows
 
 
-class Recorder(nn.Module):
-    """Stands in for a head, calls it, and keeps what went in and came out.
+class StandIn(nn.Module):
+    """Stands in for a module of a shadow, and has the attributes of that module, too.
 
     Attributes:
         head: The module that it stands in for.
+    """
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def __getattr__(self, name: str) -> Any:
+        # Code of the model may read attributes of the head, such as `head.in_features`.
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):  # Python asks for these to copy or pickle the stand-in itself
+                raise
+            return getattr(super().__getattr__("head"), name)
+
+
+class Recorder(StandIn):
+    """Calls a head, and keeps what went in and came out.
+
+    Attributes:
         calls: One entry per call since `reset`.
         adds_offsets: Whether to add a zero that requires a gradient to each output, so that the
             derivative of the model's output with respect to the head's output can be taken.
@@ -93,8 +114,7 @@ class Recorder(nn.Module):
     """
 
     def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
+        super().__init__(head)
         self.calls: list[Call] = []
         self.adds_offsets = False
         self.change: Tensor | None = None
@@ -124,14 +144,13 @@ class Recorder(nn.Module):
             adds_offsets: Whether the next calls add a zero to differentiate by.
             change: What to add to the head's weights in the next calls, (D or D+1, K).
         """
+        head: Any = self._modules["head"]
         if self.original_parameters:
-            self.head._parameters.update(self.original_parameters)
+            head._parameters.update(self.original_parameters)
             self.original_parameters = {}
-        if change is not None:
-            head = self.head
-            if has_plain_parameters(head):
-                self._exchange_parameters(head, change)
-                change = None
+        if change is not None and has_plain_parameters(head):
+            self._exchange_parameters(head, change)
+            change = None
         self.calls.clear()
         self.adds_offsets = adds_offsets
         self.change = change
@@ -162,18 +181,17 @@ class Recorder(nn.Module):
             vars(changed).update(vars(original))
             head._parameters[name] = changed
 
-    def __getattr__(self, name: str) -> Any:
-        # Code of the model may read attributes of the head, such as `head.in_features`.
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__"):  # Python asks for these to copy or pickle the recorder itself
-                raise
-            return getattr(super().__getattr__("head"), name)
 
+class GraphRecorder(StandIn):
+    """Calls a head in a graph: it notes each call, and looks at no value.
 
-class GraphRecorder(Recorder):
-    """Stands in for a head in a graph: it notes each call, and looks at no value."""
+    Attributes:
+        calls: One entry per call.
+    """
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__(head)
+        self.calls: list[Call] = []
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The head's output."""
@@ -183,8 +201,8 @@ class GraphRecorder(Recorder):
         return output
 
 
-class SwappableHead(Recorder):
-    """Stands in for a head and computes it with the weights of a buffer, which a pass may swap.
+class SwappableHead(StandIn):
+    """Computes a head with the weights of a buffer, which a pass may swap.
 
     Attributes:
         weights: (D + 1, K). The bias is last, whether the head has one or not.
@@ -231,24 +249,19 @@ class Mark(NamedTuple):
     version: int
 
 
-class Marker(Recorder):
-    """Stands in for a module while a readout is searched: it marks the graph and keeps no values.
-
-    The mark is a single number, added in place so that it takes no memory. With `adds_offsets` it
-    is not added in place, for models that differentiate inside their forward pass.
+class Marker(StandIn):
+    """Calls a module while a readout is searched: it marks the graph and keeps no values.
 
     Attributes:
         marks: One entry for each tensor that was returned.
+        in_place: Whether the mark, a single number, is added in place, so that it takes no memory.
+            Models that differentiate inside their forward pass do not allow it.
     """
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__(head)
         self.marks: list[Mark] = []
-
-    def reset(self, *, adds_offsets: bool = False, change: Tensor | None = None) -> None:
-        """Forget the marks and set what the next ones do."""
-        super().reset(adds_offsets=adds_offsets, change=change)
-        self.marks.clear()
+        self.in_place = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output, with a zero added that the graph knows."""
@@ -260,27 +273,29 @@ class Marker(Recorder):
         if not output.is_floating_point() and not output.is_complex():
             return output
         zero = output.new_zeros(()).requires_grad_()
-        marked = output + zero if self.adds_offsets else output.add_(zero)
+        marked = output.add_(zero) if self.in_place else output + zero
         self.marks.append(Mark(zero, marked.grad_fn, marked.numel(), marked._version))
         return marked
 
 
-class ParameterRecorder(Recorder):
+class ParameterRecorder:
     """Stands beside a module, called or not, and gives it other parameters for a pass.
 
-    Only parameters that the module owns itself are exchanged. There is always one entry in `calls`,
-    whose `leaves` are the parameters now in place. They require gradients where other heads would
-    add offsets.
+    Only parameters that the module owns itself are exchanged. They require gradients where a
+    `Recorder` would add offsets.
 
     Attributes:
+        head: The module, or a `LoneParameter` of it.
         module_parameters: The parameters that the module came with, by name.
+        calls: One entry, whether the module is called or not. Its `leaves` are the parameters now
+            in place.
     """
 
     def __init__(self, head: nn.Module) -> None:
-        super().__init__(head)
+        self.head = head
         self.module_parameters = own_parameters(head)
-        # In a tuple, so that it does not become a submodule.
-        self._owner = (head.owner if isinstance(head, LoneParameter) else head,)
+        self._owner = head.owner if isinstance(head, LoneParameter) else head
+        self.calls: list[Call] = []
         self.reset()
 
     def reset(self, *, adds_offsets: bool = False, change: Tensor | None = None) -> None:
@@ -300,9 +315,8 @@ class ParameterRecorder(Recorder):
         if adds_offsets:
             for name, parameter in parameters.items():
                 parameters[name] = nn.Parameter(parameter.detach())
-        (owner,) = self._owner
         for name, parameter in parameters.items():
-            setattr(owner, name, with_attributes(parameter, self.module_parameters[name]))
+            setattr(self._owner, name, with_attributes(parameter, self.module_parameters[name]))
         leaves = tuple(parameters.values())
         self.calls = [Call(self.head, leaves[0], leaves[0], None, leaves=leaves)]
 
@@ -492,38 +506,43 @@ def channel_axis(head: nn.Module) -> int:
 
 
 def put_recorders(
-    model: nn.Module, names: list[str], kind: type[Recorder] = Recorder
+    model: nn.Module,
+    names: list[str],
+    kind: type[StandIn] | type[ParameterRecorder] = Recorder,
 ) -> tuple[nn.Module, list[Any]]:
-    """Put recorders in place of the named heads of a shadow.
+    """Put stand-ins in place of the named heads of a shadow, or recorders of their parameters.
 
     Args:
         model: A shadow, which is changed.
-        names: Names of the heads. Two names of one module get one recorder. Parameters can be
-            named too if the recorders are of the class `ParameterRecorder`.
-        kind: The class of the recorders.
+        names: Names of the heads. Two names of one module get one stand-in. A `ParameterRecorder`
+            can have the name of a parameter, too.
+        kind: The class of what is made for each head.
 
     Returns:
-        The shadow (a recorder, where the model itself is a head), and the recorders.
+        The shadow (a stand-in, where the model itself is a head), and what was made.
     """
-    heads = [named_head(model, name) for name in names]
-    recorders = {id(head): kind(head) for head in heads}
+    stand_ins: dict[int, Any] = {}  # by the id of the head
+    for name in names:
+        head = named_head(model, name)
+        if id(head) not in stand_ins:
+            stand_ins[id(head)] = kind(head)
     if any("_orig_mod" in module._modules for module in model.modules()):
         for name in names:
             _bypass_compiled_parents(model, name)
     if issubclass(kind, ParameterRecorder):
-        return model, list(recorders.values())  # these take no module's place
+        return model, list(stand_ins.values())  # these take no module's place
     visited_containers: set[int] = set()  # which two modules may share
     for parent in list(model.modules()):
         for child_name, child in list(parent._modules.items()):
             if isinstance(child, (nn.ParameterList, nn.ParameterDict)):
                 continue  # never called
-            if id(child) in recorders and not isinstance(parent, Recorder):
-                setattr(parent, child_name, recorders[id(child)])
+            if id(child) in stand_ins and not isinstance(parent, StandIn):
+                setattr(parent, child_name, stand_ins[id(child)])
         # A model may also call a head through a plain list, tuple or dictionary.
         for name, value in list(vars(parent).items()):
             if name not in MODULE_ATTRIBUTES and type(value) in (list, tuple, dict):
-                vars(parent)[name] = _with_recorders(value, recorders, visited_containers)
-    return recorders.get(id(model), model), list(recorders.values())
+                vars(parent)[name] = _with_stand_ins(value, stand_ins, visited_containers)
+    return stand_ins.get(id(model), model), list(stand_ins.values())
 
 
 def _bypass_compiled_parents(model: nn.Module, name: str) -> None:
@@ -540,26 +559,26 @@ def _call_original(compiled: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
-def _with_recorders(value: Any, recorders: dict[int, Recorder], visited: set[int]) -> Any:
-    """A shadow's plain container with recorders in place of heads.
+def _with_stand_ins(value: Any, stand_ins: dict[int, Any], visited: set[int]) -> Any:
+    """A shadow's plain container with stand-ins in place of heads.
 
     Lists and dictionaries stay the same objects, since a model may pass values on in them.
 
     Args:
         value: A container, or an entry of one.
-        recorders: The recorders by the ids of their heads.
+        stand_ins: The stand-ins by the ids of their heads.
         visited: Ids of lists and dictionaries that need no second visit; new ones are added.
     """
     if type(value) is tuple:
-        entries = tuple(_with_recorders(entry, recorders, visited) for entry in value)
+        entries = tuple(_with_stand_ins(entry, stand_ins, visited) for entry in value)
         unchanged = all(new is old for new, old in zip(entries, value, strict=True))
         return value if unchanged else entries
     if type(value) in (list, dict) and id(value) not in visited:
         visited.add(id(value))
         keys = range(len(value)) if type(value) is list else list(value)
         for key in keys:
-            value[key] = _with_recorders(value[key], recorders, visited)
-    return recorders.get(id(value), value)
+            value[key] = _with_stand_ins(value[key], stand_ins, visited)
+    return stand_ins.get(id(value), value)
 
 
 @contextmanager

@@ -105,16 +105,20 @@ class Linearity:
         self._run = run
         # Outputs by the names of the layers that were changed.
         self._outputs: dict[frozenset[str], Tensor] = {}
-        twin = shadow(model)
-        maps = linear_maps(twin)
+        model_shadow = shadow(model)
+        maps = linear_maps(model_shadow)
         self._parameter_recorders: dict[str, ParameterRecorder] = {}
         for name in layers:
             if name not in maps:
-                _, (recorder,) = put_recorders(twin, [name], ParameterRecorder)
+                _, (recorder,) = put_recorders(model_shadow, [name], ParameterRecorder)
                 self._parameter_recorders[name] = recorder
         heads = [name for name in layers if name in maps]
-        self._model, recorders = put_recorders(twin, heads)
+        self._model, recorders = put_recorders(model_shadow, heads)
         self._recorders: dict[str, Recorder] = dict(zip(heads, recorders, strict=True))
+        self._all_recorders: dict[str, Recorder | ParameterRecorder] = {
+            **self._recorders,
+            **self._parameter_recorders,
+        }
         self._changes = {name: self._change(name, i) for i, name in enumerate(layers)}
 
     def size(self, layer: str) -> int:
@@ -249,7 +253,7 @@ class Linearity:
     def _pass(self) -> _DifferentiatedPass:
         """A pass with leaves of the graph in place of the weights."""
         heads = {name: recorder.head for name, recorder in self._recorders.items()}
-        for recorder in (*self._recorders.values(), *self._parameter_recorders.values()):
+        for recorder in self._all_recorders.values():
             recorder.reset(adds_offsets=True)
         leaves_of_layer: dict[str, list[Tensor]] = {}
         for name, parameter_recorder in self._parameter_recorders.items():
@@ -321,8 +325,7 @@ class Linearity:
         """The output, in float64, where some layers are changed."""
         key = frozenset(layers)
         if key not in self._outputs:
-            recorders = {**self._recorders, **self._parameter_recorders}
-            for name, recorder in recorders.items():
+            for name, recorder in self._all_recorders.items():
                 change = None
                 if name in key:
                     change = self._changes[name]
@@ -354,12 +357,12 @@ def before_nonlinearity(model: nn.Module, run: Run) -> Run | None:
     Returns:
         None if the output does not end with a nonlinear function of one tensor.
     """
-    twin = shadow(model)
-    for parameter in twin.parameters():
+    model_shadow = shadow(model)
+    for parameter in model_shadow.parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()
     with torch.enable_grad(), GraphsKept(), _FunctionCalls() as calls:
-        output = run(twin)
+        output = run(model_shadow)
     last = None
     node = output.grad_fn
     while node is not None and node.name() in BENDING | ORDERLY | _BY_CONSTANTS:
@@ -381,7 +384,7 @@ def before_nonlinearity(model: nn.Module, run: Run) -> Run | None:
         return entered
 
     # Of another size is a function of something else, as of a weight: x * exp(w).
-    return run_before if run_before(twin).numel() == output.numel() else None
+    return run_before if run_before(model_shadow).numel() == output.numel() else None
 
 
 class _FunctionCalls(TorchFunctionMode):

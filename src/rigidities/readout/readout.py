@@ -169,17 +169,17 @@ class AnyReadout(ABC):
 
 
 @dataclass(frozen=True)
-class _Twin:
-    """What one thread runs.
+class _RecordedShadow:
+    """What one thread runs: a shadow of the model with recorders in place of, or beside, the heads.
 
     Attributes:
-        model: A shadow of the model with recorders in place of the heads.
+        model: The shadow.
         recorders: The recorders, in the order of the heads.
         columns: Which columns of the features belong to which head.
     """
 
     model: nn.Module
-    recorders: list[Recorder]
+    recorders: list[Recorder | ParameterRecorder]
     columns: Columns
 
 
@@ -217,11 +217,11 @@ class Readout(AnyReadout):
     differentiates: bool = False
     call: str = ""
     placement: tuple[torch.device, torch.dtype] = field(init=False)
-    _twin: OfThread[_Twin] = field(init=False, repr=False)
+    _recorded: OfThread[_RecordedShadow] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "placement", placement(self.model))
-        object.__setattr__(self, "_twin", OfThread(self._make_twin))
+        object.__setattr__(self, "_recorded", OfThread(self._make_recorded))
         if self.order is not None:
             # One tensor on the model's device for all batches, by which these are joined.
             device, _ = self.placement
@@ -242,12 +242,12 @@ class Readout(AnyReadout):
     @property
     def columns(self) -> Columns:
         """Which columns of the features belong to which head of this thread's shadow."""
-        return self._twin().columns
+        return self._recorded().columns
 
     @property
     def running(self) -> nn.Module:
         """This thread's shadow of the model, with recorders in place of the heads."""
-        return self._twin().model
+        return self._recorded().model
 
     @property
     def head_names(self) -> str:
@@ -285,15 +285,15 @@ class Readout(AnyReadout):
                 args, kwargs = ordinary((args, kwargs))
                 return self.read(args, kwargs)
         if self.kind == "plain":
-            twin = self._twin()
+            recorded = self._recorded()
             was_enabled = torch.is_grad_enabled()
             is_wanted = was_enabled and _some_input_requires_grad((args, kwargs))
             torch.set_grad_enabled(self.differentiates or is_wanted)
             try:
-                output, calls = self._pass(twin, (args, kwargs))
+                output, calls = self._pass(recorded, (args, kwargs))
             finally:
                 torch.set_grad_enabled(was_enabled)
-            reading = plain_reading(output, calls, twin.columns)
+            reading = plain_reading(output, calls, recorded.columns)
             if reading is not None:
                 return reading
             # Nothing followed the heads in the first batch, but something does in this one.
@@ -312,9 +312,9 @@ class Readout(AnyReadout):
         inputs = (args, kwargs)
         with torch.enable_grad():
             if self.kind == "plain":
-                twin = self._twin()
-                output, calls = self._pass(twin, inputs, keep_graphs=True)
-                reading = plain_reading(output, calls, twin.columns)
+                recorded = self._recorded()
+                output, calls = self._pass(recorded, inputs, keep_graphs=True)
+                reading = plain_reading(output, calls, recorded.columns)
                 if reading is not None:
                     return Differentiable(reading, self._plain_pass)
             output, calls, gains_by_call = self._pass_and_gains(inputs, graph=True)
@@ -333,10 +333,10 @@ class Readout(AnyReadout):
         """
         inputs = (batch.args, batch.kwargs)
         if self.kind == "plain":
-            twin = self._twin()
+            recorded = self._recorded()
             with torch.set_grad_enabled(self.differentiates):
-                output, calls = self._pass(twin, inputs)
-            reading = plain_reading(output, calls, twin.columns)
+                output, calls = self._pass(recorded, inputs)
+            reading = plain_reading(output, calls, recorded.columns)
             if reading is not None:
                 features = reading.features.detach()
                 rows = torch.arange(len(features), device=features.device)
@@ -367,7 +367,7 @@ class Readout(AnyReadout):
         output_rows_per_sample = gains_by_call[0].output_layout.row_count // len(output)
         return owners // max(1, output_rows_per_sample)
 
-    # --- passes for the checks -------------------------------------------------------------------
+    # --- the steps of a pass, which a search takes one by one ------------------------------------
 
     def recorded_pass(
         self,
@@ -386,29 +386,17 @@ class Readout(AnyReadout):
             keep_graphs: Whether graphs that the model differentiates itself are kept, so that they
                 can be differentiated once more.
         """
-        twin = self._twin()
+        recorded = self._recorded()
         try:
-            for i, recorder in enumerate(twin.recorders):
+            for i, recorder in enumerate(recorded.recorders):
                 change_of_head = None
                 if change is not None:
-                    change_of_head = twin.columns.change_of_head(change, i)
+                    change_of_head = recorded.columns.change_of_head(change, i)
                 recorder.reset(adds_offsets=adds_offsets, change=change_of_head)
-            return self._pass(twin, inputs, keep_graphs=keep_graphs)
+            return self._pass(recorded, inputs, keep_graphs=keep_graphs)
         finally:
-            for recorder in twin.recorders:
+            for recorder in recorded.recorders:
                 recorder.reset()
-
-    # --- inside ----------------------------------------------------------------------------------
-
-    def _make_twin(self) -> _Twin:
-        """What a thread runs, when it first asks."""
-        twin = shadow(self.model)
-        refuse_calls(twin, self.uncalled)
-        recorder: type[Recorder] = Recorder
-        if self.kind == "parameters":
-            recorder = ParameterRecorder
-        model, recorders = put_recorders(twin, list(self.heads), recorder)
-        return _Twin(model, recorders, self.columns_of([recorder.head for recorder in recorders]))
 
     def reading_of(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading:
         """The reading of a pass whose heads added offsets, with whatever graph it has.
@@ -450,18 +438,29 @@ class Readout(AnyReadout):
             "features= to provide the features yourself."
         )
 
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _make_recorded(self) -> _RecordedShadow:
+        """What a thread runs, when it first asks."""
+        model = shadow(self.model)
+        refuse_calls(model, self.uncalled)
+        kind = ParameterRecorder if self.kind == "parameters" else Recorder
+        model, recorders = put_recorders(model, list(self.heads), kind)
+        columns = self.columns_of([recorder.head for recorder in recorders])
+        return _RecordedShadow(model, recorders, columns)
+
     def _plain_pass(self, *args: Any, **kwargs: Any) -> Reading:
         """A pass in which nothing follows the heads, unchecked, as torch's transforms need it."""
-        output, calls = self._pass(self._twin(), (args, kwargs))
+        output, calls = self._pass(self._recorded(), (args, kwargs))
         return side_by_side(output, calls, [call.input_rows for call in calls])
 
     def _pass_with_gains(
         self, gains_by_call: list[RowGains], /, *args: Any, **kwargs: Any
     ) -> Reading:
         """A pass with known gains, unchecked, as torch's transforms need it."""
-        twin = self._twin()
-        output, calls = self._pass(twin, (args, kwargs))
-        return rows_reading(output, calls, twin.columns, gains_by_call)
+        recorded = self._recorded()
+        output, calls = self._pass(recorded, (args, kwargs))
+        return rows_reading(output, calls, recorded.columns, gains_by_call)
 
     def _pass_and_gains(
         self, inputs: Inputs, *, graph: bool = False
@@ -491,21 +490,21 @@ class Readout(AnyReadout):
         return shared_gains(gains)
 
     def _pass(
-        self, twin: _Twin, inputs: Inputs, *, keep_graphs: bool = False
+        self, recorded: _RecordedShadow, inputs: Inputs, *, keep_graphs: bool = False
     ) -> tuple[Tensor, list[Call]]:
-        """A forward pass of a thread's twin, as its recorders are set, with its recorded calls."""
+        """A pass of a thread's shadow, as its recorders are set, with their calls."""
         args, kwargs = inputs
         calls: list[Call] = []
         try:
             if self.differentiates or keep_graphs:
                 with GraphsKept():
-                    output = self.source.run(twin.model, args, kwargs, self.call)
+                    output = self.source.run(recorded.model, args, kwargs, self.call)
             else:
-                output = self.source.run(twin.model, args, kwargs, self.call)
-            for recorder in twin.recorders:
+                output = self.source.run(recorded.model, args, kwargs, self.call)
+            for recorder in recorded.recorders:
                 calls += recorder.calls
         finally:
-            for recorder in twin.recorders:
+            for recorder in recorded.recorders:
                 recorder.calls.clear()
         if not calls:
             raise HeadsNotCalledError(
@@ -536,24 +535,29 @@ class GivenFeatures(AnyReadout):
     weights: Tensor | None = field(default=None, init=False)
     biases: Tensor | None = field(default=None, init=False)
     placement: tuple[torch.device, torch.dtype] = field(init=False)
-    _twin: OfThread[nn.Module] = field(init=False, repr=False)
+    _shadow: OfThread[nn.Module] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "placement", placement(self.model))
-        object.__setattr__(self, "_twin", OfThread(partial(shadow, self.model)))
+        object.__setattr__(self, "_shadow", OfThread(partial(shadow, self.model)))
 
     @property
     def running(self) -> nn.Module:
         """This thread's shadow of the model."""
-        return self._twin()
+        return self._shadow()
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One forward pass and one call of the user's function."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 args, kwargs = ordinary((args, kwargs))
-                return self._reading(*args, **kwargs)
-        return self._reading(*args, **kwargs)
+                return self.read(args, kwargs)
+        is_wanted = torch.is_grad_enabled() and _some_input_requires_grad((args, kwargs))
+        with torch.enable_grad():  # for models that differentiate inside forward
+            reading = self._reading(*args, **kwargs)
+        if is_wanted:
+            return reading
+        return reading.detached()
 
     def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differentiable:
         """The same, differentiable by the inputs as far as the user's function is."""
@@ -589,7 +593,7 @@ class GivenFeatures(AnyReadout):
 
     def _reading(self, *args: Any, **kwargs: Any) -> Reading:
         """Output and features of one pass, after a check of their shapes."""
-        model = self._twin()
+        model = self._shadow()
         output = self.source.run(model, args, kwargs)
         features = given_features(self.source, model, args, kwargs)
         if given_layout(features) != self.layout or not _has_a_row_for_each_output(

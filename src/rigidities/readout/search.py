@@ -37,6 +37,7 @@ from .heads import (
     put_recorders,
 )
 from .linearity import BENDING, ORDERLY, Linearity, Run, before_nonlinearity
+from .tail import GraphsKept
 from .unregistered import Unregistered
 
 _FEEDING = "feeding the readout as well"
@@ -47,6 +48,23 @@ class NoReadoutError(ValueError):
     """A search has found no readout."""
 
 
+class SearchPass(NamedTuple):
+    """What a pass of a search has shown.
+
+    Attributes:
+        output: The model's output, without a graph.
+        renewed: Attributes that the pass set; see `changes.renewed`.
+        returned: Names of the marked modules whose only calls returned the output, or what it is
+            the mean of, perhaps reshaped; empty if there are no such modules.
+        differentiates: Whether the model differentiates inside its forward pass.
+    """
+
+    output: Tensor
+    renewed: frozenset[str]
+    returned: list[str]
+    differentiates: bool
+
+
 @dataclass(frozen=True)
 class FoundHeads:
     """The readout heads, by name, and what the search saw beside them.
@@ -55,11 +73,7 @@ class FoundHeads:
         names: Names of the heads, modules and parameters.
         later: Parameters that act between the heads and the output, nearest to the output first.
         uncalled: Linear maps that the batch did not call, of which nothing is known.
-        output: The model's output in the pass that the heads were found with, without a graph.
-        renewed: Attributes that the pass set; see `changes.renewed`.
-        returned: Names of the modules whose only calls returned the output, or what it is the mean
-            of, perhaps reshaped; empty if there are no such modules.
-        differentiates: Whether the model differentiates inside its forward pass.
+        search_pass: The pass that the heads were found with.
         are_parameters: Whether the heads may be any modules, of whose parameters alone it is known
             that they belong to the readout.
         left_out: Layers that are not heads although they reach the output past the heads, each with
@@ -71,10 +85,7 @@ class FoundHeads:
     names: list[str]
     later: list[str]
     uncalled: list[str]
-    output: Tensor
-    renewed: frozenset[str]
-    returned: list[str]
-    differentiates: bool
+    search_pass: SearchPass
     are_parameters: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
@@ -85,7 +96,7 @@ class FoundHeads:
 
         The graph shows it, so that it holds whatever the heads' weights are.
         """
-        return self.names == self.returned
+        return self.names == self.search_pass.returned
 
 
 def find_heads(model: nn.Module, run: Run) -> FoundHeads:
@@ -105,16 +116,16 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
             register act after all of them.
     """
     names = list(linear_maps(model))
-    twin = shadow(model)
+    model_shadow = shadow(model)
     parameter_names: dict[int, str] = {}  # by id
-    for name, parameter in twin.named_parameters():
+    for name, parameter in model_shadow.named_parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()  # of the alias, not of the user's parameter
             parameter_names[id(parameter)] = name
-    unregistered = Unregistered(model, twin)
+    unregistered = Unregistered(model, model_shadow)
     with unregistered.shown():
-        marked = _run_marked(run, twin, names)
-    walk = _walk_back([marked.output.grad_fn], marked.module_of_mark)
+        marked = _run_marked(run, model_shadow, names)
+    walk = _walk_back([marked.end], marked.module_of_mark)
     unregistered.refuse(walk.leaves.values())
     later = [parameter_names[leaf] for leaf in walk.leaves if leaf in parameter_names]
     if not walk.nodes_before:
@@ -126,12 +137,9 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
         names=[names[i] for i in last],
         later=later,
         uncalled=[name for name, marker in marked_maps if not marker.marks],
-        output=marked.output.detach(),
-        renewed=marked.renewed,
-        returned=marked.returned,
-        differentiates=marked.differentiates,
+        search_pass=marked.search_pass,
     )
-    straight = _walk_back([marked.output.grad_fn], marked.module_of_mark, bending=BENDING)
+    straight = _walk_back([marked.end], marked.module_of_mark, bending=BENDING)
     feeding = [names[i] for i in sorted(straight.nodes_before) if i not in last]
     if feeding:
         left_out = dict.fromkeys(feeding, _FEEDING)
@@ -141,19 +149,13 @@ def find_heads(model: nn.Module, run: Run) -> FoundHeads:
     beside = _parameters_beside(marked, walk, straight, parameter_names, found_heads.names)
     with torch.enable_grad():  # for models that differentiate themselves
         if beside:
-            return _completed(model, run, found_heads, beside, marked.output.numel())
+            return _completed(model, run, found_heads, beside, marked.search_pass.output.numel())
         # Layers side by side before a nonlinear function at the end are told apart only there.
         run_before = before_nonlinearity(model, run)
         if run_before is not None:
             with suppress(ValueError):  # of which the readout found above says more
                 before = find_heads(model, run_before)
-                return replace(
-                    before,
-                    output=marked.output.detach(),
-                    renewed=marked.renewed,
-                    returned=marked.returned,
-                    differentiates=marked.differentiates,
-                )
+                return replace(before, search_pass=marked.search_pass)
         return found_heads
 
 
@@ -186,7 +188,7 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundHeads:
     whole = list(heads)
     left_out: dict[str, str] = {}
     for layer in linearity.linear_together(nearest, beginning=heads)[len(heads) :]:
-        obstacle = linearity.obstacle([*whole, layer], found_heads.output.numel())
+        obstacle = linearity.obstacle([*whole, layer], found_heads.search_pass.output.numel())
         left_out[layer] = obstacle or "which the output is linear in too"
         if not obstacle:
             whole.append(layer)
@@ -238,10 +240,7 @@ def _found_layers(model: nn.Module, run: Run, heads: list[str]) -> FoundHeads:
         heads,
         later=[],
         uncalled=[],
-        output=marked.output.detach(),
-        renewed=marked.renewed,
-        returned=marked.returned,
-        differentiates=marked.differentiates,
+        search_pass=marked.search_pass,
         are_parameters=not called,
     )
 
@@ -270,54 +269,54 @@ class _Marked(NamedTuple):
     Attributes:
         markers: The markers of the modules, in the order of their names.
         module_of_mark: The number of the module by the id of each mark's leaf.
-        output: The model's output, with its graph.
-        renewed: Attributes that the pass set; see `changes.renewed`.
-        returned: Names of the modules whose only calls returned the output, or what it is the mean
-            of, perhaps reshaped; empty if there are no such modules.
-        differentiates: Whether the model differentiates inside its forward pass.
+        end: The node of the graph that made the output.
+        search_pass: What it has shown.
     """
 
     markers: list[Marker]
     module_of_mark: dict[int, int]
-    output: Tensor
-    renewed: frozenset[str]
-    returned: list[str]
-    differentiates: bool
+    end: Any
+    search_pass: SearchPass
 
 
-def _run_marked(run: Run, twin: nn.Module, names: list[str]) -> _Marked:
+def _run_marked(run: Run, model_shadow: nn.Module, names: list[str]) -> _Marked:
     """Run a shadow with a mark at every call of some modules.
 
     Args:
         run: Calls a model on the first batch.
-        twin: The shadow, whose modules are exchanged for markers.
+        model_shadow: The shadow, whose modules are exchanged for markers.
         names: Names of the modules.
     """
-    twin, markers = put_recorders(twin, names, Marker)
-    before = attributes(twin, ignored=Marker)
+    model_shadow, markers = put_recorders(model_shadow, names, Marker)
+    before = attributes(model_shadow, ignored=Marker)
     differentiates = False
     with torch.enable_grad():
         try:
             # Nothing is kept for a backward pass: it takes no more memory than without gradients.
             with saved_tensors_hooks(lambda _: None, cast("Any", lambda _: None)):
-                output = run(twin)
-        except Exception:  # a model that differentiates itself: torch takes no None for a tensor
+                output = run(model_shadow)
+        except Exception:  # torch takes no None for a tensor, and adds in place to no expanded one
             for marker in markers:
-                marker.reset(adds_offsets=True)
-            output = run(twin)
-            differentiates = True
+                marker.marks.clear()
+                marker.in_place = False
+            with GraphsKept() as graphs:
+                output = run(model_shadow)
+            # No mode sees what TorchScript calls.
+            scripted = any(
+                isinstance(module, torch.jit.ScriptModule) for module in model_shadow.modules()
+            )
+            differentiates = graphs.differentiated or scripted
     module_of_mark: dict[int, int] = {}
     for number, marker in enumerate(markers):
         for mark in marker.marks:
             module_of_mark[id(mark.leaf)] = number
-    return _Marked(
-        markers=markers,
-        module_of_mark=module_of_mark,
-        output=output,
-        renewed=renewed(before, attributes(twin, ignored=Marker)),
+    search_pass = SearchPass(
+        output=output.detach(),
+        renewed=renewed(before, attributes(model_shadow, ignored=Marker)),
         returned=[names[number] for number in _returned(output, markers)],
         differentiates=differentiates,
     )
+    return _Marked(markers, module_of_mark, output.grad_fn, search_pass)
 
 
 def _returned(output: Tensor, markers: list[Marker]) -> list[int]:
@@ -451,7 +450,7 @@ def _parameters_beside(
         heads: The names of the heads.
     """
     reached = [leaf for leaf in straight.leaves if leaf in parameter_names]
-    if not reached or not bool(torch.isfinite(marked.output.detach()).all()):
+    if not reached or not bool(torch.isfinite(marked.search_pass.output).all()):
         return []
     before_heads: list[Any] = []
     for nodes in walk.nodes_before.values():
@@ -487,9 +486,9 @@ def _layers_by_nearness(
         bending: Names of nonlinear nodes, at which the walk stops.
     """
     layer_by_parameter = layer_of_parameter(model)
-    twin = shadow(model)
+    model_shadow = shadow(model)
     layer_of_leaf: dict[int, str] = {}
-    for name, parameter in twin.named_parameters():
+    for name, parameter in model_shadow.named_parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()
             layer_of_leaf[id(parameter)] = layer_by_parameter[name]
@@ -498,9 +497,9 @@ def _layers_by_nearness(
         is_module = not isinstance(named_head(model, name), LoneParameter)
         if is_module and not is_scripted(model, name):
             modules.append(name)
-    marked = _run_marked(run, twin, modules)
+    marked = _run_marked(run, model_shadow, modules)
     met: set[str] = set()
-    start = [marked.output.grad_fn]
+    start = [marked.end]
     while start:
         walk = _walk_back(start, marked.module_of_mark, bending=bending)
         group = [layer_of_leaf[leaf] for leaf in walk.leaves if leaf in layer_of_leaf]

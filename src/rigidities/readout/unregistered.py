@@ -37,15 +37,17 @@ class Unregistered:
 
     Args:
         model: The user's model.
-        twin: A shadow of it.
+        model_shadow: A shadow of it.
     """
 
-    def __init__(self, model: nn.Module, twin: nn.Module) -> None:
+    def __init__(self, model: nn.Module, model_shadow: nn.Module) -> None:
         self._model = model
-        self._ids_of_registered = {id(parameter) for parameter in twin.parameters()}
+        self._ids_of_registered = {id(parameter) for parameter in model_shadow.parameters()}
         # By id. The tensors are kept too, since an id may be given again once its object is gone.
         self._by_id: dict[int, NamedTensor] = {}
-        for (path, copied), original in zip(twin.named_modules(), model.modules(), strict=True):
+        for (path, copied), original in zip(
+            model_shadow.named_modules(), model.modules(), strict=True
+        ):
             for name, value in vars(copied).items():
                 if name in MODULE_ATTRIBUTES or type(value) in CONSTANTS:
                     continue

@@ -113,7 +113,7 @@ class Ensemble(ModelWrapper):
         """
         outputs = []
         model_precision = torch.float64
-        with torch.enable_grad():  # for models that differentiate inside forward
+        with torch.enable_grad():  # for functions that differentiate
             for batch in self._feed(x, "propagate"):
                 reading = self._pass.eager(batch.args, batch.kwargs).detached()
                 batch.check(len(reading.output))

@@ -108,7 +108,8 @@ def first_order(feature_map: FeatureMap, covariance: Tensor) -> Tensor:
     owners = feature_map.row_owners()
     if owners is None:
         # A row of the input acts on several samples: each output has a backward pass of its own.
-        values = feature_map.reading.output.flatten()
+        with torch.enable_grad():
+            values = feature_map.reading.output.flatten()
         forms = []
         for gradients in gradient_chunks(values, feature_map.x, UNCONNECTED):  # (c, L, d)
             forms.append(_quadratic_form(gradients.movedim(0, 1), covariance).sum(0))

@@ -110,7 +110,7 @@ class JointOutputs:
     def read(
         cls, readout: AnyReadout, joint: JointPosterior, batches: Batches, *, again: bool = True
     ) -> JointOutputs:
-        """Read the data once, in a mode that records gradients (forces need it).
+        """Read the data once.
 
         Args:
             readout: The readout.

@@ -69,8 +69,8 @@ def propagated(
         second_order: Whether the mean includes what curvature adds to it.
         again: Whether `batches` may be called a second time, for features beyond 1 GiB.
     """
+    outputs = JointOutputs.read(readout, joint, batches, again=again)
     with torch.enable_grad():
-        outputs = JointOutputs.read(readout, joint, batches, again=again)
         differential = Differential(fn, outputs.output)
         spread = _spread(differential, outputs)
         shift = _shift(differential, outputs) if second_order else None
@@ -105,11 +105,10 @@ def covariance_between(
         One dense matrix in the model's precision: (N, M) for one output per sample, else
         (N, *output, M, *output) with the shape of one sample's output.
     """
-    with torch.enable_grad():
-        left = JointOutputs.read(readout, joint, batches, again=False)
-        right = left
-        if others is not None:
-            right = JointOutputs.read(readout, joint, others, again=False)
+    left = JointOutputs.read(readout, joint, batches, again=False)
+    right = left
+    if others is not None:
+        right = JointOutputs.read(readout, joint, others, again=False)
     matrix = left.output.new_empty(left.output.numel(), right.output.numel())
     for i, (rows, left_features, left_hashes) in enumerate(left.located_features()):
         for j, (columns, right_features, right_hashes) in enumerate(right.located_features()):
