@@ -841,3 +841,26 @@ def test_under_autocast_members_keep_their_deviations(net, uq):
         features = uq.features(x).double()
     expected = torch.einsum("md,nkd->nmk", features, ens.deviations).std(0)
     torch.testing.assert_close(spread.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_functions_of_users_may_differentiate_under_no_grad(net):
+    def weight(batch):
+        x = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(x.square().sum(), x)
+        return slope.abs().sum(1) + 1
+
+    def group(batch):
+        x = batch[0] if isinstance(batch, tuple) else batch
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(x.square().sum(), x)
+        return (slope[:, 0] > 0).long()
+
+    def stds():
+        uq = rg.LastLayerRigidity(net.model).fit(net.train, sample_weight=weight)
+        uq.calibrate(net.valid, method="paper").conformalize(net.test, groups=group)
+        low, high = uq.predict(net.test[0]).interval(0.9)
+        return torch.cat([uq(net.test[0])[1], high - low])
+
+    expected = stds()
+    with torch.no_grad():
+        torch.testing.assert_close(stds(), expected, rtol=0, atol=0)

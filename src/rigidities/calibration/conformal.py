@@ -325,7 +325,8 @@ def group_labels(function: Groups, batch: Any, output: Tensor) -> Tensor:
         ValueError: The function does not return one whole number per row.
     """
     try:
-        labels = torch.as_tensor(function(batch), device=output.device)
+        with torch.enable_grad():  # for functions that differentiate
+            labels = torch.as_tensor(function(batch), device=output.device)
     except (TypeError, ValueError, RuntimeError):  # strings, None
         labels = output.new_empty(0)
     if labels.is_floating_point() or labels.numel() != len(output):

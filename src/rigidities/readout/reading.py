@@ -112,7 +112,8 @@ class Reading:
                 output.
         """
         output = self.output
-        returned = function(batch.raw)
+        with torch.enable_grad():  # for functions that differentiate
+            returned = function(batch.raw)
         if returned is None:
             raise ValueError(f"{name} returned None, expected one value per sample.")
         weights = torch.as_tensor(returned, device=output.device).detach().to(torch.float64)
