@@ -220,7 +220,9 @@ def tensor_hashes(tensors: Sequence[Tensor]) -> list[int]:
     sizes = [0] * len(tensors)  # they enter the hash: zeros alone would not show their number
     numbers_before = 0
     for owner, tensor in enumerate(tensors):
-        parts = [tensor] if type(tensor) in PLAIN_TENSORS else plain_parts(tensor)
+        parts = [tensor]
+        if type(tensor) not in PLAIN_TENSORS:
+            parts = plain_parts(tensor)
         for plain_number, plain in enumerate(parts):
             factor = 2 * plain_number + 1
             flat = plain.detach().resolve_conj()

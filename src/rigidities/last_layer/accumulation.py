@@ -286,7 +286,9 @@ def _block(
         weights, sample_weight = weighing(batch, reading, target_rows)
         weights = _shared_weights(weights)
 
-    values = batch.inputs if batch.kwargs else batch.args
+    values = batch.args
+    if batch.kwargs:
+        values = batch.inputs
     inputs = row_tensors(values, samples, reading.output.device)
     block = Block(
         samples=samples,

@@ -312,7 +312,13 @@ def _weight_versions(model: nn.Module) -> list[tuple[int, int]]:
 
     Buffers are left out, because a pass of the model may write to them.
     """
-    return [(id(p), 0 if p.is_inference() else p._version) for p in model.parameters()]
+    versions = []
+    for parameter in model.parameters():
+        version = 0  # inference tensors have none
+        if not parameter.is_inference():
+            version = parameter._version
+        versions.append((id(parameter), version))
+    return versions
 
 
 def _can_be_head(model: nn.Module, name: str, kind: str) -> bool:

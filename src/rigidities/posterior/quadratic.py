@@ -95,7 +95,9 @@ class BlockRow(NamedTuple):
                 else:
                     z = torch.addmm(self.offset, rows, self.matrix)
         norm: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=z.ndim == 2)
-        return norm if unit is None else torch.mul(norm, unit)
+        if unit is not None:
+            norm = torch.mul(norm, unit)
+        return norm
 
 
 def norms(blocks: Sequence[BlockRow], features: Tensor) -> Tensor:

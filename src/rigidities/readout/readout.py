@@ -444,7 +444,9 @@ class Readout(AnyReadout):
         """What a thread runs, when it first asks."""
         model = shadow(self.model)
         refuse_calls(model, self.uncalled)
-        kind = ParameterRecorder if self.kind == "parameters" else Recorder
+        kind: type[Recorder] | type[ParameterRecorder] = Recorder
+        if self.kind == "parameters":
+            kind = ParameterRecorder
         model, recorders = put_recorders(model, list(self.heads), kind)
         columns = self.columns_of([recorder.head for recorder in recorders])
         return _RecordedShadow(model, recorders, columns)
