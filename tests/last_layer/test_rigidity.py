@@ -859,7 +859,11 @@ def test_functions_of_users_may_differentiate_under_no_grad(net):
         uq = rg.LastLayerRigidity(net.model).fit(net.train, sample_weight=weight)
         uq.calibrate(net.valid, method="paper").conformalize(net.test, groups=group)
         low, high = uq.predict(net.test[0]).interval(0.9)
-        return torch.cat([uq(net.test[0])[1], high - low])
+        loss = rg.GradientLoss(
+            0, weight=weight, target=lambda batch: batch[0] * weight(batch)[:, None]
+        )
+        derivatives = rg.LastLayerRigidity(net.model).fit(net.train, gradient_loss=loss)
+        return torch.cat([uq(net.test[0])[1], high - low, derivatives.gram.matrix[:, :1]])
 
     expected = stds()
     with torch.no_grad():

@@ -124,7 +124,8 @@ class GradientLoss:
             return None
         value: Any
         if callable(self.target):
-            value = self.target(batch.raw)
+            with torch.enable_grad():  # for functions that differentiate
+                value = self.target(batch.raw)
         elif isinstance(batch.raw, Mapping):
             value = batch.raw.get(self.target)
         else:
@@ -152,7 +153,9 @@ class GradientLoss:
         features = feature_map.features
         if not callable(self.weight):
             return features.new_full((input_rows,), self.weight, dtype=torch.float64)
-        weights = torch.as_tensor(self.weight(batch.raw), dtype=torch.float64).to(features.device)
+        with torch.enable_grad():  # for functions that differentiate
+            values = self.weight(batch.raw)
+        weights = torch.as_tensor(values, dtype=torch.float64).to(features.device)
         if weights.numel() != input_rows:
             raise ValueError(
                 f"weight of the GradientLoss returned {tuple(weights.shape)} for an input with "
