@@ -832,3 +832,22 @@ def test_torchs_forward_mode_compiles_without_a_word_to_the_user(call, monkeypat
     monkeypatch.setattr(forward_ad, "make_dual", loud)
     call(uq, x)
     assert pushed
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_direction_in_an_input_that_the_output_does_not_follow_is_refused(rows):
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+
+        def forward(self, x, shift):
+            return self.head(torch.tanh(self.trunk(x))) + shift.detach()[:, None]
+
+    data = (torch.randn(40, 3), torch.randn(40))
+    held_out = (torch.randn(40, 3), torch.randn(40))
+    y = torch.randn(40, 1)
+    uq = rg.LastLayerRigidity(Shifted()).fit(data, y).calibrate(held_out, y, method="paper")
+    some = tuple(tensor[:rows] for tensor in data)
+    options = {"wrt": "shift", "along": torch.ones(())}
+    refused("does not depend on this input", uq.gradient, some, **options)

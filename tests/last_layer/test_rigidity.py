@@ -868,3 +868,21 @@ def test_functions_of_users_may_differentiate_under_no_grad(net):
     expected = stds()
     with torch.no_grad():
         torch.testing.assert_close(stds(), expected, rtol=0, atol=0)
+
+
+def test_data_may_differentiate_as_they_are_read_under_no_grad(net):
+    def batches(data):
+        x, y = data
+        for rows, targets in zip(x.split(50), y.split(50), strict=True):
+            leaf = rows.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(leaf.square().sum(), leaf)
+            yield slope / 2, targets
+
+    expected = rg.LastLayerRigidity(net.model).fit(net.train).gram.matrix
+    with torch.no_grad():
+        uq = rg.LastLayerRigidity(net.model).fit(batches(net.train))
+        uq.partial_fit(batches(net.valid)).forget(batches(net.valid))
+        uq.calibrate(batches(net.valid))
+        p = uq.predict(batches(net.test))
+    torch.testing.assert_close(uq.gram.matrix, expected)
+    torch.testing.assert_close(p.std, uq.predict(net.test[0]).std)

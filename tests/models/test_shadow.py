@@ -324,3 +324,27 @@ def test_layers_that_are_called_from_plain_containers_are_seen(net):
     torch.testing.assert_close(uq.freeze()(net.test[0]), expected)
     layers = (*model.layers, *model.table["heads"])
     assert all(layer is own for layer, own in zip(layers, net.model, strict=True))
+
+
+def test_modules_nested_too_deeply_are_refused_with_the_limit_to_raise():
+    model = nn.Linear(3, 1)
+    for _ in range(300):
+        model = nn.Sequential(model)
+    rows = torch.randn(20, 3)
+    uq = rg.LastLayerRigidity(model)
+    refused("nested too deeply.*sys.setrecursionlimit", uq.fit, rows, rows, error=RecursionError)
+
+
+def test_an_attribute_without_values_is_no_weight():
+    class WithTemplate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+            self.template = torch.empty(3, device="meta")
+
+        def forward(self, x):
+            return self.head(x)
+
+    x = torch.randn(20, 3)
+    uq = rg.LastLayerRigidity(WithTemplate()).fit(x, x[:, :1])
+    assert uq.gram.count == 20

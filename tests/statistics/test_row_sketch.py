@@ -128,3 +128,15 @@ def test_of_two_sketches_the_smaller_size_remains():
     for name, tensor in small.state().items():
         assert name == "counts" or torch.equal(large.state()[name], tensor), name
     assert bool((large.counts == 2).all())
+
+
+def test_rows_that_come_one_by_one_are_sorted_in_before_they_take_much_memory():
+    sketch, whole = RowSketch(), RowSketch()
+    hashes = torch.randint(0, 1 << 62, (3000,), generator=torch.Generator().manual_seed(0))
+    for row in hashes:
+        sketch.add(row[None])
+    assert len(sketch.hashes) >= 2000
+    whole.add(hashes)
+    for one in (sketch, whole):
+        one.settle()
+    assert torch.equal(sketch.hashes, whole.hashes) and torch.equal(sketch.counts, whole.counts)

@@ -54,6 +54,9 @@ KINDS = {
 _DELAY = 1.0
 """Seconds before a progress bar appears that nobody asked for: short calls show none."""
 
+_END = object()
+"""What follows the last batch."""
+
 B = TypeVar("B", bound="Batch")
 T = TypeVar("T")
 
@@ -168,7 +171,12 @@ class Reader:
             sliced: Whether `raw_batches` cut them out of tensors, so that their rows are samples.
         """
         reader = self
-        for raw in raws:
+        iterator = iter(raws)
+        while True:
+            with torch.enable_grad():  # for data that differentiate as they are read
+                raw = next(iterator, _END)
+            if raw is _END:
+                return
             rows = members_of(raw)[0].shape[0] if sliced else None
             batch = reader(raw, rows, total)
             # The first frame decides which columns all later ones must have.

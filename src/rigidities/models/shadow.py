@@ -61,7 +61,7 @@ def shadow(model: nn.Module) -> nn.Module:
                     memo[id(value)] = kind()
             elif isinstance(value, Tensor):
                 if is_lazy(value) or value.is_meta:
-                    raise ValueError(_without_values(model, value))
+                    _refuse_without_values(model, value)
                 alias = value.detach()
                 if isinstance(value, nn.Parameter):
                     alias = nn.Parameter(alias, requires_grad=False)
@@ -193,7 +193,11 @@ def _deep_copy(model: nn.Module, memo: dict[int, object]) -> nn.Module:
             twin = copy.deepcopy(model, memo)
             _uncompile(list(twin.modules()), list(model.modules()), memo)
         except RecursionError:
-            raise  # modules nested too deeply, of which torch has a word of its own
+            raise RecursionError(
+                f"The modules of {type(model).__name__} are nested too deeply for copy.deepcopy. A "
+                "copy is needed so that your model stays unchanged. Raise Python's limit first: "
+                "sys.setrecursionlimit(10_000)."
+            ) from None
         except Exception as error:
             raise TypeError(
                 f"{type(model).__name__} cannot be copied: {_refusing_attribute(model, memo)} "
@@ -271,11 +275,12 @@ def _can_be_copied(value: object, memo: dict[int, object]) -> bool:
     return True
 
 
-def _without_values(model: nn.Module, weight: Tensor) -> str:
-    """The message for weights without values: those of lazy layers, or on the meta device."""
-    tensors = chain(model.named_parameters(), model.named_buffers())
-    name = next((name for name, tensor in tensors if tensor is weight), "a tensor of the model")
-    return (
-        f"{name!r} has no values yet. Run a model with lazy layers once on a batch, or move a "
-        "model from the meta device with to_empty(device=...); then train it or load weights."
-    )
+def _refuse_without_values(model: nn.Module, tensor: Tensor) -> None:
+    """Refuse a weight without values, of a lazy layer or on the meta device, by its name."""
+    for name, weight in chain(model.named_parameters(), model.named_buffers()):
+        if weight is tensor:
+            raise ValueError(
+                f"{name!r} has no values yet. Run a model with lazy layers once on a batch, or "
+                "move a model from the meta device with to_empty(device=...); then train it or "
+                "load weights."
+            )

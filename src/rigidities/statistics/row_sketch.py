@@ -36,6 +36,9 @@ HASHES = 1 << 15
 MOST_NUMBERS = 1 << 25
 """The most numbers in the features of settled rows. If rows are wider, fewer are kept."""
 
+_MOST_PIECES = 1024
+"""The most pieces that may wait: rows that come one by one take far more memory than they need."""
+
 Table = dict[str, Tensor]
 """What goes with the hashes of rows, by name, each (n, ...)."""
 
@@ -120,7 +123,8 @@ class RowSketch:
         rows = len(hashes)
         if rows == 0:
             return
-        if self._waiting and self._waiting_rows + rows > self.room * self.size:
+        is_full = self._waiting_rows + rows > self.room * self.size
+        if self._waiting and (is_full or len(self._waiting) == _MOST_PIECES):
             self.settle()
         self._waiting.append((hashes, columns))
         self._waiting_rows += rows

@@ -169,7 +169,10 @@ class FeatureMap:
                 if function is None:
                     (pushed,) = pushed_by_reverse(_joined(output, features), self.x, directions)
                 else:
-                    joined_values = lambda x: _joined(*function(x))  # noqa: E731
+
+                    def joined_values(x: Tensor) -> Tensor:
+                        return _joined(*function(x))
+
                     (pushed,) = pushes(joined_values, self.x.detach(), directions)
         except RuntimeError as error:
             raise ValueError(
@@ -177,6 +180,10 @@ class FeatureMap:
                 f"({error.__context__ or error}). Call gradient(x) without along= and multiply by "
                 "the direction yourself."
             ) from error
+        if not bool(pushed.any()):
+            # The output may not depend on the input at all, which its gradient says.
+            mixture = self._mixture([output])
+            self._gradient_of_sum(mixture, torch.ones_like(mixture))
         moved_output, moved_features = pushed.tensor_split([output.numel()])
         return replace(
             self.reading,

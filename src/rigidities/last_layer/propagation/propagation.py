@@ -41,7 +41,7 @@ from ...readout.readout import AnyReadout
 from .differential import REMEDY, Differential, Function
 from .outputs import MEMORY_BYTES, Batches, JointOutputs
 
-Block = tuple[slice, slice, Tensor, Tensor]
+DerivativeBlock = tuple[slice, slice, Tensor, Tensor]
 """Which quantities and which coordinates a block of J T has, its entries, and derivatives of the
 same quantities by which to tell whether they are flat."""
 
@@ -155,7 +155,7 @@ def _spread(differential: Differential, outputs: JointOutputs) -> _Spread:
 
 
 def _collected(
-    blocks: Iterable[Block], differential: Differential, outputs: JointOutputs
+    blocks: Iterable[DerivativeBlock], differential: Differential, outputs: JointOutputs
 ) -> _Spread:
     """The derivatives J T of all blocks."""
     quantities, coordinates = differential.quantities, outputs.coordinates
@@ -173,13 +173,13 @@ def _collected(
     return _Spread(variance, all_rows, flat)
 
 
-def _reverse_blocks(differential: Differential, outputs: JointOutputs) -> Iterator[Block]:
+def _reverse_blocks(differential: Differential, outputs: JointOutputs) -> Iterator[DerivativeBlock]:
     """J T from rows of J."""
     for quantities, cotangents in differential.jacobian_rows():
         yield quantities, slice(None), outputs.pull(cotangents), cotangents.flatten(1)
 
 
-def _forward_blocks(differential: Differential, outputs: JointOutputs) -> Iterator[Block]:
+def _forward_blocks(differential: Differential, outputs: JointOutputs) -> Iterator[DerivativeBlock]:
     """J T from columns of T."""
     for coordinates, tangents in _output_tangents(differential, outputs):
         rows = differential.jacobian_products(tangents).mT
