@@ -12,6 +12,7 @@ from torch import nn
 import rigidities as rg
 from rigidities import cli
 from rigidities.data.batches import Batch
+from rigidities.last_layer.novelty.distance import alarm_threshold
 from rigidities.last_layer.novelty.novelty import Novelty
 from rigidities.models.calling import Source
 from rigidities.notices import NotFittedError
@@ -89,11 +90,15 @@ def test_it_is_the_distance_in_each_layer_over_what_most_validation_rows_stay_be
     found = uq.novelty(asked)
     assert found.layers == ("the input", "2", "4")
     train, rows = entering(model, x[:ROWS]), entering(model, asked)
+    place = math.ceil(0.95 * VALID) - 1
+    relative = []
     for column, (known, new) in enumerate(zip(train, rows, strict=True)):
         expected = dense_distances(known, new, scaled=column == 0)
-        usual = np.sort(expected[:VALID])[math.ceil(0.95 * VALID) - 1]
-        np.testing.assert_allclose(found.by_layer[:, column].numpy(), expected / usual, rtol=1e-4)
-    assert int((found.by_layer[:VALID] > 1 + 1e-5).sum(0).max()) == VALID - math.ceil(0.95 * VALID)
+        relative.append(expected / np.sort(expected[:VALID])[place])
+    relative = np.stack(relative, 1)
+    relative /= np.sort(relative[:VALID].max(1))[place]  # one factor for all layers
+    np.testing.assert_allclose(found.by_layer.numpy(), relative, rtol=1e-4)
+    assert int((found.largest[:VALID] > 1 + 1e-5).sum()) == VALID - place - 1
     torch.testing.assert_close(found.largest, found.by_layer.amax(1))
     names = [found.layers[i] for i in found.by_layer.argmax(1)]
     assert found.layer == names
@@ -145,6 +150,126 @@ def test_constant_columns_are_novel_when_they_change_and_only_then(spread):
     changed[1, 1], changed[2, 2] = 21.0, 5.0 * spread
     at_input = uq.novelty(changed).by_layer[:, 0]
     assert float(at_input[0]) < 3 < float(at_input[1:].min())
+
+
+def at_one_temperature(dtype=torch.float32):
+    """A fit at 300 K only, rows like its own, and those rows at other temperatures, a function."""
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(600, 3), torch.full((600, 1), 300.0)], 1).to(dtype)
+    y = x[:, :1] + 0.1 * torch.randn(600, 1).to(dtype)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).to(dtype)
+    uq = rg.LastLayerRigidity(model).fit(x[:400], y[:400], novelty=True)
+    uq.calibrate(x[400:], y[400:], method="paper")
+
+    def at(temperature):
+        moved = x[400:].clone()
+        moved[:, 3] = temperature
+        return moved
+
+    return uq, x[400:], at
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("change", [400.0, 350.0, 301.0, 300.001])
+def test_an_input_that_was_constant_is_novel_once_it_moves(dtype, change):
+    uq, x, at = at_one_temperature(dtype)
+    moved = at(change)
+    if dtype == torch.bfloat16 and change < 350.0:  # within a few steps of bfloat16 at 300
+        torch.testing.assert_close(uq.predict(moved).novelty, uq.predict(x).novelty)
+        return
+    assert float(uq.predict(moved).novelty.min()) > 5
+    assert set(uq.novelty(moved).layer) == {"the input"}
+
+
+def test_an_input_that_was_constant_stays_as_novel_as_it_was_within_rounding():
+    uq, x, at = at_one_temperature()
+    usual = uq.predict(x).novelty
+    for steps in (-2, -1, 1, 2):
+        moved = at(300.0 + steps * 2**-15)  # the distance between float32 numbers there
+        assert float(moved[0, 3]) != 300.0
+        torch.testing.assert_close(uq.predict(moved).novelty, usual, rtol=1e-3, atol=1e-4)
+
+
+def test_the_sums_alone_say_which_columns_were_constant(tmp_path):
+    """After a merge, more rows, fewer rows and a file, they are those of the rows that remain."""
+    uq, x, at = at_one_temperature()
+    model, y = uq.model, x[:, :1]
+    train = torch.cat([at(300.0), at(310.0)])
+    changed = rg.LastLayerRigidity(model).fit(train, train[:, :1], novelty=True)
+    changed.calibrate(x, y, method="paper")
+    assert float(changed.predict(at(305.0)).novelty.median()) < 2  # it has varied
+    changed.forget(at(310.0), y)
+    merged = rg.LastLayerRigidity(model).fit(x[:100], y[:100], novelty=True)
+    merged.merge(rg.LastLayerRigidity(model).fit(x[100:], y[100:], novelty=True))
+    added = rg.LastLayerRigidity(model).fit(x[:100], y[:100], novelty=True)
+    added.partial_fit(x[100:], y[100:])
+    for fit in (changed, merged, added):
+        fit.calibrate(x, y, method="paper")
+        fit.save(tmp_path / "fit")
+        for other in (fit, rg.LastLayerRigidity.load(tmp_path / "fit", model)):
+            assert float(other.predict(x).novelty.median()) < 1
+            assert float(other.predict(at(305.0)).novelty.min()) > 5
+
+
+class Gate(nn.Module):
+    """Three units that are silent, saturated or constant unless the first input is large."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Linear(3, 8), nn.Linear(11, 1)
+
+    def forward(self, x):
+        large = torch.relu(x[:, :1] - 10)
+        units = [0.01 * large, 1 - 0.01 * large, torch.exp(-large)]
+        return self.out(torch.cat([torch.tanh(self.first(x)), *units], 1))
+
+
+def test_a_unit_that_was_constant_is_novel_once_it_moves():
+    torch.manual_seed(0)
+    x = torch.randn(900, 3)
+    uq = rg.LastLayerRigidity(Gate(), layer="out").fit(x[:600], x[:600, :1], novelty=True)
+    uq.calibrate(x[600:], x[600:, :1], method="paper")
+    large = torch.zeros(2, 3)
+    large[1, 0] = 11.0
+    at_output = uq.novelty(large).by_layer[:, uq.novelty(large).layers.index("out")]
+    assert float(at_output[0]) < 1
+    assert float(at_output[1]) > 10
+
+
+class Rounding(nn.Module):
+    """Columns that would be constant but for rounding, of many sizes, behind norms and sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(40, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.second = nn.Linear(64, 32)
+        self.out = nn.Linear(32, 1)
+        with torch.no_grad():
+            self.first.weight[:32, :20] = 0.0  # half of the units see constant inputs alone
+            self.second.weight[:16, 32:] = 0.0
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.second(self.norm(self.first(x)))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rounding_of_constant_units_is_not_novel_whatever_the_batches(dtype):
+    torch.manual_seed(0)
+    x = torch.randn(1000, 40)
+    x[:, 20:] = 10 * torch.randn(20)
+    model, y = Rounding().train(), x[:, :1]
+    for start in range(0, 600, 100):
+        model(x[start : start + 100])  # for the means of the norm
+    model, x, y = model.eval().to(dtype), x.to(dtype), y.to(dtype)
+    uq = rg.LastLayerRigidity(model, batch_size=600).fit(x[:600], y[:600], novelty=True)
+    uq.calibrate(x[600:], y[600:], method="paper")
+    whole = uq.predict(x).novelty
+    for size in (1, 3, 17):
+        uq.batch_size = size
+        found = uq.predict(x[:100]).novelty
+        rounding = 0.1 if dtype == torch.bfloat16 else 1e-2
+        torch.testing.assert_close(found, whole[:100], rtol=rounding, atol=rounding)
 
 
 def test_a_layer_that_only_gets_zeros_is_silent():
@@ -705,6 +830,51 @@ def test_the_reports_tell_of_it():
     assert "novelty" in html(p, y[:300], calibration=uq.calibration_report)
 
 
+@pytest.mark.parametrize("hidden", [1, 6])
+def test_one_calibration_row_in_twenty_is_above_one_however_many_layers_there_are(hidden):
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 12), nn.Tanh()]
+    for _ in range(hidden - 1):
+        layers += [nn.Linear(12, 12), nn.Tanh()]
+    model, x = nn.Sequential(*layers, nn.Linear(12, 1)), torch.randn(800, 3)
+    uq = rg.LastLayerRigidity(model).fit(x[:400], x[:400, :1], novelty=True)
+    uq.calibrate(x[400:], x[400:, :1], method="paper")
+    novelty = uq.predict(x[400:]).novelty
+    assert int((novelty > 1 + 1e-5).sum()) == 20
+    assert int((novelty >= 1 - 1e-5).sum()) == 21
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20, 98, 99, 100, 198, 199, 300, 1000])
+def test_one_new_row_in_a_hundred_is_above_the_threshold_or_one_in_n_plus_one(rows):
+    """Any of n + 1 rows may be the new one: each in turn is compared with the n others."""
+    novelty = torch.randn(rows + 1)
+    above = 0
+    for new in range(rows + 1):
+        others = torch.cat([novelty[:new], novelty[new + 1 :]])
+        above += float(novelty[new]) > alarm_threshold(others)
+    if rows < 99:
+        assert above == 1
+    else:
+        assert above == (rows + 1) // 100  # at most 1 %, and as near to it as can be
+
+
+def test_few_calibration_rows_raise_as_many_false_alarms_as_the_report_says():
+    """Those of 20 rows, averaged over 100 calibrations."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(4400, 3)
+    y = x[:, :1] + 0.1 * torch.randn(4400, 1)
+    uq = rg.LastLayerRigidity(model).fit(x[:400], y[:400], novelty=True)
+    shares = []
+    for start in range(400, 2400, 20):
+        rows = slice(start, start + 20)
+        report = uq.calibrate(x[rows], y[rows], method="paper").calibration_report
+        above = uq.novelty(x[2400:]).largest > report.novelty_usual
+        shares.append(float(above.double().mean()))
+    assert report.novel_share == 1 / 21
+    assert "4.8 % of new rows like these are above" in str(report)
+    assert abs(np.mean(shares) - 1 / 21) < 4 * np.std(shares) / math.sqrt(len(shares))
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -785,7 +955,8 @@ def test_distances_of_layers_that_never_varied_are_finite():
     uq = rg.LastLayerRigidity(Gated(), layer="out").fit((x, closed, y), novelty=True)
     uq.calibrate((x + 1, closed, y), method="paper")
     asked = (torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.ones(2, 1))
-    np.testing.assert_allclose(distances(uq, asked)["quiet"], [0.0, 25.0], rtol=1e-6)
+    # Two columns changed that were constant: each adds 100 times the number of columns.
+    np.testing.assert_allclose(distances(uq, asked)["quiet"], [0.0, 25.0 + 400.0], rtol=1e-6)
 
 
 def test_inputs_that_are_missing_where_none_were_are_novel():

@@ -73,9 +73,11 @@ class ReportNumbers:
         rounding: A bound on the relative error of variances from mixed precision.
         advice: What helps against uneven bars, if the advice for `LastLayerRigidity` does not
             apply; else empty.
-        novelty: If the fit recorded layers, the squared distance for each layer that 95 % of the
-            calibration rows stay below.
-        novelty_usual: The novelty that 99 % of those rows stay below.
+        novelty: If the fit recorded layers, the squared distance for each layer that is a novelty
+            of 1. 95 % of the calibration rows stay below it in every layer at once.
+        novelty_usual: A threshold for `p.novelty`: 1 % of new rows like the calibration rows
+            exceed it on average. With n < 99 calibration rows it is the largest of them, which one
+            new row in n + 1 exceeds.
         mismatch: A sentence that targets and inputs of the calibration rows do not seem to belong
             together; empty where they do.
         notices: Sentences that the caller of a calibration is to be warned with; not in files.
@@ -114,6 +116,15 @@ class ReportNumbers:
     novelty_usual: float = 0.0
     mismatch: str = ""
     notices: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def novel_share(self) -> float:
+        """The share of new rows like the calibration rows that exceed `novelty_usual` on average.
+
+        It is 1 %, or 1 / (n + 1) with n < 99 calibration rows.
+        """
+        count = self.used or self.rows or self.seen
+        return max(0.01, 1 / (count + 1))
 
     @property
     def ridge(self) -> float:

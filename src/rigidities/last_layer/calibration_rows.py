@@ -38,7 +38,7 @@ from .accumulation import Weighing
 from .distributed import Job
 from .error_bars import noise_variances
 from .merging import combined
-from .novelty.distance import upper, usual_distances
+from .novelty.distance import alarm_threshold, usual_distances
 from .novelty.novelty import Novelty
 
 MOST = 1 << 15
@@ -358,7 +358,7 @@ def _count_columns(reader: RowReader, rows: Rows | None) -> Tensor | None:
 
 
 def _usual_novelty(novelty: Novelty, rows: Rows) -> tuple[dict[str, float], float, list[str]]:
-    """The usual distance in each layer, the usual novelty, and remarks on rows."""
+    """The distance in each layer that is a novelty of 1, the alarm threshold, remarks on rows."""
     assert rows.distances is not None
     distances = rows.distances.double()  # (n, L)
     usual = usual_distances(distances)
@@ -373,7 +373,8 @@ def _usual_novelty(novelty: Novelty, rows: Rows) -> tuple[dict[str, float], floa
             "used to find its usual range."
         )
     by_layer = dict(zip(novelty.names, usual.tolist(), strict=True))
-    return by_layer, float(upper(finite, 0.99)) if len(finite) else 1.0, remarks
+    threshold = alarm_threshold(finite) if len(finite) else 1.0
+    return by_layer, threshold, remarks
 
 
 MISMATCHED = 3.0

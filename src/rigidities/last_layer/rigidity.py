@@ -564,9 +564,9 @@ class LastLayerRigidity(ModelWrapper):
             x: The inputs, or anything that `fit` accepts.
 
         Returns:
-            For each input and layer, a squared distance relative to the distance that 95 % of the
-            calibration rows stay below; also `largest`, the maximum over the layers, and `layer`,
-            the name of that layer.
+            For each input and layer, a squared distance relative to that which counts as a novelty
+            of 1; also `largest`, the maximum over the layers, which is below 1 for 95 % of the
+            calibration rows, and `layer`, the name of that layer.
 
         Raises:
             ValueError: The fit did not record the layers, or there were no held-out calibration

@@ -18,8 +18,8 @@ _SHOWN = 5
 class NoveltyScores:
     """How far the input of each layer lies from the layer's inputs in training.
 
-    Distances are relative to the distance that 95 % of the calibration rows stay below: 1 is
-    unusual, 10 is unlike anything that the layer got in training.
+    Distances are relative to those that 95 % of the calibration rows stay below in every layer at
+    once: 1 is unusual, 10 is unlike anything that the layer got in training.
 
     Attributes:
         by_layer: Relative distances, (N, L), one row per input and one column per layer.

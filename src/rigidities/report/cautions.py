@@ -248,20 +248,21 @@ def _novel(rows: TargetRows, calibration: CalibrationReport | None) -> Caution |
     """Whether more rows than chance allows are novel to some layer of the network."""
     if calibration is None or rows.novelty is None:
         return None
-    limit = calibration.novelty_usual  # one calibration row in a hundred is above it
+    limit = calibration.novelty_usual
     if not limit:
         return None
     is_novel = rows.novelty > limit
     count = int(is_novel.sum())
-    expected = 0.01 * len(rows)
-    # Both these rows and the calibration rows, whose upper hundredth sets the limit, are random.
+    expected = calibration.novel_share * len(rows)
+    # Both these rows and the calibration rows, of which the most novel set the limit, are random.
     chance = math.sqrt(expected * (1 + len(rows) / max(1, calibration.rows)))
     if count < expected + 3 * chance + 1:
         return None
     rms_error = float(rows.scored.error[is_novel].square().mean().sqrt())
     return Caution(
         f"{_count_and_share(count, rows)} are novel to some layer of the network: their novelty "
-        f"is above {number(limit)}, as for only 1 % of the calibration rows. Their errors are "
+        f"is above {number(limit)}, as for only {100 * calibration.novel_share:.2g} % of rows like "
+        "those of the calibration. Their errors are "
         f"{number(rms_error)} bars (RMS). uq.novelty(x) names the layers."
     )
 

@@ -59,7 +59,8 @@ class Novelty:
         # What entered in the latest batches, (R, columns) for each batch and layer.
         self._waiting: list[list[Tensor]] = []
         self._waiting_bytes = 0
-        self._distances: dict[torch.dtype, list[LayerDistance]] = {}  # made when needed
+        # Made when needed, by the precision of the model and that of autocast.
+        self._distances: dict[tuple[torch.dtype, torch.dtype], list[LayerDistance]] = {}
 
     @classmethod
     def begin(cls, readout: AnyReadout, batch: Batch) -> Novelty:
@@ -175,7 +176,7 @@ class Novelty:
             ValueError: It is not known which rows of a layer belong to which sample, or NaN or
                 infinity has entered a layer in training.
         """
-        layer_distances = self._layer_distances(readout.placement[1])
+        layer_distances = self._layer_distances(*readout.placement)
         reading, rows_by_layer = read_with_layers(readout, self.layers, batch)
         samples = reading.output.shape[0]
         owners: Tensor | None = None  # asked for where a layer needs them
@@ -213,17 +214,24 @@ class Novelty:
                     "readout's features are finite. Clean the data, or fit without novelty=True."
                 )
 
-    def _layer_distances(self, model_dtype: torch.dtype) -> list[LayerDistance]:
-        """The distance of each layer, in the precision of a model."""
+    def _layer_distances(
+        self, device: torch.device, model_dtype: torch.dtype
+    ) -> list[LayerDistance]:
+        """The distance of each layer, for a model of a precision on a device."""
         # Inputs of a half-precision model's layers are watched in single precision.
         dtype = torch.float64 if model_dtype == torch.float64 else torch.float32
-        if dtype not in self._distances:
+        computed_in = model_dtype
+        if torch.is_autocast_enabled(device.type):
+            computed_in = torch.get_autocast_dtype(device.type)
+        key = (model_dtype, computed_in)
+        if key not in self._distances:
             self.require_finite()
             distances = []
             for layer, gram in zip(self.layers, self.grams, strict=True):
-                distances.append(LayerDistance.of(layer, gram, dtype))
-            self._distances[dtype] = distances  # two threads at once make the same
-        return self._distances[dtype]
+                layer_computed_in = model_dtype if layer.is_input else computed_in
+                distances.append(LayerDistance.of(layer, gram, dtype, layer_computed_in))
+            self._distances[key] = distances  # two threads at once make the same
+        return self._distances[key]
 
     # --- copies and files ------------------------------------------------------------------------
 
