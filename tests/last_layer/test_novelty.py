@@ -1002,10 +1002,12 @@ def test_files_are_merged_without_a_model(tmp_path):
 def test_a_layer_costs_a_handful_of_operations():
     """Those of an answer with novelty beyond one without, a layer: a count that is told."""
 
-    def more(hidden):
+    def more(hidden, constant=False):
         """Operations that novelty adds for a net of some hidden layers."""
         between = [part for _ in range(hidden) for part in (nn.Linear(3, 3), nn.Tanh())]
         model, x, y = nn.Sequential(*between, nn.Linear(3, 1)), torch.randn(300, 3), torch.ones(300)
+        if constant:  # an input
+            x[:, 0] = 1.0
         names = []
         for watching in (True, False):
             uq = rg.LastLayerRigidity(model).fit(x[:200], y[:200], novelty=watching)
@@ -1020,6 +1022,7 @@ def test_a_layer_costs_a_handful_of_operations():
     assert more(2) - more(1) in (OPERATIONS, OPERATIONS + 1)  # PyTorch 2.4 takes one more
     page = Path("docs/speed.md").read_text(encoding="utf-8")
     assert f"{OPERATIONS} more operations per layer" in page
+    assert f"and {more(2, constant=True) - more(2)} more where an" in page
 
 
 def test_a_calibration_of_which_many_rows_lack_a_number_says_so():
