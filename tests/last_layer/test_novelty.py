@@ -858,10 +858,12 @@ def test_one_new_row_in_a_hundred_is_above_the_threshold_or_one_in_n_plus_one(ro
         assert above == (rows + 1) // 100  # at most 1 %, and as near to it as can be
 
 
-def test_few_calibration_rows_raise_as_many_false_alarms_as_the_report_says():
+@pytest.mark.parametrize(("hidden", "most"), [(0, 1 / 21), (2, 0.06)])
+def test_few_calibration_rows_raise_as_many_false_alarms_as_the_report_says(hidden, most):
     """Those of 20 rows, averaged over 100 calibrations."""
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(4400, 3)
+    layers = [part for _ in range(hidden) for part in (nn.Linear(3, 3), nn.Tanh())]
+    model, x = nn.Sequential(*layers, nn.Linear(3, 1)), torch.randn(4400, 3)
     y = x[:, :1] + 0.1 * torch.randn(4400, 1)
     uq = rg.LastLayerRigidity(model).fit(x[:400], y[:400], novelty=True)
     shares = []
@@ -871,8 +873,9 @@ def test_few_calibration_rows_raise_as_many_false_alarms_as_the_report_says():
         above = uq.novelty(x[2400:]).largest > report.novelty_usual
         shares.append(float(above.double().mean()))
     assert report.novel_share == 1 / 21
-    assert "4.8 % of new rows like these are above" in str(report)
-    assert abs(np.mean(shares) - 1 / 21) < 4 * np.std(shares) / math.sqrt(len(shares))
+    assert "about 4.8 % of new rows like these are above" in str(report)
+    chance = 4 * np.std(shares) / math.sqrt(len(shares))
+    assert 1 / 21 - chance < np.mean(shares) < most + chance
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -75,9 +75,9 @@ class ReportNumbers:
             apply; else empty.
         novelty: If the fit recorded layers, the squared distance for each layer that is a novelty
             of 1. 95 % of the calibration rows stay below it in every layer at once.
-        novelty_usual: A threshold for `p.novelty`: 1 % of new rows like the calibration rows
-            exceed it on average. With n < 99 calibration rows it is the largest of them, which one
-            new row in n + 1 exceeds.
+        novelty_usual: A threshold for `p.novelty`: about 1 % of new rows like the calibration rows
+            exceed it. With n < 99 calibration rows it is the largest of them, which about one new
+            row in n + 1 exceeds.
         mismatch: A sentence that targets and inputs of the calibration rows do not seem to belong
             together; empty where they do.
         notices: Sentences that the caller of a calibration is to be warned with; not in files.
@@ -119,9 +119,11 @@ class ReportNumbers:
 
     @property
     def novel_share(self) -> float:
-        """The share of new rows like the calibration rows that exceed `novelty_usual` on average.
+        """About the share of new rows like the calibration rows that exceed `novelty_usual`.
 
-        It is 1 %, or 1 / (n + 1) with n < 99 calibration rows.
+        It is 1 %, or 1 / (n + 1) with n < 99 calibration rows. With one layer this is the mean over
+        calibrations. With several it is a little more (5 to 6 % instead of 4.8 % for n = 20), since
+        the same rows set the unit of each layer.
         """
         count = self.used or self.rows or self.seen
         return max(0.01, 1 / (count + 1))

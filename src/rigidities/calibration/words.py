@@ -517,8 +517,8 @@ def _novelty_line(report: ReportNumbers) -> list[str]:
         return []
     layers = "1 layer" if len(report.novelty) == 1 else f"{len(report.novelty)} layers"
     return [
-        f"  novelty         {layers} watched; {100 * report.novel_share:.2g} % of new rows like "
-        f"these are above {report.novelty_usual:.2f}"
+        f"  novelty         {layers} watched; about {100 * report.novel_share:.2g} % of new rows "
+        f"like these are above {report.novelty_usual:.2f}"
     ]
 
 
