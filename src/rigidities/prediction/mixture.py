@@ -263,7 +263,7 @@ class Components(NamedTuple):
                 leave it or hardly be shorter than the last.
         """
         # Levels above 1/2 are those of -z below it, where probabilities keep their digits.
-        sign = torch.where(level > 0.5, -1.0, 1.0)
+        sign = 1 - 2 * (level > 0.5).to(F64)
         distance = torch.minimum(level, 1 - level)
         # Densities at levels below 1e-200 would underflow.
         tail = distance.clamp(min=1e-200)
@@ -394,18 +394,24 @@ class Mixture(Distribution):
         `Components.quantile_in_graph` is the form of it for graphs.
         """
         p = level.to(F64)
-        p, _ = torch.broadcast_tensors(p, self.logit[..., 0])
+        p = p.expand((p + self.logit[..., 0]).shape)
         flat_level = p.reshape(-1)
         components = self._components.flat(p)
         # Few entries at once, so that on a CPU their intermediate values stay in its cache.
         entries_at_once = 1 << (12 if p.device.type == "cpu" else 20)
-        quantiles = []
-        for start in range(0, len(flat_level), entries_at_once):
-            entries = slice(start, start + entries_at_once)
-            quantiles.append(_converged(components.of_entries(entries), flat_level[entries]))
-        if not quantiles:
-            return p.to(_result_dtype(level))
-        return torch.cat(quantiles).reshape(p.shape).to(_result_dtype(level))
+        quantiles = torch.empty_like(flat_level)
+        remaining = torch.arange(len(flat_level), device=p.device)
+        # Most entries need five steps. Only those that need more take more.
+        for steps in (5, 10, 40, 160):
+            unfinished = []
+            for entries in remaining.split(entries_at_once):
+                search = components.of_entries(entries).quantile_search(flat_level[entries], steps)
+                quantiles[entries], has_converged = search
+                unfinished.append(entries[~has_converged])
+            remaining = torch.cat(unfinished)
+            if len(remaining) == 0:
+                break
+        return quantiles.reshape(p.shape).to(_result_dtype(level))
 
     def sample(self, like: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
         """A component for each draw, then one of its own draws, exactly."""
@@ -452,7 +458,7 @@ class Mixture(Distribution):
             components = self._components.flat(self.logit[..., 0])
             shape = self.logit.shape[:-1]
         else:
-            z, _ = torch.broadcast_tensors(z, self.logit[..., 0])
+            z = z.expand((z + self.logit[..., 0]).shape)
             components = self._components.flat(z)
             shape = z.shape
             z = z.reshape(-1)
@@ -475,16 +481,3 @@ class Mixture(Distribution):
             weights = share[first] * share[second]  # (pairs, rows)
             totals.append((weights * integrals.reshape(weights.shape)).sum(0))
         return torch.cat(totals).reshape(shape)
-
-
-def _converged(components: Components, level: Tensor) -> Tensor:
-    """Quantiles of n entries (n,), with as many steps as each of them needs."""
-    x, has_converged = components.quantile_search(level, 5)
-    for steps in (10, 40, 160):
-        remaining = (~has_converged).nonzero()[:, 0]
-        if len(remaining) == 0:
-            break
-        found, now = components.of_entries(remaining).quantile_search(level[remaining], steps)
-        x[remaining] = found
-        has_converged[remaining] = now
-    return x
