@@ -59,7 +59,7 @@ def _cdf(z: Tensor) -> Tensor:
 def _from_tail_share(z: Tensor, u: Tensor) -> Tensor:
     """The distribution function F at z, from the u of -|z|."""
     tail = u.square() * (3 - u) / 4
-    # The tail below zero and one less the tail above it; `torch.where` takes five times as long.
+    # This is the tail below zero and one minus the tail above it. `torch.where` takes longer.
     sign = z.sign()
     return (0.5 + 0.5 * sign) - sign * tail
 
@@ -404,7 +404,7 @@ class Mixture(Distribution):
         # Most entries need five steps. Only those that need more take more.
         for steps in (5, 10, 40, 160):
             unfinished = []
-            for entries in remaining.split(entries_at_once):
+            for entries in torch.split(remaining, entries_at_once):
                 search = components.of_entries(entries).quantile_search(flat_level[entries], steps)
                 quantiles[entries], has_converged = search
                 unfinished.append(entries[~has_converged])
