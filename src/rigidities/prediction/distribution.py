@@ -389,8 +389,27 @@ class StudentT(Distribution):
         return torch.where((p >= 0) & (p <= 1), z, math.nan).to(_result_dtype(level))
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
-        """The shortfall of a tilted distribution whose tilt is zero."""
-        return Tilted(self.df).shortfall(z, draws)
+        r"""$z F + h$; of two draws $z F^2 + 2 F h - 2 \int_{-\infty}^z h f$.
+
+        Here $h = f (\nu + z^2) / (\nu - 1)$, whose derivative is $-z f$. As $h f$ falls with
+        $(1 + z^2/\nu)^{-\nu}$, the last integral is a multiple of the distribution function
+        of Student's t with $2 \nu - 1$ degrees of freedom.
+        """
+        x, df = self._in_double(z)
+        tail = _tail(x.abs(), df)
+        below = torch.where(x > 0, 1 - tail, tail)
+        log_peak = _log_gamma_step(df / 2) - 0.5 * (math.pi * df).log()
+        log_h = log_peak - (df - 1) / 2 * torch.log1p(x.square() / df)
+        h = df / (df - 1) * log_h.exp()
+        if draws == 1:
+            return (x * below + h).to(_result_dtype(z))
+        sharper = 2 * df - 1
+        log_sharper_peak = _log_gamma_step(sharper / 2) - 0.5 * (math.pi * df).log()
+        whole = df / (df - 1) * (2 * log_peak - log_sharper_peak).exp()
+        sharper_tail = _tail((sharper / df).sqrt() * x.abs(), sharper)
+        sharper_below = torch.where(x > 0, 1 - sharper_tail, sharper_tail)
+        integral = below * (x * below + 2 * h) - 2 * whole * sharper_below
+        return integral.to(_result_dtype(z))
 
     def sample(self, like: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
         r"""$\sqrt{\nu (U^{-2/\nu} - 1)} \cos 2\pi V$ of uniform U and V (Bailey), exact."""
