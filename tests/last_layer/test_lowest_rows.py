@@ -144,9 +144,13 @@ def test_rows_that_were_never_held_are_passed_over():
 
 
 def test_wide_rows_are_fewer(monkeypatch):
-    monkeypatch.setattr(row_sketch, "MOST_NUMBERS", 3 * 5 + 2)
+    # Features, mean, residual, weight, count of the bias; hash and count.
+    bytes_per_row = 3 * 4 + 4 + 8 + 8 + 8 + 16
+    monkeypatch.setattr(row_sketch, "MOST_BYTES", 6 * bytes_per_row)
     block = block_of(torch.arange(3))
+    # Room for an eighth more, which may wait after a pass.
     assert KeptRows.begin(block, 12, NO_LIMIT).size == 5
+    assert KeptRows.begin(block, 3, NO_LIMIT).size == 3
     assert KeptRows.begin(block, 0, NO_LIMIT) is None
 
 
@@ -182,8 +186,10 @@ def test_a_copy_goes_its_own_way():
 
 def test_rows_with_and_without_sample_weights_do_not_mix():
     sample = sample_of([5, 6], 9)
-    add(sample, [1], weighted=True)
-    refused("with and without a sample weight", sample.settle)
+    refused("with and without a sample weight", add, sample, [1], weighted=True)
+    weighted = KeptRows(9)
+    add(weighted, [1], weighted=True)
+    refused("with and without a sample weight", sample.merge, weighted)
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, True, None, "8"])

@@ -12,7 +12,10 @@ from tests.support.zoo_fits import fitted_to
 
 
 def sample_of(uq):
-    return uq._fit.require_state().statistics.kept_rows
+    sample = uq._fit.require_state().statistics.kept_rows
+    if sample is not None:
+        sample.settle()
+    return sample
 
 
 def fitted(net, train=None, batch_size=None, **options):
