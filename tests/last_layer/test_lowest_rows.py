@@ -154,6 +154,70 @@ def test_wide_rows_are_fewer(monkeypatch):
     assert KeptRows.begin(block, 0, NO_LIMIT) is None
 
 
+def test_a_known_number_of_rows_spares_copies_and_changes_no_row():
+    hashes = torch.randint(0, NO_LIMIT, (5000,), generator=torch.Generator().manual_seed(0))
+    without = sample_of(hashes.tolist(), 64, batch=100)
+    samples = []
+    for order in (hashes, hashes.flip(0), hashes.sort().values):
+        sample = KeptRows(64)
+        copied = 0
+        for rows in order.split(100):
+            before = sample._waiting_rows
+            sample.expect(5000, rows)
+            add(sample, rows.tolist())
+            copied += max(0, sample._waiting_rows - before)
+        sample.settle()
+        assert copied < 1000
+        samples.append(sample)
+    for sample in samples:
+        assert torch.equal(sample.hashes, without.hashes) and sample.limit == without.limit
+        assert torch.equal(sample.columns["features"], without.columns["features"])
+
+
+@pytest.mark.parametrize(("distinct", "kept"), [(20, 20), (2000, 51)])
+def test_copies_of_rows_leave_the_same_rows_in_any_order(distinct, kept):
+    """Twenty distinct rows are all kept, and of many a fixed share, whatever comes first."""
+    generator = torch.Generator().manual_seed(1)
+    some = torch.randint(0, NO_LIMIT, (distinct,), generator=generator)
+    copies = some.repeat(6000 // distinct)
+    shuffled = copies[torch.randperm(len(copies), generator=generator)]
+    samples = []
+    for order in (copies, copies.sort().values, shuffled):
+        for batch in (13, 500):
+            sample = KeptRows(2000)
+            for rows in order.split(batch):
+                sample.expect(len(copies), rows)
+                add(sample, rows.tolist())
+            sample.settle()
+            samples.append(sample)
+    for sample in samples:
+        assert torch.equal(sample.hashes, samples[0].hashes)
+        assert torch.equal(sample.counts, samples[0].counts)
+    assert len(samples[0].hashes) >= kept
+
+
+def test_few_copies_are_taken_of_each_row_where_there_are_too_many():
+    hashes = torch.randint(0, NO_LIMIT, (40,), generator=torch.Generator().manual_seed(2))
+    sample = sample_of(hashes.repeat(50).tolist(), 100, batch=200)
+    assert len(sample.rows["mean"]) == 2000
+    rows = sample.at_most(400)["mean"]
+    copies = torch.unique(rows, return_counts=True)[1]
+    assert len(copies) == 40 and set(copies.tolist()) <= {10, 11} and len(rows) <= 440
+
+
+def test_sorting_waits_until_rows_are_read():
+    sample = KeptRows(100)
+    add(sample, [5, 3, 9])
+    sample.compact()
+    assert sample._waiting_rows == 3
+    assert sample.rows["mean"].reshape(-1).tolist() == [4, 6, 10]
+    full = KeptRows(8)
+    add(full, list(range(8)))
+    add(full, list(range(100, 102)))
+    full.compact()
+    assert full._waiting_rows == 0 and full.hashes.tolist() == list(range(8))
+
+
 def test_rows_are_copied_when_they_come_in():
     sample = KeptRows()
     add(sample, [2, 1]).reading.bare_features.zero_()
