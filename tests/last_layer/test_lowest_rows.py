@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rigidities as rg
+from rigidities.calibration.rows import fewer_copies
 from rigidities.data.hashes import NO_LIMIT, output_hashes
 from rigidities.data.output_layout import OutputLayout
 from rigidities.readout.reading import Reading
@@ -200,7 +201,7 @@ def test_few_copies_are_taken_of_each_row_where_there_are_too_many():
     hashes = torch.randint(0, NO_LIMIT, (40,), generator=torch.Generator().manual_seed(2))
     sample = sample_of(hashes.repeat(50).tolist(), 100, batch=200)
     assert len(sample.rows["mean"]) == 2000
-    rows = sample.at_most(400)["mean"]
+    rows = sample.repeated(fewer_copies(sample.hashes, sample.counts, 400))["mean"]
     copies = torch.unique(rows, return_counts=True)[1]
     assert len(copies) == 40 and set(copies.tolist()) <= {10, 11} and len(rows) <= 440
 

@@ -28,7 +28,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..data.hashes import fewer_copies, hash_positions
 from ..prediction.guards import unfamiliarity
 from .ignorance import IgnorantForecast
 from .methods import Support
@@ -468,6 +467,24 @@ def golden_positions(first: int, count: int, device: torch.device) -> Tensor:
     return (numbers * _GOLDEN) % 1
 
 
+def fewer_copies(hashes: Tensor, counts: Tensor, most: int) -> Tensor:
+    """How many copies of each distinct row to take, so that there are about `most` rows, (n,).
+
+    Every row's copies become fewer by the same factor, rounded up or down by its hash.
+
+    Args:
+        hashes: The hashes of the distinct rows, (n,).
+        counts: How many copies there are of each, (n,).
+        most: How many rows there may be.
+    """
+    total = int(counts.sum())
+    if total <= most:
+        return counts
+    # The low bits: rows may have been chosen by the high ones.
+    rounding = (hashes & 0xFFFFFFFF).to(torch.float64) / 2**32
+    return (counts * (most / total) + rounding).floor().to(torch.int64)
+
+
 Table = dict[str, Tensor]
 """Some rows, by column: the tensors of `Rows`, and for thinning each row's hash and position."""
 
@@ -559,7 +576,7 @@ class RowCollector:
             position = golden_positions(self._rows, len(error), error.device)
             hashes = torch.zeros_like(position, dtype=torch.int64)
         else:
-            position = hash_positions(hashes)
+            position = hashes.to(torch.float64) / 2**63  # hashes are evenly spread
         number = torch.arange(self._rows, self._rows + len(error), device=error.device)
         self._rows += len(error)
         columns = {

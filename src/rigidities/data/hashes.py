@@ -150,29 +150,6 @@ def output_hashes(hashes: Tensor, rows: int, sample_weight: Tensor | None) -> Te
     return hashes ^ (weight_hashes >> 39)
 
 
-def fewer_copies(hashes: Tensor, counts: Tensor, most: int) -> Tensor:
-    """How many copies of each distinct row to take, so that there are about `most` rows, (n,).
-
-    Every row's copies become fewer by the same factor, rounded up or down by its hash.
-
-    Args:
-        hashes: The hashes of the distinct rows, (n,).
-        counts: How many copies there are of each, (n,).
-        most: How many rows there may be.
-    """
-    total = int(counts.sum())
-    if total <= most:
-        return counts
-    # The low bits: rows may have been chosen by the high ones.
-    rounding = (hashes & 0xFFFFFFFF).to(torch.float64) / 2**32
-    return (counts * (most / total) + rounding).floor().to(torch.int64)
-
-
-def hash_positions(hashes: Tensor) -> Tensor:
-    """Hashes as positions of rows in [0, 1], which are spread evenly over distinct rows."""
-    return hashes.to(torch.float64) / 2**63
-
-
 def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
     """A number from N(0, 1) for each pair of a row's hash and a key; a pair's never changes.
 

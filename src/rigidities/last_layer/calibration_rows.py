@@ -25,7 +25,7 @@ from ..calibration.full import fit_full
 from ..calibration.methods import Full, Method, NoiseFunction, Support
 from ..calibration.paper import Evidence, fit_paper
 from ..calibration.report import CalibrationReport
-from ..calibration.rows import RowCollector, Rows, require_within
+from ..calibration.rows import RowCollector, Rows, fewer_copies, require_within
 from ..data.batches import Batch
 from ..data.hashes import output_hashes
 from ..data.sources import TARGET_KEYS
@@ -197,7 +197,8 @@ class RowReader:
         sample.settle()
         if not len(sample.hashes):
             return None
-        columns = sample.at_most(MOST_KEPT)  # each row as often as it came
+        # Each row as often as it came, or fewer copies of each.
+        columns = sample.repeated(fewer_copies(sample.hashes, sample.counts, MOST_KEPT))
         features = columns["features"]
         weight = columns["weight"]
         units = self.statistics.gram_sums.units

@@ -15,15 +15,15 @@ a sample may have several.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..data.hashes import NO_LIMIT, fewer_copies
+from ..data.hashes import NO_LIMIT
 from ..data.storage import prefixed, unprefixed
-from ..models.threads import Lock
 from ..readout.reading import responses
 from .block import Block
 
@@ -41,6 +41,9 @@ _SPARE = 1 / 8
 
 _MOST_PIECES = 1024
 """The most pieces that may wait: rows that come one by one take far more memory than they need."""
+
+_SETTLING = threading.RLock()
+"""Held while kept rows are sorted: several threads may be the first to read those of a fit."""
 
 Table = dict[str, Tensor]
 """What goes with the hashes of rows, by name, each (n, ...)."""
@@ -398,8 +401,6 @@ class KeptRows(RowSketch):
 
     def __init__(self, size: int | None = None, limit: int = NO_LIMIT) -> None:
         super().__init__(size, limit)
-        # Several threads may be the first to read the rows of a fit.
-        self._settling = Lock()
         # Distinct hashes below the limit that is expected to be enough, until they are many.
         self._low_hashes = torch.empty(0, dtype=torch.int64)
 
@@ -431,15 +432,10 @@ class KeptRows(RowSketch):
     def rows(self) -> Table:
         """The columns with each row as often as it came, by hash; there must be rows."""
         self.settle()
-        return self._repeated(self.counts)
+        return self.repeated(self.counts)
 
-    def at_most(self, most: int) -> Table:
-        """The same, with fewer copies of each row where there would be more rows than `most`."""
-        self.settle()
-        return self._repeated(fewer_copies(self.hashes, self.counts, most))
-
-    def _repeated(self, counts: Tensor) -> Table:
-        """The columns with each row as often as `counts` say."""
+    def repeated(self, counts: Tensor) -> Table:
+        """The columns of settled rows with each as often as `counts` (n,) say, by hash."""
         columns = {}
         repeats = bool((counts != 1).any())
         for name, column in self.columns.items():
@@ -448,7 +444,7 @@ class KeptRows(RowSketch):
 
     def settle(self) -> None:
         """Sort in the rows that wait; any number of threads may call it."""
-        with self._settling:
+        with _SETTLING:
             super().settle()
 
     def compact(self) -> None:
