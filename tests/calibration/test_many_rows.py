@@ -8,6 +8,8 @@ import rigidities as rg
 from rigidities.calibration import paper
 from rigidities.calibration import rows as tables
 from rigidities.calibration.methods import Paper
+from rigidities.data.hashes import row_hashes
+from rigidities.last_layer import calibration_rows
 from rigidities.statistics.row_sketch import RowSketch
 
 F64 = torch.float64
@@ -41,6 +43,53 @@ def test_rows_are_thinned_evenly_and_in_step_with_no_period(monkeypatch, largest
     assert float(gaps.max()) <= 3 * float(gaps.mean())
     for period in (2, 4, 8):  # of outputs, say: none is left out, as every other row would do
         assert len(set((kept % period).tolist())) == period
+
+
+def by_hash(values, hashes, batch, parts=1):
+    """The rows left of those whose every column is their value, by value."""
+    collectors = []
+    for part, part_hashes in zip(values.chunk(parts), hashes.chunk(parts), strict=True):
+        collector = tables.RowCollector(sketch=RowSketch())
+        for rows, known in zip(part.split(batch), part_hashes.split(batch), strict=True):
+            column = rows[:, None]
+            collector.add(column, column, column.expand(-1, 4), hashes=known)
+        collectors.append(collector)
+    for other in collectors[1:]:
+        collectors[0].merge(other)
+    found = collectors[0].table(to_fit=False)
+    assert torch.equal(torch.cat(found.power)[:, 0, 0], found.error[:, 0])
+    assert found.count == len(values)
+    return found.error[:, 0].sort().values
+
+
+@pytest.mark.parametrize("copies", [1, 7, 300])
+def test_which_rows_are_left_does_not_depend_on_order_batches_or_processes(monkeypatch, copies):
+    monkeypatch.setattr(tables, "ROWS", 200)
+    monkeypatch.setattr(tables, "_BATCHES", 3)
+    distinct = 2100 // copies
+    index = torch.arange(distinct, dtype=F64)
+    hashes = row_hashes([index], distinct)
+    index, hashes = index.repeat(copies), hashes.repeat(copies)
+    expected = by_hash(index, hashes, 2100)
+    # Distinct rows are not thinned while there are few, whatever the number of their copies.
+    assert len(expected.unique()) == distinct if distinct < 200 else len(expected) > 80
+    assert len(expected) <= 220
+    for seed, batch, parts in [(0, 1, 1), (1, 50, 1), (2, 300, 1), (3, 20, 3)]:
+        order = torch.randperm(len(index), generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(by_hash(index[order], hashes[order], batch, parts), expected)
+
+
+@pytest.mark.parametrize("method", ["full", "paper"])
+def test_calibration_is_that_of_the_same_rows_in_any_order(monkeypatch, method):
+    monkeypatch.setattr(tables, "ROWS", 1000)
+    monkeypatch.setattr(calibration_rows, "MOST", 1000)
+    uq, (x, y) = uq_and_rows()
+    report = uq.calibrate((x, y), method=method).calibration_report
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    uq.batch_size = 70
+    other = uq.calibrate((x[order], y[order]), method=method).calibration_report
+    assert report.used == other.used < report.rows == other.rows
+    torch.testing.assert_close(report.scale, other.scale, rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("noise", ["none", "constant", "bayes"])
@@ -91,7 +140,7 @@ def test_the_report_tells_how_many_rows_were_used(monkeypatch):
     assert whole.used == whole.rows == 3950 and "of them used" not in str(whole)
     monkeypatch.setattr(tables, "ROWS", 1000)
     some = uq.calibrate(rows, method="paper").calibration_report
-    assert some.rows == 3950 and 900 < some.used <= 1000
+    assert some.rows == 3950 and 400 < some.used <= 1000
     assert f"on 3950 validation rows ({some.used} of them used), method" in str(some)
     torch.testing.assert_close(some.scale, whole.scale, rtol=0.1, atol=0)
 

@@ -145,3 +145,37 @@ def test_held_rows_are_all_where_every_row_was_seen():
     joined = rows.followed_by(seen)
     assert len(joined.held_out) == 5
     assert len(joined.reference) == 10  # fewer than twenty seen rows fix no units
+
+
+def test_rows_come_in_an_order_of_their_own():
+    """Last bits of predictions move no row, and equal targets go by their predictions."""
+    target = torch.cat([normal(40), torch.full((20,), 0.3, dtype=F64)]).float().double()
+    mean = normal(60, seed=1)
+    q = normal(60, seed=2).square()
+
+    def ordered(order, noise):
+        means = mean[order] * (1 + 1e-15 * noise)
+        features = q[order, None]
+        seen = torch.zeros(60, dtype=torch.bool)
+        view = target_view(target[order] - means, q[order], means, features, q[order], seen)
+        return view.in_order()
+
+    expected = ordered(torch.arange(60), torch.zeros(60))
+    close(expected.target, target.sort().values)
+    equal = (expected.target - 0.3).abs() < 1e-6
+    assert int(equal.sum()) == 20
+    assert bool((expected.mean[equal].diff() > 0).all())
+    assert torch.equal(expected.features[:, 0], expected.q)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(60, generator=generator)
+        found = ordered(order, torch.randn(60, dtype=F64, generator=generator))
+        assert torch.equal(found.q, expected.q)
+
+
+def test_rows_whose_target_is_not_known_come_last_in_order_of_their_predictions():
+    ones = torch.ones(4, dtype=F64)
+    mean = torch.tensor([3.0, 1.0, 2.0, 0.0], dtype=F64)
+    view = target_view(ones, ones, mean, ones[:, None], ones, ones > 0)
+    view = replace(view, target=torch.tensor([torch.nan, torch.nan, 5.0, 4.0], dtype=F64))
+    assert view.in_order().mean.tolist() == [0, 2, 1, 3]

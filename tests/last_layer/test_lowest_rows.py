@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rigidities as rg
+from rigidities.calibration.rows import fewer_copies
 from rigidities.data.hashes import NO_LIMIT, output_hashes
 from rigidities.data.output_layout import OutputLayout
 from rigidities.readout.reading import Reading
@@ -144,10 +145,78 @@ def test_rows_that_were_never_held_are_passed_over():
 
 
 def test_wide_rows_are_fewer(monkeypatch):
-    monkeypatch.setattr(row_sketch, "MOST_NUMBERS", 3 * 5 + 2)
+    # Features, mean, residual, weight, count of the bias; hash and count.
+    bytes_per_row = 3 * 4 + 4 + 8 + 8 + 8 + 16
+    monkeypatch.setattr(row_sketch, "MOST_BYTES", 6 * bytes_per_row)
     block = block_of(torch.arange(3))
+    # Room for an eighth more, which may wait after a pass.
     assert KeptRows.begin(block, 12, NO_LIMIT).size == 5
+    assert KeptRows.begin(block, 3, NO_LIMIT).size == 3
     assert KeptRows.begin(block, 0, NO_LIMIT) is None
+
+
+def test_a_known_number_of_rows_spares_copies_and_changes_no_row():
+    hashes = torch.randint(0, NO_LIMIT, (5000,), generator=torch.Generator().manual_seed(0))
+    without = sample_of(hashes.tolist(), 64, batch=100)
+    samples = []
+    for order in (hashes, hashes.flip(0), hashes.sort().values):
+        sample = KeptRows(64)
+        copied = 0
+        for rows in order.split(100):
+            before = sample._waiting_rows
+            sample.expect(5000, rows)
+            add(sample, rows.tolist())
+            copied += max(0, sample._waiting_rows - before)
+        sample.settle()
+        assert copied < 1000
+        samples.append(sample)
+    for sample in samples:
+        assert torch.equal(sample.hashes, without.hashes) and sample.limit == without.limit
+        assert torch.equal(sample.columns["features"], without.columns["features"])
+
+
+@pytest.mark.parametrize(("distinct", "kept"), [(20, 20), (2000, 51)])
+def test_copies_of_rows_leave_the_same_rows_in_any_order(distinct, kept):
+    """Twenty distinct rows are all kept, and of many a fixed share, whatever comes first."""
+    generator = torch.Generator().manual_seed(1)
+    some = torch.randint(0, NO_LIMIT, (distinct,), generator=generator)
+    copies = some.repeat(6000 // distinct)
+    shuffled = copies[torch.randperm(len(copies), generator=generator)]
+    samples = []
+    for order in (copies, copies.sort().values, shuffled):
+        for batch in (13, 500):
+            sample = KeptRows(2000)
+            for rows in order.split(batch):
+                sample.expect(len(copies), rows)
+                add(sample, rows.tolist())
+            sample.settle()
+            samples.append(sample)
+    for sample in samples:
+        assert torch.equal(sample.hashes, samples[0].hashes)
+        assert torch.equal(sample.counts, samples[0].counts)
+    assert len(samples[0].hashes) >= kept
+
+
+def test_few_copies_are_taken_of_each_row_where_there_are_too_many():
+    hashes = torch.randint(0, NO_LIMIT, (40,), generator=torch.Generator().manual_seed(2))
+    sample = sample_of(hashes.repeat(50).tolist(), 100, batch=200)
+    assert len(sample.rows["mean"]) == 2000
+    rows = sample.repeated(fewer_copies(sample.hashes, sample.counts, 400))["mean"]
+    copies = torch.unique(rows, return_counts=True)[1]
+    assert len(copies) == 40 and set(copies.tolist()) <= {10, 11} and len(rows) <= 440
+
+
+def test_sorting_waits_until_rows_are_read():
+    sample = KeptRows(100)
+    add(sample, [5, 3, 9])
+    sample.compact()
+    assert sample._waiting_rows == 3
+    assert sample.rows["mean"].reshape(-1).tolist() == [4, 6, 10]
+    full = KeptRows(8)
+    add(full, list(range(8)))
+    add(full, list(range(100, 102)))
+    full.compact()
+    assert full._waiting_rows == 0 and full.hashes.tolist() == list(range(8))
 
 
 def test_rows_are_copied_when_they_come_in():
@@ -182,8 +251,10 @@ def test_a_copy_goes_its_own_way():
 
 def test_rows_with_and_without_sample_weights_do_not_mix():
     sample = sample_of([5, 6], 9)
-    add(sample, [1], weighted=True)
-    refused("with and without a sample weight", sample.settle)
+    refused("with and without a sample weight", add, sample, [1], weighted=True)
+    weighted = KeptRows(9)
+    add(weighted, [1], weighted=True)
+    refused("with and without a sample weight", sample.merge, weighted)
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, True, None, "8"])

@@ -1,10 +1,13 @@
 """The rows that a fit keeps: those it has seen, with their features, residuals and weights."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 
 import rigidities as rg
+from rigidities.statistics import row_sketch
 from tests.support import zoo
 from tests.support.nets import Net
 from tests.support.refusals import refused
@@ -12,7 +15,10 @@ from tests.support.zoo_fits import fitted_to
 
 
 def sample_of(uq):
-    return uq._fit.require_state().statistics.kept_rows
+    sample = uq._fit.require_state().statistics.kept_rows
+    if sample is not None:
+        sample.settle()
+    return sample
 
 
 def fitted(net, train=None, batch_size=None, **options):
@@ -57,6 +63,56 @@ def test_order_and_batches_do_not_change_what_a_fit_keeps(net, batch_size):
     other = sample_of(fitted(net, (x[order], y[order]), keep_rows=40, batch_size=batch_size))
     assert len(one.hashes) == 40
     same(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_kept_rows_have_the_same_bits_in_any_order_and_batches():
+    """Whole numbers make the features exact, so that batches cannot round differently."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)).requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randint(-3, 4, parameter.shape, generator=generator).float())
+    x = torch.randint(-99, 100, (1000, 4), generator=generator).float()
+    y = torch.randint(-99, 100, (1000, 1), generator=generator).float()
+    order = torch.randperm(1000, generator=generator)
+
+    def batches(size):
+        """Batches whose number no one knows."""
+        yield from zip(x[order].split(size), y[order].split(size), strict=True)
+
+    expected = sample_of(rg.LastLayerRigidity(model).fit((x, y), keep_rows=300)).rows
+    assert len(expected["features"]) == 300
+    for train in ((x[order], y[order]), list(batches(77)), batches(13), batches(1000)):
+        rows = sample_of(rg.LastLayerRigidity(model).fit(train, keep_rows=300)).rows
+        assert rows.keys() == expected.keys()
+        for name, column in expected.items():
+            assert torch.equal(rows[name], column), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kept_rows_take_no_more_memory_than_they_may(monkeypatch, dtype):
+    monkeypatch.setattr(row_sketch, "MOST_BYTES", 1 << 18)
+    model = nn.Sequential(nn.Linear(3, 100), nn.Tanh(), nn.Linear(100, 2)).to(dtype)
+    x, y = torch.randn(5000, 3, dtype=dtype), torch.randn(5000, 2, dtype=dtype)
+
+    def taken(sample):
+        tensors = [sample.hashes, sample.counts, *sample.columns.values()]
+        for hashes, columns in sample._waiting:
+            tensors += [hashes, *columns.values()]
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    uq = rg.LastLayerRigidity(model).fit((x, y))
+    sample = uq._fit.require_state().statistics.kept_rows
+    assert taken(sample) <= 1 << 18
+    sample.settle()
+    assert 0.8 * (1 << 18) < taken(sample) <= 1 << 18
+
+
+def test_threads_read_the_rows_of_a_new_fit_at_once(net):
+    sample = fitted(net)._fit.require_state().statistics.kept_rows
+    with ThreadPoolExecutor(8) as pool:
+        tables = list(pool.map(lambda _: sample.rows["features"], range(32)))
+    for table in tables:
+        assert len(table) == len(net.train[0]) and torch.equal(table, tables[0])
 
 
 def test_what_is_kept_does_not_hang_on_the_size_of_the_target(net):
@@ -219,6 +275,8 @@ def test_rows_stand_in_a_file_where_asked_for_and_never_in_a_state_dict(net, tmp
     assert not any(name.startswith("rows") for name in uq.get_extra_state()["tensors"])
     again = load(tmp_path / "without", net.model)
     assert sample_of(again) is None and sample_of(again.partial_fit(net.test)) is None
+    missing = "kept no training rows (keep_rows=0, or a file saved without rows=True)"
+    assert missing in str(again.calibrate(net.valid).calibration_report)
     refused("keeps no rows", again.save, tmp_path / "again", rows=True)
     again = load(tmp_path / "with", net.model)
     same(sample_of(again), sample_of(uq), rtol=0, atol=0)

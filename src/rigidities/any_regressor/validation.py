@@ -31,6 +31,7 @@ from ..calibration.methods import Full, Method, Support
 from ..calibration.paper import fit_paper
 from ..calibration.report import CalibrationReport
 from ..calibration.rows import RowCollector, Rows, require_within
+from ..data.hashes import output_hashes, row_tensors, sample_hashes
 from ..data.samples import SampleBatch
 from ..losses import NO_ERROR_BARS, Loss, function_name, is_least_at_target
 from ..prediction.noise import Noise
@@ -180,10 +181,16 @@ class RegressorRows:
             labels = None
             if groups is not None:
                 labels = group_labels(groups, batch.raw, prediction).reshape(-1, 1)
+            hashes = sample_hashes(
+                row_tensors(batch.inputs, len(mean), mean.device), batch.target, len(mean)
+            )
+            if hashes is not None:
+                hashes = output_hashes(hashes, mean.numel(), None)
             collector.add(
                 error.reshape(-1, 1),
                 mean.reshape(-1, 1),
                 powers,
+                hashes=hashes,
                 weight=weight,
                 shape=noise_shape,
                 inputs=inputs,

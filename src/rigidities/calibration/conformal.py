@@ -312,7 +312,7 @@ def bar_cuts(std: Tensor | None, groups: int = 5) -> Tensor:
     if std is None or not len(std):
         raise ValueError(
             "groups='bar' uses quantiles of the training rows' bars, but the fit kept no training "
-            "rows. Fit with keep_rows=8192, or pass groups=callable(batch)."
+            "rows. Fit without keep_rows=0, or pass groups=callable(batch)."
         )
     last_of_group = torch.arange(1, groups, device=std.device) * len(std) // groups
     return std.double().sort(0).values[last_of_group].T.contiguous()

@@ -5,8 +5,9 @@ predictions, and the features' squared components in the Gram's eigenbasis, from
 variances follow for every ridge s, $q(s) = P\,(\lambda + s)^{-1}$ with the squared components P and
 the eigenvalues $\lambda$. Validation rows and training rows come in the same table.
 
-`RowCollector` collects the batches of one pass over data into such a table. It thins the rows
-evenly where they would not fit into memory, and collectors of several processes merge to one.
+`RowCollector` collects the batches of one pass over data into such a table. Where rows would not
+fit into memory it thins them, by their hashes, so that the rows in the table do not depend on their
+order or batches. Collectors of several processes merge to one.
 
 `Rows.target` gives the rows of one target at one ridge (`TargetView`), without masked ones and with
 single far residuals bounded. A row that was in the fit then has the residual $r / (1 - c q)$ and
@@ -322,6 +323,19 @@ class TargetView:
             values[column.name] = value[which] if isinstance(value, Tensor) else value
         return TargetView(**values)
 
+    def in_order(self) -> TargetView:
+        """The same rows in an order that does not depend on the one in which they came.
+
+        They are sorted by their targets, as float32 numbers; equal ones by their predictions, and
+        then by q. The target is prediction plus residual, which float64 may round differently in
+        another batch: as float32 numbers, equal targets remain equal. Rows without a target, whose
+        residual was bounded, come last. The samples keep their numbers.
+        """
+        order = torch.arange(len(self), device=self.q.device)
+        for key in (self.q, self.mean, self.target.to(torch.float32)):  # the last one decides
+            order = order[key[order].argsort(stable=True)]
+        return self[order]
+
     def followed_by(self, other: TargetView) -> TargetView:
         """These rows and then others; what belongs to all rows together is not known yet."""
         sample = None
@@ -453,12 +467,35 @@ def golden_positions(first: int, count: int, device: torch.device) -> Tensor:
     return (numbers * _GOLDEN) % 1
 
 
+def fewer_copies(hashes: Tensor, counts: Tensor, most: int) -> Tensor:
+    """How many copies of each distinct row to take, so that there are about `most` rows, (n,).
+
+    Every row's copies become fewer by the same factor, rounded up or down by its hash.
+
+    Args:
+        hashes: The hashes of the distinct rows, (n,).
+        counts: How many copies there are of each, (n,).
+        most: How many rows there may be.
+    """
+    total = int(counts.sum())
+    if total <= most:
+        return counts
+    # The low bits: rows may have been chosen by the high ones.
+    rounding = (hashes & 0xFFFFFFFF).to(torch.float64) / 2**32
+    return (counts * (most / total) + rounding).floor().to(torch.int64)
+
+
 Table = dict[str, Tensor]
-"""Some rows, by column: the tensors of `Rows` and each row's position, for thinning."""
+"""Some rows, by column: the tensors of `Rows`, and for thinning each row's hash and position."""
 
 
 class RowCollector:
     """The rows of a pass so far; a bounded number of them is in memory.
+
+    Where there are too many, half of the rows are dropped, and again half of those: the rows of
+    higher hash. Copies of a row have one hash and stay or go together, and count as one row of that
+    memory; the table then has fewer copies of each row. Rows without hashes are dropped by their
+    number (`golden_positions`).
 
     Attributes:
         sketch: A sketch of the hashes of all rows, which counts the distinct ones; None where
@@ -478,6 +515,7 @@ class RowCollector:
         self._batches: list[Table] = []  # the latest ones, not joined yet
         self._rows = 0
         self._share = 1.0  # share of all rows that is in memory
+        self._is_hashed = True  # whether all rows have hashes
         self._shape_sum = 0.0
         # How many weights above zero there are, and the sum of their inverses, (2, 1 or K).
         self._weight_sums: Tensor | float = 0.0
@@ -490,6 +528,7 @@ class RowCollector:
         mean: Tensor,
         power: Tensor,
         *,
+        hashes: Tensor | None = None,
         weight: Tensor | None = None,
         shape: Tensor | None = None,
         sample_weight: Tensor | None = None,
@@ -504,6 +543,7 @@ class RowCollector:
             mean: Predictions, (n, K).
             power: Squared components in the eigenbasis, (n, D), or (n, K, D) where targets have
                 features of their own.
+            hashes: Hashes of the rows, (n,); None where they have none.
             weight: The rows' weights in the Gram, (n, 1 or K); None for ones.
             shape: The noise's shape, (n, 1 or K); None for ones.
             sample_weight: The user's weights c, (n, 1 or K); None for ones.
@@ -531,7 +571,12 @@ class RowCollector:
             self._weight_sums = self._weight_sums + torch.where(has_weight, terms, 0.0).sum(1)
         _require_finite(error, power, weight)
 
-        position = golden_positions(self._rows, len(error), error.device)
+        if hashes is None:
+            self._is_hashed = False
+            position = golden_positions(self._rows, len(error), error.device)
+            hashes = torch.zeros_like(position, dtype=torch.int64)
+        else:
+            position = hashes.to(torch.float64) / 2**63  # hashes are evenly spread
         number = torch.arange(self._rows, self._rows + len(error), device=error.device)
         self._rows += len(error)
         columns = {
@@ -542,6 +587,8 @@ class RowCollector:
             "noise_factor": noise_factor,
             "number": number,
             "position": position,
+            "hash": hashes,
+            "copies": torch.ones_like(hashes),
         }
         if inputs is not None:
             columns["inputs"] = inputs if inputs.ndim == 3 else inputs[:, None]
@@ -563,8 +610,12 @@ class RowCollector:
         """Append another's rows to these, and return this gathering."""
         self._join()
         other._join()
-        # Rows that were never thinned get the positions that they would have in one pass.
-        shift = self._rows * _GOLDEN if other._share == 1 else 0
+        self._is_hashed = self._is_hashed and other._is_hashed
+        # Positions of hashes are the same in every pass. By number, rows that were never thinned
+        # get the positions that they would have in one pass.
+        shift = 0.0
+        if not self._is_hashed and other._share == 1:
+            shift = self._rows * _GOLDEN
         for piece in other._pieces:
             number = piece["number"] + self._rows
             position = (piece["position"] + shift) % 1
@@ -622,6 +673,7 @@ class RowCollector:
                 "Calibrate on different rows."
             )
         self._join()
+        self._repeat_copies()
         error = self._column("error")
         if to_fit:
             _check_errors(error, least)
@@ -676,10 +728,48 @@ class RowCollector:
                 {name: torch.cat([batch[name] for batch in batches]) for name in names}
             )
         self._batches = []
-        while _numbers(self._pieces) > LARGEST or _row_count(self._pieces) > self._most:
+        if self._is_full() and self._is_hashed:
+            self._merge_copies()
+        while self._is_full():
             self._share /= 2
             for i, piece in enumerate(self._pieces):  # one by one: two copies would not fit
                 self._pieces[i] = _thinned(piece, self._share)
+
+    def _is_full(self) -> bool:
+        """Whether there are more rows than may be in memory."""
+        return _numbers(self._pieces) > LARGEST or _row_count(self._pieces) > self._most
+
+    def _merge_copies(self) -> None:
+        """Make one row of rows of one hash, and count them."""
+        hashes = self._column("hash")
+        distinct, places = torch.unique(hashes, return_inverse=True)
+        if len(distinct) == len(hashes):
+            return
+        copies = torch.zeros_like(distinct).index_add_(0, places, self._column("copies"))
+        numbers = torch.arange(len(hashes), device=hashes.device)
+        first = torch.full_like(distinct, len(hashes)).scatter_reduce_(0, places, numbers, "amin")
+        is_first = numbers == first[places]
+        lengths = [len(piece["hash"]) for piece in self._pieces]
+        masks = torch.split(is_first, lengths)
+        counts = torch.split(copies[places], lengths)
+        for i, piece in enumerate(self._pieces):
+            merged = {**piece, "copies": counts[i]}
+            self._pieces[i] = {name: column[masks[i]] for name, column in merged.items()}
+
+    def _repeat_copies(self) -> None:
+        """Make rows of counted copies again, fewer of each where there are too many."""
+        if bool((self._column("copies") == 1).all()):
+            return
+        self._merge_copies()  # those that came since
+        copies = self._column("copies")
+        most = min(self._most, LARGEST * len(copies) // _numbers(self._pieces))
+        numbers = fewer_copies(self._column("hash"), copies, most)
+        pieces = torch.split(numbers, [len(piece["hash"]) for piece in self._pieces])
+        for i, repeats in enumerate(pieces):
+            repeated = {**self._pieces[i], "copies": torch.ones_like(repeats)}
+            self._pieces[i] = {
+                name: column.repeat_interleave(repeats, 0) for name, column in repeated.items()
+            }
 
 
 def _numbers(pieces: Iterable[Table]) -> int:

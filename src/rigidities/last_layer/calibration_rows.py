@@ -25,8 +25,9 @@ from ..calibration.full import fit_full
 from ..calibration.methods import Full, Method, NoiseFunction, Support
 from ..calibration.paper import Evidence, fit_paper
 from ..calibration.report import CalibrationReport
-from ..calibration.rows import RowCollector, Rows, require_within
+from ..calibration.rows import RowCollector, Rows, fewer_copies, require_within
 from ..data.batches import Batch
+from ..data.hashes import output_hashes
 from ..data.sources import TARGET_KEYS
 from ..posterior.posterior import Posterior
 from ..prediction.noise import Noise
@@ -42,7 +43,9 @@ from .novelty.distance import alarm_threshold, usual_distances
 from .novelty.novelty import Novelty
 
 MOST = 1 << 15
-"""Most rows that the full model is fitted to."""
+"""Most validation rows, and rows passed as `train=`, that the full model is fitted to."""
+MOST_KEPT = 1 << 16
+"""Most rows kept by the fit that the full model is fitted to."""
 UNJUDGED = (
     "It was not possible to check whether these rows are also in the training data: outputs have "
     "no input row of their own (atoms of structures), or batches are objects. Make sure that they "
@@ -96,10 +99,10 @@ class RowReader:
         train_sketch = self.statistics.sketch
         for number, batch in enumerate(batches):
             try:
-                hashes = self._add(collector, batch, hashed=compared or hashed)
+                hashes = self._add(collector, batch)
             except ValueError as problem:
                 raise ValueError(f"Batch {number}: {problem}") from problem
-            if hashes is None:
+            if hashes is None or not (compared or hashed):
                 collector.sketch.void()
                 continue
             collector.sketch.add(hashes)
@@ -107,19 +110,18 @@ class RowReader:
                 collector.count(hashes.numel(), train_sketch.shared(hashes))
         return collector
 
-    def _add(self, collector: RowCollector, batch: Batch, *, hashed: bool) -> Tensor | None:
+    def _add(self, collector: RowCollector, batch: Batch) -> Tensor | None:
         """Pass one batch through the model and add its rows.
 
         Returns:
-            Hashes of the input rows; None where they are not wanted, or outputs have no input row
-            of their own.
+            Hashes of the input rows; None where outputs have no input row of their own.
         """
         distances = None
         if self.novelty is None:
             reading = self.readout(batch)
         else:
             reading, distances = self.novelty.score(self.readout, batch)
-        hashes = reading.labelled_hashes(batch) if hashed else None
+        hashes = reading.labelled_hashes(batch)
         if batch.target is None:
             raise ValueError(
                 "there is no target. Calibration needs (x, y), a mapping with one of "
@@ -131,6 +133,9 @@ class RowReader:
         mean = reading.output_layout.rows(reading.output.detach())
         error = target.to(torch.float64) - mean
         weight, sample_weight = self.weighing(batch, reading, target)
+        row_hashes = None
+        if hashes is not None and len(error) % len(hashes) == 0:
+            row_hashes = output_hashes(hashes, len(error), sample_weight)
         units = self.statistics.gram_sums.units
         if units is not None:  # the units of targets belong to the weights in the Gram
             factors = units.factors.to(error).expand_as(error)
@@ -154,6 +159,7 @@ class RowReader:
             error,
             mean,
             self.posterior.projections(features).square(),
+            hashes=row_hashes,
             weight=weight,
             shape=noise_shape,
             sample_weight=sample_weight,
@@ -184,11 +190,15 @@ class RowReader:
         )
 
     def kept_rows(self) -> Rows | None:
-        """The training rows that the fit kept; None where there are none that could be used."""
+        """The training rows that the fit kept, by hash; None where none could be used."""
         sample = self.statistics.kept_rows
-        if sample is None or self.noise_function is not None or not len(sample.hashes):
+        if sample is None or self.noise_function is not None:
             return None
-        columns = sample.rows  # each row as often as it came
+        sample.settle()
+        if not len(sample.hashes):
+            return None
+        # Each row as often as it came, or fewer copies of each.
+        columns = sample.repeated(fewer_copies(sample.hashes, sample.counts, MOST_KEPT))
         features = columns["features"]
         weight = columns["weight"]
         units = self.statistics.gram_sums.units
@@ -196,7 +206,8 @@ class RowReader:
         if units is not None:
             factors = units.factors[None]  # (1, K), in the Gram
             weight = weight * units.factors.to(weight)
-        collector = RowCollector(MOST)
+        # Their order does not depend on that of the data: what does not fit is left out by number.
+        collector = RowCollector(MOST_KEPT)
         collector.add(
             columns["residual"],
             columns["mean"],

@@ -215,6 +215,8 @@ class LastLayerRigidity(ModelWrapper):
                 `calibrate` fits a separate scale for derivatives. Weight 0 stands for derivatives
                 that were not in the training loss and are only calibrated.
             keep_rows: How many training rows to keep for `calibrate`, drawn evenly; 0 for none.
+                Fewer are kept of wide rows, which would take more than 256 MiB. They are in memory
+                only, unless `save` is asked for them.
             novelty: Whether to accumulate statistics of the inputs of every layer as well, for
                 `novelty`. It costs a product of at most 257 x 257 numbers per row and layer.
             precision: The precision of the products in the Gram. "double" is exact to float64.

@@ -15,7 +15,8 @@ a sample may have several.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from ..data.hashes import NO_LIMIT
 from ..data.storage import prefixed, unprefixed
-from ..posterior.gram import with_ones
 from ..readout.reading import responses
 from .block import Block
 
@@ -33,11 +33,17 @@ if TYPE_CHECKING:
 HASHES = 1 << 15
 """Hashes that a sketch keeps by default."""
 
-MOST_NUMBERS = 1 << 25
-"""The most numbers in the features of settled rows. If rows are wider, fewer are kept."""
+MOST_BYTES = 1 << 28
+"""The most bytes of the rows that a fit keeps. If rows are wider, fewer are kept."""
+
+_SPARE = 1 / 8
+"""Rows beyond the number to keep that may stay in memory after a pass, as a share of it."""
 
 _MOST_PIECES = 1024
 """The most pieces that may wait: rows that come one by one take far more memory than they need."""
+
+_SETTLING = threading.RLock()
+"""Held while kept rows are sorted: several threads may be the first to read those of a fit."""
 
 Table = dict[str, Tensor]
 """What goes with the hashes of rows, by name, each (n, ...)."""
@@ -63,7 +69,7 @@ class RowSketch:
         size: How many hashes to keep at most.
     """
 
-    room: ClassVar[int] = 8
+    room: ClassVar[float] = 8
     """How many rows may wait, in units of `size`."""
 
     def __init__(self, size: int | None = None, limit: int = NO_LIMIT) -> None:
@@ -104,11 +110,14 @@ class RowSketch:
             more_than_kept = rows is not None and rows > self.size
             self._expects = more_than_kept and len(torch.unique(first)) == len(first)
         if self._expects and rows is not None:
-            # Hashes are uniform. Below this limit, `size` plus eight standard deviations of their
-            # number are expected, so that fewer than `size` are practically impossible.
-            share = (self.size + 8 * self.size**0.5) / rows
-            if share < 1:
-                self.limit = min(self.limit, int(share * NO_LIMIT))
+            self.limit = min(self.limit, self._limit_for(rows))
+
+    def _limit_for(self, rows: int) -> int:
+        """A limit below which there are few more than `size` of so many distinct rows."""
+        # Hashes are uniform. Below this limit, `size` plus eight standard deviations of their
+        # number are expected, so that fewer than `size` are practically impossible.
+        share = (self.size + 8 * self.size**0.5) / rows
+        return int(share * NO_LIMIT) if share < 1 else NO_LIMIT
 
     def add(self, hashes: Tensor) -> None:
         """Add rows by their hashes (n,), which are copied."""
@@ -340,16 +349,33 @@ def _columns_at(tables: list[Table], index: Tensor) -> Table:
         index: Numbers of the rows to select, as if all tables were one, in their order.
     """
     names = tables[0].keys()
-    if any(columns.keys() != names for columns in tables):
+    for columns in tables:
+        _require_same_columns(names, columns.keys())
+    if not names:
+        return {}
+    lengths = [len(next(iter(columns.values()))) for columns in tables]
+    # Where each row of the tables goes to; -1 for rows that are not selected.
+    places = torch.full((sum(lengths),), -1, dtype=torch.int64, device=index.device)
+    places[index] = torch.arange(len(index), device=index.device)
+    chosen = {}
+    for name in names:
+        # The tables are not joined first: that would take their memory once more.
+        first = tables[0][name]
+        column = first.new_empty(len(index), *first.shape[1:], device=index.device)
+        for columns, table_places in zip(tables, torch.split(places, lengths), strict=True):
+            selected = table_places >= 0
+            rows = columns[name].to(index.device)[selected]
+            column[table_places[selected]] = rows.to(column)
+        chosen[name] = column
+    return chosen
+
+
+def _require_same_columns(names: Collection[str], others: Collection[str]) -> None:
+    """Refuse rows that lack a column of others."""
+    if set(names) != set(others):
         raise ValueError(
             "Rows with and without a sample weight cannot be mixed. Weight all rows or none."
         )
-    chosen = {}
-    for name in names:
-        pieces = [columns[name].to(index.device) for columns in tables]
-        column = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        chosen[name] = column.index_select(0, index)
-    return chosen
 
 
 class KeptRows(RowSketch):
@@ -360,6 +386,9 @@ class KeptRows(RowSketch):
     "weight" in the Gram, (n, K); and, if there are any, the user's "sample_weight",
     (n, 1) or (n, K), and the "bias_counts" beside the features, (n, H) or (n, K, H).
 
+    The rows are sorted by their hashes when they are first read (`settle`), which most fits never
+    need: a pass over the data copies each row once.
+
     `Statistics` drops the sample, for good, once rows come that it cannot take: their residuals are
     not known, or they have another number of targets.
 
@@ -368,35 +397,83 @@ class KeptRows(RowSketch):
         limit: The sample has every row whose hash is below this limit, and no other.
     """
 
-    room: ClassVar[int] = 2
+    room: ClassVar[float] = 1.25
+
+    def __init__(self, size: int | None = None, limit: int = NO_LIMIT) -> None:
+        super().__init__(size, limit)
+        # Distinct hashes below the limit that is expected to be enough, until they are many.
+        self._low_hashes = torch.empty(0, dtype=torch.int64)
 
     @classmethod
     def begin(cls, block: Block, size: int, limit: int) -> KeptRows | None:
-        """An empty sample; None where none is wanted, or rows are too wide for even one.
+        """An empty sample; None where none is wanted or possible.
+
+        Nothing can be kept without residuals, or where rows are too wide for even one.
 
         Args:
             block: The first rows.
             size: How many rows to keep at most, 0 for none. Of wide rows, fewer are kept.
             limit: As in the class.
         """
-        width = block.reading.bare_features.shape[1:].numel() + block.reading.ones
-        size = min(size, MOST_NUMBERS // width)
+        if block.residual is None:  # which `takes` would refuse
+            return None
+        bytes_per_row = 16  # the hash and the count
+        for name, column in _columns_of(block).items():
+            width = column.shape[1:].numel()
+            if name == "features" and block.reading.ones:
+                width += column.shape[1:-1].numel()
+            bytes_per_row += width * column.element_size()
+        size = min(size, int(MOST_BYTES / (1 + _SPARE)) // bytes_per_row)
         if size == 0:
             return None
         return cls(size, limit)
 
     @property
     def rows(self) -> Table:
-        """The columns with each row as often as it came; there must be rows."""
+        """The columns with each row as often as it came, by hash; there must be rows."""
         self.settle()
-        repeats = bool((self.counts > 1).any())
+        return self.repeated(self.counts)
+
+    def repeated(self, counts: Tensor) -> Table:
+        """The columns of settled rows with each as often as `counts` (n,) say, by hash."""
         columns = {}
+        repeats = bool((counts != 1).any())
         for name, column in self.columns.items():
-            if repeats:
-                columns[name] = column.repeat_interleave(self.counts, 0)
-            else:
-                columns[name] = column.clone()
+            columns[name] = column.repeat_interleave(counts, 0) if repeats else column.clone()
         return columns
+
+    def settle(self) -> None:
+        """Sort in the rows that wait; any number of threads may call it."""
+        with _SETTLING:
+            super().settle()
+
+    def compact(self) -> None:
+        """Sort in the rows that wait where they take more memory than they will need."""
+        rows = len(self.hashes) + self._waiting_rows
+        if rows > (1 + _SPARE) * self.size:
+            self.settle()
+
+    def expect(self, rows: int | None, first: Tensor) -> None:
+        """Lower the limit for data of a known size, so that few more than `size` rows are stored.
+
+        Copies of rows have one hash, and where most rows are copies, too few rows would be below
+        the limit. It is therefore lowered once a 64th of `size` distinct rows are known to be below
+        it. Whether that happens during a pass does not depend on the order of the rows.
+
+        Args:
+            rows: How many rows the data set has; None where that is not known.
+            first: The hashes of the next rows.
+        """
+        if first.device.type != "cpu":  # which should not be asked for numbers, see `_lowest`
+            super().expect(rows, first)
+            return
+        limit = self.limit if rows is None else self._limit_for(rows)
+        if limit < self.limit:
+            low_hashes = torch.cat([self._low_hashes, first[first < limit]])
+            self._low_hashes = torch.unique(low_hashes)
+            if 64 * len(self._low_hashes) >= self.size:
+                self.limit = limit
+                self._low_hashes = self._low_hashes[:0]
 
     def takes(self, block: Block) -> bool:
         """Whether a block's rows can join: residuals are known, and of as many targets."""
@@ -422,32 +499,21 @@ class KeptRows(RowSketch):
             residual = torch.where(has_target, residual, torch.nan)
         elif block.expected is not None:  # with weights, nobody knows how many rows count
             self.expect(block.expected * (block.rows // block.samples), hashes)
-        reading = block.reading
-        columns = {
-            "features": reading.bare_features,
-            "mean": reading.output_layout.rows(reading.output),
-            "residual": residual,
-        }
-        if block.weights is not None:
-            columns["weight"] = block.weights.expand_as(residual)
-        if block.sample_weight is not None:
-            columns["sample_weight"] = block.sample_weight
-        if reading.bias_counts is not None:
-            columns["bias_counts"] = reading.bias_counts
+        columns = {**_columns_of(block), "residual": residual}
+        known_columns = self._waiting[-1][1] if self._waiting else self.columns
+        if known_columns:
+            _require_same_columns(known_columns, columns)
         # The block's memory is written to again: what is kept are copies.
         index = self._lowest(hashes)
         if index is None:
             hashes = hashes.clone()
-            columns = {name: column.clone() for name, column in columns.items()}
         else:
             hashes = hashes.index_select(0, index)
-            columns = {name: column.index_select(0, index) for name, column in columns.items()}
-        # Blocks leave out what is all ones.
-        if reading.ones:
-            columns["features"] = with_ones(columns["features"])
-        if block.weights is None:
-            columns["weight"] = torch.ones_like(columns["residual"])
-        self._append(hashes, columns)
+        kept_columns = {}
+        for name, column in columns.items():
+            ones = name == "features" and block.reading.ones
+            kept_columns[name] = _copied(column, index, ones)
+        self._append(hashes, kept_columns)
 
     def _lowest(self, hashes: Tensor) -> Tensor | None:
         """Places of the rows that may belong to the sample; None for all.
@@ -458,13 +524,16 @@ class KeptRows(RowSketch):
         and the lowest hash that had to be left out bounds the limit.
         """
         if hashes.device.type == "cpu" or not self._expects:
-            below = (hashes < self.limit).nonzero()[:, 0]
+            is_below = hashes < self.limit
+            if len(hashes) <= self.size and bool(is_below.all()):
+                return None
+            below = is_below.nonzero()[:, 0]
             if len(below) > self.size:  # rows that will not stay need not be copied
                 distinct = torch.unique(hashes[below])
                 if len(distinct) > self.size:
                     self.limit = min(self.limit, int(distinct[self.size]))
                     below = (hashes < self.limit).nonzero()[:, 0]
-            return below
+            return None if len(below) == len(hashes) else below
         # The number below the limit is binomial: its mean and eight standard deviations.
         likely = self.share * len(hashes)
         count = min(len(hashes), self.size, int(likely + 8 * likely**0.5 + 8))
@@ -506,3 +575,38 @@ class KeptRows(RowSketch):
         sample.counts = state["counts"]
         sample.columns = unprefixed("columns", state)
         return sample
+
+
+def _columns_of(block: Block) -> Table:
+    """The columns of a block's rows, with features as the block has them, without any ones."""
+    residual = block.residual
+    assert residual is not None
+    reading = block.reading
+    if block.weights is None:
+        weight = residual.new_ones(1, 1)
+    else:
+        weight = block.weights
+    columns = {
+        "features": reading.bare_features,
+        "mean": reading.output_layout.rows(reading.output),
+        "residual": residual,
+        "weight": weight.expand_as(residual),
+    }
+    if block.sample_weight is not None:
+        columns["sample_weight"] = block.sample_weight
+    if reading.bias_counts is not None:
+        columns["bias_counts"] = reading.bias_counts
+    return columns
+
+
+def _copied(column: Tensor, index: Tensor | None, ones: bool) -> Tensor:
+    """A copy of some rows of a column, or of all, with a column of ones if wanted."""
+    if index is not None:
+        column = column.index_select(0, index)
+    if not ones:
+        return column if index is not None else column.clone(memory_format=torch.contiguous_format)
+    # Written once: joining ones to a copy would be a second copy.
+    copy = column.new_empty(*column.shape[:-1], column.shape[-1] + 1)
+    copy[..., :-1] = column
+    copy[..., -1] = 1
+    return copy

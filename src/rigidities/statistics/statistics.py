@@ -24,8 +24,8 @@ from .row_sketch import KeptRows, RowSketch
 
 __all__ = ["KEPT_BY_DEFAULT", "Plan", "Statistics"]
 
-KEPT_BY_DEFAULT = 8192
-"""Rows to keep by default."""
+KEPT_BY_DEFAULT = 1 << 16
+"""Rows to keep by default; of wide rows, those that `row_sketch.MOST_BYTES` hold."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,8 @@ class Statistics:
     def plan(self, precision: PrecisionLike) -> Plan:
         """The plan for statistics of other rows, to be merged with these or taken out of them."""
         kept_rows = self.kept_rows
+        if kept_rows is not None:
+            kept_rows.settle()  # which fixes its limit
         return Plan(
             keep_rows=0 if kept_rows is None else kept_rows.size,
             hash_limit=NO_LIMIT if kept_rows is None else kept_rows.limit,
@@ -193,10 +195,13 @@ class Statistics:
         )
 
     def settle(self) -> None:
-        """Finish pending work, before threads share the statistics."""
+        """Finish pending work, before threads share the statistics.
+
+        Kept rows are sorted when they are first read.
+        """
         self.sketch.settle()
         if self.kept_rows is not None:
-            self.kept_rows.settle()
+            self.kept_rows.compact()
 
     def snapshot(self, *, rows: bool = True) -> Snapshot:
         """The statistics as tensors and a header; `rows` includes the kept rows."""
