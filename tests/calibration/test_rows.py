@@ -130,8 +130,9 @@ def rows_with(targets: torch.Tensor) -> TargetView:
         (normal(200), 0.0),
         ((500 * normal(200)).round() / 500, 0.0),  # finer than the residuals
         (torch.full((200,), 3.0, dtype=F64), 0.0),
+        (normal(200) + 1e7, 0.0),
     ],
-    ids=["whole", "quarters", "continuous", "fine", "equal"],
+    ids=["whole", "quarters", "continuous", "fine", "equal", "far offset"],
 )
 def test_a_grid_of_targets_is_seen(targets, step):
     assert rows_with(targets).grid_step == pytest.approx(step, rel=1e-4)

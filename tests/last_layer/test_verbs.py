@@ -45,7 +45,7 @@ SIGNATURES = {
             "loss": "mse",
             "sample_weight": None,
             "gradient_loss": None,
-            "keep_rows": 1 << 16,
+            "keep_rows": 1 << 13,
             "novelty": False,
             "precision": "auto",
         },

@@ -439,7 +439,8 @@ class TargetView:
         values = (self.mean + self.residual)[~self.seen]  # left-out residuals are not on the grid
         if len(values) < 4:
             return 0.0
-        rounding = 1e-7 * float(values.abs().max())  # of a model in float32
+        # The target is prediction plus residual, both in float64.
+        rounding = 1e-15 * float(values.abs().max())
         values = values - values.median()
         unit = float(values.abs().max()) * 1e-6 + rounding + 1e-300
         distinct = torch.unique((values / unit).round()) * unit
