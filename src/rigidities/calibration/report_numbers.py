@@ -121,12 +121,12 @@ class ReportNumbers:
     def novel_share(self) -> float:
         """About the share of new rows like the calibration rows that exceed `novelty_usual`.
 
-        It is 1 %, or 1 / (n + 1) with n < 99 calibration rows. With one layer this is the mean over
-        calibrations. With several it is a little more (5 to 6 % instead of 4.8 % for n = 20), since
-        the same rows set the unit of each layer.
+        It is about 1 %, or 1 / (n + 1) with n < 199 calibration rows. With one layer this is the
+        mean over calibrations. With several it is a little more (5 to 6 % instead of 4.8 % for
+        n = 20), since the same rows set the unit of each layer.
         """
         count = self.used or self.rows or self.seen
-        return max(0.01, 1 / (count + 1))
+        return max(1, (count + 1) // 100) / (count + 1)
 
     @property
     def ridge(self) -> float:

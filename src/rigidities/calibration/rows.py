@@ -759,12 +759,15 @@ class RowCollector:
 
     def _repeat_copies(self) -> None:
         """Make rows of counted copies again, fewer of each where there are too many."""
-        if bool((self._column("copies") == 1).all()):
-            return
-        self._merge_copies()  # those that came since
         copies = self._column("copies")
-        most = min(self._most, LARGEST * len(copies) // _numbers(self._pieces))
-        numbers = fewer_copies(self._column("hash"), copies, most)
+        if bool((copies == 1).all()):
+            return
+        numbers = copies
+        if self._is_hashed:
+            self._merge_copies()  # those that came since
+            copies = self._column("copies")
+            most = min(self._most, LARGEST * len(copies) // _numbers(self._pieces))
+            numbers = fewer_copies(self._column("hash"), copies, most)
         pieces = torch.split(numbers, [len(piece["hash"]) for piece in self._pieces])
         for i, repeats in enumerate(pieces):
             repeated = {**self._pieces[i], "copies": torch.ones_like(repeats)}

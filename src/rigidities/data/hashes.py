@@ -139,7 +139,7 @@ def output_hashes(hashes: Tensor, rows: int, sample_weight: Tensor | None) -> Te
         One hash per output row, (rows,), made of the input's hash and the row's place within the
         input.
     """
-    rows_per_input = rows // len(hashes)
+    rows_per_input = rows // max(1, len(hashes))
     if rows_per_input > 1:
         places = torch.arange(rows_per_input, device=hashes.device).repeat(len(hashes))
         repeated = hashes.repeat_interleave(rows_per_input)

@@ -134,7 +134,7 @@ class RowReader:
         error = target.to(torch.float64) - mean
         weight, sample_weight = self.weighing(batch, reading, target)
         row_hashes = None
-        if hashes is not None and len(error) % len(hashes) == 0:
+        if hashes is not None and len(error) % max(1, len(hashes)) == 0:
             row_hashes = output_hashes(hashes, len(error), sample_weight)
         units = self.statistics.gram_sums.units
         if units is not None:  # the units of targets belong to the weights in the Gram
@@ -206,8 +206,8 @@ class RowReader:
         if units is not None:
             factors = units.factors[None]  # (1, K), in the Gram
             weight = weight * units.factors.to(weight)
-        # Their order does not depend on that of the data: what does not fit is left out by number.
-        collector = RowCollector(MOST_KEPT)
+        # About that many rows are left, in an order that does not depend on that of the data.
+        collector = RowCollector()
         collector.add(
             columns["residual"],
             columns["mean"],

@@ -255,7 +255,8 @@ def _novel(rows: TargetRows, calibration: CalibrationReport | None) -> Caution |
     count = int(is_novel.sum())
     expected = calibration.novel_share * len(rows)
     # Both these rows and the calibration rows, of which the most novel set the limit, are random.
-    chance = math.sqrt(expected * (1 + len(rows) / max(1, calibration.rows)))
+    used = calibration.used or calibration.rows
+    chance = math.sqrt(expected * (1 + len(rows) / max(1, used)))
     if count < expected + 3 * chance + 1:
         return None
     rms_error = float(rows.scored.error[is_novel].square().mean().sqrt())

@@ -361,7 +361,10 @@ def _columns_at(tables: list[Table], index: Tensor) -> Table:
     for name in names:
         # The tables are not joined first: that would take their memory once more.
         first = tables[0][name]
-        column = first.new_empty(len(index), *first.shape[1:], device=index.device)
+        dtype = first.dtype
+        for columns in tables[1:]:
+            dtype = torch.promote_types(dtype, columns[name].dtype)
+        column = first.new_empty(len(index), *first.shape[1:], dtype=dtype, device=index.device)
         for columns, table_places in zip(tables, torch.split(places, lengths), strict=True):
             selected = table_places >= 0
             rows = columns[name].to(index.device)[selected]

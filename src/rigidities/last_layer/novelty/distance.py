@@ -88,6 +88,8 @@ class LayerDistance:
             tolerance = max(8 * eps, _ROUNDING) * units  # of a constant column, its size
         else:
             tolerance = max(math.sqrt(eps), _ROUNDING) * _sizes(centre, squares.diagonal())
+        # A column that varied by less than these sums can tell must not leave its own range.
+        tolerance = torch.maximum(tolerance, 10 * variances.sqrt())
         scaled = covariance / torch.outer(units, units)
         least_ridge = (rounding / units.square()).mean()
         ridge = torch.maximum(RIDGE * scaled.diagonal().mean(), least_ridge)
