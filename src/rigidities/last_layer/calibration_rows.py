@@ -45,7 +45,7 @@ from .novelty.novelty import Novelty
 MOST = 1 << 15
 """Most validation rows, and rows passed as `train=`, that the full model is fitted to."""
 MOST_KEPT = 1 << 16
-"""Most rows kept by the fit that the full model is fitted to."""
+"""About how many of the rows kept by the fit the full model is fitted to at most."""
 UNJUDGED = (
     "It was not possible to check whether these rows are also in the training data: outputs have "
     "no input row of their own (atoms of structures), or batches are objects. Make sure that they "

@@ -390,7 +390,7 @@ class KeptRows(RowSketch):
     (n, 1) or (n, K), and the "bias_counts" beside the features, (n, H) or (n, K, H).
 
     The rows are sorted by their hashes when they are first read (`settle`), which most fits never
-    need: a pass over the data copies each row once.
+    need: a pass copies each row that it keeps, and sorts only where too many rows wait.
 
     `Statistics` drops the sample, for good, once rows come that it cannot take: their residuals are
     not known, or they have another number of targets.
