@@ -314,13 +314,16 @@ class PredictionRigidity:
         mean = torch.cat(means).to(q)  # (N, K)
         distribution = calibration.distribution
         if calibration.head is None:
+            epistemic = calibration.epistemic(q)
             noise = calibration.noise_variance(mean).to(q)
         else:
             inputs = torch.cat(head_inputs) if head_inputs else q.new_zeros(q.numel(), 0)
-            noise, tilt = calibration.by_head(q.reshape(-1, 1), mean.reshape(-1, 1), inputs)
+            epistemic, noise, by_row = calibration.by_head(
+                q.reshape(-1, 1), mean.reshape(-1, 1), inputs
+            )
+            epistemic = epistemic.reshape(mean.shape)
             noise = noise.reshape(mean.shape)
-            if tilt is not None:
-                distribution = calibration.shaped(tilt.reshape(len(mean), *fit.shape, -1))
+            distribution = by_row.each(lambda rows: rows.reshape(len(mean), *fit.shape, -1))
         bound = None
         if conformal is not None:
             # Each output has lists of scores of its own.
@@ -330,7 +333,7 @@ class PredictionRigidity:
             )
         result = Prediction(
             mean=fit.shaped(mean),
-            epistemic=fit.shaped(calibration.epistemic(q)),
+            epistemic=fit.shaped(epistemic),
             noise=fit.shaped(noise),
             rigidity=fit.shaped(1 / q),
             distribution=distribution,

@@ -218,7 +218,7 @@ def head_directions(form: Form, method: Method) -> Tensor | None:
     """
     if not isinstance(method, Full) or form.name != "dense":
         return None
-    if method.noise != "features" and method.distribution != "tilted":
+    if method.noise != "features":
         return None
     return form.eigenbasis.eigenvectors[:, -MOST_DIRECTIONS:]
 

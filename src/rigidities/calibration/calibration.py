@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..prediction.distribution import DISTRIBUTIONS, Distribution, Gaussian
 from ..prediction.guards import Guard, guard_from
-from ..prediction.head import Head, HeadForm
+from ..prediction.head import Head, HeadForm, head_from
+from ..prediction.mixture import Mixture
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise
 from ..prediction.prediction import Prediction
 from .conformal import Conformal, Groups, bar_cuts
@@ -37,8 +38,8 @@ class Calibration:
             harmonic mean over the calibration rows, or 1 where they had no weights.
         joint: $\alpha_B$, the scale of what predictions share with one another, one entry per
             target; None where it is that of single predictions, `scale`.
-        head: The head of noise and tilt, where they follow the features. The distribution's squared
-            scale is then $e^h$ plus a multiple of q, plus the guard's.
+        head: The density head, which gives each row's variance and distribution; `distribution` is
+            then that of a usual row.
         guard: What widens the bars of a head beyond the training rows.
         support: The targets' bounds.
         conformal: What guarantees the coverage of intervals.
@@ -89,10 +90,10 @@ class Calibration:
         return noise.expand(mean.shape)
 
     def form(self, dtype: torch.dtype) -> HeadForm | None:
-        """The head, guard and distribution folded, in that precision; None without a head."""
+        """The head and guard folded, in that precision; None without a head."""
         if self.head is None:
             return None
-        return HeadForm.of(self.head, self.guard, self.distribution, dtype)
+        return HeadForm.of(self.head, self.guard, dtype)
 
     def with_functions(self, noise: NoiseFunction | None, groups: Groups | None) -> Calibration:
         """The calibration with the functions that a file cannot hold: of the noise, and of groups.
@@ -131,24 +132,27 @@ class Calibration:
         if rows.trained:
             q = q / (1 - rows.weight * q).clamp(min=1e-3)
         mean = rows.mean.to(torch.float64)
-        epistemic = self.epistemic(q).expand(mean.shape)
         # Noise is that of rows with the calibration's weight. The errors of rows of weight zero
         # are not known, and their noise does not matter.
         factor = rows.noise_factor * self.weight / rows.typical_weight
         factor = torch.where(factor.isfinite(), factor, 1.0)
         if self.head is None:
             distribution = self.distribution
+            epistemic = self.epistemic(q).expand(mean.shape)
             noise = self.noise.level * factor
         else:
             inputs = q.new_zeros(len(q), 0)
             if rows.inputs is not None:
                 inputs = rows.inputs.to(torch.float64)
                 inputs = inputs[:, 0] if rows.shares_inputs else inputs
-            noise, tilt = self.by_head(q, mean, inputs, factor)
-            distribution = self.shaped(tilt)
+            novelty = None
+            usual = None if self.guard is None else self.guard.distances
+            if usual is not None and rows.distances is not None:
+                novelty = (rows.distances / usual).amax(1, keepdim=True)
+            epistemic, noise, distribution = self.by_head(q, mean, inputs, factor, novelty)
         return Prediction(
             mean,
-            epistemic,
+            epistemic.expand(mean.shape),
             noise.expand(mean.shape),
             (1 / q).expand(mean.shape),
             distribution=distribution,
@@ -156,20 +160,33 @@ class Calibration:
         )
 
     def by_head(
-        self, q: Tensor, mean: Tensor, inputs: Tensor, factor: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The noise variance (n, K) and any tilt (n, K, J) of rows, in float64, by the head.
+        self,
+        q: Tensor,
+        mean: Tensor,
+        inputs: Tensor,
+        factor: Tensor | None = None,
+        novelty: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Distribution]:
+        r"""Epistemic and noise variance (n, K) of rows and their distributions, by the head.
+
+        The head gives their sum. $\alpha^2 q$ is the epistemic part, or all of it where that is
+        less. All are in float64.
 
         Args:
             q: Unscaled variances, (n, 1 or K).
             mean: Predictions, (n, K).
             inputs: The features that the head looks at, (n, P) or (n, K, P).
             factor: Factor of each row's noise, (n, 1 or K); None for one.
+            novelty: Novelty of the rows, (n, 1), if it is known.
+
+        Returns:
+            The epistemic variance and that of the noise, (n, K) each, and the distributions.
         """
         form = self.form(torch.float64)
         assert form is not None, "this calibration has no head"
-        squared_scale, second, tilt = form(q, mean, inputs, factor)
-        return (squared_scale * second - self.epistemic(q)).clamp(min=0), tilt
+        moment, shape = form(q, mean, inputs, factor, novelty)
+        epistemic = torch.minimum(self.epistemic(q), moment)
+        return epistemic, moment - epistemic, Mixture.of_shape(shape)
 
     def usual_std(self, times: float) -> Tensor:
         """The bar (K,) of a usual prediction whose q is `times` the guard's reference.
@@ -180,17 +197,9 @@ class Calibration:
         assert self.head is not None, "a guard belongs to a head"
         q = times * self.guard.reference
         second = torch.as_tensor(self.distribution.second).to(q)
-        squared_scale = self.noise.level / second + self.head.scale2 * q
-        squared_scale = self.guard.widened(
-            squared_scale, q, distance=torch.zeros_like(q), extent=torch.ones_like(q)
-        )
-        return (squared_scale * second).sqrt()
-
-    def shaped(self, tilt: Tensor | None) -> Distribution:
-        """The distribution of rows with this tilt, (M, K, J); unchanged without one."""
-        if tilt is None:
-            return self.distribution
-        return self.distribution.each(lambda _: tilt)
+        moment = self.noise.level + self.head.scale2 * q * second
+        familiarity = self.guard.familiarity(q)
+        return self.guard.widened(moment, familiarity, torch.zeros_like(q)).sqrt()
 
     def to(self, device: torch.device) -> Calibration:
         """The same calibration on another device."""
@@ -272,7 +281,7 @@ class Calibration:
             distribution=distribution,
             weight=level.new_tensor(header.get("weight", 1.0)),
             joint=tensors.get("joint"),
-            head=Head(**head) if head else None,
+            head=head_from(head) if head else None,
             guard=guard_from(without_prefix("guard", tensors)),
             support=checked_support(header.get("support")),
             conformal=Conformal(**conformal) if conformal else None,

@@ -1,17 +1,15 @@
 r"""How a density head is fitted: the constant mixture, and the steps away from it.
 
 `constant_mixture` finds the likeliest mixture whose parameters are the same for all rows, with the
-scale of q and the optimism of training rows. `descend` starts there, with a network of one hidden
-layer, $o = c + L^\top \phi + V^\top \mathrm{silu}(b + U^\top \phi)$, whose contribution is zero. It
-takes steps of Adam on batches of the penalised likelihood, and remembers an average of its latest
-weights at `LOOKS` of the steps. So step 0 is the constant mixture, and how much the distribution
-follows the inputs is a number of steps, which rows that are left out can choose.
+scale of q and the optimism of training rows. `descend` starts there, with a network (the one of
+`prediction.head`) whose contribution is zero. It takes steps of Adam on batches of the penalised
+likelihood, and remembers an average of its latest weights at `LOOKS` of the steps. So step 0 is the
+constant mixture, and how much the distribution follows the inputs is a number of steps, which rows
+that are left out choose (`target_fit`).
 
-A fit must not depend on the order of rows, and hardly on rounding. Rows should come in an order of
-their own (`TargetView.in_order`), and inputs as principal directions. Batches are drawn by a fixed
-generator, the rate falls to zero, and weights are averaged.
-
-The default calibration does not use these heads yet.
+A fit must not depend on the order of rows, and hardly on rounding. Rows come in an order of their
+own (`TargetView.ordered`), batches are drawn by a fixed generator, the inputs are principal
+directions, the rate falls to zero, and weights are averaged.
 
 Residuals are in units of a usual one and q in units of a usual q, so that single precision will do.
 

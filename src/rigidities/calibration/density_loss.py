@@ -24,10 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NARROWEST = -5.0
-"""Log-widths below this are clipped to it."""
-WIDEST = 4.0
-"""Log-widths above this are clipped to it."""
+from ..prediction.head import NARROWEST, WIDEST
 
 LEAST_MASS = 1e-30
 """Masses beyond a bound below this count as this: their logarithms stay finite in float32."""

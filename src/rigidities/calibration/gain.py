@@ -35,7 +35,11 @@ def folds(rows: int, device: torch.device | None = None, sample: Tensor | None =
     if sample is not None:
         distinct, place = torch.unique(sample, return_inverse=True)
         if len(distinct) >= FEWEST_ROWS:
-            return torch.remainder(place, min(FOLDS, len(distinct)))
+            # Samples are counted as they first appear: their numbers depend on how they came.
+            numbers = torch.arange(rows, device=sample.device)
+            first = torch.full_like(distinct, rows).scatter_reduce_(0, place, numbers, "amin")
+            rank = first.argsort().argsort()
+            return torch.remainder(rank[place], min(FOLDS, len(distinct)))
     return torch.arange(rows, device=device) % min(FOLDS, rows)
 
 
@@ -62,24 +66,16 @@ def constant_nll(error: Tensor, side: Tensor | None = None, sample: Tensor | Non
     return nll
 
 
-def error_of_sum(values: Sequence[Tensor], fold: Sequence[int | None] | None = None) -> float:
+def error_of_sum(values: Sequence[Tensor]) -> float:
     """The standard error of the sum of the targets' means.
 
     Values of several targets at the same rows may be wholly correlated, so that their standard
-    errors add up. Values at different rows are independent: the squares of their errors add up.
+    errors add up.
 
     Args:
         values: The values (n,) of each target.
-        fold: The fold whose rows each target's values belong to. None stands for all rows; so does
-            an entry of None.
     """
-    if fold is None:
-        fold = [None] * len(values)
-    errors: dict[int | None, float] = {}  # of the targets that share a fold
-    for target_values, target_fold in zip(values, fold, strict=True):
-        error = float(target_values.std()) / len(target_values) ** 0.5
-        errors[target_fold] = errors.get(target_fold, 0.0) + error
-    return math.hypot(*errors.values())
+    return math.fsum(float(rows.std()) / len(rows) ** 0.5 for rows in values)
 
 
 @dataclass(frozen=True)
@@ -97,12 +93,11 @@ class Gain:
     without: float = math.nan
 
     @classmethod
-    def of(cls, differences: Sequence[Tensor], fold: Sequence[int | None] | None = None) -> Gain:
+    def of(cls, differences: Sequence[Tensor]) -> Gain:
         """The mean gain of all targets, which have equal weight.
 
         Args:
             differences: The gain of each left-out row, (n,), for each target.
-            fold: Which rows each target has, as in `error_of_sum`.
         """
         if any(len(rows) < FEWEST_ROWS for rows in differences):
             return cls()
@@ -118,6 +113,6 @@ class Gain:
         farthest = float(moves_of_mean[moves_of_mean.abs().argmax()])
         return cls(
             mean=mean,
-            error=error_of_sum(differences, fold) / targets,
+            error=error_of_sum(differences) / targets,
             without=mean + farthest,
         )

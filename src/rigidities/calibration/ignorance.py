@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..prediction.head import column_spread
+from ..prediction.head import Forecast, column_spread, extent_of
 from .robust import reach
 
 ROWS_PER_BIAS = 5
@@ -23,45 +23,42 @@ class IgnorantForecast:
     so that a constant added per atom changes nothing.
 
     Attributes:
-        constant: The part that is the same for all rows, ().
+        centre: The part that is the same for all rows, ().
         by_feature: Weights of the features, (P,); None where forecasts of rows do not differ.
         extent_weight: Weights of the features that give a row's extent, (P,); None where the
             extent is one.
-        variance: The mean square of what the forecasts miss, ().
+        variance: The mean square of what the forecasts miss, of rows over their extent, ().
     """
 
-    constant: Tensor
+    centre: Tensor
     by_feature: Tensor | None
     extent_weight: Tensor | None
     variance: Tensor
 
     @classmethod
-    def of(cls, target: Tensor, features: Tensor, biases: Tensor | None) -> IgnorantForecast:
+    def of(cls, target: Tensor, features: Tensor, extent_weight: Tensor | None) -> IgnorantForecast:
         """The forecast by least squares on all rows of one target.
 
         Args:
             target: Targets, (n,); NaN in rows that do not count.
             features: Features, (n, P).
-            biases: The columns of the features that belong to biases, if that is known.
+            extent_weight: Weights of the features that give the extent, (P,), as in
+                `extent_weights`; None where the extent is one.
         """
         finite = target.isfinite()
         target = target[finite]
         features = features[finite]
-        if biases is None:
-            return cls._same_for_all(target)
-        columns = features[:, biases]  # (n, B)
-        if not columns.shape[1]:
-            return cls._same_for_all(target)
+        if extent_weight is None:
+            centre = target.mean()
+            return cls(
+                centre=centre,
+                by_feature=None,
+                extent_weight=None,
+                variance=_bounded_mean_square(target - centre, 1),
+            )
+        counts = extent_weight != 0
+        columns = features[:, counts]  # (n, B)
         constant_columns = column_spread(columns).isinf()
-        if bool(constant_columns.all()):  # a readout that does not sum
-            return cls._same_for_all(target)
-
-        extent_weight = target.new_zeros(features.shape[1])
-        # Bias columns count atoms up to a factor, which is negative where outputs are scaled so.
-        extent_weight[biases] = columns.sum(0).sign()
-        extent = features @ extent_weight
-        usual_extent = extent[extent != 0].square().mean().sqrt()  # where there is something to sum
-
         rank = int(torch.linalg.matrix_rank(columns))
         if len(target) < ROWS_PER_BIAS * rank:  # too few to tell the columns apart
             columns = columns.sum(1, keepdim=True).expand_as(columns) / columns.shape[1]
@@ -70,36 +67,54 @@ class IgnorantForecast:
         inverse = torch.linalg.pinv(columns.mT @ columns, rtol=1e-12, hermitian=True)
         weights = inverse @ (columns.mT @ target)
         by_feature = target.new_zeros(features.shape[1])
-        by_feature[biases] = torch.where(constant_columns, 0.0, weights)
+        by_feature[counts] = torch.where(constant_columns, 0.0, weights)
+        extent = extent_of(features, extent_weight[None])[:, 0]
         return cls(
-            constant=torch.where(constant_columns, weights * columns[0], 0.0).sum(),
+            centre=torch.where(constant_columns, weights * columns[0], 0.0).sum(),
             by_feature=by_feature,
-            extent_weight=extent_weight / usual_extent,
-            variance=_bounded_mean_square(target - columns @ weights, rank),
+            extent_weight=extent_weight,
+            variance=_bounded_mean_square((target - columns @ weights) / extent, rank),
         )
 
-    @classmethod
-    def _same_for_all(cls, target: Tensor) -> IgnorantForecast:
-        """The mean of the targets, whatever the row."""
-        constant = target.mean()
-        return cls(
-            constant=constant,
-            by_feature=None,
-            extent_weight=None,
-            variance=_bounded_mean_square(target - constant, 1),
+    @property
+    def as_of_head(self) -> Forecast:
+        """The same as a head has it, with an axis of one target."""
+        by_feature = self.by_feature
+        extent_weight = self.extent_weight
+        return Forecast(
+            centre=self.centre[None],
+            by_feature=None if by_feature is None else by_feature[None],
+            extent_weight=None if extent_weight is None else extent_weight[None],
         )
 
     def __call__(self, features: Tensor) -> Tensor:
         """The forecasts of rows with features (n, P), (n,)."""
         if self.by_feature is None:
-            return self.constant.expand(len(features))
-        return self.constant + features @ self.by_feature
+            return self.centre.expand(len(features))
+        return self.centre + features @ self.by_feature
 
-    def extent(self, features: Tensor) -> Tensor:
-        """How much the readout sums in rows (n, P) relative to a usual row, (n,)."""
-        if self.extent_weight is None:
-            return features.new_ones(len(features))
-        return features @ self.extent_weight
+
+def extent_weights(features: Tensor, biases: Tensor | None) -> Tensor | None:
+    """Weights (P,) of features (n, P) that give how much a readout sums relative to a usual row.
+
+    Args:
+        features: Features of the rows.
+        biases: The columns of the features that belong to biases, if that is known.
+
+    Returns:
+        The weights; None for a readout that does not sum.
+    """
+    if biases is None or not len(biases) or not len(features):
+        return None
+    columns = features[:, biases]  # (n, B)
+    if bool(column_spread(columns).isinf().all()):
+        return None
+    weight = features.new_zeros(features.shape[1])
+    # Bias columns count atoms up to a factor, which is negative where outputs are scaled so.
+    weight[biases] = columns.sum(0).sign()
+    extent = features @ weight
+    usual_extent = extent[extent != 0].square().mean().sqrt()  # where there is something to sum
+    return weight / usual_extent
 
 
 def _bounded_mean_square(missed: Tensor, rank: int) -> Tensor:

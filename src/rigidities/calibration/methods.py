@@ -4,8 +4,8 @@ A method is a frozen object that holds its own options, with plain defaults. It 
 `calibrate(x, y, method=rg.Full(support=(0, None)))`. The names "full" and "paper" stand for
 `Full()` and `Paper()`.
 
-- `Full`: noise, tails and shape of the distribution follow the features, and a guard widens the
-  bars of unfamiliar inputs.
+- `Full`: the distribution of errors follows the features, and a guard widens the bars of unfamiliar
+  inputs.
 - `Paper`: $\sigma^2 = \alpha^2 q(\varsigma^2) + \text{noise}$ by one criterion.
 """
 
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ..prediction.distribution import Distribution, StudentT, distribution_named
+from ..prediction.mixture import Mixture
 from ..prediction.noise import GivenNoise, Noise, noise_named
 
 __all__ = ["Full", "Method", "NoiseFunction", "Paper", "Support", "method_for"]
@@ -34,13 +35,15 @@ _CRITERIA = ("nll", "bins", "evidence", "loo")
 
 @dataclass(frozen=True, kw_only=True)
 class Full:
-    r"""The full model: noise, tails and shape by input, and a guard for unfamiliar inputs.
+    r"""The full model: a distribution of errors by input, and a guard for unfamiliar inputs.
+
+    The distribution is a mixture (`prediction.mixture`). A head on the features gives its noise,
+    shares, centres and widths (`prediction.head`).
 
     Attributes:
-        noise: "features" for a noise that follows the features; "constant"; or a
-            callable(batch) -> variances, a noise that is known for each row up to one factor.
-        distribution: "tilted" for a Student-t distribution whose shape follows the features;
-            "student-t" or "gaussian" without such a shape.
+        noise: "features" for a distribution that follows the features; "constant" for one that is
+            the same for all rows; or a callable(batch) -> variances, a noise that is known for each
+            row up to one factor.
         ridge: A fixed $\varsigma^2$; None to choose it.
         support: The bounds (low, high) of the targets, with None for no bound. Probability beyond a
             bound is moved to the bound.
@@ -55,7 +58,6 @@ class Full:
     """
 
     noise: Literal["features", "constant"] | NoiseFunction = "features"
-    distribution: Literal["tilted", "student-t", "gaussian"] = "tilted"
     ridge: float | None = None
     support: Support | None = None
     guard: bool = True
@@ -66,11 +68,6 @@ class Full:
             raise ValueError(
                 "noise of Full must be 'features', 'constant' or a function of batches, got "
                 f"{self.noise!r}. Other noises belong to Paper."
-            )
-        if self.distribution not in ("tilted", "student-t", "gaussian"):
-            raise ValueError(
-                "distribution of Full must be 'tilted', 'student-t' or 'gaussian', whose settings "
-                f"it fits, got {self.distribution!r}. Other distributions belong to Paper."
             )
         for name in ("guard", "optimism"):
             value = getattr(self, name)
@@ -125,9 +122,9 @@ class Paper:
                 f"criterion must be one of {', '.join(map(repr, _CRITERIA))}, got "
                 f"{self.criterion!r}."
             )
-        if self.noise == "features" or self.distribution == "tilted":
+        if self.noise == "features" or self.distribution in ("mixture", Mixture):
             raise ValueError(
-                "noise='features' and distribution='tilted' are fitted by Full. Pass "
+                "noise='features' and distribution='mixture' are fitted by Full. Pass "
                 "method=rigidities.Full(), or another noise and distribution to Paper."
             )
         if self.noise_class is GivenNoise and self.noise_function is None:

@@ -48,8 +48,7 @@ class CalibrationReport(ReportNumbers):
         remarks: list[str],
         notices: Sequence[str] = (),
         seen: int = 0,
-        ladder: dict[str, float] | None = None,
-        rung: str = "",
+        steps: Sequence[int] = (),
         early_stopped: bool | None = None,
     ) -> CalibrationReport:
         """The report on a choice, completed with what depends only on the rows.
@@ -70,8 +69,7 @@ class CalibrationReport(ReportNumbers):
             remarks: Sentences on the choice.
             notices: Those of them that a user is warned with.
             seen: How many training rows were used.
-            ladder: The cross-validated NLL of each rung, if there are rungs.
-            rung: The rung that was taken.
+            steps: As in the attributes.
             early_stopped: As in the attributes.
         """
         copies = words.repeated_rows(rows)
@@ -97,8 +95,7 @@ class CalibrationReport(ReportNumbers):
             duplicates=0 if rows is None else round(rows.duplicates),
             fixed=method.ridge is not None,
             seen=seen,
-            ladder={} if ladder is None else ladder,
-            rung=rung,
+            steps=list(steps),
             early_stopped=early_stopped,
             remarks=[*copies, *remarks],
         )

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ReportNumbers"]
 
-CONSTANT_BAR = "constant bar"
-PAPER = "paper"
-CONSTANT_NOISE = "constant noise"
-TAILS = "heavy tails"
-FEATURE_NOISE = "noise that follows the inputs"
-FULL = "full"
-RUNGS = (CONSTANT_BAR, PAPER, CONSTANT_NOISE, TAILS, FEATURE_NOISE, FULL)
-"""The rungs of the method "full", the simplest first."""
 _APART_FROM_HEADER = ("calibration", "constant", "gradient_scale", "notices")
 """Fields of a report that are not plain values, or not for files."""
 
@@ -65,9 +57,8 @@ class ReportNumbers:
             share is used.
         gradient_scale: The scale of derivatives, one entry per target, if it was calibrated.
         seen: How many training rows the method "full" used, with their leave-one-out errors.
-        ladder: For the method "full", the cross-validated NLL per row of one constant bar, of the
-            paper's form, and of each part of the full model with those before it.
-        rung: For the method "full", the entry of `ladder` that was chosen.
+        steps: For the method "full", how many steps each target's distribution was fitted away from
+            one that is the same for all rows, as cross-validation has chosen; 0 for that one.
         early_stopped: Whether the validation rows chose the model's checkpoint; None if unknown.
         remarks: Sentences on the rows and what followed from them.
         rounding: A bound on the relative error of variances from mixed precision.
@@ -106,8 +97,7 @@ class ReportNumbers:
     used: int = 0
     gradient_scale: Tensor | None = None
     seen: int = 0
-    ladder: dict[str, float] = field(default_factory=dict)
-    rung: str = ""
+    steps: list[int] = field(default_factory=list)
     early_stopped: bool | None = None
     remarks: list[str] = field(default_factory=list)
     rounding: float = 0.0
@@ -145,20 +135,21 @@ class ReportNumbers:
 
     @property
     def varies(self) -> bool:
-        """Whether bars differ among rows like the training rows: one constant bar does not."""
-        return self.rung != CONSTANT_BAR
+        """Whether bars differ among rows like the training rows.
+
+        They differ by q alone where no step away from one distribution for all rows was shown to be
+        better.
+        """
+        follows = any(self.steps) or self.calibration.noise.name == "given"
+        return self.method == "paper" or follows
 
     @property
     def has(self) -> set[str]:
         """Names of the noise and distributions in use or tried in vain, and of groups in use."""
         calibration = self.calibration
         names = {calibration.noise.name, calibration.distribution.name}
-        if TAILS in self.ladder:
-            names.add("student-t")
-        if FEATURE_NOISE in self.ladder:
-            names.add("features")
-        if FULL in self.ladder:
-            names.add("tilted")
+        if self.method == "full":  # the head was tried at least
+            names |= {"features", "mixture"}
         if calibration.conformal is not None and len(calibration.conformal.labels) > 0:
             names.add("groups")
         return names

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..prediction.guards import unfamiliarity
+from ..prediction.head import extent_of, intensive_features
 from .ignorance import IgnorantForecast
 from .methods import Support
 from .robust import clipped_mean, mean_q, reach
@@ -47,8 +47,6 @@ REFERENCE = 0.9
 """Quantile of the left-out training rows' q, beyond which the guard sets in."""
 REFERENCE_ROWS = 20
 """Least number of training rows that fix units and ranges by themselves."""
-TINY = 1e-6
-"""Share of the mean squared residual that is added to each square."""
 
 _PIECE = 1 << 20
 """Number of squared components at which batches are joined into one piece."""
@@ -290,12 +288,8 @@ class TargetView:
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, so that
             the distribution's mass beyond is what the row shows; 0 elsewhere, (n,).
         sample: The sample of each row, (n,); None where each row is a sample of its own.
-        columns: The inputs of a head, (n, P), once they are known (`target_fit.Design`). The
-            features are then no longer needed, and left out.
-        distance: Prediction minus ignorant forecast, (n,), once that forecast is known.
-        extent: How much the readout summed in each row relative to a usual row, (n,), once the
-            forecast is known; one where it does not sum.
-        forecast: The ignorant forecast, fitted to all rows of the target.
+        forecast: The ignorant forecast, fitted to all rows of the target, once it is known.
+        grid_step: The step of the grid that the targets lie on; 0 where they lie on none.
     """
 
     residual: Tensor
@@ -307,10 +301,8 @@ class TargetView:
     target: Tensor
     side: Tensor
     sample: Tensor | None = None
-    columns: Tensor | None = None
-    distance: Tensor | None = None
-    extent: Tensor | None = None
     forecast: IgnorantForecast | None = None
+    grid_step: float = 0.0
 
     def __len__(self) -> int:
         return len(self.q)
@@ -326,14 +318,22 @@ class TargetView:
     def in_order(self) -> TargetView:
         """The same rows in an order that does not depend on the one in which they came.
 
-        They are sorted by their targets, as float32 numbers; equal ones by their predictions, and
-        then by q. The target is prediction plus residual, which float64 may round differently in
-        another batch: as float32 numbers, equal targets remain equal. Rows without a target, whose
-        residual was bounded, come last. The samples keep their numbers.
+        Seen rows come last. Among both kinds, rows are sorted by their targets, as float32 numbers;
+        equal ones by their predictions, and then by q. The target is prediction plus residual,
+        which float64 may round differently in another batch: as float32 numbers, equal targets
+        remain equal. Rows without a target, whose residual was bounded, come last. The samples keep
+        their numbers. Targets and predictions of sums over atoms are those beyond what the atoms
+        explain, so that a constant per atom leaves the order as it is.
         """
+        mean = self.mean
+        target = self.target
+        if self.forecast is not None and self.forecast.by_feature is not None:
+            by_atoms = self.forecast(self.features)
+            mean = mean - by_atoms
+            target = target - by_atoms
         order = torch.arange(len(self), device=self.q.device)
-        for key in (self.q, self.mean, self.target.to(torch.float32)):  # the last one decides
-            order = order[key[order].argsort(stable=True)]
+        for key in (self.q, mean, target.to(torch.float32), self.seen.to(torch.int8)):
+            order = order[key[order].argsort(stable=True)]  # the last one decides
         return self[order]
 
     def followed_by(self, other: TargetView) -> TargetView:
@@ -353,14 +353,39 @@ class TargetView:
             sample=sample,
         )
 
-    def with_forecast(self, biases: Tensor | None) -> TargetView:
-        """The same rows with their ignorant forecast; `biases` are the readout's bias columns."""
-        forecast = IgnorantForecast.of(self.target, self.features, biases)
+    def with_forecast(self, extent_weight: Tensor | None) -> TargetView:
+        """The same rows with their ignorant forecast, and whether their targets lie on a grid.
+
+        Args:
+            extent_weight: Weights of the features that give the extent, as in `extent_weights`.
+        """
+        forecast = IgnorantForecast.of(self.target, self.features, extent_weight)
+        return replace(self, forecast=forecast, grid_step=self._grid_step())
+
+    @cached_property
+    def intensive(self) -> TargetView:
+        """The same rows over their extent, with predictions beyond the ignorant forecast.
+
+        Residuals on a grid are spread over its cells: a row says no more than that its target lies
+        in a cell, and a density fitted to the middle of the cells would learn the grid. Targets at
+        a bound stay there.
+        """
+        forecast = self.forecast
+        assert forecast is not None, "these rows have no ignorant forecast yet"
+        # Multiples of the golden ratio spread evenly, also among rows of the same target.
+        place = golden_positions(0, len(self), self.q.device) - 0.5
+        residual = self.residual + self.grid_step * place * (self.side == 0)
+        distance = self.mean - forecast(self.features)
+        if forecast.extent_weight is None:
+            return replace(self, residual=residual, mean=distance)
+        weight = forecast.extent_weight[None]
+        extent = extent_of(self.features, weight)  # (n, 1)
         return replace(
             self,
-            distance=self.mean - forecast(self.features),
-            extent=forecast.extent(self.features),
-            forecast=forecast,
+            residual=residual / extent[:, 0],
+            q=self.q / extent[:, 0].square(),
+            mean=distance / extent[:, 0],
+            features=intensive_features(self.features, extent, weight),
         )
 
     @cached_property
@@ -408,35 +433,23 @@ class TargetView:
         return mean_q(self.informative_held_out.q)
 
     @cached_property
-    def high_unfamiliarity(self) -> Tensor:
-        """The q over squared extent below which nine tenths of the reference rows lie."""
-        rows = self.informative_reference
-        assert rows.extent is not None, "these rows have no ignorant forecast yet"
-        return torch.quantile(unfamiliarity(rows.q, rows.extent), REFERENCE)
+    def high_q(self) -> Tensor:
+        """The q below which nine tenths of the informative reference rows lie."""
+        return torch.quantile(self.informative_reference.q, REFERENCE)
 
     @cached_property
     def mean_square(self) -> Tensor:
         """The mean squared residual of held-out rows, single far ones clipped."""
         return clipped_mean(self.held_out.residual.square())
 
-    @cached_property
-    def squares(self) -> Tensor:
-        """Squared residuals, (n,), plus a little: a residual of zero does not mean certainty."""
-        return self.residual.square() + TINY * self.mean_square
-
-    @cached_property
-    def noise_level(self) -> Tensor:
-        """The constant noise that would explain the mean squared residual alone."""
-        return self.mean_square / self.held_out.noise_factor.mean()
-
-    @cached_property
-    def grid_step(self) -> float:
+    def _grid_step(self) -> float:
         """The step of the grid that the targets lie on; 0 where they lie on none.
 
         On a grid, half of the targets at least are repeated, and the distinct values are apart by a
         fifth of the residuals' root mean square.
         """
-        values = (self.mean + self.residual)[~self.seen]  # left-out residuals are not on the grid
+        # Left-out residuals are not on the grid, and a target that was bounded is not known.
+        values = self.target[~self.seen & self.target.isfinite()]
         if len(values) < 4:
             return 0.0
         # The target is prediction plus residual, both in float64.

@@ -1,166 +1,249 @@
-r"""The full model of one target, and what is left of it without some of its components.
+r"""The density head of one target: its inputs, how far it follows them, and its guard.
 
-A noise that follows the inputs, plus $\alpha^2 q$, under a Student-t distribution (`scale_fit`), a
-tilt of that distribution (`tilt_fit`), and a guard outside of the data (`prediction.guards`).
-Training rows enter as if left out. `full` decides which components are kept.
+`density_fit` offers a path of heads, from one mixture for all rows (step 0) to one that follows the
+inputs closely. Rows that the head was not fitted to choose a step of that path, and a *level*: the
+logarithm of a factor of all squared scales, since errors of new rows are larger than those of rows
+that the model was trained on. Which rows those are depends on how many there are (`splits`):
 
-Data flow: `Design` turns rows into the columns that the head looks at; `fitted_target`
-fits scale, bounds of the noise, tilt and guard to them, one after the other; the `TargetFit` that
-it returns gives squared scales and negative log-likelihoods of new rows.
+- With many training rows and enough validation rows, the head is fitted to the training rows, as if
+  each were left out of the readout, and the validation rows choose.
+- With many rows otherwise, a fifth of all rows chooses.
+- With fewer rows, each fifth of the validation rows is left out in turn of a fit to all others. The
+  head at the chosen step is then fitted to all rows.
+
+The same left-out rows, in five folds, say what the choice gains over one constant bar: each fold is
+judged at the step and level that the others choose.
+
+Data flow: `Design` turns the rows of a target into the network's inputs; `fitted_target` fits,
+chooses and adds the guard. The `TargetFit` that it returns gives the tensors of a `Head`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..prediction.cosine_tilt import CosineTilt
-from ..prediction.distribution import Distribution, StudentT, Tilted
+from ..prediction.distribution import Distribution
 from ..prediction.guards import Guard
-from ..prediction.head import STEEPEST, Inputs
+from ..prediction.head import FIRST_INPUTS, Head, HeadForm, Inputs, Network
+from ..prediction.mixture import Mixture
+from .density_fit import (
+    ConstantMixture,
+    Weights,
+    constant_mixture,
+    descend,
+    fitted_level,
+    looks,
+)
+from .density_loss import Errors, mixture_loss
+from .gain import FEWEST_ROWS, constant_nll, folds
+from .methods import Full
 from .rows import TargetView
-from .scale_fit import FIRST_INPUTS, FIXED_PARAMETERS, ScaleFit, constant_fit, flat_fit, headed_fit
-from .tilt_fit import TiltFit, fitted_tilt
 
+MANY = 3000
+"""Number of rows from which on a part of them is enough to choose a step."""
+ENOUGH = 200
+"""Number of validation rows that choose a step by themselves."""
+STEPS = 1500
+"""Length of a path with many rows."""
+FEW_STEPS = 500
+"""Length of a path with fewer rows."""
+ALL_STEPS = 6000
+"""Steps that the paths of all targets have together; at least `FEW_STEPS` each."""
+COMPONENTS = 3
+"""Components of the mixture with many rows."""
+FEW_COMPONENTS = 2
+"""Components of the mixture with fewer rows."""
 BOUNDS = 0.005
-"""Share of the fitted log-noises that lie beyond each of the bounds of the log-noise."""
-FLOORS = (BOUNDS, 0.25, 0.5, 0.75, 0.9)
-"""Quantiles of the fitted log-noises that are tried as their lower bound, in this order.
-
-The first one that leaves tails long enough is taken."""
-FAR_TAIL = 0.01
-"""Probability outside of 99 % intervals."""
-SHORT = 1.5
-"""Multiple of `FAR_TAIL` outside of the untilted 99 % intervals that shows tails too short."""
-DIRECTIONS = 512
-"""Largest number of features that the head looks at.
-
-Of more features it looks at as many leading principal directions."""
-COVERED = 0.95
-"""Level of the quantile at which the guard's distribution is as wide as a Gaussian."""
-
-
-@dataclass(frozen=True)
-class Components:
-    """Which components of the full model are asked for.
-
-    Attributes:
-        head: Whether the noise follows the inputs.
-        tails: Whether the distribution is a Student-t.
-        tilt: Whether that distribution has a shape of its own.
-        guard: Whether bars are widened beyond the training rows.
-        rigidity: Whether bars follow q among the training rows too.
-    """
-
-    head: bool = True
-    tails: bool = True
-    tilt: bool = True
-    guard: bool = True
-    rigidity: bool = True
-
-    @property
-    def columns(self) -> bool:
-        """Whether anything follows the columns of a design."""
-        return self.head or self.tilt
+"""Share of the fitted h that lie beyond each of the bounds of h."""
+DIRECTIONS = 64
+"""Largest number of principal directions of the features that the network looks at."""
+EXACT = 256
+"""Number of features up to which the directions are computed exactly."""
+DIRECTION_ROWS = 8192
+"""Most rows that give the directions of wider features, evenly spread."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """How rows of one target become the columns that its head looks at.
+    """How rows of one target become the inputs of its network.
 
     Attributes:
-        inputs: How the head's inputs are standardised.
-        directions: Directions of the standardised features that are looked at, (D, 512); None
-            stands for all features.
+        inputs: How they are standardised.
+        directions: Principal directions of the standardised features, (D, at most 64).
     """
 
     inputs: Inputs
-    directions: Tensor | None
+    directions: Tensor
 
     @classmethod
-    def of(
-        cls,
-        rows: TargetView,
-        features: tuple[Tensor, Tensor] | None = None,
-        *,
-        directed: bool = True,
-    ) -> Design:
+    def of(cls, rows: TargetView, like: Design | None = None) -> Design:
         """The design whose units the reference rows fix.
 
         Args:
-            rows: The rows of one target.
-            features: Centre and spread of the features, where targets share them.
-            directed: Whether leading directions are needed where there are many features.
+            rows: The rows, over their extent.
+            like: The design of another target with the same features, whose units are kept.
         """
-        assert rows.columns is None, "these rows have columns of a design already"
         reference = rows.reference
-        columns = reference.features
-        if not columns.shape[1]:  # without features, a constant column stands in for a moment
-            columns = columns.new_zeros(len(columns), 1)
-        inputs = Inputs.of(rows.informative_reference.q, reference.mean, columns)
-        width = reference.features.shape[1]
-        inputs = replace(inputs, centre=inputs.centre[:width], spread=inputs.spread[:width])
-        if features is not None:
-            centre, spread = features
-            inputs = replace(inputs, centre=centre, spread=spread)
-        return cls(inputs, _directions(inputs, reference) if directed else None)
+        inputs = Inputs.of(rows.informative_reference.q, reference.mean, reference.features)
+        if like is not None:
+            inputs = replace(inputs, centre=like.inputs.centre, spread=like.inputs.spread)
+            return cls(inputs, like.directions)
+        return cls(inputs, _directions(inputs, reference.features))
 
     def columns(self, rows: TargetView) -> Tensor:
-        """The columns (n, P) of rows; those that `applied` stored with them, if any."""
-        if rows.columns is not None:
-            return rows.columns
-        columns = self.inputs(rows.q, rows.mean, rows.features)
-        if self.directions is None:
-            return columns
-        return torch.cat(
-            [columns[:, :FIRST_INPUTS], columns[:, FIRST_INPUTS:] @ self.directions], 1
+        """The network's inputs of rows, (n, P), in single precision."""
+        first = self.inputs.besides_features(rows.q, rows.mean)
+        features = self.inputs.standardised(rows.features)
+        return torch.cat([first, features @ self.directions], 1).to(torch.float32)
+
+    def network(self, weights: Weights) -> Network:
+        """The network of these weights as one of the features, with an axis of one target."""
+        of_columns = weights.inputs.to(self.directions)  # (P, H + O)
+        of_features = self.directions @ of_columns[FIRST_INPUTS:]
+        return Network(
+            rigidity=self.inputs.rigidity[None],
+            output=self.inputs.output[None],
+            centre=self.inputs.centre[None],
+            spread=self.inputs.spread[None],
+            weight=torch.cat([of_columns[:FIRST_INPUTS], of_features])[None],
+            hidden_constant=weights.hidden_constant.to(of_columns)[None],
+            hidden_weight=weights.hidden.to(of_columns)[None],
         )
 
-    def applied(self, rows: TargetView) -> TargetView:
-        """The rows with their columns in place of the features."""
-        return replace(rows, columns=self.columns(rows), features=rows.features[:, :0])
 
+def _directions(inputs: Inputs, features: Tensor) -> Tensor:
+    """The leading principal directions of features (n, D) once standardised, (D, at most 64).
 
-def _directions(inputs: Inputs, rows: TargetView) -> Tensor | None:
-    """The leading principal directions of the standardised features; None where there are few."""
-    if len(inputs.centre) <= DIRECTIONS:
-        return None
-    x = inputs.standardised(rows.features)
+    A direction may point either way. It points to where the rows reach farther, by their cubes, so
+    that the order of the features does not decide. Where they reach as far on both sides, a fixed
+    vector decides, so that rounding does not.
+    """
+    width = features.shape[1]
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(x.shape[1], DIRECTIONS, generator=generator, dtype=x.dtype)
-    directions = start.to(x.device)
-    for _ in range(2):  # subspace iterations; a third changes the NLL by some 1e-5
-        directions = torch.linalg.qr(x.mT @ (x @ directions))[0]
-    return directions
+    start = torch.randn(width, DIRECTIONS, generator=generator, dtype=features.dtype)
+    start = start.to(features.device)
+    if width <= EXACT:
+        standardised = inputs.standardised(features)
+        _, vectors = torch.linalg.eigh(standardised.mT @ standardised)
+        directions = vectors.flip(1)[:, :DIRECTIONS]
+    else:
+        rows = torch.arange(min(len(features), DIRECTION_ROWS), device=features.device)
+        rows = rows * len(features) // len(rows)
+        standardised = inputs.standardised(features[rows])
+        directions = start
+        for _ in range(3):  # subspace iterations
+            directions = torch.linalg.qr(standardised.mT @ (standardised @ directions))[0]
+    projections = standardised @ directions  # (n, at most 64)
+    cubes = projections.pow(3).sum(0)
+    rounding = 1e-9 * projections.abs().pow(3).sum(0)
+    by_vector = start[:, 0] @ directions
+    sign = torch.where(cubes.abs() > rounding, cubes, by_vector).sign()
+    signed: Tensor = directions * torch.where(sign == 0, 1.0, sign)
+    return signed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is fitted, the same for all targets.
+
+    Attributes:
+        follows_inputs: Whether the distribution follows the inputs.
+        guarded: Whether bars are widened beyond the training rows.
+        many: Whether there are so many rows that a part of them may choose.
+        steps: The length of a path.
+    """
+
+    follows_inputs: bool
+    guarded: bool
+    many: bool
+    steps: int
+
+    @classmethod
+    def of(cls, tables: Sequence[TargetView], method: Full, *, has_features: bool) -> Plan:
+        """The plan for the rows of several targets.
+
+        Args:
+            tables: The rows of each target.
+            method: What is asked of the calibration.
+            has_features: Whether the rows have features.
+        """
+        many = min(map(len, tables)) >= MANY
+        follows_inputs = method.noise == "features" and has_features
+        steps = 0
+        if follows_inputs:
+            steps = max(FEW_STEPS, min(STEPS, ALL_STEPS // len(tables))) if many else FEW_STEPS
+        return cls(follows_inputs, method.guard, many, steps)
+
+    @property
+    def components(self) -> int:
+        """Components of the mixture."""
+        return COMPONENTS if self.many else FEW_COMPONENTS
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows that a head is fitted to, and rows that judge it.
+
+    Attributes:
+        fitted: Which rows are fitted to, booleans (n,).
+        left_out: Numbers of the rows that judge, (m,).
+    """
+
+    fitted: Tensor
+    left_out: Tensor
+
+
+def splits(rows: TargetView, *, many: bool) -> list[Split]:
+    """What is fitted to and what is left out, once or in turn; see the module.
+
+    The list is empty where there are too few rows to leave any out.
+    """
+    new = ~rows.seen if bool((~rows.seen).any()) else rows.seen
+    new_rows = new.nonzero()[:, 0]
+    if len(new_rows) < FEWEST_ROWS:
+        return []
+    if not many:
+        sample = None if rows.sample is None else rows.sample[new_rows]
+        fold = folds(len(new_rows), new_rows.device, sample)
+        each = []
+        for k in range(int(fold.max()) + 1):
+            left_out = new_rows[fold == k]
+            fitted = torch.ones_like(new)
+            fitted[left_out] = False
+            each.append(Split(fitted, left_out))
+        return each
+    if len(rows) - len(new_rows) >= MANY and len(new_rows) >= ENOUGH:
+        return [Split(~new, new_rows)]
+    fitted = folds(len(rows), new.device, rows.sample) > 0
+    return [Split(fitted, (~fitted).nonzero()[:, 0])]
 
 
 @dataclass(frozen=True)
 class TargetFit:
-    """The full model of one target.
+    """The density head of one target, with what is known of it.
 
     Attributes:
-        design: The columns that the head looks at.
-        constant: The fit without a head, at which that with a head began; None for a constant bar.
-        scale: Noise, scale and tails.
-        bounds: The bounds of the log-noise, (2,).
-        floor: The share of the fitted log-noises that lie below the lower bound.
-        middle: The median of the log-noise.
-        tilt: The tilt; None where there is none.
-        guard: The guard; None where there is none.
+        head: The head, with an axis of one target.
+        guard: The guard, likewise; None where there is none.
+        step: The step that was chosen; 0 for one mixture for all rows.
         gap: Half the gap between new and training rows, in units of q.
+        gains: What the head gains over one constant bar in nats, for each row that was left out,
+            (m,).
+        nll: The mean negative log-likelihood of those rows; of the held-out rows where none was
+            left out.
     """
 
-    design: Design
-    constant: ScaleFit | None
-    scale: ScaleFit
-    bounds: Tensor
-    floor: float
-    middle: Tensor
-    tilt: TiltFit | None
+    head: Head
     guard: Guard | None
+    step: int
     gap: Tensor
+    gains: Tensor
+    nll: float
 
     @property
     def scale2(self) -> Tensor:
@@ -172,234 +255,26 @@ class TargetFit:
         of its own rows by as much as it raises those of others, so that half of the gap is what a
         network's own weights add to the errors of new rows.
         """
-        return 0.5 * (self.scale.scale2 + self.gap)
-
-    @property
-    def headed(self) -> bool:
-        """Whether the noise follows the inputs."""
-        return len(self.scale.vector) > FIXED_PARAMETERS
-
-    def squared_scale(self, rows: TargetView, *, guarded: bool = True) -> Tensor:
-        """s^2 of rows, taken as new ones (without optimism), (n,)."""
-        columns = self.design.columns(rows) if self.headed else _no_columns(rows)
-        log_noise = self.scale.log_noise(columns).clamp(*self.bounds)
-        s2 = log_noise.exp() * rows.noise_factor + self.scale.scale2 * rows.q
-        if self.guard is None or not guarded:
-            return s2
-        assert rows.distance is not None, "these rows have no ignorant forecast yet"
-        assert rows.extent is not None, "these rows have no ignorant forecast yet"
-        return self.guard.widened(s2, rows.q, rows.distance, rows.extent)
-
-    def nll(self, rows: TargetView, *, guarded: bool = True, tilted: bool = True) -> Tensor:
-        """The negative log-likelihoods of rows, taken as new ones (without optimism), (n,)."""
-        s2 = self.squared_scale(rows, guarded=guarded)
-        distribution = self.scale.distribution
-        if tilted and self.tilt is not None:
-            theta = self.tilt(self.design.columns(rows)).clamp(-STEEPEST, STEEPEST)
-            if guarded and self.guard is not None:
-                assert rows.extent is not None, "these rows have no ignorant forecast yet"
-                theta = (theta.mT / self.guard.beyond(rows.q, rows.extent)).mT
-            distribution = Tilted(self.scale.df, theta)
-        return distribution_nll(distribution, rows.residual, s2, rows.side)
-
-    def head_weights(self, tilts: int) -> tuple[Tensor, Tensor]:
-        """Weight (3 + D, 1 + tilts) and constant (1 + tilts,) of a head: noise first, then tilt."""
-        noise_constant = self.scale.vector[0]
-        noise_weight = self.scale.vector[FIXED_PARAMETERS:, None]
-        width = FIRST_INPUTS + len(self.design.inputs.centre)
-        if len(noise_weight):
-            noise_weight = self._by_feature(noise_weight)
-        else:
-            noise_weight = noise_constant.new_zeros(width, 1)
-        tilt_weight = noise_constant.new_zeros(width, tilts)
-        tilt_constant = noise_constant.new_zeros(tilts)
-        if self.tilt is not None:
-            tilt_weight = self._by_feature(self.tilt.weight)
-            tilt_constant = self.tilt.constant
-        weight = torch.cat([noise_weight, tilt_weight], 1)
-        constant = torch.cat([noise_constant[None], tilt_constant])
-        return weight, constant
-
-    def _by_feature(self, weight: Tensor) -> Tensor:
-        """Weights of the design's columns (3 + at most 512, J) as those of features, (3 + D, J)."""
-        directions = self.design.directions
-        if directions is None:
-            return weight
-        return torch.cat([weight[:FIRST_INPUTS], directions @ weight[FIRST_INPUTS:]])
+        return 0.5 * (_variance_rate(self.head) + self.gap)
 
 
-def fitted_target(
-    rows: TargetView,
-    components: Components,
-    like: TargetFit | None = None,
-    *,
-    design: Design | None = None,
-    constant: ScaleFit | None = None,
-    neighbour: TargetFit | None = None,
-) -> TargetFit:
-    """The full model of one target's rows: left-out training rows and validation rows.
+def _variance_rate(head: Head) -> Tensor:
+    """What a unit of q adds to the variance of a usual row of one target, ().
 
-    Args:
-        rows: The rows.
-        components: The components that are asked for.
-        like: A fit to nearly the same rows, whose design, penalties and start are kept.
-        design: The design. By default that of `like`, or else a new one for these rows.
-        constant: The fit without a head, where it is known already.
-        neighbour: The fit of another target. The search for the penalty begins near its penalty.
+    The squared scale is in units of the mixture, whose second moment need not be near one.
     """
-    if design is None:
-        design = Design.of(rows) if like is None else like.design
-    columns = design.columns(rows) if components.columns else _no_columns(rows)
-    noise_columns = columns if components.head else columns[:, :0]
-    if components.rigidity:
-        if constant is None:
-            constant = constant_fit(
-                rows,
-                rows.squares,
-                gaussian=not components.tails,
-                start=None if like is None else like.constant,
-            )
-        scale = headed_fit(
-            rows,
-            noise_columns,
-            rows.squares,
-            constant,
-            gaussian=not components.tails,
-            start=None if like is None else like.scale,
-            near=None if neighbour is None else neighbour.scale.penalty,
-        )
-    else:
-        scale = flat_fit(
-            rows,
-            rows.squares,
-            gaussian=not components.tails,
-            start=None if like is None else like.scale,
-        )
-    log_noise = scale.vector[:1]  # one for all rows
-    if components.head:
-        log_noise = scale.log_noise(noise_columns)
-    shape = _fitted_shape(
-        rows, scale, log_noise, columns, components, start=None if like is None else like.tilt
+    return head.scale2[0] * Mixture.of_shape(head.usual[0, 1:]).second
+
+
+def head_nll(head: Head, guard: Guard | None, rows: TargetView) -> Tensor:
+    """The negative log-likelihoods of rows under the head of one target, guarded, (n,)."""
+    form = HeadForm.of(head, guard, torch.float64)
+    moment, shape = form(
+        rows.q[:, None], rows.mean[:, None], rows.features, rows.noise_factor[:, None]
     )
-    return TargetFit(
-        design=design,
-        constant=constant,
-        scale=scale,
-        bounds=shape.bounds,
-        floor=shape.floor,
-        middle=log_noise.clamp(*shape.bounds).median(),
-        tilt=shape.tilt,
-        guard=_guard(rows, scale) if components.guard else None,
-        gap=_gap(rows, scale),
-    )
-
-
-def _no_columns(rows: TargetView) -> Tensor:
-    """The inputs of a constant noise, (n, 0)."""
-    return rows.q.new_zeros(len(rows), 0)
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """The bounds of the log-noise (2,), the share of it below the lower one, and the tilt."""
-
-    bounds: Tensor
-    floor: float
-    tilt: TiltFit | None
-
-
-def _fitted_shape(
-    rows: TargetView,
-    scale: ScaleFit,
-    log_noise: Tensor,
-    columns: Tensor,
-    components: Components,
-    start: TiltFit | None,
-) -> _Shape:
-    """The tilt, and the lowest bound of the log-noise that leaves tails long enough.
-
-    Args:
-        rows: The rows.
-        scale: The fit of noise, scale and tails.
-        log_noise: The fitted log-noises, (n,), or (1,) for a constant noise.
-        columns: The head's columns, (n, P).
-        components: The components that are asked for.
-        start: The tilt of nearly the same rows, if that is known.
-    """
-    tilting = components.tilt and components.tails
-    floors = FLOORS if components.head and components.tails else FLOORS[:1]
-    tilt = None
-    for floor in floors:
-        bounds = torch.quantile(log_noise, log_noise.new_tensor([floor, 1 - BOUNDS]))
-        if not tilting and len(floors) == 1:  # neither a tilt to fit nor another floor to take
-            break
-        s2 = scale.squared_scale(rows, log_noise.clamp(*bounds))
-        u = scale.distribution.cdf(rows.residual / s2.sqrt())
-        if tilting:
-            tilt = fitted_tilt(u, columns, side=rows.side, start=start)
-        if not _tails_too_short(u, tilt, columns, surely=floor == BOUNDS):
-            break
-    return _Shape(bounds, floor, tilt)
-
-
-def _tails_too_short(u: Tensor, tilt: TiltFit | None, columns: Tensor, *, surely: bool) -> bool:
-    """Whether too many rows lie outside of 99 % intervals.
-
-    Say targets are mostly zero. Where they seldom differ from zero, a noise that follows the inputs
-    is small, and the few that differ lie farther out than the distribution's tails reach. Rows must
-    lie outside of the untilted distribution too, since the tilt was fitted to the same rows.
-
-    Args:
-        u: The rows' probabilities under the untilted distribution, (n,).
-        tilt: The tilt, if there is one.
-        columns: The head's columns, (n, P).
-        surely: Whether the excess must be larger than chance.
-    """
-    expected = FAR_TAIL * len(u)
-    untilted_outside = float((torch.minimum(u, 1 - u) < FAR_TAIL / 2).sum())
-    if untilted_outside <= max(SHORT * expected, expected + 3 * expected**0.5):
-        return False
-    if tilt is None:
-        return True
-    tilted = CosineTilt(tilt(columns).clamp(-STEEPEST, STEEPEST)).cdf(u[:, None])
-    outside = float((torch.minimum(tilted, 1 - tilted) < FAR_TAIL / 2).sum())
-    chance = 1.5 * expected**0.5 if surely else 0.0
-    return outside > expected + chance
-
-
-def _gap(rows: TargetView, scale: ScaleFit) -> Tensor:
-    """Half the gap between the errors of new and of training rows, in units of q.
-
-    Where all rows are new or all are training rows it is not known, and the squared scale is
-    returned instead.
-    """
-    if not bool(rows.seen.any() & ~rows.seen.all()):
-        return scale.scale2
-    optimism = scale.vector[2].clamp(min=0)
-    return -0.5 * torch.expm1(-optimism) * rows.mean_square / rows.usual_q
-
-
-def _guard(rows: TargetView, scale: ScaleFit) -> Guard:
-    """The guard of one target."""
-    # The factor makes the distribution's 90 % interval that of a Gaussian with the variance that
-    # the guard sets.
-    factor = torch.ones_like(rows.mean_square)
-    if not scale.gaussian:
-        level = torch.tensor(COVERED, dtype=torch.float64)
-        factor = factor * (torch.special.ndtri(level) / StudentT(scale.df).quantile(level)) ** 2
-    # Where the features are all zero in every row, q of a new row is in units of one.
-    reference = torch.ones_like(rows.mean_square)
-    if len(rows.informative_held_out) > 0:
-        reference = rows.high_unfamiliarity
-    forecast = rows.forecast
-    assert forecast is not None, "these rows have no ignorant forecast yet"
-    return Guard(
-        reference=reference,
-        variance=forecast.variance,
-        factor=factor,
-        centre=forecast.constant,
-        by_feature=forecast.by_feature,
-        extent_weight=forecast.extent_weight,
+    distribution = Mixture.of_shape(shape[:, 0])
+    return distribution_nll(
+        distribution, rows.residual, moment[:, 0] / distribution.second, rows.side
     )
 
 
@@ -423,3 +298,269 @@ def distribution_nll(
         mass = distribution.mirrored.cdf(-z).clamp(min=1e-300)
         value = torch.where(side > 0, -mass.log(), value)
     return value
+
+
+# --- the fit --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Path:
+    """The heads that were fitted without some rows, and these rows.
+
+    Attributes:
+        constant: The mixture at which they started.
+        weights: The weights at each of the looks; empty for a head without a network.
+        columns: The network's inputs of the left-out rows, (m, P).
+        left_out: Their numbers, (m,).
+    """
+
+    constant: ConstantMixture
+    weights: list[Weights]
+    columns: Tensor
+    left_out: Tensor
+
+    def outputs(self, look: int) -> tuple[Tensor, Tensor]:
+        """The outputs of the left-out rows (m, O), and the logarithm of the factor of q, (m,)."""
+        rows = len(self.left_out)
+        if not self.weights:
+            outputs = self.constant.outputs.to(torch.float32)
+            log_scale2 = self.constant.log_scale2.to(torch.float32)
+            return outputs.expand(rows, -1), log_scale2.expand(rows)
+        weights = self.weights[look]
+        return weights(self.columns), weights.log_scale2.expand(rows)
+
+
+class TargetProblem:
+    """The rows of one target in an order and in units of their own, and heads that fit them.
+
+    Attributes:
+        rows: The rows, in their own order.
+        unit: The mean squared residual, of rows over their extent.
+    """
+
+    def __init__(self, rows: TargetView, plan: Plan, like: Design | None) -> None:
+        """Prepare the rows.
+
+        Args:
+            rows: The rows, with their ignorant forecast.
+            plan: What is fitted.
+            like: The design of another target with the same features, if there is one.
+        """
+        self.rows = rows.in_order()
+        self._intensive = self.rows.intensive
+        self._plan = plan
+        self.unit = self._intensive.mean_square
+        self._q_unit = self._intensive.usual_q
+        side = self.rows.side
+        errors = Errors(
+            residual=self._intensive.residual / self.unit.sqrt(),
+            q=self._intensive.q / self._q_unit,
+            noise_factor=self._intensive.noise_factor,
+            log_factor=torch.zeros_like(side),
+            side=side if bool((side != 0).any()) else None,
+        )
+        self._constant = constant_mixture(errors, self.rows.seen, plan.components)
+        # Training rows have smaller errors than new ones.
+        self._errors = errors.with_log_factor(-self._constant.optimism * self.rows.seen)
+        self._design: Design | None = None
+        self._columns = torch.zeros(len(rows), 0, device=side.device)
+        if plan.follows_inputs:
+            self._design = Design.of(self._intensive, like)
+            self._columns = self._design.columns(self._intensive)
+
+    def paths(self) -> list[Path]:
+        """A path of heads for each of the `splits`."""
+        each = splits(self.rows, many=self._plan.many)
+        paths = []
+        for split in each:
+            constant = self._constant
+            if len(each) > 1:  # few rows, of which those left out would matter
+                constant = constant_mixture(
+                    self._errors[split.fitted], self.rows.seen[split.fitted], self._plan.components
+                )
+            weights = self._descent(split.fitted, constant)
+            columns = self._columns[split.left_out]
+            paths.append(Path(constant, weights, columns, split.left_out))
+        return paths
+
+    def _descent(self, fitted: Tensor, constant: ConstantMixture) -> list[Weights]:
+        """The heads that are fitted to some rows, by booleans (n,); empty without a network."""
+        if self._design is None:
+            return []
+        errors = self._errors[fitted].to(torch.float32)
+        return descend(self._columns[fitted], errors, constant, self._plan.steps)
+
+    def left_out_errors(self, paths: list[Path]) -> Errors:
+        """The errors of all left-out rows, one path after the other."""
+        numbers = torch.cat([path.left_out for path in paths])
+        return self._errors[numbers].to(torch.float32)
+
+    def whole_head(self, paths: list[Path], look: int, level: float) -> Head:
+        """The head of all rows at a look and a level."""
+        constant = self._constant
+        if self._design is None:
+            return self.head(constant, None, level)
+        if look == 0:
+            return self.head(constant, Weights.start(self._columns, constant), level)
+        if len(paths) == 1:
+            return self.head(constant, paths[0].weights[look], level)
+        everything = torch.ones_like(self.rows.seen)
+        return self.head(constant, self._descent(everything, constant)[look], level)
+
+    def head(self, constant: ConstantMixture, weights: Weights | None, level: float) -> Head:
+        """Weights in the units of the fit as a head of one target in those of the rows."""
+        outputs = constant.outputs
+        log_scale2 = constant.log_scale2
+        network = None
+        h = outputs[:1]
+        if weights is not None and self._design is not None:
+            outputs = weights.outputs.to(outputs)
+            log_scale2 = weights.log_scale2[0].to(outputs)
+            network = self._design.network(weights)
+            h = weights(self._columns)[:, 0].to(outputs)
+        to_rows = level + self.unit.log()  # h in the units of the rows
+        bounds = torch.quantile(h, h.new_tensor([BOUNDS, 1 - BOUNDS])) + to_rows
+        outputs = torch.cat([outputs[:1] + to_rows, outputs[1:]])
+        usual = torch.cat([h.median()[None] + to_rows, constant.outputs[1:]])
+        forecast = self.rows.forecast
+        assert forecast is not None, "these rows have no ignorant forecast yet"
+        return Head(
+            constant=outputs[None],
+            usual=usual[None],
+            bounds=bounds[None],
+            scale2=((log_scale2 + level).exp() * self.unit / self._q_unit)[None],
+            forecast=forecast.as_of_head,
+            network=network,
+        )
+
+    def guard(self) -> Guard:
+        """The guard."""
+        # Where the features are all zero in every row, q of a new row is in units of one.
+        reference = torch.ones_like(self.unit)
+        if len(self._intensive.informative_held_out) > 0:
+            reference = self._intensive.high_q
+        forecast = self.rows.forecast
+        assert forecast is not None, "these rows have no ignorant forecast yet"
+        return Guard(reference=reference[None], variance=forecast.variance[None])
+
+    def gap(self, unknown: Tensor) -> Tensor:
+        """Half the gap between the errors of new and of training rows, in units of q.
+
+        Where all rows are new or all are training rows it is not known, and `unknown` is returned.
+        """
+        seen = self.rows.seen
+        if not bool(seen.any() & ~seen.all()):
+            return unknown
+        optimism = self._constant.optimism.clamp(min=0)
+        return -0.5 * torch.expm1(-optimism) * self.unit / self._q_unit
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The losses of left-out rows at each of the looks, and what they choose.
+
+    Attributes:
+        paths: The paths.
+        errors: The left-out rows, one path after the other.
+        levels: The likeliest level at each of the L looks.
+        nll: The negative log-likelihoods at these, (L, m).
+    """
+
+    paths: list[Path]
+    errors: Errors
+    levels: list[float]
+    nll: Tensor
+
+    @classmethod
+    def of(cls, paths: list[Path], errors: Errors) -> Choice:
+        """The losses of heads on the rows that they were not fitted to."""
+        levels: list[float] = []
+        nll = []
+        for look in range(max(1, len(paths[0].weights))):
+            outputs, log_scale2 = _outputs(paths, look)
+            start = levels[-1] if levels else 0.0
+            level = fitted_level(outputs, log_scale2, errors, start)
+            levels.append(level)
+            nll.append(mixture_loss(outputs, log_scale2, errors.raised(level)).value)
+        return cls(paths, errors, levels, torch.stack(nll))
+
+    def best(self, judging: Tensor | None = None) -> tuple[int, float]:
+        """The best look, and its level, by those of the rows that judge, (m,); by default all."""
+        if judging is None:
+            look = int(self.nll.mean(1).argmin())
+            return look, self.levels[look]
+        look = int(self.nll[:, judging].mean(1).argmin())
+        outputs, log_scale2 = _outputs(self.paths, look)
+        level = fitted_level(
+            outputs[judging], log_scale2[judging], self.errors[judging], self.levels[look]
+        )
+        return look, level
+
+
+def _outputs(paths: list[Path], look: int) -> tuple[Tensor, Tensor]:
+    """Outputs and logarithms of the factor of q of the left-out rows, (m, O) and (m,)."""
+    outputs, log_scale2 = zip(*(path.outputs(look) for path in paths), strict=True)
+    return torch.cat(outputs), torch.cat(log_scale2)
+
+
+def _judged(
+    problem: TargetProblem, paths: list[Path], choice: Choice, guard: Guard | None
+) -> tuple[Tensor, float]:
+    """The gains of left-out rows that are new, and their mean negative log-likelihood.
+
+    Each fold of the rows is judged at the look and the level that the others choose.
+    """
+    rows = problem.rows
+    numbers = torch.cat([path.left_out for path in paths])
+    path_of = torch.cat([torch.full_like(path.left_out, i) for i, path in enumerate(paths)])
+    fold = path_of
+    if len(paths) == 1:
+        sample = None if rows.sample is None else rows.sample[numbers]
+        fold = folds(len(numbers), numbers.device, sample)
+    nll = rows.q.new_empty(len(numbers))
+    for k in range(int(fold.max()) + 1):
+        look, level = choice.best(fold != k)
+        path = paths[k if len(paths) > 1 else 0]
+        head = problem.head(path.constant, path.weights[look] if path.weights else None, level)
+        nll[fold == k] = head_nll(head, guard, rows[numbers[fold == k]])
+    # The constant bar of the new rows, or of training rows where there are no others.
+    is_new = ~rows.seen if bool((~rows.seen).any()) else rows.seen
+    constant = rows.q.new_full((len(rows),), math.nan)
+    held_out = rows.held_out
+    constant[is_new] = constant_nll(held_out.residual, held_out.side, held_out.sample)
+    counts = is_new[numbers]
+    if not bool(counts.any()):
+        return nll[:0], float(nll.mean())
+    return (constant[numbers] - nll)[counts], float(nll[counts].mean())
+
+
+def fitted_target(rows: TargetView, plan: Plan, like: Design | None = None) -> TargetFit:
+    """The density head of one target's rows: left-out training rows and validation rows.
+
+    Args:
+        rows: The rows, with their ignorant forecast.
+        plan: What is fitted.
+        like: The design of another target with the same features, if there is one.
+    """
+    problem = TargetProblem(rows, plan, like)
+    guard = problem.guard() if plan.guarded else None
+    paths = problem.paths()
+    look = 0
+    level = 0.0
+    gains = rows.q.new_zeros(0)
+    nll = math.nan
+    if paths:
+        choice = Choice.of(paths, problem.left_out_errors(paths))
+        look, level = choice.best()
+        gains, nll = _judged(problem, paths, choice, guard)
+    head = problem.whole_head(paths, look, level)
+    if not paths:
+        nll = float(head_nll(head, guard, problem.rows.held_out).mean())
+    return TargetFit(
+        head=head,
+        guard=guard,
+        step=looks(plan.steps)[look],
+        gap=problem.gap(_variance_rate(head)),
+        gains=gains,
+        nll=nll,
+    )

@@ -12,32 +12,15 @@ import torch
 from torch import Tensor
 
 from ..prediction.distribution import Distribution
+from ..prediction.mixture import Mixture
 from .calibration import Calibration
-from .report_numbers import (
-    CONSTANT_BAR,
-    CONSTANT_NOISE,
-    FEATURE_NOISE,
-    FULL,
-    PAPER,
-    TAILS,
-    ReportNumbers,
-)
+from .report_numbers import ReportNumbers
 from .rows import Rows
 
 __all__ = ["numbers", "remedy", "report_text", "summary"]
 
 LARGEST_DOUBT = 1e-3
 """Relative error of variances from mixed precision beyond which there is a warning or an error."""
-
-RUNGS = {
-    CONSTANT_BAR: "one constant bar, which widens only for unfamiliar inputs",
-    PAPER: "the paper's form",
-    CONSTANT_NOISE: "constant noise and a Gaussian distribution",
-    TAILS: "constant noise and heavy tails",
-    FEATURE_NOISE: "noise that follows the inputs",
-    FULL: "the full model",
-}
-"""The rungs of the method "full" in words."""
 
 _FEW_ROWS = 10
 """Number of calibration rows below which a warning says that they are few."""
@@ -47,10 +30,10 @@ _NOTICEABLE = 0.01
 """Share of calibration rows that were trained on, at which bars may be too narrow by 0.5 %."""
 _REMEDIES = {
     "uneven": {
-        "features": "With calibrate(x, y, method=rg.Full()) the noise follows the inputs.",
+        "features": "With calibrate(x, y, method=rg.Full()) the bars follow the inputs.",
         "groups": "With conformalize(x, y, groups=) intervals are guaranteed per group.",
     },
-    "skew": {"tilted": "With calibrate(x, y, method=rg.Full()) distributions can be skewed."},
+    "skew": {"mixture": "With calibrate(x, y, method=rg.Full()) distributions can be skewed."},
     "tails": {
         "student-t": (
             'With calibrate(x, y, method=rg.Paper(distribution="student-t")) the distribution has '
@@ -180,18 +163,9 @@ NO_VALIDATION_ROWS = (
     "for a network trained end to end. Calibrate on held-out rows."
 )
 TARGETS_ON_GRID = (
-    "The targets lie on a grid that is coarse compared with the residuals. The "
-    "distribution has no tilt, because a tilt would learn the grid."
+    "The targets lie on a grid that is coarse compared with the residuals. Each was taken to lie "
+    "anywhere in its cell, so that the distribution does not learn the grid."
 )
-
-
-def raised_noise(floor: float, prefix: str = "") -> str:
-    """A sentence that the lowest share `floor` of the noise levels was raised."""
-    return (
-        f"{prefix}Where the fitted noise was small, 99 % "
-        "intervals missed too many rows, as happens if most targets have the same value. "
-        f"The lowest {100 * floor:g} % of the noise levels were raised to one level."
-    )
 
 
 # --- a report -------------------------------------------------------------------------------------
@@ -271,9 +245,9 @@ def useless(report: ReportNumbers) -> str:
         return ""
     if not report.varies:
         return (
-            f"The error bars are one constant bar (± {numbers(report.constant)}), which widens "
-            "only for unfamiliar inputs. No other bars were shown to be better on these rows. "
-            "Calibrate on more rows."
+            f"The error bars are nearly one constant bar (± {numbers(report.constant)}), which "
+            "widens for unfamiliar inputs. Bars that follow the inputs were not shown to be better "
+            "on these rows. Calibrate on more rows."
         )
     bar = f"one constant bar (± {numbers(report.constant)}, the calibration rows' RMS error)"
     sentence = ""
@@ -372,8 +346,8 @@ def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
         sure: Whether these are all; otherwise the sentence mentions the doubt.
     """
     for name, text in _REMEDIES[fault].items():
-        # A tilted distribution has the tails of a Student-t.
-        in_use = name in used or (name == "student-t" and "tilted" in used)
+        # A mixture has the tails of a Student-t.
+        in_use = name in used or (name == "student-t" and "mixture" in used)
         if not in_use:
             return text if sure else f"Unless you already use it: {text}"
     return _LAST_REMEDY
@@ -388,7 +362,7 @@ def report_text(report: ReportNumbers) -> str:
         _rows_line(report),
         *_choice_lines(report),
         *_quality_lines(report),
-        *(f"  {line}" for line in _ladder_lines(report)),
+        *_steps_line(report),
         *(f"  {line}" for line in _guard_line(report)),
         *_novelty_line(report),
     ]
@@ -409,7 +383,7 @@ def _rows_line(report: ReportNumbers) -> str:
     if report.seen:
         rows.append(f"{report.seen} training rows (leave-one-out)")
     value_name = "value"
-    if report.ladder:
+    if report.steps:
         value_name = "cross-validated NLL"
     elif report.criterion in (None, "nll"):
         value_name = "NLL"
@@ -441,7 +415,7 @@ def _choice_lines(report: ReportNumbers) -> list[str]:
 def _quality_lines(report: ReportNumbers) -> list[str]:
     """Lines on NLL, gain, distribution and what is known of the curvature."""
     lines = [
-        f"  NLL             {report.nll:.4g} on the rows that the bars were fitted to",
+        f"  NLL             {report.nll:.4g} {_judging(report)}",
         f"  gain            {worth(report)} (± {numbers(report.constant)})",
     ]
     if math.isfinite(report.gain):
@@ -459,35 +433,22 @@ def _quality_lines(report: ReportNumbers) -> list[str]:
     return lines
 
 
-def _ladder_lines(report: ReportNumbers) -> list[str]:
-    """The chosen rung, and what each rung gained in cross-validation, in plain words."""
-    if not report.ladder or report.rung not in RUNGS:  # files of other versions
+def _judging(report: ReportNumbers) -> str:
+    """Which rows the NLL is of."""
+    if report.steps and math.isfinite(report.gain):
+        return "on rows that were left out"
+    return "on the rows that the bars were fitted to"
+
+
+def _steps_line(report: ReportNumbers) -> list[str]:
+    """A line on how far the distribution follows the inputs; none for the method "paper"."""
+    if not report.steps:
         return []
-    richest = list(report.ladder)[-1]
-    why = "" if report.rung == richest else "; richer models are not shown to be better"
-    lines = [f"chosen: {RUNGS[report.rung]}{why}. Cross-validated NLL per row (lower is better):"]
-    nll_before = None
-    passed = False  # whether the rung that was taken is among those before
-    for rung, nll in report.ladder.items():
-        # The constant bar and the paper's form do not extend the rung before.
-        if nll_before is None or rung in (CONSTANT_BAR, PAPER):
-            text = f"{nll:.4g} for {RUNGS[rung]}"
-        else:
-            text = f"{nll - nll_before:+.4f} after adding {_step_name(report, rung, richest)}"
-        lines.append(f"  {text} (not used)" if passed else f"  {text}")
-        nll_before = nll
-        if rung == report.rung:
-            passed = True
-    return lines
-
-
-def _step_name(report: ReportNumbers, rung: str, richest: str) -> str:
-    """What a rung adds to the one before."""
-    if rung == FULL and rung == richest:
-        return "the shape of the distribution"
-    if rung == CONSTANT_NOISE and report.calibration.noise.name == "given":
-        return "the given noise"
-    return rung
+    if not any(report.steps):
+        return ["  follows         q alone: no step towards the inputs was shown to be better"]
+    steps = ", ".join(f"{step}" for step in report.steps[:6])
+    more = f", ... ({len(report.steps)} targets)" if len(report.steps) > 6 else ""
+    return [f"  follows         the inputs, after {steps}{more} steps (chosen on left-out rows)"]
 
 
 def _guard_line(report: ReportNumbers) -> list[str]:
@@ -523,7 +484,9 @@ def _novelty_line(report: ReportNumbers) -> list[str]:
 
 
 def distribution_line(distribution: Distribution) -> str:
-    """A distribution's name, with its degrees of freedom where it has any."""
+    """A distribution's name, with its degrees of freedom or components where it has any."""
+    if isinstance(distribution, Mixture):
+        return f"mixture of {distribution.logit.shape[-1]} Student-t"
     df = getattr(distribution, "df", None)
     if df is None:
         return distribution.name

@@ -311,7 +311,7 @@ def _draw_toy(uq: LastLayerRigidity, train: Rows) -> Figure:
 
 
 def _mark_guard(ax: Axes, uq: LastLayerRigidity, x: Tensor) -> None:
-    """Mark where the guard sets in, and say so: without a word its kinks look like a fault.
+    """Mark where the guard sets in, and say so.
 
     Args:
         ax: The axes.
@@ -322,8 +322,7 @@ def _mark_guard(ax: Axes, uq: LastLayerRigidity, x: Tensor) -> None:
     if guard is None:
         return
     q = 1 / uq.predict(x).rigidity  # (N, 1)
-    beyond = guard.beyond(q, torch.ones_like(q))[:, 0]
-    unguarded = x[beyond <= 1, 0]
+    unguarded = x[(q <= guard.reference)[:, 0], 0]
     for edge in (float(unguarded.min()), float(unguarded.max())):
         ax.axvline(edge, color=plots.BLACK, lw=0.8, ls=":")
     ax.text(

@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..prediction import cosine_tilt
-from ..prediction.distribution import Distribution, StudentT, Tilted
+from ..prediction.distribution import Distribution
 from ..prediction.prediction import Prediction
 
 _ATOMS = 256
@@ -165,15 +164,9 @@ class Exponentiated(Distribution):
     @property
     def _atoms(self) -> tuple[Tensor, Tensor]:
         """Values of z in ascending order and their weights, (..., atoms) each."""
-        level = cosine_tilt.midpoints(_ATOMS)
-        if isinstance(self.base, Tilted):
-            # Student's quantiles are shared by all rows, whose tilts give them other weights.
-            t = StudentT(self.base.df).quantile(level)
-            cosines = cosine_tilt.basis(level).mT  # (8, atoms)
-            weights = (self.base.tilt.double() @ cosines).softmax(-1)
-        else:
-            t = self.base.quantile(level)
-            weights = torch.full_like(t, 1 / _ATOMS)
+        level = (torch.arange(_ATOMS, dtype=torch.float64) + 0.5) / _ATOMS
+        t = self.base.each(lambda tensor: tensor[..., None, :]).quantile(level)
+        weights = torch.full_like(t, 1 / _ATOMS)
         exponent = self._unit[..., None] * t
         values = torch.expm1(exponent.clamp(max=_LARGEST_EXPONENT)) / self._scale[..., None]
         weights = weights.expand(values.shape)

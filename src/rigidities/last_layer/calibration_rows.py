@@ -286,6 +286,11 @@ def report_on(
     if reader.novelty is not None and novelty_rows is not None:
         usual, novelty_usual, novelty_remarks = _usual_novelty(reader.novelty, novelty_rows)
         report = replace(report, novelty=usual, novelty_usual=novelty_usual)
+        guard = report.calibration.guard
+        if guard is not None:  # it listens to novelty
+            distances = guard.reference.new_tensor(list(usual.values()))
+            guard = replace(guard, distances=distances)
+            report = replace(report, calibration=replace(report.calibration, guard=guard))
         remarks = [*remarks, *novelty_remarks]
     if rows is not None and not rows.trained:
         remarks = [*coverage_remarks(report, rows, posterior.eigenvalues), *remarks]

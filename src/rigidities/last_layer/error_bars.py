@@ -12,7 +12,7 @@ of those of all batches.
 The *head* of a calibration (`prediction.head`) gives the noise and the shape of the distribution as
 functions of the features. It is not a readout head.
 
-Shapes: M rows, K targets, D features, J entries of a tilt (8 or 0).
+Shapes: M rows, K targets, D features, J components of a mixture.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from ..data.output_layout import OutputLayout
 from ..models.modes import unmixed
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
-from ..prediction.distribution import Distribution, StudentT, Tilted
+from ..prediction.distribution import Distribution, StudentT
 from ..prediction.entries import compact
 from ..prediction.head import HeadForm
+from ..prediction.mixture import Mixture
 from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
 from ..readout.reading import Reading, SampleWeight, joined_outputs
@@ -43,14 +44,15 @@ from .distributed import Job
 
 @dataclass(frozen=True)
 class BatchVariances:
-    """What one batch contributes to a prediction.
+    r"""What one batch contributes to a prediction.
 
     Attributes:
         output: What the model predicts.
         output_layout: How the output is seen as rows (M, K).
         q: Unscaled variances, (M, 1 or K).
+        epistemic: Variance $\alpha^2 q$, (M, K); by a head, at most all of the row's variance.
         noise_variance: Variance of the noise, (M, K).
-        tilt: Tilt of the distribution, (M, K, J), where it has one.
+        shape: Logits, offsets and log-widths of each row's mixture, (M, K, 3 J), by a head.
         from_inputs: Variance that uncertain inputs bring, shaped like the output, if any.
         labels: Labels of the groups that conformal intervals know, shaped like the output, if any.
         novelty: Novelty of the inputs, the largest over the layers, shaped like the output, if
@@ -60,8 +62,9 @@ class BatchVariances:
     output: Tensor
     output_layout: OutputLayout
     q: Tensor
+    epistemic: Tensor
     noise_variance: Tensor
-    tilt: Tensor | None = None
+    shape: Tensor | None = None
     from_inputs: Tensor | None = None
     labels: Tensor | None = None
     novelty: Tensor | None = None
@@ -88,8 +91,9 @@ class BatchVariances:
             output=output,
             output_layout=OutputLayout.join(layouts, output, remedy),
             q=torch.cat([batch.q for batch in batches]),
+            epistemic=torch.cat([batch.epistemic for batch in batches]),
             noise_variance=torch.cat([batch.noise_variance for batch in batches]),
-            tilt=concatenated([batch.tilt for batch in batches]),
+            shape=concatenated([batch.shape for batch in batches]),
             from_inputs=concatenated([batch.from_inputs for batch in batches]),
             labels=concatenated([batch.labels for batch in batches]),
             novelty=concatenated([batch.novelty for batch in batches]),
@@ -146,7 +150,11 @@ class ErrorBars:
         )
 
     def of_batch(
-        self, batch: Batch, reading: Reading, sample_weight: SampleWeight | None
+        self,
+        batch: Batch,
+        reading: Reading,
+        sample_weight: SampleWeight | None,
+        novelty: Tensor | None = None,
     ) -> BatchVariances:
         """The variances of a batch, with what the user's functions give for it.
 
@@ -154,36 +162,44 @@ class ErrorBars:
             batch: The batch, for functions of it.
             reading: What the model gave for the batch.
             sample_weight: callable(batch) -> loss weights of its rows, if there is one.
+            novelty: Novelty of the samples, (N,), if it is known.
         """
         weight = reading.sample_weights(sample_weight, batch)
         given_variance = None
         noise = self.calibration.noise
         if isinstance(noise, GivenNoise):
             given_variance = noise_variances(noise.known_function(), batch, reading)
-        variances = self.variances(reading, weight, given_variance)
-        return replace(variances, labels=self.labels(batch, reading))
+        variances = self.variances(reading, weight, given_variance, novelty)
+        shaped_novelty = None
+        if novelty is not None:
+            shaped_novelty = reading.output_layout.of_samples(novelty)
+        return replace(variances, labels=self.labels(batch, reading), novelty=shaped_novelty)
 
     def variances(
         self,
         reading: Reading,
         weight: Tensor | None = None,
         given_variance: Tensor | None = None,
+        novelty: Tensor | None = None,
     ) -> BatchVariances:
-        """The variances of a batch, and the tilt of its distributions.
+        """The variances of a batch, and the shapes of its distributions.
 
         Args:
             reading: What the model gave for the batch.
             weight: Loss weights c, (M, 1) or (M, K).
             given_variance: Variances of a known noise, likewise.
+            novelty: Novelty of the samples, (N,), if it is known.
         """
         reading.output_layout.check_targets(self.scale2.shape[0])
         with unmixed(reading.output):
             q = self.form.root(reading.bare_features, ones=reading.ones).square()
             epistemic = self.scale2 * q
-            tilt = None
+            shape = None
             if self.head is not None:
-                moment, tilt = self._by_head(self.head, q, reading, weight, given_variance)
-                noise_variance = (moment - epistemic).clamp(min=0)
+                rows = self._rows(q, reading, weight, given_variance, novelty)
+                moment, shape = self.head(*rows)
+                epistemic = torch.minimum(epistemic, moment)
+                noise_variance = moment - epistemic
             elif type(self.calibration.noise) is NoNoise:
                 noise_variance = q.new_zeros(()).expand(epistemic.shape)
             else:
@@ -192,16 +208,18 @@ class ErrorBars:
             output=reading.output,
             output_layout=reading.output_layout,
             q=q,
+            epistemic=epistemic,
             noise_variance=noise_variance,
-            tilt=tilt,
+            shape=shape,
         )
 
-    def std(self, batch: Batch, reading: Reading) -> Tensor:
+    def std(self, batch: Batch, reading: Reading, novelty: Tensor | None = None) -> Tensor:
         """The standard deviation of one batch, shaped and typed like the output.
 
         Args:
             batch: The batch, for a function that gives its noise.
             reading: What the model gave for the batch.
+            novelty: Novelty of the samples, (N,), if it is known.
         """
         reading.output_layout.check_targets(self.scale2.shape[0])
         given_variance = None
@@ -212,8 +230,8 @@ class ErrorBars:
             root = self.form.root(reading.bare_features, ones=reading.ones)
             if self.head is not None:
                 q = root.square()
-                moment, _ = self._by_head(self.head, q, reading, None, given_variance)
-                std = torch.maximum(moment, self.scale2 * q).sqrt()
+                rows = self._rows(q, reading, None, given_variance, novelty)
+                std = self.head.moment(*rows).sqrt()
             elif type(self.calibration.noise) is NoNoise:
                 std = self.scale * root
             else:
@@ -229,23 +247,24 @@ class ErrorBars:
         variance = self.calibration.noise_variance(mean, reading.features, weight)
         return variance if given_variance is None else variance * given_variance
 
-    def _by_head(
+    def _rows(
         self,
-        head: HeadForm,
         q: Tensor,
         reading: Reading,
         weight: Tensor | None,
         given_variance: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The distribution's second moment about the mean, (M, K), and its tilt, (M, K, J)."""
+        novelty: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The arguments of a head, in its order."""
         noise_factor = given_variance
         if weight is not None:
             noise_factor = self.calibration.weight / weight
             if given_variance is not None:
                 noise_factor = noise_factor * given_variance
         mean = reading.output_layout.rows(reading.output)
-        squared_scale, second, tilt = head(q, mean, reading.form_inputs, noise_factor)
-        return squared_scale * second, tilt
+        if novelty is not None:
+            novelty = novelty.repeat_interleave(len(mean) // max(1, len(novelty)))[:, None]
+        return q, mean, reading.form_inputs, noise_factor, novelty
 
     def labels(self, batch: Batch, reading: Reading) -> Tensor | None:
         """Labels of the groups that conformal intervals know, shaped like the output, if any."""
@@ -276,11 +295,11 @@ class ErrorBars:
             from_inputs = whole.from_inputs.to(dtype)
         prediction = Prediction(
             mean=whole.output,
-            epistemic=layout.unrows(self.calibration.epistemic(q).to(dtype)),
+            epistemic=layout.unrows(whole.epistemic.to(dtype)),
             noise=layout.unrows(whole.noise_variance.to(dtype)),
             rigidity=layout.unrows((1 / q).to(dtype)),
             from_inputs=from_inputs,
-            distribution=self._distribution(layout, whole.tilt),
+            distribution=self._distribution(layout, whole.shape),
             support=self.calibration.support,
             conformal=self._conformal(layout, whole.labels, whole.output.device),
             novelty=whole.novelty,
@@ -288,18 +307,15 @@ class ErrorBars:
         require_finite(prediction.mean, prediction.epistemic + prediction.noise, again, "rows")
         return prediction
 
-    def _distribution(self, layout: OutputLayout, tilt: Tensor | None) -> Distribution:
+    def _distribution(self, layout: OutputLayout, shape: Tensor | None) -> Distribution:
         """The calibrated distribution with its parameters shaped like the output."""
+        if shape is not None:
+            return Mixture.of_shape(layout.unrows(shape.movedim(-1, 0)).movedim(0, -1))
         distribution = self.calibration.distribution
-        if isinstance(distribution, StudentT | Tilted):
-            df = distribution.df
-            if isinstance(df, Tensor):  # one number for each target
-                distribution = replace(distribution, df=_by_target(layout, df))
-        if tilt is None:
-            return distribution
-        shaped = layout.unrows(tilt.movedim(-1, 0)).movedim(0, -1)
-        # `each` replaces what has an entry per prediction: the tilt.
-        return distribution.each(lambda _: shaped)
+        if isinstance(distribution, StudentT) and isinstance(distribution.df, Tensor):
+            # One number for each target.
+            return replace(distribution, df=_by_target(layout, distribution.df))
+        return distribution
 
     def _conformal(
         self, layout: OutputLayout, labels: Tensor | None, device: torch.device

@@ -28,14 +28,15 @@ from ..data.batches import Batch, BatchFormat, Feed
 from ..data.hashes import fingerprint
 from ..data.storage import Snapshot, prefixed
 from ..losses import NAMED, NO_ERROR_BARS, Loss, loss_name
-from ..models.calling import Source
+from ..models.calling import Inputs, Source
 from ..models.shadow import held_names, placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.posterior import Posterior
 from ..prediction.noise import GivenNoise
+from ..readout.copies import CopiedReadout, copied_readout
 from ..readout.find import find_readout
-from ..readout.reading import SampleWeight
+from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..statistics.row_sketch import RowSketch
 from ..statistics.statistics import Plan, Statistics
@@ -44,8 +45,11 @@ from .binding import Binding, UsersModel, held_still, model_fingerprint
 from .calibration_rows import RowReader, of_all, report_on, report_with, require_data
 from .distributed import Job, open_job
 from .error_bars import ErrorBars
+from .frozen import listens
 from .gradients.loss import GradientLoss, gradient_scale, gradient_sums
 from .merging import as_text, require_alike, require_apart
+from .novelty.advice import suggestion
+from .novelty.frozen_novelty import watch
 from .novelty.novelty import Novelty
 from .refit import Refitted, refitted
 
@@ -181,6 +185,38 @@ class FitState:
             return None
         usual = [self.report.novelty[name] for name in self.novelty.names]
         return torch.tensor(usual, dtype=torch.float64, device=self.device)
+
+    def read(self, readout: AnyReadout, batch: Batch) -> tuple[Reading, Tensor | None]:
+        """What the model gives for a batch, and the novelty of its N samples if it is known."""
+        usual = self.usual_novelty
+        if self.novelty is None or usual is None:
+            return readout(batch), None
+        reading, scores = self.novelty.score(readout, batch, usual)
+        return reading, scores.amax(1)  # over the layers
+
+    @property
+    def probe(self) -> Inputs | None:
+        """A few inputs of the fit, in the model's precision; None where none were kept."""
+        probes = self.binding.probes
+        return None if probes is None else probes.placed(self.binding.user_model.model)
+
+    def copied_readout(self, readout: AnyReadout, outputs: Sequence[str]) -> CopiedReadout:
+        """A copy of the readout for a frozen module, with hooks where its bars listen to novelty.
+
+        Args:
+            readout: The readout.
+            outputs: Names of what the frozen module gives.
+
+        Raises:
+            ValueError: The readout or the novelty cannot be copied.
+        """
+        model = self.binding.user_model.model
+        probe = self.probe
+        copied = copied_readout(model, readout, self.statistics.targets, probe)
+        usual = self.usual_novelty
+        if self.novelty is not None and usual is not None and listens(self.calibration, outputs):
+            watch(copied, readout, self.novelty, usual, probe)
+        return copied
 
     def require_novelty(self) -> Novelty:
         """What entered the layers in the training rows.
@@ -683,6 +719,10 @@ class ReadoutFit:
                     # A feature is rounded a few times on its way through the model.
                     feature_rounding=4 * torch.finfo(dtype).eps,
                 )
+                if state.novelty is None:
+                    sentence = suggestion(readout, state.probe)
+                    if sentence:
+                        report = replace(report, remarks=[*report.remarks, sentence])
             report = _report_of_first(processes, report, method.noise_function, None)
             for notice in report.notices:
                 notify(notice)

@@ -29,36 +29,23 @@ from ..posterior.gram import HALVES, with_ones
 from ..posterior.joint import RowDeviation
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import BlockRow, QuadraticForm, Split, norms
-from ..prediction.distribution import Tilted, TiltedRule
-from ..prediction.head import HeadForm, TiltMoments
+from ..prediction.head import HeadForm
+from ..prediction.mixture import Components
 from ..prediction.noise import GivenNoise, Noise
 from ..readout.copies import CopiedReadout, PlainCopy
 from ..readout.reading import Reading
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members
 from .error_bars import result_dtype
-from .wrapper import Exact
+from .wrapper import Buffers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["OUTPUTS", "Frozen", "freeze"]
+__all__ = ["OUTPUTS", "Frozen", "freeze", "listens"]
 
 OUTPUTS = ("mean", "std", "epistemic", "noise", "quantiles", "members")
 """The outputs that a frozen module can have."""
-
-
-class Buffers(Exact):
-    """A module whose tensors are buffers that keep their precision."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-    def register(self, **tensors: Tensor) -> None:
-        """Register copies of tensors as buffers of these names."""
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor.detach().clone())
 
 
 class FactorNorm(Buffers):
@@ -234,42 +221,43 @@ class FrozenBars(Buffers):
             self.form.register(**form.tensors())
         else:
             self.register(second=torch.as_tensor(distribution.second, dtype=dtype))
-        if levels and form is not None and isinstance(form.second, TiltMoments):
-            assert isinstance(distribution, Tilted)
-            rule = distribution.rule(wide, calibration.scale.device)
-            self.register(**{f"rule_{name}": tensor for name, tensor in rule._asdict().items()})
-        elif levels:
+        if levels and form is None:
             self.register(z=distribution.quantile(level_tensor).to(wide))
 
-    def forward(self, q: Tensor, mean: Tensor, reading: Reading) -> dict[str, Tensor]:
+    def forward(
+        self, q: Tensor, mean: Tensor, reading: Reading, novelty: Tensor | None
+    ) -> dict[str, Tensor]:
         """Variances of rows, (M, 1 or K), and quantiles, (L, M, K), by name.
 
         Args:
             q: Unscaled variances, (M, 1 or K).
             mean: Predictions, (M, K).
             reading: What the model gave, for its features.
+            novelty: Novelty of the rows, (M, 1), if it is known.
         """
         epistemic = self.scale2 * q
-        tilt = None
+        components = None
         if self.form is not None:
             form = HeadForm.from_tensors(self.form._buffers)
             # By the method's name: the compiler of torch 2.4 cannot call an object.
-            squared_scale, second, tilt = form.__call__(q, mean, reading.form_inputs)
-            variance = torch.maximum(squared_scale * second, epistemic)
+            moment, shape = form.__call__(q, mean, reading.form_inputs, None, novelty)
+            variance = moment
+            epistemic = torch.minimum(epistemic, moment)
             noise_variance = variance - epistemic
+            if self._has_levels:
+                components = Components.of(*shape.chunk(3, -1))
         else:
             noise_model = self._noise_class(self.level)
             noise_variance = noise_model.variance(mean, reading.features).to(q).expand(mean.shape)
             variance = epistemic + noise_variance
-            second = self.second
         results = {"epistemic": epistemic, "noise": noise_variance, "variance": variance}
         if self._has_levels:
-            if tilt is not None:
-                buffers: dict[str, Any] = self._buffers
-                rule = TiltedRule(*(buffers[f"rule_{name}"] for name in TiltedRule._fields))
-                z = rule.quantile(tilt, self.levels)
-            else:
+            if components is None:
                 z = self.z
+                second = self.second
+            else:
+                z = components.quantile_in_graph(self.levels)
+                second = components.second
             dtype = result_dtype(mean.dtype)
             unit = (variance / second).sqrt().to(dtype)
             results["quantiles"] = (mean.to(dtype) + z.to(dtype) * unit).clamp(*self._bounds)
@@ -341,9 +329,14 @@ class Frozen(nn.Module):
             keywords = batch.kwargs
         if self.bars is None:
             return self._mean_and_std(inputs, keywords)
-        reading: Reading = self.readout(inputs, keywords)
+        reading: Reading
+        novelty = None
+        if self.readout.watch is None:
+            reading = self.readout(inputs, keywords)
+        else:
+            reading, novelty = self.readout.watched(inputs, keywords)
         with unmixed(reading.output):
-            results = self._results(reading, self.bars)
+            results = self._results(reading, self.bars, novelty)
             if "members" in self.outputs:
                 buffers = self.members
                 row_deviation = None
@@ -371,6 +364,8 @@ class Frozen(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.readout.renew()
         device, dtype = placement(self.readout.run.model)
+        if self.readout.watch is not None:
+            self.readout.watch.cast(dtype)
         if isinstance(self.norm, FactorNorm):
             self.norm.split(dtype if device.type == "cuda" and dtype in HALVES else None)
         self.rounding = self.norm.rounding
@@ -388,18 +383,23 @@ class Frozen(nn.Module):
             std = self.norm(rows).reshape(output.shape).to(output.dtype)
         return tuple([output if name == "mean" else std for name in self.outputs])
 
-    def _results(self, reading: Reading, bars: FrozenBars) -> dict[str, Tensor]:
+    def _results(
+        self, reading: Reading, bars: FrozenBars, novelty: Tensor | None
+    ) -> dict[str, Tensor]:
         """All outputs but the members, by name, shaped like the model's output."""
         output = reading.output
         dtype = result_dtype(output.dtype)
+        layout = reading.output_layout
         q = self.norm(reading.bare_features).square()
-        rows = bars(q, reading.output_layout.rows(output), reading)
+        if novelty is not None:  # (N,) to (M, 1)
+            novelty = layout.rows(layout.of_samples(novelty))[:, :1]
+        rows = bars(q, layout.rows(output), reading, novelty)
         results = {"mean": output}
         for name in self.outputs:
             if name in rows:
-                results[name] = reading.output_layout.unrows(rows[name].to(dtype))
+                results[name] = layout.unrows(rows[name].to(dtype))
         if "std" in self.outputs:
-            results["std"] = reading.output_layout.unrows(rows["variance"].sqrt().to(output.dtype))
+            results["std"] = layout.unrows(rows["variance"].sqrt().to(output.dtype))
         return results
 
 
@@ -458,6 +458,13 @@ def freeze(
         bars = FrozenBars(calibration, norm.dtype, result_dtype(dtype), levels)
     frozen = Frozen(readout, norm, bars, outputs, levels, members, feed)
     return frozen.to(posterior.eigenvalues.device)
+
+
+def listens(calibration: Calibration, outputs: Sequence[str]) -> bool:
+    """Whether any of some outputs depends on the novelty of the inputs, by the guard of a head."""
+    if calibration.head is None or calibration.guard is None:
+        return False
+    return bool({"std", "noise", "quantiles"} & {*outputs})
 
 
 def _truncated(posterior: Posterior, rank: int | None, accuracy: float | None) -> Posterior | None:

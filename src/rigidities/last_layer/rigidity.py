@@ -51,7 +51,6 @@ from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
 from ..prediction.novelty_scores import NoveltyScores
 from ..prediction.prediction import Prediction
-from ..readout.copies import copied_readout
 from ..readout.reading import Reading, SampleWeight
 from ..readout.readout import AnyReadout
 from ..selection import Selection
@@ -63,7 +62,7 @@ from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
 from .error_bars import BatchVariances, ErrorBars, gathered
 from .fit import FitState, Passing, ReadoutFit
-from .frozen import Frozen, freeze
+from .frozen import Frozen, freeze, listens
 from .gradients.feature_map import FeatureMap
 from .gradients.gradient import (
     Differentiator,
@@ -438,10 +437,14 @@ class LastLayerRigidity(ModelWrapper):
         """
         readout, state = self._fit.ready(error_bars=True)
         batch = Feed(self._fit.model, state.batch_format).handed(inputs, keywords)
-        reading = readout.read(batch.args, batch.kwargs)
+        novelty = None
+        if listens(state.calibration, ("std",)) and state.usual_novelty is not None:
+            reading, novelty = state.read(readout, batch)
+        else:
+            reading = readout.read(batch.args, batch.kwargs)
         if batch.samples is not None:
             batch.check(reading.output.shape[0])
-        std = state.bars(readout).std(batch, reading)
+        std = state.bars(readout).std(batch, reading, novelty)
         if std.device.type == "cpu":
             require_finite(reading.output, std, lambda: [batch], "rows")
         return reading.output, std
@@ -559,8 +562,9 @@ class LastLayerRigidity(ModelWrapper):
         """How unfamiliar inputs look to each layer of the network.
 
         It detects what the error bar of the last layer cannot, such as an input whose size a layer
-        norm hides from all later layers, and it names the layer. It needs no labels, and the error
-        bars do not use it. It needs `fit(x, y, novelty=True)` and a calibration.
+        norm hides from all later layers, and it names the layer. It needs no labels. Of the bars,
+        those with a guard (the default) listen to it. It needs `fit(x, y, novelty=True)` and a
+        calibration.
 
         Args:
             x: The inputs, or anything that `fit` accepts.
@@ -754,7 +758,10 @@ class LastLayerRigidity(ModelWrapper):
                 else:
                     gradients.append(gradient_without_bars(feature_map))
                 del feature_map  # with its graph, before that of the next batch is made
-                variances.append(bars.of_batch(batch, reading, sample_weight))
+                novelty = None
+                if state.usual_novelty is not None:  # from a pass of its own, without a graph
+                    _, novelty = state.read(readout, batch)
+                variances.append(bars.of_batch(batch, reading, sample_weight, novelty))
         prediction = bars.prediction(variances, self._batches_again(x, "gradient"))
         return prediction, self._joined(gradients, members)
 
@@ -916,19 +923,17 @@ class LastLayerRigidity(ModelWrapper):
                 computed in float64.
 
         Raises:
-            ValueError: The output is not linear in the readout's weights, or the noise is a
-                function of batches.
+            ValueError: The output is not linear in the readout's weights, the noise is a function
+                of batches, or the bars listen to the novelty of rows (atoms) that are no samples.
         """
-        has_error_bars = not set(outputs) <= {"mean", "members"}
+        outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        has_error_bars = not {*outputs} <= {"mean", "members"}
         readout, state = self._fit.ready(error_bars=has_error_bars)
-        probes = state.binding.probes
-        probe = None if probes is None else probes.placed(self.model)
         drawn_members = None
         if "members" in outputs:
             drawn_members = member_set(_joint(readout, state), members, generator=generator)
-        frozen_readout = copied_readout(self.model, readout, state.statistics.targets, probe)
         return freeze(
-            frozen_readout,
+            state.copied_readout(readout, outputs),
             state.posterior,
             state.calibration,
             outputs,
@@ -1102,17 +1107,9 @@ def _batch_variances(
     uncertain_inputs: InputVariances | None,
 ) -> Iterator[BatchVariances]:
     """Means and variances of each batch."""
-    usual_novelty = state.usual_novelty
     for batch in batches:
-        scores = None
-        if state.novelty is None or usual_novelty is None:
-            reading = readout(batch)
-        else:
-            reading, scores = state.novelty.score(readout, batch, usual_novelty)
-        variances = bars.of_batch(batch, reading, sample_weight)
-        if scores is not None:
-            largest = scores.amax(1)  # over the layers
-            variances = replace(variances, novelty=reading.output_layout.of_samples(largest))
+        reading, novelty = state.read(readout, batch)
+        variances = bars.of_batch(batch, reading, sample_weight, novelty)
         if uncertain_inputs is not None:
             variance = uncertain_inputs.next(readout, batch, reading.output)
             variances = replace(variances, from_inputs=variance)

@@ -29,6 +29,19 @@ class Exact(nn.Module):
         return self
 
 
+class Buffers(Exact):
+    """A module whose tensors are buffers that keep their precision."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def register(self, **tensors: Tensor) -> None:
+        """Register copies of tensors as buffers of these names."""
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.detach().clone())
+
+
 class ModelWrapper(Exact, ABC):
     """A module with a model inside, and a state that a `state_dict` and a file hold.
 

@@ -1,26 +1,25 @@
 r"""The guard: it keeps error bars honest for unfamiliar inputs, where a head has learnt nothing.
 
-A head (`prediction.head`) gives the squared scale $s^2$ of the distribution and its tilt. The guard
-acts where q exceeds $q_{ref}$; 90 % of the training rows lie below. There it widens $s^2$ and
-divides the tilt by $\max(1, q / q_{ref})$. The methods here are the plain formulas; `HeadForm`
-evaluates the same ones in a folded form.
+A head (`prediction.head`) gives a row's distribution. The guard acts where q exceeds $q_{ref}$;
+90 % of the training rows lie below. There it widens the distribution and lets its shape fade to
+that of a usual row. The methods here are the plain formulas; `HeadForm` evaluates the same ones in
+a folded form.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["POWER", "SPAN", "Guard", "guard_from", "stacked", "unfamiliarity"]
+__all__ = ["Guard", "guard_from"]
 
-SPAN = 10.0
-"""$q / q_{ref}$ from which on a prediction counts as that of an ignorant forecaster."""
-POWER = 1.5
-r"""Power of the ramp in $\log q$ that leads there."""
+RISE = 2.0 / math.log(10)
+r"""Factor of $\log(q / q_{ref})$ in the rise r, which is two at ten times the reference."""
+POWER = 3
+r"""Power of the rise. Familiarity $e^{-r^3}$ is 0.8 at twice the reference, 1/3 at 3.2 times it."""
 
 
 @dataclass(frozen=True)
@@ -29,52 +28,54 @@ class Guard:
 
     Residuals inside the domain do not tell how large errors are outside. The error of an ignorant
     forecaster does. This forecaster predicts the targets' mean c for every row: where y is
-    independent of a prediction f, $E (y - f)^2 = v + (f - c)^2$ with the targets' variance v. So
+    independent of a prediction f, $E (y - f)^2 = v + (f - c)^2 = M$ with the targets' variance v.
+    The second moment $\sigma^2$ of the head's distribution becomes
 
-    $$s^2 \leftarrow s^2 \max(1, M / s^2)^{t^{3/2}}, \quad M = \tau (v + (f - c)^2), \quad
-        t = \min(1, \max(0, \log_{10}(q / q_{ref}))) .$$
+    $$\sigma^2 \leftarrow \sigma^2 (1 + M / \sigma^2)^{1 - e^{-r^3}}, \quad
+        r = 2 \max(0, \log_{10}(q / q_{ref})) .$$
 
-    The factor $\tau$ makes the distribution's 90 % interval as wide as that of a Gaussian of that
-    variance. Bars never shrink.
+    That has no corner: it leaves familiar rows alone and ends at $\sigma^2 + M$. The shape of the
+    distribution fades to that of a usual row with $e^{-2 r^3}$. Bars never shrink.
 
-    For sums over atoms the forecaster knows the atoms, and predicts the part of the targets that
-    the readout's bias columns explain, $c + w \cdot \text{features}$ instead of c. A structure is
-    not unfamiliar just because it is larger. As q grows with the square of the number of atoms, it
-    is divided by the square of the extent, which is the number of atoms relative to a usual one.
+    For sums over atoms all of this is about intensive rows (`head.Forecast`): the forecaster knows
+    the atoms, and a structure is not unfamiliar just because it is larger.
+
+    Where inputs have a novelty (`fit(novelty=True)`), the guard listens to it too: the larger of
+    $q / q_{ref}$ and the novelty, which is a squared distance over a usual one, decides.
 
     Attributes:
         reference: $q_{ref}$ of each target, (K,).
         variance: v, (K,).
-        factor: $\tau$, (K,).
-        centre: c, (K,).
-        by_feature: w, (K, D); None where the forecast is the same for all rows.
-        extent_weight: Weights of the features that give the extent, (K, D); None where the extent
-            is one. It is given where `by_feature` is.
+        distances: Squared distances in the L watched layers in whose units novelty is, (L,); None
+            where no layer is watched.
     """
 
     reference: Tensor
     variance: Tensor
-    factor: Tensor
-    centre: Tensor
-    by_feature: Tensor | None = None
-    extent_weight: Tensor | None = None
+    distances: Tensor | None = None
 
-    def beyond(self, q: Tensor, extent: Tensor) -> Tensor:
-        r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K), q over the squared extent."""
-        return (unfamiliarity(q, extent) / self.reference.to(q)).clamp(min=1)
-
-    def widened(self, squared_scale: Tensor, q: Tensor, distance: Tensor, extent: Tensor) -> Tensor:
-        """The squared scale beyond the training rows.
+    def familiarity(self, q: Tensor, novelty: Tensor | None = None) -> Tensor:
+        r"""$e^{-r^3}$ of rows (M, 1 or K): one for rows like the training rows, zero far away.
 
         Args:
-            squared_scale: What the head says, (M, K).
             q: Unscaled variances, (M, 1 or K).
-            distance: Prediction minus forecast, (M, K).
-            extent: Extent of the rows, (M, 1 or K).
+            novelty: Novelty of the rows, (M, 1), if it is known.
         """
-        level = self.factor.to(q) * (self.variance.to(q) + distance.square())
-        share = (self.beyond(q, extent).log() / math.log(SPAN)).clamp(max=1) ** POWER
-        return squared_scale * (level / squared_scale).clamp(min=1) ** share
+        beyond = q / self.reference.to(q)
+        if novelty is not None:
+            beyond = torch.maximum(beyond, novelty.to(q))
+        return (-((RISE * beyond.log()).clamp(min=0) ** POWER)).exp()
+
+    def widened(self, moment: Tensor, familiarity: Tensor, distance: Tensor) -> Tensor:
+        """The second moment beyond the training rows.
+
+        Args:
+            moment: What the head says, (M, K).
+            familiarity: See `familiarity`, (M, 1 or K).
+            distance: Prediction minus forecast, (M, K).
+        """
+        ignorant = self.variance.to(moment) + distance.square()
+        return moment * (1 + ignorant / moment) ** (1 - familiarity)
 
     def to(self, device: torch.device) -> Guard:
         """The same guard on another device."""
@@ -93,44 +94,10 @@ def guard_from(tensors: dict[str, Tensor]) -> Guard | None:
     """
     if not tensors:
         return None
-    names = [guard_field.name for guard_field in fields(Guard)]
-    of_all_guards = names[:4]
-    if set(tensors) not in (set(of_all_guards), set(names)):
+    try:
+        return Guard(**tensors)
+    except TypeError as error:
         raise ValueError(
-            f"A guard has {', '.join(of_all_guards)}, and for sums over atoms "
-            f"{' and '.join(names[4:])}, got {', '.join(sorted(tensors))}: the file or state dict "
-            "is damaged or from another version. Calibrate again."
-        )
-    return Guard(**tensors)
-
-
-def stacked(guards: Sequence[Guard]) -> Guard:
-    """The guards of K single targets, whose fields lack the axis of targets, as one guard."""
-    return Guard(
-        reference=torch.stack([guard.reference for guard in guards]),
-        variance=torch.stack([guard.variance for guard in guards]),
-        factor=torch.stack([guard.factor for guard in guards]),
-        centre=torch.stack([guard.centre for guard in guards]),
-        by_feature=_stacked_weights([guard.by_feature for guard in guards]),
-        extent_weight=_stacked_weights([guard.extent_weight for guard in guards]),
-    )
-
-
-def unfamiliarity(q: Tensor, extent: Tensor) -> Tensor:
-    """q over the squared extent.
-
-    Where a readout sums over nothing, extent and q are both zero, and q is returned.
-    """
-    return q / torch.where(extent == 0, 1.0, extent.square())
-
-
-def _stacked_weights(weights: Sequence[Tensor | None]) -> Tensor | None:
-    """Weights of features, one row per target, (K, D); None where no target has any.
-
-    Masked rows may leave one target without weights while others have some; zeros stand for them.
-    """
-    given = [weight for weight in weights if weight is not None]
-    if not given:
-        return None
-    zeros = torch.zeros_like(given[0])
-    return torch.stack([zeros if weight is None else weight for weight in weights])
+            f"The guard of this file has other tensors than a guard has here ({error}): the file "
+            "or state dict is damaged or from another version. Calibrate again."
+        ) from error

@@ -1,36 +1,56 @@
-r"""A head on frozen features: how the noise and the shape of the distribution follow the input.
+r"""The density head: how the distribution of a prediction's error follows the input.
 
-For each target the inputs $\phi$ of the head are $\log q$, clipped to $\pm 4$, the prediction,
-clipped to its training range, the prediction's square, and the features, clipped to $\pm 6$. All
-are standardised on training rows (`Inputs`). One product gives $h = a + w \cdot \phi$, the
-logarithm of the noise variance, clipped to the range of its fitted values, and $\theta = c + W
-\phi$, the tilt of the distribution, clipped to $\pm 3$ (`Head`). The squared scale of the
-distribution is $e^h$ plus a multiple of q. Beyond the training rows a guard (`prediction.guards`)
-widens it and lets the tilt fade.
+The error of a prediction is $s z$, where z follows a mixture of Student-t distributions with four
+degrees of freedom (`prediction.mixture`). A small network gives, for each row, the logarithm h of
+the noise variance and the mixture's logits, offsets and log-widths. The squared scale is
 
-`Head` is what calibration fits and files store. Predictions use a `HeadForm`: head, guard and
-distribution folded into as few operations as possible (`FoldedHead`, `FoldedGuard`, `TiltMoments`).
+$$ s^2 = e^h + \alpha^2 q . $$
+
+The inputs $\phi$ of the network are $\log q$, clipped to $\pm 4$, the prediction less the ignorant
+forecast, clipped to its
+training range, its square, and the features, clipped to $\pm 6$, all standardised on
+training rows (`Inputs`). With one hidden layer of H units it gives
+$o = c + L^\top \phi + V^\top \mathrm{silu}(b + U^\top \phi)$.
+
+Beyond the training rows a guard (`prediction.guards`) widens the distribution, and its shape fades
+to that of a usual row.
+
+For a sum over atoms all rows are intensive, so that a larger structure is not another kind of row:
+errors and predictions are divided by the extent, which is the number of atoms relative to a usual
+one, q by its square, and the prediction is that beyond what the atoms explain (`Forecast`).
+
+`Head` is what calibration fits and files store. Predictions use a `HeadForm`: head and guard folded
+into as few operations as possible (`FoldedNetwork`, `FoldedGuard`).
+
+Shapes: M rows, K targets, D features, H hidden units, J components of the mixture, O = 1 + 3 J
+outputs of the network, h first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, silu
 
-from .distribution import Distribution, Tilted
-from .guards import POWER, SPAN, Guard, unfamiliarity
+from .guards import POWER, RISE, Guard
 
 FAR_Q = 4.0
 """Standardised log q is clipped to plus and minus this."""
 FAR = 6.0
 """Standardised features are clipped to plus and minus this."""
-STEEPEST = 3.0
-"""Tilts are clipped to plus and minus this."""
+NARROWEST = -5.0
+"""Log-widths below this are clipped to it."""
+WIDEST = 4.0
+"""Log-widths above this are clipped to it."""
+FAMILIARITY_BASE = math.exp(-(RISE**POWER))
+r"""A row's familiarity is this to the power of the cube of $\log(q / q_{ref})$, above zero."""
+FIRST_INPUTS = 3
+"""Number of inputs that come before the features: log q, prediction, its square."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +121,74 @@ def column_spread(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Head:
-    """The fitted heads of K targets; files store its tensors under these names.
+class Forecast:
+    """What an ignorant forecaster says of K targets, and how much rows sum up.
+
+    Attributes:
+        centre: The forecast of every row, or the part of it that is the same for all rows, (K,).
+        by_feature: Weights of the features in the forecast, (K, D); None where it does not vary.
+        extent_weight: Weights of the features that give the extent, (1, D), or (K, D) where each
+            target has features of its own; None where the extent is one. The features with a
+            weight are counts of what is summed. It is given where `by_feature` is.
+    """
+
+    centre: Tensor
+    by_feature: Tensor | None = None
+    extent_weight: Tensor | None = None
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Forecast:
+        """The same forecast on another device, or in another precision too."""
+        by_feature = self.by_feature
+        extent_weight = self.extent_weight
+        return Forecast(
+            centre=self.centre.to(device, dtype),
+            by_feature=None if by_feature is None else by_feature.to(device, dtype),
+            extent_weight=None if extent_weight is None else extent_weight.to(device, dtype),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields that are given, by name, for files."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+
+
+def extent_of(features: Tensor, weight: Tensor) -> Tensor:
+    """How much rows (M, D) or (M, K, D) sum relative to a usual row, (M, 1 or K).
+
+    Where a readout sums over nothing, the extent is one.
+    """
+    if features.ndim == 3:
+        extent = (features * weight).sum(-1)
+    else:
+        extent = linear(features, weight)
+    return torch.where(extent == 0, 1.0, extent.abs())
+
+
+def intensive_features(features: Tensor, extent: Tensor, weight: Tensor) -> Tensor:
+    """Features over the extent, except for counts: a head may learn from the size itself.
+
+    Args:
+        features: Features, (M, D) or (M, K, D).
+        extent: Extent of the rows, (M, 1) or (M, K).
+        weight: Weights of the features that give the extent, (1, D) or (K, D).
+    """
+    is_count = (weight != 0).to(features)
+    if features.ndim == 3:
+        extent = extent.unsqueeze(-1)
+    return features / torch.lerp(extent, torch.ones_like(extent), is_count)
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network of a head, and how its inputs are standardised, for K targets.
 
     Attributes:
         rigidity: Centre and spread of log q, (K, 2); see `Inputs`.
         output: Range and standardisation of the predictions, (K, 5); see `Inputs`.
         centre: Means of the features, (1, D), or (K, D) where each target has features of its own.
         spread: Standard deviations of the features, likewise.
-        weight: Weights of the inputs, (K, 3 + D, 1 + J): w, then W. J is 8, or 0 without a tilt.
-        constant: What is added to the product, (K, 1 + J): a, then c.
-        bounds: Least and largest h, (K, 2).
-        scale2: Factor of q in the distribution's squared scale, (K,).
+        weight: Weights of the inputs, (K, 3 + D, H + O): U, then L.
+        hidden_constant: b, (K, H).
+        hidden_weight: V, (K, H, O).
     """
 
     rigidity: Tensor
@@ -120,46 +196,35 @@ class Head:
     centre: Tensor
     spread: Tensor
     weight: Tensor
+    hidden_constant: Tensor
+    hidden_weight: Tensor
+
+    @property
+    def has_own_features(self) -> bool:
+        """Whether there are several targets, each with features of its own."""
+        return len(self.centre) > 1
+
+
+@dataclass(frozen=True)
+class Head:
+    """The fitted heads of K targets; files store its tensors under these names.
+
+    Attributes:
+        constant: The outputs of a usual row, to which those of the network are added, (K, O).
+        usual: The outputs of a usual row, (K, O): the median h, and the shape to which shapes fade
+            beyond the training rows.
+        bounds: Least and largest h, (K, 2).
+        scale2: Factor of q in the distribution's squared scale, (K,).
+        forecast: The ignorant forecast.
+        network: What makes the outputs follow the input; None where they are the same for all rows.
+    """
+
     constant: Tensor
+    usual: Tensor
     bounds: Tensor
     scale2: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        inputs: Sequence[Inputs],
-        weights: Sequence[Tensor],
-        constants: Sequence[Tensor],
-        bounds: Sequence[Tensor],
-        scales2: Sequence[Tensor],
-        *,
-        shared: bool,
-    ) -> Head:
-        """The heads of several targets as one.
-
-        Args:
-            inputs: How each target's inputs are standardised.
-            weights: Weights of each target, (3 + D, 1 + J).
-            constants: Constants of each target, (1 + J,).
-            bounds: Bounds of h of each target, (2,).
-            scales2: Factor of q of each target.
-            shared: Whether all targets have the same features and standardise them in the same way.
-        """
-        of_features = inputs[:1] if shared else inputs
-        return cls(
-            rigidity=torch.stack([target_inputs.rigidity for target_inputs in inputs]),
-            output=torch.stack([target_inputs.output for target_inputs in inputs]),
-            centre=torch.stack([target_inputs.centre for target_inputs in of_features]),
-            spread=torch.stack([target_inputs.spread for target_inputs in of_features]),
-            weight=torch.stack(list(weights)),
-            constant=torch.stack(list(constants)),
-            bounds=torch.stack(list(bounds)),
-            scale2=torch.stack(list(scales2)),
-        )
-
-    def to(self, device: torch.device) -> Head:
-        """The same head on another device."""
-        return Head(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
+    forecast: Forecast
+    network: Network | None = None
 
     @property
     def targets(self) -> int:
@@ -167,47 +232,70 @@ class Head:
         return len(self.constant)
 
     @property
-    def tilts(self) -> int:
-        """Number of tilts J of each target."""
-        return self.constant.shape[1] - 1
+    def components(self) -> int:
+        """Number of components J of the mixture."""
+        return (self.usual.shape[1] - 1) // 3
 
-    @property
-    def has_own_features(self) -> bool:
-        """Whether there are several targets, each with features of its own."""
-        return len(self.centre) > 1
+    def to(self, device: torch.device) -> Head:
+        """The same head on another device."""
+        return head_from({name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """The fields by name, for files."""
-        return dict(vars(self))
+        """The tensors by name, for files; those of forecast and network have prefixes."""
+        tensors = {name: getattr(self, name) for name in ("constant", "usual", "bounds", "scale2")}
+        for name, tensor in self.forecast.tensors().items():
+            tensors[f"forecast.{name}"] = tensor
+        if self.network is not None:
+            for name, tensor in vars(self.network).items():
+                tensors[f"network.{name}"] = tensor
+        return tensors
+
+
+def head_from(tensors: Mapping[str, Tensor]) -> Head:
+    """The head whose `tensors` these are.
+
+    Raises:
+        ValueError: The names are not those of a head.
+    """
+    parts: dict[str, dict[str, Any]] = {"": {}, "forecast": {}, "network": {}}
+    for name, tensor in tensors.items():
+        prefix, _, field_name = name.rpartition(".")
+        parts.setdefault(prefix, {})[field_name] = tensor
+    try:
+        network = Network(**parts["network"]) if parts["network"] else None
+        return Head(**parts[""], forecast=Forecast(**parts["forecast"]), network=network)
+    except TypeError as error:
+        raise ValueError(
+            f"The head of this file has other tensors than a head has here ({error}): the file is "
+            "damaged or from another version. Calibrate again."
+        ) from error
 
 
 # Without eq, a hash is the object's own: compilers of torch before 2.13 hash what they call.
 @dataclass(frozen=True, eq=False)
-class FoldedHead:
-    r"""A `Head` folded for speed: its standardisation goes into weights, constants and bounds.
+class FoldedNetwork:
+    r"""A `Network` folded for speed: its standardisation goes into weights, constants and bounds.
 
-    J is the number of tilts, 8 or 0.
+    R = H + O is the number of sums over the inputs: those of the hidden units, then the linear part
+    of the outputs.
 
     Attributes:
         lowest: Features below this are clipped to it, (1, D), or (K, D) where targets have features
             of their own.
         highest: Features above this are clipped to it, (1, D) or (K, D).
-        weight: Weights of the features, (D, K (1 + J)), or (K, D, 1 + J) where targets have
-            features of their own.
-        constant: Constants that are added to the features' product, (K (1 + J),), or
-            (K, 1, 1 + J).
+        weight: Weights of the features, (D, K R), or (K, D, R) where targets have features of their
+            own.
+        constant: Constants that are added to the features' product, (K R,), or (K, 1, R).
         q_low: log q below this is clipped to it, (K, 1).
         q_high: log q above this is clipped to it, (K, 1).
-        by_q: Weights of log q, (K, 1 + J).
+        by_q: Weights of log q, (K, R).
         mean_rate: Factor of the prediction in the standardised prediction, (K, 1).
         mean_shift: Constant in the standardised prediction, (K, 1).
         mean_low: Standardised predictions below this are clipped to it, (K, 1).
         mean_high: Standardised predictions above this are clipped to it, (K, 1).
-        by_mean: Weights of the standardised prediction, (K, 1 + J).
-        by_square: Weights of the square of the standardised prediction, (K, 1 + J).
-        low: The least h and tilts, (K, 1 + J).
-        high: The largest h and tilts, (K, 1 + J).
-        scale2: Factor of q in the distribution's squared scale, (K, 1).
+        by_mean: Weights of the standardised prediction, (K, R).
+        by_square: Weights of the square of the standardised prediction, (K, R).
+        hidden_weight: Weights of the hidden units, (H, O), or (K, H, O) for several targets.
     """
 
     lowest: Tensor
@@ -223,50 +311,50 @@ class FoldedHead:
     mean_high: Tensor
     by_mean: Tensor
     by_square: Tensor
-    low: Tensor
-    high: Tensor
-    scale2: Tensor
+    hidden_weight: Tensor
 
     @classmethod
-    def of(cls, head: Head, width: int) -> FoldedHead:
-        """Fold a head, in float64: $w (x - c) / s = (w / s) x - (w / s) c$.
+    def of(cls, head: Head, network: Network, width: int) -> FoldedNetwork:
+        """Fold a network, in float64: $w (x - c) / s = (w / s) x - (w / s) c$.
 
         Args:
-            head: The head.
+            head: The head, whose constants are added.
+            network: Its network.
             width: How many of its features to keep, D.
         """
         # The features.
-        weight = (head.weight[:, 3:].mT / head.spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
-        shift = (head.centre.unsqueeze(-2) @ weight).squeeze(-2)  # (K, 1 + J)
-        by_q, by_mean, by_square = head.weight[:, :3].unbind(1)  # (K, 1 + J) each
-        constant = head.constant - shift - head.output[:, 4:] * by_square
+        weight = (network.weight[:, FIRST_INPUTS:].mT / network.spread.unsqueeze(-2)).mT  # (K,D,R)
+        shift = (network.centre.unsqueeze(-2) @ weight).squeeze(-2)  # (K, R)
+        by_q, by_mean, by_square = network.weight[:, :FIRST_INPUTS].unbind(1)  # (K, R) each
+        constant = torch.cat([network.hidden_constant, head.constant], 1)
+        constant = constant - shift - network.output[:, 4:] * by_square
         weight = weight[:, :width]
-        largest_deviation = FAR * _zero_if_infinite(head.spread)
+        largest_deviation = FAR * _zero_if_infinite(network.spread)
 
         # log q. It is clipped in its own units, so that all else goes into weight and constant.
-        q_centre = head.rigidity[:, :1]
-        q_rate, q_centre, by_q = _standardised(head.rigidity[:, 1:], q_centre, by_q)
-        q_reach = FAR_Q * _zero_if_infinite(head.rigidity[:, 1:])
+        q_centre = network.rigidity[:, :1]
+        q_rate, q_centre, by_q = _standardised(network.rigidity[:, 1:], q_centre, by_q)
+        q_reach = FAR_Q * _zero_if_infinite(network.rigidity[:, 1:])
         by_q = by_q * q_rate
         constant = constant - q_centre * by_q
 
         # The prediction. It is standardised before it is squared: large means would lose digits.
-        lowest_mean, highest_mean, mean_centre, mean_spread = head.output[:, :4, None].unbind(1)
+        lowest_mean, highest_mean, mean_centre, mean_spread = network.output[:, :4, None].unbind(1)
         mean_is_constant = mean_spread.isinf()  # (K, 1)
         mean_rate, mean_centre, by_mean = _standardised(mean_spread, mean_centre, by_mean)
         mean_low = torch.where(mean_is_constant, 0.0, (lowest_mean - mean_centre) * mean_rate)
         mean_high = torch.where(mean_is_constant, 0.0, (highest_mean - mean_centre) * mean_rate)
         by_square = torch.where(mean_is_constant, 0.0, by_square)
 
-        if head.has_own_features:
-            constant = constant[:, None]  # (K, 1, 1 + J)
+        if network.has_own_features:
+            constant = constant[:, None]  # (K, 1, R)
         else:
-            weight = weight.movedim(0, 1).flatten(1)  # (D, K (1 + J))
+            weight = weight.movedim(0, 1).flatten(1)  # (D, K R)
             constant = constant.flatten()
-        steepest = torch.full_like(head.constant[:, 1:], STEEPEST)
+        hidden_weight = network.hidden_weight
         return cls(
-            lowest=(head.centre - largest_deviation)[:, :width],
-            highest=(head.centre + largest_deviation)[:, :width],
+            lowest=(network.centre - largest_deviation)[:, :width],
+            highest=(network.centre + largest_deviation)[:, :width],
             weight=weight,
             constant=constant,
             q_low=q_centre - q_reach,
@@ -278,13 +366,11 @@ class FoldedHead:
             mean_high=mean_high,
             by_mean=by_mean,
             by_square=by_square,
-            low=torch.cat([head.bounds[:, :1], -steepest], 1),
-            high=torch.cat([head.bounds[:, 1:], steepest], 1),
-            scale2=head.scale2[:, None],
+            hidden_weight=hidden_weight[0] if head.targets == 1 else hidden_weight,
         )
 
     def __call__(self, log_q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
-        """h and the tilts of rows, (M, 1 + J) for one target, or (M, K, 1 + J).
+        """The outputs of rows, (M, O) for one target, or (M, K, O).
 
         Args:
             log_q: Logarithms of q, (M, 1), or (M, 1 or K, 1). Minus infinity, where q is zero, is
@@ -295,18 +381,26 @@ class FoldedHead:
         clipped = torch.clamp(features, self.lowest, self.highest)
         if features.ndim == 3:
             by_target = torch.baddbmm(self.constant, clipped.transpose(0, 1), self.weight)
-            h_and_tilt = by_target.transpose(0, 1)
+            sums = by_target.transpose(0, 1)
         else:
-            h_and_tilt = torch.addmm(self.constant, clipped, self.weight)
+            sums = torch.addmm(self.constant, clipped, self.weight)
             if mean.ndim == 3:
-                h_and_tilt = h_and_tilt.view(-1, *self.low.shape)
+                sums = sums.view(-1, *self.by_q.shape)
         clipped_log_q = torch.clamp(log_q, self.q_low, self.q_high)
         standard_mean = torch.addcmul(self.mean_shift, mean, self.mean_rate)
         standard_mean = torch.clamp(standard_mean, self.mean_low, self.mean_high)
         mean_slope = torch.addcmul(self.by_mean, standard_mean, self.by_square)
-        h_and_tilt = torch.addcmul(h_and_tilt, clipped_log_q, self.by_q)
-        h_and_tilt = torch.addcmul(h_and_tilt, standard_mean, mean_slope)
-        return torch.clamp(h_and_tilt, self.low, self.high)
+        sums = torch.addcmul(sums, clipped_log_q, self.by_q)
+        sums = torch.addcmul(sums, standard_mean, mean_slope)
+        # `split` is one operation, `tensor_split` one for each part.
+        hidden, linear = torch.split(sums, list(self.hidden_weight.shape[-2:]), -1)
+        hidden = silu(hidden)
+        if mean.ndim == 3:
+            by_target = torch.baddbmm(
+                linear.transpose(0, 1), hidden.transpose(0, 1), self.hidden_weight
+            )
+            return by_target.transpose(0, 1)
+        return torch.addmm(linear, hidden, self.hidden_weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,178 +408,152 @@ class FoldedGuard:
     r"""A `Guard` folded for speed.
 
     Attributes:
-        rate: $1 / q_{ref}$, (K, 1).
-        level: $\tau v$, (K, 1).
-        distance_rate: $\sqrt\tau$, (K, 1).
-        distance_shift: $-\sqrt\tau c$, (K, 1).
-        ramp_rate: Factor of log q in the ramp t, (K, 1).
-        ramp_shift: Constant in that ramp, (K, 1).
-        distance_weight: $\sqrt\tau w$, (D, K), or (K, D) where targets have features of their own;
-            None where the forecast is the same for all rows.
-        extent_weight: Weights of the features that give the extent, (D, K) or (K, D); None where
-            the extent is one. It is given where `distance_weight` is.
+        variance: v, (K, 1).
+        log_reference: $\log q_{ref}$, (K, 1).
     """
 
-    rate: Tensor
-    level: Tensor
-    distance_rate: Tensor
-    distance_shift: Tensor
-    ramp_rate: Tensor
-    ramp_shift: Tensor
-    distance_weight: Tensor | None = None
-    extent_weight: Tensor | None = None
+    variance: Tensor
+    log_reference: Tensor
 
     @classmethod
-    def of(cls, guard: Guard, width: int, *, own_features: bool) -> FoldedGuard:
-        """Fold a guard, in float64.
+    def of(cls, guard: Guard) -> FoldedGuard:
+        """Fold a guard, in float64."""
+        return cls(variance=guard.variance[:, None], log_reference=guard.reference[:, None].log())
 
-        Args:
-            guard: The guard.
-            width: Number of features D.
-            own_features: Whether each target has features of its own.
-        """
-        reference = guard.reference[:, None]
-        root_factor = guard.factor[:, None].sqrt()
-        distance_weight = None
-        extent_weight = None
-        if guard.by_feature is not None and guard.extent_weight is not None:
-            distance_weight = (root_factor * guard.by_feature)[:, :width]  # (K, D)
-            extent_weight = guard.extent_weight[:, :width]
-            if not own_features:
-                distance_weight = distance_weight.mT  # (D, K)
-                extent_weight = extent_weight.mT
-        return cls(
-            rate=1 / reference,
-            level=(guard.factor * guard.variance)[:, None],
-            distance_rate=root_factor,
-            distance_shift=-root_factor * guard.centre[:, None],
-            ramp_rate=torch.full_like(reference, 1 / math.log(SPAN)),
-            ramp_shift=-reference.log() / math.log(SPAN),
-            distance_weight=distance_weight,
-            extent_weight=extent_weight,
-        )
+    def familiarity(self, log_q: Tensor, novelty: Tensor | None) -> Tensor:
+        """See `Guard.familiarity`. Rows are (M, 1) for one target, or (M, K, 1)."""
+        log_beyond = log_q - self.log_reference
+        if novelty is not None:
+            log_beyond = torch.maximum(log_beyond, novelty.to(log_q).log())
+        log_beyond = log_beyond.relu()
+        # The power of a number is one operation, where scaling, negating and exponentiating are
+        # three.
+        return torch.pow(FAMILIARITY_BASE, log_beyond**POWER)
 
-    def __call__(
-        self, squared_scale: Tensor, q: Tensor, log_q: Tensor, mean: Tensor, features: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The squared scale beyond the training rows, and what tilts are divided by there.
-
-        See `Guard.widened` and `Guard.beyond`. Rows are (M, 1) for one target, or (M, K, 1).
-
-        Args:
-            squared_scale: What the head says.
-            q: Unscaled variances.
-            log_q: Their logarithms.
-            mean: Predictions.
-            features: Features, (M, D) or (M, K, D).
-        """
-        distance = torch.addcmul(self.distance_shift, mean, self.distance_rate)
-        if self.distance_weight is not None and self.extent_weight is not None:
-            distance = distance - _weighted_sum(features, self.distance_weight, like=mean)
-            q = unfamiliarity(q, _weighted_sum(features, self.extent_weight, like=mean))
-            log_q = q.log()
-        level = torch.addcmul(self.level, distance, distance)
-        share = torch.addcmul(self.ramp_shift, log_q, self.ramp_rate).clamp(0, 1) ** POWER
-        widened = squared_scale * (level / squared_scale).clamp(min=1) ** share
-        return widened, (q * self.rate).clamp(min=1)
-
-
-@dataclass(frozen=True, eq=False)
-class TiltMoments:
-    """The second moments of tilted distributions.
-
-    Attributes:
-        basis: The cosines of the tilt at 64 midpoints, (J, 64).
-        values: Numbers at the midpoints that stand for $z^2$, (1, 64), or (K, 64) where the degrees
-            of freedom differ; see `cosine_tilt.moment_values`.
-    """
-
-    basis: Tensor
-    values: Tensor
-
-    def __call__(self, tilt: Tensor) -> Tensor:
-        """The second moments (..., 1) of distributions of these tilts, (..., J)."""
-        shares = (tilt @ self.basis).softmax(-1)
-        # A sum, not a product of matrices: onnxruntime does not broadcast one over no rows.
-        return (shares * self.values).sum(-1, keepdim=True)
+    def widened(self, moment: Tensor, familiarity: Tensor, distance: Tensor) -> Tensor:
+        r"""See `Guard.widened`, here as $(\sigma^2 + M) (\sigma^2 / (\sigma^2 + M))^f$."""
+        widest = torch.addcmul(self.variance, distance, distance) + moment
+        return widest * (moment / widest) ** familiarity
 
 
 @dataclass(frozen=True, eq=False)
 class HeadForm:
-    """A head, its guard and its distribution folded into few operations, in one precision.
+    """A head and its guard folded into few operations, in one precision.
 
     All tensors have an axis of targets.
 
     Attributes:
-        head: Gives h and the tilts.
-        guard: Widens bars beyond the training rows, if there is one.
-        second: The distribution's second moment in units of its squared scale: (K,), or by its
-            tilts where it has them.
+        constant: The outputs of a head without a network, (K, O).
+        low: The least outputs, (K, O).
+        high: The largest outputs, (K, O).
+        usual: What shapes fade to, (K, 3 J).
+        scale2: Factor of q in the distribution's squared scale, (K, 1).
+        forecast: The ignorant forecast.
+        network: What makes the outputs follow the input, if they do.
+        guard: What widens bars beyond the training rows, if there is one.
     """
 
-    head: FoldedHead
-    guard: FoldedGuard | None
-    second: TiltMoments | Tensor
+    constant: Tensor
+    low: Tensor
+    high: Tensor
+    usual: Tensor
+    scale2: Tensor
+    forecast: Forecast
+    network: FoldedNetwork | None = None
+    guard: FoldedGuard | None = None
 
     @classmethod
-    def of(
-        cls, head: Head, guard: Guard | None, distribution: Distribution, dtype: torch.dtype
-    ) -> HeadForm:
-        """Fold a head, its guard and its distribution, in float64; then convert to `dtype`."""
-        width = _needed_width(head, guard)
+    def of(cls, head: Head, guard: Guard | None, dtype: torch.dtype) -> HeadForm:
+        """Fold a head and its guard, in float64; then convert to `dtype`."""
+        width = _needed_width(head)
+        low = torch.full_like(head.constant, -math.inf)
+        high = torch.full_like(head.constant, math.inf)
+        low[:, 0] = head.bounds[:, 0]
+        high[:, 0] = head.bounds[:, 1]
+        low[:, 1 + 2 * head.components :] = NARROWEST
+        high[:, 1 + 2 * head.components :] = WIDEST
+        forecast = head.forecast
+        if forecast.by_feature is not None and forecast.extent_weight is not None:
+            forecast = Forecast(
+                centre=forecast.centre,
+                by_feature=forecast.by_feature[:, :width],
+                extent_weight=forecast.extent_weight[:, :width],
+            )
         form = cls(
-            head=FoldedHead.of(head, width),
-            guard=None,
-            second=_second_moment(distribution, head),
+            constant=head.constant,
+            low=low,
+            high=high,
+            usual=head.usual[:, 1:],
+            scale2=head.scale2[:, None],
+            forecast=forecast,
         )
+        if head.network is not None:
+            form = replace(form, network=FoldedNetwork.of(head, head.network, width))
         if guard is not None:
-            folded = FoldedGuard.of(guard, width, own_features=head.has_own_features)
-            form = replace(form, guard=folded)
+            form = replace(form, guard=FoldedGuard.of(guard))
         tensors = form.tensors().items()
         return cls.from_tensors({name: tensor.to(dtype).contiguous() for name, tensor in tensors})
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that are given, by names that may be those of a module's buffers."""
-        tensors = {f"head_{name}": tensor for name, tensor in vars(self.head).items()}
-        if self.guard is not None:
-            for name, tensor in vars(self.guard).items():
-                if tensor is not None:
-                    tensors[f"guard_{name}"] = tensor
-        if isinstance(self.second, TiltMoments):
-            tensors["tilt_basis"] = self.second.basis
-            tensors["tilt_values"] = self.second.values
-        else:
-            tensors["second"] = self.second
+        tensors = {name: getattr(self, name) for name in _NAMES_OF_FORM}
+        for name, tensor in self.forecast.tensors().items():
+            tensors["forecast_" + name] = tensor
+        for prefix, component in (("network_", self.network), ("guard_", self.guard)):
+            if component is not None:
+                for name, tensor in vars(component).items():
+                    tensors[prefix + name] = tensor
         return tensors
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any]) -> HeadForm:
         """The form whose `tensors` these are."""
+        network = None
+        if "network_weight" in tensors:
+            names = _NAMES_OF_NETWORK
+            network = FoldedNetwork(**{name: tensors["network_" + name] for name in names})
         guard = None
-        if "guard_rate" in tensors:
-            guard = FoldedGuard(
-                rate=tensors["guard_rate"],
-                level=tensors["guard_level"],
-                distance_rate=tensors["guard_distance_rate"],
-                distance_shift=tensors["guard_distance_shift"],
-                ramp_rate=tensors["guard_ramp_rate"],
-                ramp_shift=tensors["guard_ramp_shift"],
-                distance_weight=tensors.get("guard_distance_weight"),
-                extent_weight=tensors.get("guard_extent_weight"),
-            )
-        second = tensors.get("second")
-        if second is None:
-            second = TiltMoments(tensors["tilt_basis"], tensors["tilt_values"])
-        return cls(
-            head=FoldedHead(**{name: tensors[f"head_{name}"] for name in _NAMES_OF_HEAD}),
-            guard=guard,
-            second=second,
-        )
+        if "guard_variance" in tensors:
+            names = _NAMES_OF_GUARD
+            guard = FoldedGuard(**{name: tensors["guard_" + name] for name in names})
+        names = tuple(name for name in _NAMES_OF_FORECAST if "forecast_" + name in tensors)
+        forecast = Forecast(**{name: tensors["forecast_" + name] for name in names})
+        of_form = {name: tensors[name] for name in _NAMES_OF_FORM}
+        return cls(**of_form, forecast=forecast, network=network, guard=guard)
 
     def __call__(
-        self, q: Tensor, mean: Tensor, features: Tensor, factor: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Squared scale, second moment and tilt of the distributions of M rows.
+        self,
+        q: Tensor,
+        mean: Tensor,
+        features: Tensor,
+        factor: Tensor | None = None,
+        novelty: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The second moment of each row's error, and the shape of its distribution.
+
+        Args:
+            q: As in `moment`, like all others.
+            mean: Predictions, (M, K).
+            features: Features, (M, D), or (M, K, D).
+            factor: Factor of each row's noise variance, (M, 1 or K), if there is one.
+            novelty: Novelty of the rows, (M, 1), if it is known.
+
+        Returns:
+            The second moment about the prediction, (M, K), and the mixture's logits, offsets and
+            log-widths, (M, K, 3 J).
+        """
+        moment, shape = self._evaluate(q, mean, features, factor, novelty)
+        return moment, shape.unsqueeze(1) if shape.ndim == 2 else shape
+
+    def moment(
+        self,
+        q: Tensor,
+        mean: Tensor,
+        features: Tensor,
+        factor: Tensor | None = None,
+        novelty: Tensor | None = None,
+    ) -> Tensor:
+        """The second moment of each row's error about the prediction, (M, K).
 
         Args:
             q: Unscaled variances, (M, 1 or K).
@@ -493,84 +561,125 @@ class HeadForm:
             features: Features, (M, D), or (M, K, D) where each target has its own. Columns beyond
                 D are ignored.
             factor: Factor of each row's noise variance, (M, 1 or K), if there is one.
-
-        Returns:
-            The distribution's squared scale, (M, K); its second moment in units of that scale,
-            (M, K), or (K,) without a tilt; its tilt, (M, K, J), or None without one.
+            novelty: Squared distances of the inputs to the training rows' in units of a usual one,
+                (M, 1), if they are known; the guard listens to them.
         """
-        head = self.head
-        dtype = head.scale2.dtype
+        return self._evaluate(q, mean, features, factor, novelty)[0]
+
+    def _evaluate(
+        self,
+        q: Tensor,
+        mean: Tensor,
+        features: Tensor,
+        factor: Tensor | None,
+        novelty: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The second moments, (M, K), and the shapes, (M, 3 J) for one target or (M, K, 3 J)."""
+        dtype = self.scale2.dtype
         q = q.to(dtype)
         mean = mean.to(dtype)
         features = features.to(dtype)
         if factor is not None:
             factor = factor.to(dtype)
-        # Behind the axis of targets stands one for h and the tilts. Where there is one target, its
-        # axis of length one broadcasts against h and the tilts as it is, and rows stay (M, 1): that
-        # saves six operations, which are what a call for few rows costs.
-        several = head.scale2.shape[0] > 1
+        several = self.scale2.shape[0] > 1
+        if not several and features.ndim == 3:
+            features = features.squeeze(1)
+        width = self._width
+        if width is not None and features.shape[-1] != width:
+            features = features[..., :width]
+        distance = mean - self.forecast.centre
+        extent = None
+        by_feature = self.forecast.by_feature
+        extent_weight = self.forecast.extent_weight
+        if by_feature is not None and extent_weight is not None:
+            extent = extent_of(features, extent_weight)  # (M, 1 or K)
+            distance = (distance - _weighted_sum(features, by_feature)) / extent
+            q = q / extent.square()
+            features = intensive_features(features, extent, extent_weight)
+        # Behind the axis of targets stands one for the outputs. Where there is one target, its axis
+        # of length one broadcasts against the outputs as it is, and rows stay (M, 1): that saves
+        # operations, which are what a call for few rows costs.
         if several:
             q = q.unsqueeze(-1)
-            mean = mean.unsqueeze(-1)
+            distance = distance.unsqueeze(-1)
             factor = None if factor is None else factor.unsqueeze(-1)
-        elif features.ndim == 3:
-            features = features.squeeze(1)
-        width = head.lowest.shape[-1]
-        if features.shape[-1] != width:
-            features = features[..., :width]
+            novelty = None if novelty is None else novelty.unsqueeze(-1)
 
         log_q = q.log()
-        h_and_tilt = head(log_q, mean, features)
-        noise_variance = h_and_tilt[..., :1].exp()
+        if self.network is None:
+            outputs = self.constant.expand(*distance.shape[:-1], -1)
+        else:
+            outputs = self.network(log_q, distance, features)
+        outputs = torch.clamp(outputs, self.low, self.high)
+        h, shape = torch.split(outputs, [1, self.usual.shape[-1]], -1)
+        noise_variance = h.exp()
         if factor is not None:
             noise_variance = noise_variance * factor
-        squared_scale = torch.addcmul(noise_variance, head.scale2, q)
-        beyond = None
-        if self.guard is not None:
-            squared_scale, beyond = self.guard(squared_scale, q, log_q, mean, features)
+        squared_scale = torch.addcmul(noise_variance, self.scale2, q)
+        if self.guard is None:
+            moment = squared_scale * _second_moment(shape)
+        else:
+            familiarity = self.guard.familiarity(log_q, novelty)
+            shape = torch.lerp(self.usual, shape, familiarity * familiarity)
+            moment = squared_scale * _second_moment(shape)
+            moment = self.guard.widened(moment, familiarity, distance)
         if several:
-            squared_scale = squared_scale.squeeze(-1)
-        if not isinstance(self.second, TiltMoments):
-            return squared_scale, self.second, None
+            moment = moment.squeeze(-1)
+        if extent is not None:
+            moment = moment * extent.square()
+        return moment, shape
 
-        tilt = h_and_tilt[..., 1:]
-        if beyond is not None:
-            tilt = tilt / beyond
-        second = self.second(tilt)
-        if several:
-            return squared_scale, second.squeeze(-1), tilt
-        return squared_scale, second, tilt.unsqueeze(1)
+    @property
+    def _width(self) -> int | None:
+        """How many features are read; None where none are."""
+        if self.network is not None:
+            return self.network.lowest.shape[-1]
+        if self.forecast.extent_weight is not None:
+            return self.forecast.extent_weight.shape[-1]
+        return None
 
 
-_NAMES_OF_HEAD = tuple(head_field.name for head_field in fields(FoldedHead))
+_NAMES_OF_FORM = ("constant", "low", "high", "usual", "scale2")
+_NAMES_OF_FORECAST = tuple(forecast_field.name for forecast_field in fields(Forecast))
+_NAMES_OF_NETWORK = tuple(network_field.name for network_field in fields(FoldedNetwork))
+_NAMES_OF_GUARD = tuple(guard_field.name for guard_field in fields(FoldedGuard))
 
 
-def _needed_width(head: Head, guard: Guard | None) -> int:
+def _second_moment(shape: Tensor) -> Tensor:
+    r"""$E z^2 = \sum_j \pi_j (2 w_j^2 + m_j^2)$ of mixtures of these shapes, (..., 1)."""
+    logit, offset, log_width = shape.chunk(3, -1)
+    width = log_width.exp()
+    # A Student-t with four degrees of freedom has the variance 2.
+    squares = torch.addcmul(offset * offset, width, width, value=2)
+    return (logit.softmax(-1) * squares).sum(-1, keepdim=True)
+
+
+def _needed_width(head: Head) -> int:
     """How many features a form needs: without a last column of ones, whose weight is zero.
 
     Callers may leave that column out too. A last column of counts may also be constant among the
-    training rows; it stays where the guard reads it.
+    training rows; it stays where the forecast reads it.
     """
-    width = head.centre.shape[-1]
+    counts = head.forecast.extent_weight
+    if head.network is None:
+        return 0 if counts is None else counts.shape[-1]
+    width = head.network.centre.shape[-1]
     if width == 0:
         return 0
-    is_constant = bool(head.spread[:, -1:].isinf().all())
-    is_read = False
-    if guard is not None and guard.extent_weight is not None:
-        is_read = bool(guard.extent_weight[:, width - 1 :].any())
+    is_constant = bool(head.network.spread[:, -1:].isinf().all())
+    is_read = counts is not None and bool(counts[:, width - 1 :].any())
     return width - 1 if is_constant and not is_read else width
 
 
-def _weighted_sum(features: Tensor, weight: Tensor, like: Tensor) -> Tensor:
-    """Features (M, D) times weights (D, K), or (M, K, D) times (K, D), summed; shaped like rows."""
+def _weighted_sum(features: Tensor, weight: Tensor) -> Tensor:
+    """Features (M, D) or (M, K, D) times weights (K, D), summed, (M, K)."""
     if features.ndim == 3:
-        return (features * weight).sum(-1, keepdim=True)
-    summed = features @ weight
-    return summed.unsqueeze(-1) if like.ndim == 3 else summed
+        return (features * weight).sum(-1)
+    return linear(features, weight)
 
 
 def _standardised(spread: Tensor, centre: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rate and centre, (K, 1), and weights, (K, 1 + J), of one input.
+    """Rate and centre, (K, 1), and weights, (K, R), of one input.
 
     A constant input has the weight zero. Its rate is one: times zero, the logarithm of a zero q
     would be NaN.
@@ -580,17 +689,6 @@ def _standardised(spread: Tensor, centre: Tensor, weight: Tensor) -> tuple[Tenso
     centre = torch.where(is_constant, 0.0, centre)
     weight = torch.where(is_constant, 0.0, weight)
     return rate, centre, weight
-
-
-def _second_moment(distribution: Distribution, head: Head) -> TiltMoments | Tensor:
-    """The second moment of a form, float64."""
-    device = head.constant.device
-    if head.tilts:
-        assert isinstance(distribution, Tilted)
-        rule = distribution.rule(torch.float64, device)
-        return TiltMoments(rule.basis, rule.values[..., 1])
-    second = torch.as_tensor(distribution.second, dtype=torch.float64).to(device)
-    return second.expand(head.targets)
 
 
 def _zero_if_infinite(spread: Tensor) -> Tensor:

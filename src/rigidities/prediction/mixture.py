@@ -353,6 +353,11 @@ class Mixture(Distribution):
     __eq__ = StudentT.__eq__
     __hash__ = StudentT.__hash__
 
+    @classmethod
+    def of_shape(cls, shape: Tensor) -> Mixture:
+        """The mixture of logits, offsets and log-widths that follow one another, (..., 3 J)."""
+        return cls(*shape.chunk(3, -1))
+
     @property
     def mirrored(self) -> Mixture:
         """The distribution of -z: offsets change sign."""

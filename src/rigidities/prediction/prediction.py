@@ -66,7 +66,7 @@ class Prediction:
         mean: What the model predicts.
         epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, the variance that more data would
             shrink. It measures how much the prediction would change if the model were trained again
-            on other rows.
+            on other rows. It is at most the distribution's second moment.
         noise: The rest of the distribution's second moment, after `epistemic` and `from_inputs`; it
             includes what tails and a guard add. Zero unless calibrated.
         rigidity: The paper's $R = 1/q$, unscaled. It is that of the model's output, in the

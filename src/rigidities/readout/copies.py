@@ -111,11 +111,13 @@ class CopiedReadout(nn.Module):
 
     Attributes:
         run: The call of the model as a module.
+        watch: The `FrozenNovelty` whose hooks are in `run`; None where nothing is watched.
     """
 
     def __init__(self, model: nn.Module, source: Source) -> None:
         super().__init__()
         self.run = _Run(_uncompiled(model), source)
+        self.watch: Any = None
         self.renew()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
@@ -126,6 +128,25 @@ class CopiedReadout(nn.Module):
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass of this very copy."""
         raise NotImplementedError
+
+    def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Reading, Tensor]:
+        """One pass, and the novelty of its samples, (N,)."""
+        running = self._running()
+        running.watch.begin()
+        reading = running.read(args, kwargs)
+        return reading, running.watch.finish()
+
+    def watch_with(self, watch: nn.Module) -> None:
+        """Put the hooks of a `FrozenNovelty` into the model."""
+        self.watch = watch
+        for layer in self.watch.layers:
+            layer.put_hook(self)
+        self.renew()
+
+    def module(self, name: str) -> nn.Module:
+        """What runs in place of a module of the user's model: its copy, or a stand-in for it."""
+        (uncompiled_name,) = _uncompiled_names([name])
+        return self.run.model.get_submodule(uncompiled_name)
 
     def renew(self) -> None:
         """Forget the threads' shadows: tensors were replaced."""
@@ -256,14 +277,15 @@ class LinearCopy(CopiedReadout):
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass for all of these weights: the model's own, zeros, and the unit vectors."""
 
-        def output_for(weights: dict[str, Tensor]) -> Tensor:
+        def output_for(weights: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
             zero = None
             if self._writes_in_place:
                 # A zero that depends on the weights has the hidden dimension of `vmap`.
                 zero = weights[self._weight_names[0]][0, 0] * 0
             with _UnderVmap(zero) if self._writes_in_place or exporting() else nullcontext():
                 output: Tensor = functional_call(self.run, weights, (args, kwargs))
-                return output
+                # No tensor may stay behind that has the hidden dimension.
+                return output, () if self.watch is None else self.watch.take()
 
         current = [head.current_weights() for head in self._heads]
         # Unit vectors are made large, so that a constant beside them costs no digits in the
@@ -273,7 +295,9 @@ class LinearCopy(CopiedReadout):
         for i, (name, values) in enumerate(zip(self._weight_names, current, strict=True)):
             units = size * self.get_buffer(f"units{i}").to(values)
             weights[name] = torch.cat([values[None], units])  # (1 + U, D + 1, K)
-        outputs = torch.vmap(output_for)(weights)
+        outputs, distances = torch.vmap(output_for)(weights)
+        if self.watch is not None:
+            self.watch.put([layer_distances[0] for layer_distances in distances])
         output_for_zeros = outputs[1]
         return self._reading(outputs[0], (outputs[2:] - output_for_zeros) / size)
 

@@ -24,7 +24,7 @@ from .row_sketch import KeptRows, RowSketch
 
 __all__ = ["KEPT_BY_DEFAULT", "Plan", "Statistics"]
 
-KEPT_BY_DEFAULT = 1 << 13
+KEPT_BY_DEFAULT = 1 << 16
 """Rows to keep by default; of wide rows, those that `row_sketch.MOST_BYTES` hold."""
 
 

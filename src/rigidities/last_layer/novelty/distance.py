@@ -41,7 +41,8 @@ _CONSTANT_CHANGED = 100.0
 """Times the number of columns: what a constant column that changes adds to a squared distance."""
 
 
-@dataclass(frozen=True)
+# Without eq, a hash is the object's own: compilers of torch before 2.13 hash what they call.
+@dataclass(frozen=True, eq=False)
 class LayerDistance:
     r"""The distance of one layer's rows from those of the training data.
 
@@ -49,19 +50,17 @@ class LayerDistance:
         layer: The layer.
         centre: Mean m of the training rows, (d,).
         root: A matrix R, (d, d), with $d^2 = |(f - m) R|^2$.
-        tolerance: How far each column may be from its mean before it counts as a constant that
-            changed, (d,); infinite for columns that varied. None if all columns varied.
+        sizes: Sizes of the columns that were constant in training, which their rounding is relative
+            to, (d,); infinite for columns that varied. None if all columns varied.
     """
 
     layer: Layer
     centre: Tensor
     root: Tensor
-    tolerance: Tensor | None
+    sizes: Tensor | None
 
     @classmethod
-    def of(
-        cls, layer: Layer, gram: Gram, dtype: torch.dtype, computed_in: torch.dtype
-    ) -> LayerDistance:
+    def of(cls, layer: Layer, gram: Gram, dtype: torch.dtype) -> LayerDistance:
         """The distance made from the sums of products of a layer's rows.
 
         Args:
@@ -69,8 +68,6 @@ class LayerDistance:
             gram: Sums of the products of its rows, whose last column is one.
             dtype: Precision of the distances. In single precision they are right to about 1e-5,
                 since the ridge bounds how far the directions of `root` may differ.
-            computed_in: The precision that the model computes the rows in, which says how large
-                their rounding is.
         """
         products = gram.matrix
         count = products[-1, -1]
@@ -81,15 +78,14 @@ class LayerDistance:
         # Variances below these are rounding: the columns never changed.
         rounding = _ROUNDING**2 * squares.diagonal()
         varied = variances > rounding
-        eps = torch.finfo(computed_in).eps
         units = torch.ones_like(variances)
-        if layer.is_input and layer.width <= WIDEST:
+        if _has_units(layer):
             units = _units(variances, centre, varied=varied)
-            tolerance = max(8 * eps, _ROUNDING) * units  # of a constant column, its size
+            sizes = units  # that of a constant column is its size
         else:
-            tolerance = max(math.sqrt(eps), _ROUNDING) * _sizes(centre, squares.diagonal())
+            sizes = _sizes(centre, squares.diagonal())
         # A column that varied by less than these sums can tell must not leave its own range.
-        tolerance = torch.maximum(tolerance, 10 * variances.sqrt())
+        sizes = torch.maximum(sizes, 10 * variances.sqrt() / _ROUNDING)
         scaled = covariance / torch.outer(units, units)
         least_ridge = (rounding / units.square()).mean()
         ridge = torch.maximum(RIDGE * scaled.diagonal().mean(), least_ridge)
@@ -101,19 +97,38 @@ class LayerDistance:
             layer=layer,
             centre=centre.to(dtype),
             root=(root / units[:, None]).to(dtype),
-            tolerance=None if bool(varied.all()) else tolerance.masked_fill(varied, math.inf),
+            sizes=None if bool(varied.all()) else sizes.masked_fill(varied, math.inf).to(dtype),
         )
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Squared distances (R,); infinite where a number is missing (NaN)."""
+    def __call__(self, rows: Tensor, model_dtype: torch.dtype) -> Tensor:
+        """Squared distances (R,); infinite where a number is missing (NaN).
+
+        Args:
+            rows: What entered the layer, (R, d).
+            model_dtype: Precision of the model, which says how large the rounding of rows is.
+        """
         with unmixed(rows), full_products(rows):  # autocast and TF32 would shorten the product
             offsets = rows.to(self.centre) - self.centre  # (R, d)
             whitened = offsets @ self.root
         distances = whitened.square().sum(1)
-        if self.tolerance is not None:
-            changed = (offsets.abs() > self.tolerance).sum(1)  # constant columns, in each row
+        if self.sizes is not None:
+            tolerance = self._rounding(rows.device.type, model_dtype) * self.sizes
+            changed = (offsets.abs() > tolerance).sum(1)  # constant columns, in each row
             distances = distances + _CONSTANT_CHANGED * len(self.centre) * changed
         return distances.nan_to_num(nan=math.inf, posinf=math.inf)
+
+    def _rounding(self, device_type: str, model_dtype: torch.dtype) -> float:
+        """How far a constant column may be from its mean by rounding, relative to its size."""
+        computed_in = model_dtype
+        if not self.layer.is_input and torch.is_autocast_enabled(device_type):
+            computed_in = torch.get_autocast_dtype(device_type)
+        eps = torch.finfo(computed_in).eps
+        return max(8 * eps if _has_units(self.layer) else math.sqrt(eps), _ROUNDING)
+
+
+def _has_units(layer: Layer) -> bool:
+    """Whether the columns of a layer's rows have units of their own."""
+    return layer.is_input and layer.width <= WIDEST
 
 
 def _units(variances: Tensor, centre: Tensor, *, varied: Tensor) -> Tensor:

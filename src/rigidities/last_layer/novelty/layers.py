@@ -52,8 +52,8 @@ SEED = 20241
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 _POSITIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm)
 _SEQUENCES = (nn.RNNBase, nn.MultiheadAttention)
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-_WATCHED = (*_CHANNELS_LAST, *_POSITIONS, *_SEQUENCES, *_EMBEDDINGS)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_WATCHED = (*_CHANNELS_LAST, *_POSITIONS, *_SEQUENCES, *EMBEDDINGS)
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,8 @@ class _Recording(dict[Key, _Recorded]):
         """
         if key in self or not _has_rows(tensor):
             return
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return  # it has no values outside the transformation of `torch.func` that it is in
         version = 0 if tensor.is_inference() else tensor._version
         earlier_key = None
         for other_key, recorded in self.items():
@@ -334,20 +336,14 @@ def _recorded(
     parameters = input_names(pattern)
 
     def model_called(_: nn.Module, args: Any, kwargs: Any) -> None:
-        values = {**dict(enumerate(args)), **kwargs}
-        for place, value in values.items():
-            name = parameters[place] if place in range(len(parameters)) else str(place)
-            tensors = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
-            for number, tensor in enumerate(tensors):
-                input_name = name if len(tensors) == 1 else f"{name}[{number}]"
-                recording.add(("", input_name), tensor, _input_rows)
+        for name, tensor in named_inputs(parameters, args, kwargs):
+            recording.add(("", name), tensor, input_rows)
 
     def called(name: str, module: nn.Module, _: nn.Module, args: Any, kwargs: Any) -> None:
-        tensor = args[0] if args else next(iter(kwargs.values()), None)
-        recording.add((name, ""), tensor, partial(_rows, module))
+        recording.add((name, ""), entering(args, kwargs), partial(rows_of, module))
 
     def returned(name: str, module: nn.Module, _: nn.Module, args: Any, output: Any) -> None:
-        recording.add((name, ""), output, partial(_rows, module))
+        recording.add((name, ""), output, partial(rows_of, module))
 
     hooks = []
     try:
@@ -356,7 +352,7 @@ def _recorded(
             hooks.append(hook)
         for name, module in modules.items():
             running_module = model.get_submodule(name)  # perhaps a recorder
-            if isinstance(module, _EMBEDDINGS):
+            if isinstance(module, EMBEDDINGS):
                 hook = running_module.register_forward_hook(partial(returned, name, module))
             else:
                 hook = running_module.register_forward_pre_hook(
@@ -370,18 +366,39 @@ def _recorded(
 
 
 def _has_rows(value: Any) -> bool:
-    """Whether a value is a plain floating-point tensor that can have rows.
-
-    Tensors inside a transformation of `torch.func` do not count: they have no values outside it.
-    """
+    """Whether a value is a plain floating-point tensor that can have rows."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim == 0:
         return False
-    if value.layout is not torch.strided or value.is_nested:
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return value.layout is torch.strided and not value.is_nested
 
 
-def _rows(module: nn.Module, tensor: Tensor) -> Tensor | None:
+def named_inputs(
+    names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, Tensor]]:
+    """The tensors among a model's inputs that can have rows, each with its name (`Layer.place`).
+
+    Args:
+        names: Names of the parameters of the model's `forward`.
+        args: The positional inputs.
+        kwargs: The inputs by keyword.
+    """
+    named = []
+    for place, value in [*enumerate(args), *kwargs.items()]:
+        name = str(place)
+        if isinstance(place, int) and place < len(names):
+            name = names[place]
+        tensors = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
+        for number, tensor in enumerate(tensors):
+            named.append((name if len(tensors) == 1 else f"{name}[{number}]", tensor))
+    return named
+
+
+def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What enters a module that is called with these inputs: the first of them."""
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def rows_of(module: nn.Module, tensor: Tensor) -> Tensor | None:
     """A row for each sample of what entered a module; None where it has no such rows."""
     if isinstance(module, _POSITIONS):
         if tensor.ndim < 2 + _spatial_dimensions(module):
@@ -402,7 +419,7 @@ def _spatial_dimensions(module: nn.Module) -> int:
     return 0
 
 
-def _input_rows(tensor: Tensor) -> Tensor | None:
+def input_rows(tensor: Tensor) -> Tensor | None:
     """A row for each sample of an input of the model; None where it has no such rows."""
     if tensor.ndim == 1:
         return _at_least_float32(tensor)[:, None]
@@ -443,15 +460,20 @@ def _projected(rows: Tensor, layer: Layer) -> Tensor:
     """(R, width) to (R, columns), at most `WIDEST` of them, in memory of its own."""
     if layer.width <= WIDEST:
         return rows.clone()
-    order, signs = _deal(layer.width, layer.seed)
+    return projected(rows, *deal(layer.width, layer.seed))
+
+
+def projected(rows: Tensor, order: Tensor, signs: Tensor) -> Tensor:
+    """(R, width) to (R, `WIDEST`), by an order of columns and their signs, as `deal` gives them."""
     dealt = rows[:, order.to(rows.device)] * signs.to(rows)
-    missing = -layer.width % WIDEST
+    missing = -len(order) % WIDEST
     dealt = nn.functional.pad(dealt, (0, missing))  # so that columns fill whole turns
-    return dealt.reshape(len(rows), -1, WIDEST).sum(1)
+    # With len(rows), torch.jit.trace would fix the number of rows.
+    return dealt.reshape(rows.shape[0], -1, WIDEST).sum(1)
 
 
 @lru_cache(maxsize=64)
-def _deal(width: int, seed: int) -> tuple[Tensor, Tensor]:
+def deal(width: int, seed: int) -> tuple[Tensor, Tensor]:
     """An order of columns and their signs, from hashes, which are the same on every machine.
 
     Returns:

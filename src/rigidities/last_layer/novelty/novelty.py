@@ -59,8 +59,8 @@ class Novelty:
         # What entered in the latest batches, (R, columns) for each batch and layer.
         self._waiting: list[list[Tensor]] = []
         self._waiting_bytes = 0
-        # Made when needed, by the precision of the model and that of autocast.
-        self._distances: dict[tuple[torch.dtype, torch.dtype], list[LayerDistance]] = {}
+        # Made when needed, by their precision.
+        self._distances: dict[torch.dtype, list[LayerDistance]] = {}
 
     @classmethod
     def begin(cls, readout: AnyReadout, batch: Batch) -> Novelty:
@@ -176,14 +176,15 @@ class Novelty:
             ValueError: It is not known which rows of a layer belong to which sample, or NaN or
                 infinity has entered a layer in training.
         """
-        layer_distances = self._layer_distances(*readout.placement)
+        _, model_dtype = readout.placement
+        layer_distances = self.layer_distances(model_dtype)
         reading, rows_by_layer = read_with_layers(readout, self.layers, batch)
         samples = reading.output.shape[0]
         owners: Tensor | None = None  # asked for where a layer needs them
         columns = []
         for distance, rows in zip(layer_distances, rows_by_layer, strict=True):
             layer = distance.layer
-            row_distances = distance(rows)
+            row_distances = distance(rows, model_dtype)
             if layer.of_samples:
                 if len(row_distances) != samples:
                     raise ValueError(_ROWS.format(layer.name, len(row_distances), samples))
@@ -214,24 +215,21 @@ class Novelty:
                     "readout's features are finite. Clean the data, or fit without novelty=True."
                 )
 
-    def _layer_distances(
-        self, device: torch.device, model_dtype: torch.dtype
-    ) -> list[LayerDistance]:
-        """The distance of each layer, for a model of a precision on a device."""
+    def layer_distances(self, model_dtype: torch.dtype) -> list[LayerDistance]:
+        """The distance of each layer, for a model of a precision.
+
+        Raises:
+            ValueError: NaN or infinity has entered a layer in training.
+        """
         # Inputs of a half-precision model's layers are watched in single precision.
         dtype = torch.float64 if model_dtype == torch.float64 else torch.float32
-        computed_in = model_dtype
-        if torch.is_autocast_enabled(device.type):
-            computed_in = torch.get_autocast_dtype(device.type)
-        key = (model_dtype, computed_in)
-        if key not in self._distances:
+        if dtype not in self._distances:
             self.require_finite()
             distances = []
             for layer, gram in zip(self.layers, self.grams, strict=True):
-                layer_computed_in = model_dtype if layer.is_input else computed_in
-                distances.append(LayerDistance.of(layer, gram, dtype, layer_computed_in))
-            self._distances[key] = distances  # two threads at once make the same
-        return self._distances[key]
+                distances.append(LayerDistance.of(layer, gram, dtype))
+            self._distances[dtype] = distances  # two threads at once make the same
+        return self._distances[dtype]
 
     # --- copies and files ------------------------------------------------------------------------
 
