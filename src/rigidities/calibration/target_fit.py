@@ -388,7 +388,13 @@ class TargetProblem:
         if self._design is None:
             return []
         errors = self._errors[fitted].to(torch.float32)
-        return descend(self._columns[fitted], errors, constant, self._plan.steps)
+        return descend(
+            self._columns[fitted],
+            errors,
+            constant,
+            self._plan.steps,
+            keeps_shape=self.rows.grid_step > 0,
+        )
 
     def left_out_errors(self, paths: list[Path]) -> Errors:
         """The errors of all left-out rows, one path after the other."""
