@@ -164,7 +164,8 @@ NO_VALIDATION_ROWS = (
 )
 TARGETS_ON_GRID = (
     "The targets lie on a grid that is coarse compared with the residuals. Scale and centre of the "
-    "distribution follow the inputs, but its shape does not: it would learn the grid."
+    "distribution follow the inputs, but its shape does not: it would learn the grid. NLL and gain "
+    "count the probability of each target's cell."
 )
 
 
