@@ -48,7 +48,7 @@ NARROWEST = -2.0
 WIDEST = 4.0
 """Log-widths above this are clipped to it."""
 FAMILIARITY_BASE = math.exp(-(RISE**POWER))
-r"""A row's familiarity is this to the power of the cube of $\log(q / q_{ref})$, above zero."""
+r"""A row's familiarity is this to the power of the square of $\log(q / q_{ref})$, above zero."""
 FIRST_INPUTS = 3
 """Number of inputs that come before the features: log q, prediction, its square."""
 
