@@ -44,7 +44,7 @@ FAR_Q = 4.0
 FAR = 6.0
 """Standardised features are clipped to plus and minus this."""
 NARROWEST = -1.75
-"""Log-widths below this are clipped to it. With narrower components, rounding would steer the fit."""
+"""Log-widths below this are clipped to it. With narrower components, rounding steers the fit."""
 WIDEST = 4.0
 """Log-widths above this are clipped to it."""
 FAMILIARITY_BASE = math.exp(-(RISE**POWER))
