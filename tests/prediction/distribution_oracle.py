@@ -1,7 +1,7 @@
 """Distributions by brute force: SciPy's quadratures of the density."""
 
 import math
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np

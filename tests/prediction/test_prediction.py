@@ -217,7 +217,11 @@ def test_a_prediction_goes_to_another_device_with_all_that_it_holds():
     )
     p = replace(P, distribution=CASES["mixture"][0], conformal=bound, support=(0.0, None))
     there = p.to("meta")
-    held = [*vars(there).values(), *vars(there.distribution).values(), *vars(there.conformal).values()]
+    held = [
+        *vars(there).values(),
+        *vars(there.distribution).values(),
+        *vars(there.conformal).values(),
+    ]
     held += vars(there.conformal.conformal).values()
     devices = [one.device.type for one in held if isinstance(one, torch.Tensor)]
     assert set(devices) == {"meta"} and len(devices) >= 10 and there.support == p.support

@@ -98,7 +98,9 @@ def test_entries_answer_as_they_did_in_the_whole(distribution, support):
 
 @pytest.mark.parametrize("by", ["label", "bar"])
 @pytest.mark.parametrize(
-    "distribution", [DISTRIBUTIONS["gaussian"], DISTRIBUTIONS["mixture"]], ids=["gaussian", "mixture"]
+    "distribution",
+    [DISTRIBUTIONS["gaussian"], DISTRIBUTIONS["mixture"]],
+    ids=["gaussian", "mixture"],
 )
 def test_conformal_intervals_follow_entries_and_units(distribution, by):
     p = with_scores(prediction(distribution), by)
@@ -282,7 +284,9 @@ def test_what_cannot_be_one_prediction_is_refused():
         r"rows have the same shape, got \[\(6, 2\), \(6,\)\]", Prediction.concatenate, [p, p[:, 0]]
     )
     refused(r"the same shape, got \[\(\), \(\)\]", Prediction.concatenate, [p[0, 0], p[0, 0]])
-    refused("Gaussian and Mixture", Prediction.concatenate, [p, prediction(DISTRIBUTIONS["mixture"])])
+    refused(
+        "Gaussian and Mixture", Prediction.concatenate, [p, prediction(DISTRIBUTIONS["mixture"])]
+    )
     scored = with_scores(p, "label")
     refused("BoundConformal and NoneType", Prediction.concatenate, [scored, p])
     other = replace(scored.conformal.conformal, tails=scored.conformal.conformal.tails / 2)
