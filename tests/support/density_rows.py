@@ -9,8 +9,56 @@ import torch
 from torch import Tensor
 
 from rigidities.calibration.density_loss import Errors
+from rigidities.calibration.rows import Rows, TargetView
 
 F64 = torch.float64
+
+
+def target_view(
+    residual: Tensor,
+    q: Tensor,
+    mean: Tensor,
+    features: Tensor,
+    noise_factor: Tensor,
+    seen: Tensor,
+) -> TargetView:
+    """Rows of one target without bounds, as they are."""
+    return TargetView(
+        residual=residual,
+        q=q,
+        mean=mean,
+        features=features,
+        noise_factor=noise_factor,
+        seen=seen,
+        target=mean + residual,
+        side=torch.zeros_like(q),
+    )
+
+
+def view_of(
+    error: Tensor,
+    q: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    noise_factor: Tensor,
+    features: Tensor,
+    *,
+    seen: bool,
+) -> TargetView:
+    """The view of a table of one target, whose columns are (n,), and its features (n, P)."""
+    rows = Rows(
+        error=error[:, None],
+        mean=mean[:, None],
+        power=(q[:, None, None],),
+        weight=weight[:, None],
+        noise_factor=noise_factor[:, None],
+        number=torch.arange(len(q)),
+        count=len(q),
+        typical_weight=torch.ones(1, 1, dtype=F64),
+        trained=seen,
+        inputs=features[:, None],
+    )
+    return rows.target(0, q[:, None], noise_factor[:, None])
 
 
 def drawn_errors(count: int = 60, seed: int = 0, *, bounds: bool = False) -> Errors:
