@@ -139,13 +139,13 @@ def slow_rows(
     components = (outputs.shape[1] - 1) // 3
     h = outputs[:, 0].clamp(*head.bounds[k])
     logit, offset, log_width = outputs[:, 1:].split(components, 1)
-    log_width = log_width.clamp(-5, 4)
+    log_width = log_width.clamp(-2, 4)
     if guard is not None:
         unfamiliar = q / guard.reference[k]
         if novelty is not None:
             unfamiliar = torch.maximum(unfamiliar, novelty)
         rise = 2 * unfamiliar.log10().clamp(min=0)
-        familiarity = (-(rise**3)).exp()
+        familiarity = (-(rise**2)).exp()
         usual = head.usual[k, 1:].split(components)
         fade = (familiarity**2)[:, None]
         logit, offset, log_width = (
