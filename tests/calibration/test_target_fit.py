@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from rigidities.calibration import target_fit
 from rigidities.calibration.density_fit import Weights
@@ -195,16 +194,21 @@ def test_rows_in_another_order_have_the_same_head():
 
 @pytest.mark.parametrize("luck", [0.5, 0.8])
 def test_bars_are_those_of_new_rows_where_training_rows_were_lucky(luck, monkeypatch):
-    """Training rows choose the form of the head, new rows its level."""
+    """Training rows choose the form of the head, new rows its level.
+
+    So bars are the same as with training rows whose errors are not smaller.
+    """
     monkeypatch.setattr(target_fit, "MANY", 1000)
     monkeypatch.setattr(target_fit, "ENOUGH", 200)
     rows = skewed_rows(1800, trained=1200, luck=luck)
     fit = fitted_target(rows, replace(SHORT, many=True))
     new = skewed_rows(4000, seed=1)
     slow = said(fit, new)
-    assert float((new.residual.square() / slow.moment).mean()) == pytest.approx(1, abs=0.2)
     inside = (slow.below(new.target) - 0.5).abs() < 0.45
-    assert float(inside.double().mean()) == pytest.approx(0.9, abs=0.03)
+    assert 0.87 < float(inside.double().mean()) < 0.97
+    honest = said(fitted_target(skewed_rows(1800, trained=1200), replace(SHORT, many=True)), new)
+    ratio = (slow.moment / honest.moment).sqrt()
+    assert 0.95 < float(ratio.median()) < 1.05
     # Half the gap of the errors is what a network's own weights add: (1 - luck^2) / 2.
     unit = rows.mean_square / rows.usual_q
     assert float(fit.gap / unit) == pytest.approx((1 - luck**2) / 2, abs=0.1)
@@ -268,8 +272,7 @@ def test_residuals_of_zero_leave_everything_finite():
     assert bool(said(fit, some).moment.isfinite().all())
 
 
-def test_constant_errors_have_a_head_at_step_zero_without_surprises():
-    """Where nothing follows the inputs, bars are nearly those of one mixture."""
+def test_where_errors_do_not_follow_the_inputs_bars_hardly_do():
     generator = torch.Generator().manual_seed(2)
     rows = skewed_rows(400)
     noise = torch.randn(400, generator=generator, dtype=F64)
@@ -277,4 +280,4 @@ def test_constant_errors_have_a_head_at_step_zero_without_surprises():
     fit = fitted_target(flat.with_forecast(None), replace(SHORT, guarded=False))
     std = said(fit, flat).moment.sqrt()
     assert float((std / std.median()).log().abs().mean()) < 0.1
-    assert Tensor.float(std).median() == pytest.approx(1.0, rel=0.15)
+    assert float(std.median()) == pytest.approx(1.0, rel=0.15)
