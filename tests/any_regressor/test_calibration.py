@@ -1,6 +1,5 @@
 """Calibration of any regressor: the bars of the last layer alone, noise by input, files, forms."""
 
-
 import pytest
 import torch
 from torch import Tensor, nn

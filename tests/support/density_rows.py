@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rigidities.calibration.density_loss import Errors
 from rigidities.calibration.rows import Rows, TargetView
+from rigidities.prediction.head import NARROWEST, WIDEST
 
 F64 = torch.float64
 
@@ -81,7 +82,7 @@ def drawn_outputs(count: int = 60, components: int = 3, seed: int = 1) -> Tensor
     """Outputs of a head, different in each row, (n, O), none of which would be clipped."""
     generator = torch.Generator().manual_seed(seed)
     outputs = torch.randn(count, 1 + 3 * components, generator=generator, dtype=F64)
-    return outputs.clamp(-1.9, 1.9)
+    return outputs.clamp(0.9 * NARROWEST, 0.9 * WIDEST)
 
 
 def slow_nll(outputs: Tensor, log_scale2: Tensor, errors: Errors, log_factor: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ def slow_nll(outputs: Tensor, log_scale2: Tensor, errors: Errors, log_factor: Te
     noise = h[:, 0].exp() * errors.noise_factor
     s = ((noise + log_scale2.exp() * errors.q) * log_factor.exp()).sqrt()
     share = logit.exp() / logit.exp().sum(1, keepdim=True)
-    width = log_width.clamp(-2, 4).exp()
+    width = log_width.clamp(NARROWEST, WIDEST).exp()
     t = ((errors.residual / s)[:, None] - offset) / width
     density = 3 / 8 * (1 + t**2 / 4) ** -2.5 / width / s[:, None]
     k = t / (4 + t**2).sqrt()

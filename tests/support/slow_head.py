@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rigidities.prediction.guards import Guard
-from rigidities.prediction.head import Head
+from rigidities.prediction.head import NARROWEST, WIDEST, Head
 
 F64 = torch.float64
 
@@ -139,7 +139,7 @@ def slow_rows(
     components = (outputs.shape[1] - 1) // 3
     h = outputs[:, 0].clamp(*head.bounds[k])
     logit, offset, log_width = outputs[:, 1:].split(components, 1)
-    log_width = log_width.clamp(-2, 4)
+    log_width = log_width.clamp(NARROWEST, WIDEST)
     if guard is not None:
         unfamiliar = q / guard.reference[k]
         if novelty is not None:
