@@ -8,6 +8,8 @@ import torch
 
 from rigidities.prediction.guards import Guard
 from rigidities.prediction.head import (
+    NARROWEST,
+    WIDEST,
     Forecast,
     Head,
     HeadForm,
@@ -116,7 +118,8 @@ def test_those_rows_reach_every_bound_of_the_formulas():
         torch.testing.assert_close(moment[:, k], slow.moment, rtol=1e-10, atol=0)
         torch.testing.assert_close(shape[:, k, -3:].exp(), slow.width, rtol=1e-9, atol=0)
     bare = HeadForm.of(wide, None, F64)(q[:, None], mean, features)[1]
-    assert float(bare[..., -3:].min()) == -2 and float(bare[..., -3:].max()) == 4
+    assert float(bare[..., -3:].min()) == NARROWEST
+    assert float(bare[..., -3:].max()) == WIDEST
     assert not torch.equal(bare, shape)
 
 
