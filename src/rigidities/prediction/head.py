@@ -43,7 +43,7 @@ FAR_Q = 4.0
 """Standardised log q is clipped to plus and minus this."""
 FAR = 6.0
 """Standardised features are clipped to plus and minus this."""
-NARROWEST = -5.0
+NARROWEST = -2.0
 """Log-widths below this are clipped to it."""
 WIDEST = 4.0
 """Log-widths above this are clipped to it."""
