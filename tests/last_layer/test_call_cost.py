@@ -50,7 +50,7 @@ def test_a_call_takes_few_operations(method, called, frozen):
 def test_several_targets_take_hardly_more():
     uq, x = calibrated(targets=3)
     assert operations(uq, x) <= 55
-    assert operations(uq.freeze(), x) <= 55
+    assert operations(uq.freeze(), x) <= 56
 
 
 @pytest.mark.parametrize("method", ["paper", "full"])
