@@ -1,8 +1,8 @@
-"""Networks of other kinds with rows inside and outside of their domain.
+"""Networks of other kinds, with rows inside and outside of their domain.
 
-`KINDS` has, for each kind of network, a function for every network, from a seed to a `Task`: an
-untrained network with rows of its domain, and rows outside of it with their true targets. `trained`
-trains it. Outside, the truth goes on as inside, and the network has seen nothing like it.
+`KINDS` has a function for every network of a kind, from a seed to a `Task`: an untrained network
+with rows of its domain, and rows outside of it with their true targets. `trained` trains it. The
+truth follows one law inside and outside, of which the network has seen only the inside.
 """
 
 from __future__ import annotations
@@ -163,8 +163,13 @@ def value_ahead(made_of: dict[str, Tensor]) -> Tensor:
 
 
 def power(made_of: dict[str, Tensor]) -> Tensor:
-    """The amplitude times the frequency, plus the level."""
+    """The amplitude times the frequency, plus the level. Outside, most lie above all inside."""
     return 2 * made_of["amplitude"] * made_of["frequency"] + made_of["level"]
+
+
+def phase_ahead(made_of: dict[str, Tensor]) -> Tensor:
+    """The place in the cycle there, whatever amplitude and level are."""
+    return (made_of["frequency"] * (STEPS - 1 + AHEAD) + made_of["phase"]).sin()
 
 
 def recurrent(
@@ -322,18 +327,21 @@ def norm_last(inputs: int) -> nn.Module:
     )
 
 
-def smooth(count: int, factor: float = 1.0) -> Rows:
-    """Normal inputs (N, 6) times a factor, and a function of them."""
+def waves(count: int, factor: float = 1.0) -> Rows:
+    """Normal inputs (N, 6) times a factor, and a function of them.
+
+    At four times the size of the inputs, the spread of the targets is half as large again.
+    """
     x = factor * torch.randn(count, INPUTS)
-    y = torch.sin(2 * x[:, 0]) + 0.5 * x[:, 1] * x[:, 2] + 0.5 * x[:, 3]
+    y = torch.sin(2 * x[:, 0]) + torch.cos(x[:, 1] + x[:, 2]) + 0.3 * x[:, 3]
     return x, y[:, None]
 
 
 def of_inputs(network: Callable[[int], nn.Module], seed: int) -> Task:
     """A network on inputs that are larger outside."""
     torch.manual_seed(seed)
-    shifts = {f"inputs times {factor:g}": smooth(OUTSIDE_ROWS, factor) for factor in (2.0, 4.0)}
-    return _synthetic(partial(network, INPUTS), smooth, shifts)
+    shifts = {f"inputs times {factor}": waves(OUTSIDE_ROWS, factor) for factor in (2, 3, 4)}
+    return _synthetic(partial(network, INPUTS), waves, shifts)
 
 
 def of_set(name: str, seed: int) -> Task:
@@ -353,7 +361,7 @@ def of_set(name: str, seed: int) -> Task:
         train=train,
         valid=valid,
         inside=(x[:inside], y[:inside]),
-        outside={f"{divided.domains[k].kind} of a set": (x[inside:], y[inside:])},
+        outside={divided.domains[k].kind: (x[inside:], y[inside:])},
     )
 
 
@@ -363,8 +371,8 @@ SETS = ("concrete", "energy", "power")
 KINDS: dict[str, dict[str, Callable[[int], Task]]] = {
     "recurrent": {
         "LSTM, value ahead": partial(recurrent, nn.LSTM, value_ahead),
-        "LSTM, power": partial(recurrent, nn.LSTM, power),
-        "GRU, mean of states, power": partial(recurrent, nn.GRU, power, reads_mean=True),
+        "LSTM, phase ahead": partial(recurrent, nn.LSTM, phase_ahead),
+        "GRU, mean state, power": partial(recurrent, nn.GRU, power, reads_mean=True),
     },
     "convolutional": {"signals": of_signals, "images": of_images},
     "layer-normed": {

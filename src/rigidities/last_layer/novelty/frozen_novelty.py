@@ -23,6 +23,7 @@ from ..wrapper import Buffers
 from .distance import LayerDistance
 from .layers import (
     EMBEDDINGS,
+    STATES,
     WIDEST,
     deal,
     entering,
@@ -30,6 +31,7 @@ from .layers import (
     named_inputs,
     projected,
     rows_of,
+    states_of,
 )
 from .novelty import Novelty
 
@@ -79,6 +81,8 @@ class _WatchedLayer(Buffers):
         if not self.layer.module:
             self._input_names = input_names(module)
             module.register_forward_pre_hook(self._model_called, with_kwargs=True, prepend=True)
+        elif self.layer.place == STATES:
+            module.register_forward_hook(self._stepped)
         elif isinstance(_without_stand_in(module), EMBEDDINGS):
             module.register_forward_hook(self._returned)
         else:
@@ -94,6 +98,9 @@ class _WatchedLayer(Buffers):
 
     def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
         self._add(rows_of(_without_stand_in(module), output))
+
+    def _stepped(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._add(rows_of(_without_stand_in(module), states_of(output)))
 
     def _add(self, rows: Tensor | None) -> None:
         """Measure rows, unless others came before in this pass."""
