@@ -15,13 +15,15 @@ them, by hooks, during any later pass of a readout. These are watched:
 
 The *change* of a sequence is the root mean square of its steps from one position to the next: a
 wave of another frequency has the same mean and deviation. The states that come out of a recurrent
-layer are watched beside what enters it, since most models read the last of them alone. R counts the N samples of the batch, or the rows (atoms) that its outputs are sums of, in the order
+layer are watched beside what enters it, since most models read the last of them alone.
+
+R counts the N samples of the batch, or the rows (atoms) that its outputs are sums of, in the order
 in which the readout gets them. Norms are watched because they hide the size of their input from all
 that follows, and embeddings by what comes out because indices enter them. A tensor that enters
 several layers is watched once. If a layer is called several times, the first call is watched.
 Tensors whose rows are of another kind (edges of a graph) or in another order than the samples are
-not watched, nor is what a compiled module or a nested tensor hides. A mean over tokens includes the
-padding.
+not watched, nor is what a compiled module or a nested tensor hides. Means and deviations over
+tokens include the padding.
 
 Rows wider than `WIDEST` are projected: columns are dealt out at random to as many sums, each with a
 random sign. The same seed gives the same projection on every machine and device.
@@ -385,22 +387,33 @@ def _has_rows(value: Any) -> bool:
     return value.layout is torch.strided and not value.is_nested
 
 
+def is_index(value: Any) -> bool:
+    """Whether a value is a tensor of whole numbers, (R,), as those that say where rows belong."""
+    if not isinstance(value, Tensor) or value.ndim != 1:
+        return False
+    return value.dtype in (torch.int64, torch.int32)
+
+
 def named_inputs(
-    names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wanted: Callable[[Any], bool] = _has_rows,
 ) -> list[tuple[str, Tensor]]:
-    """The tensors among a model's inputs that can have rows, each with its name (`Layer.place`).
+    """Tensors among a model's inputs, each with its name (`Layer.place`).
 
     Args:
         names: Names of the parameters of the model's `forward`.
         args: The positional inputs.
         kwargs: The inputs by keyword.
+        wanted: Which tensors; by default those that can have rows.
     """
     named = []
     for place, value in [*enumerate(args), *kwargs.items()]:
         name = str(place)
         if isinstance(place, int) and place < len(names):
             name = names[place]
-        tensors = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
+        tensors = [leaf for leaf in tree_leaves(value) if wanted(leaf)]
         for number, tensor in enumerate(tensors):
             named.append((name if len(tensors) == 1 else f"{name}[{number}]", tensor))
     return named
