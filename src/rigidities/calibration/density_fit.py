@@ -241,8 +241,17 @@ class Weights:
         hidden = silu(sums[:, :HIDDEN] + self.hidden_constant)
         return torch.addmm(self.outputs + sums[:, HIDDEN:], hidden, self.hidden)
 
-    def write_gradient(self, columns: Tensor, errors: Errors, gradient: Weights) -> None:
-        """Write the gradient of the mean loss of some rows into other weights."""
+    def write_gradient(
+        self, columns: Tensor, errors: Errors, gradient: Weights, *, keeps_shape: bool
+    ) -> None:
+        """Write the gradient of the mean loss of some rows into other weights.
+
+        Args:
+            columns: The network's inputs of the rows, (n, P).
+            errors: The rows.
+            gradient: Where to write it.
+            keeps_shape: See `descend`.
+        """
         sums = columns @ self.inputs
         before = sums[:, :HIDDEN] + self.hidden_constant
         gate = before.sigmoid()
@@ -250,12 +259,22 @@ class Weights:
         outputs = torch.addmm(self.outputs + sums[:, HIDDEN:], hidden, self.hidden)
         loss = mixture_loss(outputs, self.log_scale2, errors)
         by_output = loss.by_output / len(errors)
+        if keeps_shape:
+            by_output = _of_scale_and_centre(by_output)
         by_before = (by_output @ self.hidden.mT) * (gate * (1 + before - hidden))
         torch.mm(columns.mT, torch.cat([by_before, by_output], 1), out=gradient.inputs)
         torch.mm(hidden.mT, by_output, out=gradient.hidden)
         gradient.hidden_constant.copy_(by_before.sum(0))
         gradient.outputs.copy_(by_output.sum(0))
         gradient.log_scale2.fill_(loss.by_log_scale2.mean())
+
+
+def _of_scale_and_centre(by_output: Tensor) -> Tensor:
+    """The part of derivatives by outputs (n, O) that moves h, or all offsets together."""
+    h, shape = by_output[:, :1], by_output[:, 1:]
+    logit, offset, log_width = shape.chunk(3, 1)
+    common_offset = offset.mean(1, keepdim=True).expand_as(offset)
+    return torch.cat([h, torch.zeros_like(logit), common_offset, torch.zeros_like(log_width)], 1)
 
 
 def looks(steps: int) -> list[int]:
@@ -265,7 +284,12 @@ def looks(steps: int) -> list[int]:
 
 
 def descend(
-    columns: Tensor, errors: Errors, constant: ConstantMixture, steps: int
+    columns: Tensor,
+    errors: Errors,
+    constant: ConstantMixture,
+    steps: int,
+    *,
+    keeps_shape: bool = False,
 ) -> list[Weights]:
     """The averaged weights at each of the `looks` of a descent from a constant mixture.
 
@@ -274,6 +298,9 @@ def descend(
         errors: The rows, likewise.
         constant: Where to start.
         steps: How many steps to take.
+        keeps_shape: Whether the mixture keeps the shape of the constant one, so that only its scale
+            and its centre follow the inputs. Where targets lie on a grid, another shape would put
+            a spike at each of the grid's values.
     """
     rows = len(errors)
     weights = Weights.start(columns, constant)
@@ -289,7 +316,7 @@ def descend(
     batches = _batches(rows, columns.device)
     for step in range(1, steps + 1):
         batch = next(batches)
-        weights.write_gradient(columns[batch], errors[batch], gradient)
+        weights.write_gradient(columns[batch], errors[batch], gradient, keeps_shape=keeps_shape)
         slope = gradient.vector.addcmul_(decay.vector, weights.vector)
         slope *= (LONGEST / slope.norm().clamp(min=LONGEST)).to(slope)
         # Adam.

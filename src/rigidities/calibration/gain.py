@@ -15,11 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..prediction.distribution import Distribution, Gaussian
+
 FOLDS = 5
 """Number of folds of a cross-validation; with fewer rows, one fold for each."""
 FEWEST_ROWS = 3
 """Least number of rows of which some can be left out and judged."""
-_LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
+_LEAST_MASS = 1e-300
+"""Probabilities below this count as this."""
 
 
 def folds(rows: int, device: torch.device | None = None, sample: Tensor | None = None) -> Tensor:
@@ -43,14 +46,56 @@ def folds(rows: int, device: torch.device | None = None, sample: Tensor | None =
     return torch.arange(rows, device=device) % min(FOLDS, rows)
 
 
-def constant_nll(error: Tensor, side: Tensor | None = None, sample: Tensor | None = None) -> Tensor:
-    """The NLL of each row (n,) under the constant bar of the other folds.
+def row_nll(
+    distribution: Distribution,
+    residual: Tensor,
+    s2: Tensor,
+    side: Tensor | None = None,
+    step: float = 0.0,
+) -> Tensor:
+    """The negative logarithm of what each row shows, (n,): a density, or a probability.
+
+    A row at a bound of its support shows the mass beyond. A target on a grid shows the mass of its
+    cell, which reaches half a step to both sides.
+
+    Args:
+        distribution: The distribution, in units of its scale.
+        residual: Target minus prediction, (n,).
+        s2: Squared scales, (n,) or ().
+        side: -1 or 1 for a row at the lower or the upper bound, else 0, (n,); None where no row is.
+        step: The step of the grid that the targets lie on; 0 where they lie on none.
+    """
+    scale = s2.sqrt()
+    z = residual / scale
+    mirrored = distribution.mirrored
+    if step > 0:
+        # Where both ends lie above zero, their probabilities are those of the other tail.
+        low = (residual - step / 2) / scale
+        high = (residual + step / 2) / scale
+        below = distribution.cdf(high) - distribution.cdf(low)
+        above = mirrored.cdf(-low) - mirrored.cdf(-high)
+        value = -torch.where(z > 0, above, below).clamp(min=_LEAST_MASS).log()
+    else:
+        value = scale.log() - distribution.log_density(z)
+    if side is None or not bool(side.any()):
+        return value
+    mass = torch.where(side < 0, distribution.cdf(z), mirrored.cdf(-z))
+    return torch.where(side == 0, value, -mass.clamp(min=_LEAST_MASS).log())
+
+
+def constant_nll(
+    error: Tensor,
+    side: Tensor | None = None,
+    sample: Tensor | None = None,
+    step: float = 0.0,
+) -> Tensor:
+    """The score of each row (n,) under the constant bar of the other folds; see `row_nll`.
 
     Args:
         error: Target minus prediction, (n,).
-        side: -1 or 1 where the target lies at the lower or the upper bound of its support, else 0,
-            (n,). A row at a bound has the likelihood of the mass beyond it.
+        side: As in `row_nll`.
         sample: The sample of each row, (n,), as in `folds`.
+        step: As in `row_nll`.
     """
     fold = folds(len(error), error.device, sample)
     square = error.square()
@@ -58,11 +103,8 @@ def constant_nll(error: Tensor, side: Tensor | None = None, sample: Tensor | Non
     for k in range(int(fold.max()) + 1):
         in_fold = fold == k
         variance = square[~in_fold].mean().clamp(min=1e-300)
-        nll[in_fold] = 0.5 * (variance.log() + square[in_fold] / variance) + _LOG_ROOT_TWO_PI
-        if side is not None:
-            fold_side = side[in_fold]
-            beyond = -torch.special.log_ndtr(-fold_side * error[in_fold] / variance.sqrt())
-            nll[in_fold] = torch.where(fold_side == 0, nll[in_fold], beyond)
+        fold_side = None if side is None else side[in_fold]
+        nll[in_fold] = row_nll(Gaussian(), error[in_fold], variance, fold_side, step)
     return nll
 
 

@@ -364,25 +364,17 @@ class TargetView:
 
     @cached_property
     def intensive(self) -> TargetView:
-        """The same rows over their extent, with predictions beyond the ignorant forecast.
-
-        Residuals on a grid are spread over its cells: a row says no more than that its target lies
-        in a cell, and a density fitted to the middle of the cells would learn the grid. Targets at
-        a bound stay there.
-        """
+        """The same rows over their extent, with predictions beyond the ignorant forecast."""
         forecast = self.forecast
         assert forecast is not None, "these rows have no ignorant forecast yet"
-        # Multiples of the golden ratio spread evenly, also among rows of the same target.
-        place = golden_positions(0, len(self), self.q.device) - 0.5
-        residual = self.residual + self.grid_step * place * (self.side == 0)
         distance = self.mean - forecast(self.features)
         if forecast.extent_weight is None:
-            return replace(self, residual=residual, mean=distance)
+            return replace(self, mean=distance)
         weight = forecast.extent_weight[None]
         extent = extent_of(self.features, weight)  # (n, 1)
         return replace(
             self,
-            residual=residual / extent[:, 0],
+            residual=self.residual / extent[:, 0],
             q=self.q / extent[:, 0].square(),
             mean=distance / extent[:, 0],
             features=intensive_features(self.features, extent, weight),

@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..prediction.distribution import Distribution
 from ..prediction.guards import Guard
 from ..prediction.head import FIRST_INPUTS, Head, HeadForm, Inputs, Network
 from ..prediction.mixture import Mixture
@@ -40,7 +39,7 @@ from .density_fit import (
     looks,
 )
 from .density_loss import Errors, mixture_loss
-from .gain import FEWEST_ROWS, constant_nll, folds
+from .gain import FEWEST_ROWS, constant_nll, folds, row_nll
 from .methods import Full
 from .rows import TargetView
 
@@ -267,37 +266,14 @@ def _variance_rate(head: Head) -> Tensor:
 
 
 def head_nll(head: Head, guard: Guard | None, rows: TargetView) -> Tensor:
-    """The negative log-likelihoods of rows under the head of one target, guarded, (n,)."""
+    """The scores of rows under the head of one target, guarded, (n,); see `row_nll`."""
     form = HeadForm.of(head, guard, torch.float64)
     moment, shape = form(
         rows.q[:, None], rows.mean[:, None], rows.features, rows.noise_factor[:, None]
     )
     distribution = Mixture.of_shape(shape[:, 0])
-    return distribution_nll(
-        distribution, rows.residual, moment[:, 0] / distribution.second, rows.side
-    )
-
-
-def distribution_nll(
-    distribution: Distribution, residual: Tensor, s2: Tensor, side: Tensor
-) -> Tensor:
-    """The negative log-likelihood of each row, (n,).
-
-    Args:
-        distribution: The distribution, in units of its scale.
-        residual: Target minus prediction, (n,).
-        s2: Squared scales, (n,).
-        side: -1 or 1 for a row at a bound, which shows the mass beyond it; else 0, (n,).
-    """
-    z = residual / s2.sqrt()
-    value = 0.5 * s2.log() - distribution.log_density(z)
-    if bool((side < 0).any()):
-        mass = distribution.cdf(z).clamp(min=1e-300)
-        value = torch.where(side < 0, -mass.log(), value)
-    if bool((side > 0).any()):
-        mass = distribution.mirrored.cdf(-z).clamp(min=1e-300)
-        value = torch.where(side > 0, -mass.log(), value)
-    return value
+    s2 = moment[:, 0] / distribution.second
+    return row_nll(distribution, rows.residual, s2, rows.side, rows.grid_step)
 
 
 # --- the fit --------------------------------------------------------------------------------------
@@ -388,7 +364,13 @@ class TargetProblem:
         if self._design is None:
             return []
         errors = self._errors[fitted].to(torch.float32)
-        return descend(self._columns[fitted], errors, constant, self._plan.steps)
+        return descend(
+            self._columns[fitted],
+            errors,
+            constant,
+            self._plan.steps,
+            keeps_shape=self.rows.grid_step > 0,
+        )
 
     def left_out_errors(self, paths: list[Path]) -> Errors:
         """The errors of all left-out rows, one path after the other."""
@@ -527,7 +509,9 @@ def _judged(
     is_new = ~rows.seen if bool((~rows.seen).any()) else rows.seen
     constant = rows.q.new_full((len(rows),), math.nan)
     held_out = rows.held_out
-    constant[is_new] = constant_nll(held_out.residual, held_out.side, held_out.sample)
+    constant[is_new] = constant_nll(
+        held_out.residual, held_out.side, held_out.sample, rows.grid_step
+    )
     counts = is_new[numbers]
     if not bool(counts.any()):
         return nll[:0], float(nll.mean())

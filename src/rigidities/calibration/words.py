@@ -163,8 +163,9 @@ NO_VALIDATION_ROWS = (
     "for a network trained end to end. Calibrate on held-out rows."
 )
 TARGETS_ON_GRID = (
-    "The targets lie on a grid that is coarse compared with the residuals. Each was taken to lie "
-    "anywhere in its cell, so that the distribution does not learn the grid."
+    "The targets lie on a grid that is coarse compared with the residuals. Scale and centre of the "
+    "distribution follow the inputs, but its shape does not: it would learn the grid. NLL and gain "
+    "count the probability of each target's cell."
 )
 
 

@@ -21,8 +21,8 @@ r"""Factor of $\log(q / q_{ref})$ in the rise r, which is two at ten times the r
 NOVELTY_RISE = 3.0
 """How much faster than with q the rise is with novelty: it is 1.8 at twice the alarm. Distances of
 usual rows differ less than their q."""
-POWER = 3
-r"""Power of the rise. Familiarity $e^{-r^3}$ is 0.8 at twice the reference, 1/3 at 3.2 times it."""
+POWER = 2
+r"""Power of the rise. Familiarity $e^{-r^2}$ is 0.7 at twice the reference, 1/3 at 3.3 times it."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Guard:
     independent of a prediction f, $E (y - f)^2 = v + (f - c)^2 = M$ with the targets' variance v.
     The second moment $\sigma^2$ of the head's distribution becomes
 
-    $$\sigma^2 \leftarrow \sigma^2 (1 + M / \sigma^2)^{1 - e^{-r^3}}, \quad
+    $$\sigma^2 \leftarrow \sigma^2 (1 + M / \sigma^2)^{1 - e^{-r^2}}, \quad
         r = 2 \max(0, \log_{10}(q / q_{ref})) .$$
 
     That has no corner: it leaves familiar rows alone and ends at $\sigma^2 + M$. The shape of the
-    distribution fades to that of a usual row with $e^{-2 r^3}$. Bars never shrink.
+    distribution fades to that of a usual row with $e^{-2 r^2}$. Bars never shrink.
 
     For sums over atoms all of this is about intensive rows (`head.Forecast`): the forecaster knows
     the atoms, and a structure is not unfamiliar just because it is larger.
@@ -61,7 +61,7 @@ class Guard:
     alarm: Tensor | None = None
 
     def familiarity(self, q: Tensor, novelty: Tensor | None = None) -> Tensor:
-        r"""$e^{-r^3}$ of rows (M, 1 or K): one for rows like the training rows, zero far away.
+        r"""$e^{-r^2}$ of rows (M, 1 or K): one for rows like the training rows, zero far away.
 
         Args:
             q: Unscaled variances, (M, 1 or K).

@@ -43,12 +43,12 @@ FAR_Q = 4.0
 """Standardised log q is clipped to plus and minus this."""
 FAR = 6.0
 """Standardised features are clipped to plus and minus this."""
-NARROWEST = -5.0
+NARROWEST = -2.0
 """Log-widths below this are clipped to it."""
 WIDEST = 4.0
 """Log-widths above this are clipped to it."""
 FAMILIARITY_BASE = math.exp(-(RISE**POWER))
-r"""A row's familiarity is this to the power of the cube of $\log(q / q_{ref})$, above zero."""
+r"""A row's familiarity is this to the power of the square of $\log(q / q_{ref})$, above zero."""
 FIRST_INPUTS = 3
 """Number of inputs that come before the features: log q, prediction, its square."""
 
