@@ -924,7 +924,8 @@ class LastLayerRigidity(ModelWrapper):
 
         Raises:
             ValueError: The output is not linear in the readout's weights, the noise is a function
-                of batches, or the bars listen to the novelty of rows (atoms) that are no samples.
+                of batches, or the bars listen to the novelty of atoms, and no input of the model
+                gives the number of the sample for each atom.
         """
         outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
         has_error_bars = not {*outputs} <= {"mean", "members"}
