@@ -1,11 +1,12 @@
 """The guard equals its formulas, number by number, and has the limits that it promises."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from rigidities.prediction.guards import Guard, guard_from
+from rigidities.prediction.guards import POWER, Guard, guard_from
 from rigidities.prediction.head import FoldedGuard
 from tests.support.refusals import refused
 from tests.support.tensors import close, normal
@@ -26,7 +27,7 @@ GUARD = Guard(reference=number(0.5)[0], variance=number(4.0)[0])
 def test_bars_grow_to_those_of_an_ignorant_forecaster(q, moment, folded):
     distance = 3.0
     rise = max(0.0, 2 * math.log10(q / 0.5))
-    familiarity = math.exp(-(rise**2))
+    familiarity = math.exp(-(rise**POWER))
     ignorant = 4.0 + distance**2
     expected = moment * (1 + ignorant / moment) ** (1 - familiarity)
     if folded:
@@ -52,7 +53,7 @@ def test_no_bar_shrinks_and_those_of_usual_rows_stay():
     close(widened[inside], moment[inside])
     # Twice and 3.3 times the reference, as the documentation says.
     at = GUARD.familiarity(torch.tensor([[1.0], [1.65]], dtype=F64))[:, 0]
-    assert at.tolist() == pytest.approx([0.7, 1 / 3], abs=0.01)
+    assert at.tolist() == pytest.approx([0.7, 0.34], abs=0.01)
 
 
 def test_bars_have_no_corner_where_the_guard_begins():
@@ -62,18 +63,35 @@ def test_bars_have_no_corner_where_the_guard_begins():
     assert float((near - 1).abs().max()) < step**2
 
 
+ALARMED = replace(GUARD, distances=torch.ones(3, dtype=F64), alarm=torch.tensor(2.0, dtype=F64))
+
+
 @pytest.mark.parametrize("folded", [False, True], ids=["plain", "folded"])
 def test_the_larger_of_rigidity_and_novelty_decides(folded):
     q = torch.tensor([[0.5], [5.0], [5.0]], dtype=F64)
-    novelty = torch.tensor([[6.0], [0.1], [30.0]])
+    novelty = torch.tensor([[4.0], [3.0], [8.0]])
 
     def familiarity(q, novelty=None):
         if folded:
-            return FoldedGuard.of(GUARD).familiarity(q.log(), novelty)
-        return GUARD.familiarity(q, novelty)
+            return FoldedGuard.of(ALARMED).familiarity(q.log(), novelty)
+        return ALARMED.familiarity(q, novelty)
 
     found = familiarity(q, novelty)
-    close(found, familiarity(0.5 * torch.tensor([[6.0], [10.0], [30.0]], dtype=F64)))
+    # Novelty over the alarm, to the third power: 8, 3.4 and 64 times the reference.
+    close(found, familiarity(0.5 * torch.tensor([[8.0], [10.0], [64.0]], dtype=F64)))
+
+
+def test_novelty_below_the_alarm_changes_nothing():
+    novelty = torch.tensor([[0.0], [1.0], [2.0]])
+    q = number(0.5).expand(3, 1)
+    assert ALARMED.familiarity(q, novelty).tolist() == [[1.0], [1.0], [1.0]]
+    assert FoldedGuard.of(ALARMED).familiarity(q.log(), novelty).tolist() == [[1.0], [1.0], [1.0]]
+
+
+def test_an_input_that_lacks_a_number_is_not_familiar():
+    novelty = torch.tensor([[math.inf]])
+    assert float(ALARMED.familiarity(number(0.5), novelty)) == 0
+    assert float(FoldedGuard.of(ALARMED).familiarity(number(0.5).log(), novelty)) == 0
 
 
 def test_a_row_without_rigidity_is_familiar():
@@ -83,7 +101,7 @@ def test_a_row_without_rigidity_is_familiar():
 
 
 def test_a_guard_is_kept_and_read_again():
-    several = Guard(torch.rand(2), torch.rand(2), distances=torch.rand(3))
+    several = Guard(torch.rand(2), torch.rand(2), torch.rand(3), torch.tensor(1.5))
     for guard in (GUARD, several):
         tensors = guard.tensors()
         again = guard_from(tensors)

@@ -72,7 +72,12 @@ def made(
     return head, inputs, features
 
 
-GUARD = Guard(reference=pair(0.5, 0.1), variance=pair(40.0, 70.0))
+GUARD = Guard(
+    reference=pair(0.5, 0.1),
+    variance=pair(40.0, 70.0),
+    distances=torch.ones(2, dtype=F64),
+    alarm=torch.tensor(1.4, dtype=F64),
+)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared features", "own features"])
@@ -206,7 +211,8 @@ def test_one_target_has_an_axis_of_length_one(shared, kind):
     alone = head_from(tensors)
     guard = guard_alone = None
     if kind != "none":
-        guard, guard_alone = GUARD, Guard(GUARD.reference[:1], GUARD.variance[:1])
+        guard = GUARD
+        guard_alone = replace(GUARD, reference=GUARD.reference[:1], variance=GUARD.variance[:1])
     q, mean = torch.exp(3 * normal(60, 1, seed=8)), 5 + 3 * normal(60, TARGETS, seed=9)
     novelty = torch.exp(normal(60, 1, seed=11)) if kind == "novelty" else None
     both, one = HeadForm.of(head, guard, F64), HeadForm.of(alone, guard_alone, F64)
