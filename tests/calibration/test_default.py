@@ -1,7 +1,7 @@
 """The default calibration as a user sees it: stable, honest about its gain, and on coarse grids."""
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import rigidities as rg
-from rigidities.calibration import CalibrationReport
+from rigidities.calibration import CalibrationReport, target_fit
 from tests.support.density_rows import skewed_draws
 
 F64 = torch.float64
@@ -73,6 +73,12 @@ def _split(x: Tensor, y: Tensor, train: int, valid: int) -> list[Data]:
     return list(zip(x.split(sizes), y.split(sizes), strict=True))
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits of few rows take few steps, which is enough where the end of a path says no more."""
+    monkeypatch.setattr(target_fit, "FEW_STEPS", 60)
+
+
 def calibrated(given: Task, *, batch_size: int = 512) -> rg.LastLayerRigidity:
     uq = rg.LastLayerRigidity(given.model, batch_size=batch_size).fit(given.train)
     return uq.calibrate(given.valid, early_stopped=False)
@@ -117,6 +123,7 @@ def test_bars_hardly_depend_on_order_batches_and_last_bits(train, valid, unit):
     assert float(move.max()) < 0.05
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_few_rows_have_the_same_bars_in_another_order(dtype):
     given = task(60, 40, dtype=dtype)
@@ -151,6 +158,7 @@ def test_intervals_for_whole_numbers_hold_and_the_report_says_that_they_are_a_gr
     assert float(beside.mean()) < 0.7  # nats for half a step
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("offset", [1e6, 1e7])
 def test_a_far_offset_is_no_grid_and_changes_no_bar(offset):
     plain = task(200, 200)
@@ -212,11 +220,32 @@ def test_the_gain_said_of_pure_noise_is_the_one_on_fresh_rows_and_a_warning_come
     assert sum(bool(report.useless) for report, _ in found) >= 3
 
 
-def test_bars_that_follow_nothing_are_called_one_constant_bar():
+def given_noise(batch: Tensor | Data) -> Tensor:
+    x = batch if isinstance(batch, Tensor) else batch[0]
+    return 0.1 + 0 * x[:, :1]
+
+
+@pytest.mark.usefixtures("brief")
+def test_the_report_says_what_the_bars_follow_and_why():
     given = task(100, 60)
     uq = calibrated(given)
-    report = uq.calibrate(given.valid, method=rg.Full(noise="constant")).calibration_report
-    assert report.steps == [0] and not report.varies
-    assert "q alone" in str(report)
-    assert "nearly one constant bar" in report.useless and "widens for unfamiliar" in report.useless
-    assert math.isfinite(report.gain)
+    constant = uq.calibrate(given.valid, method=rg.Full(noise="constant")).calibration_report
+    assert constant.steps == [0] and not constant.varies
+    assert "follows         q alone, with one noise for all rows" in str(constant)
+    assert "nearly one constant bar" in constant.useless
+    assert "not shown" not in constant.useless  # nothing else was tried
+    assert "method=rg.Full()) the bars follow" in constant.remedy("uneven")
+
+    known = uq.calibrate(given.valid, method=rg.Full(noise=given_noise)).calibration_report
+    assert known.varies and "follows         q and the given noise" in str(known)
+
+    few = given._replace(valid=(given.valid[0][:2], given.valid[1][:2]))
+    with pytest.warns(UserWarning, match="only 2 held-out rows"):
+        report = calibrated(few).calibration_report
+    assert "too few to choose more" in str(report)
+    assert 'method "full" (NLL' in str(report) and "cross-validated" not in str(report)
+
+    flat = replace(uq.calibrate(given.valid).calibration_report, steps=[0], gain=0.0)
+    assert "no step towards the inputs was shown to be better" in str(flat)
+    assert "not shown to be better on these rows. Calibrate on more rows." in flat.useless
+    assert "groups" in flat.remedy("uneven")

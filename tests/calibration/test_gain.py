@@ -13,7 +13,7 @@ from tests.support.tensors import close, normal
 F64 = torch.float64
 SHARE, OFFSET, WIDTH = np.array([0.3, 0.7]), np.array([-0.4, 0.9]), np.array([0.5, 1.4])
 MIXTURE = Mixture(*(torch.from_numpy(part) for part in (np.log(SHARE), OFFSET, np.log(WIDTH))))
-RESIDUAL = torch.tensor([-40.0, -1.3, 0.0, 0.4, 2.5, 40.0], dtype=F64)
+RESIDUAL = torch.tensor([-4e3, -1.3, 0.0, 0.4, 2.5, 4e3], dtype=F64)
 SIDE = torch.tensor([0.0, -1, 1, 0, 1, -1], dtype=F64)
 
 
@@ -38,7 +38,7 @@ def test_a_row_shows_a_density_a_cell_or_the_mass_beyond_a_bound(step, bounds):
         shown = np.where(SIDE == 0, shown, beyond)
     s2 = torch.tensor(scale**2, dtype=F64)
     found = row_nll(MIXTURE, RESIDUAL, s2, SIDE if bounds else None, step)
-    np.testing.assert_allclose(found, -np.log(shown), rtol=1e-8)
+    np.testing.assert_allclose(found, -np.log(shown), rtol=1e-6)
 
 
 def test_a_fine_grid_shows_the_density_times_its_step():

@@ -145,11 +145,9 @@ class ReportNumbers:
 
     @property
     def has(self) -> set[str]:
-        """Names of the noise and distributions in use or tried in vain, and of groups in use."""
+        """Names of the noise and the distribution, and whether there are groups."""
         calibration = self.calibration
         names = {calibration.noise.name, calibration.distribution.name}
-        if self.method == "full":  # the head was tried at least
-            names |= {"features", "mixture"}
         if calibration.conformal is not None and len(calibration.conformal.labels) > 0:
             names.add("groups")
         return names

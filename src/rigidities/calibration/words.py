@@ -245,10 +245,17 @@ def useless(report: ReportNumbers) -> str:
     if not math.isfinite(gain):
         return ""
     if not report.varies:
-        return (
+        sentence = (
             f"The error bars are nearly one constant bar (± {numbers(report.constant)}), which "
-            "widens for unfamiliar inputs. Bars that follow the inputs were not shown to be better "
-            "on these rows. Calibrate on more rows."
+            "widens for unfamiliar inputs."
+        )
+        if (
+            report.calibration.noise.name == "constant"
+        ):  # bars that follow the inputs were not tried
+            return sentence
+        return (
+            f"{sentence} Bars that follow the inputs were not shown to be better on these rows. "
+            "Calibrate on more rows."
         )
     bar = f"one constant bar (± {numbers(report.constant)}, the calibration rows' RMS error)"
     sentence = ""
@@ -384,7 +391,7 @@ def _rows_line(report: ReportNumbers) -> str:
     if report.seen:
         rows.append(f"{report.seen} training rows (leave-one-out)")
     value_name = "value"
-    if report.steps:
+    if report.steps and math.isfinite(report.gain):
         value_name = "cross-validated NLL"
     elif report.criterion in (None, "nll"):
         value_name = "NLL"
@@ -446,10 +453,22 @@ def _steps_line(report: ReportNumbers) -> list[str]:
     if not report.steps:
         return []
     if not any(report.steps):
-        return ["  follows         q alone: no step towards the inputs was shown to be better"]
+        return [f"  follows         {_follows(report)}"]
     steps = ", ".join(f"{step}" for step in report.steps[:6])
     more = f", ... ({len(report.steps)} targets)" if len(report.steps) > 6 else ""
     return [f"  follows         the inputs, after {steps}{more} steps (chosen on left-out rows)"]
+
+
+def _follows(report: ReportNumbers) -> str:
+    """What the distribution follows where it takes no step towards the inputs, and why."""
+    noise = report.calibration.noise.name
+    if noise == "given":
+        return "q and the given noise"
+    if noise == "constant":
+        return "q alone, with one noise for all rows"
+    if not math.isfinite(report.gain):
+        return "q alone: the rows are too few to choose more"
+    return "q alone: no step towards the inputs was shown to be better"
 
 
 def _guard_line(report: ReportNumbers) -> list[str]:
