@@ -12,7 +12,7 @@ from rigidities.calibration.gain import constant_nll
 from rigidities.calibration.ignorance import IgnorantForecast
 from rigidities.calibration.rows import REFERENCE, TargetView
 from rigidities.calibration.target_fit import Plan, TargetFit, fitted_target, head_nll
-from rigidities.prediction.head import HeadForm, extent_of
+from rigidities.prediction.head import NARROWEST, WIDEST, HeadForm, extent_of
 from rigidities.prediction.mixture import Mixture
 from tests.support.random_features import Sets, sets
 from tests.support.tensors import alike, close
@@ -110,7 +110,7 @@ def by_formulas(uq, x: torch.Tensor, *, guarded: bool = True) -> tuple[torch.Ten
     q = dense_q(uq, x)
     o = outputs_by_formulas(uq, x)
     logit, offset, log_width = o[:, 1:].chunk(3, 1)
-    shape = torch.cat([logit, offset, log_width.clamp(-5, 4)], 1)
+    shape = torch.cat([logit, offset, log_width.clamp(NARROWEST, WIDEST)], 1)
     s2 = clipped(o[:, 0], *head.bounds[0]).exp() + head.scale2 * q
     if not guarded:
         mixture = Mixture.of_shape(shape)
