@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experiments.frame.figures import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, panels
+from experiments.frame.figures import BLACK, BLUE, ORANGE, VERMILION, panels
 from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import direction, measured
 from experiments.judging.predictive import LEVEL
@@ -21,28 +21,22 @@ if TYPE_CHECKING:
 
 LABELS = {
     "paper": "paper's form",
-    "floor": "floor",
-    "floor_t": "floor, t",
-    "head_t": "head, t",
-    "all": "head, t, tilt (default)",
+    "mixture": "one mixture",
+    "all": "default",
     "unguarded": "default without guard",
 }
 """What the page calls the forms."""
 
 COLOURS = {
     "paper": BLACK,
-    "floor": GREY,
-    "floor_t": GREEN,
-    "head_t": ORANGE,
+    "mixture": ORANGE,
     "all": BLUE,
     "unguarded": VERMILION,
 }
 PARTS = {
-    "floor - paper": "constant floor",
-    "floor_t - floor": "Student-t",
-    "head_t - floor_t": "noise head",
-    "all - head_t": "tilt",
-    "all - paper": "all together",
+    "mixture - paper": "one mixture for all rows",
+    "all - mixture": "a mixture that follows the inputs",
+    "all - paper": "both together",
     "all - unguarded": "cost of the guard",
 }
 """What the page calls the differences between forms."""
@@ -220,7 +214,7 @@ def _draw_gains(ax: Axes, sets: Found) -> None:
     """Each form's NLL in the domain less that of the paper's form."""
     for place, form in enumerate(list(LABELS)[1:]):
         gains = [_nll_change(entry, form) for entry in sets.values()]
-        positions = [k + 0.13 * (place - 2) for k in range(len(sets))]
+        positions = [k + 0.13 * (place - 1) for k in range(len(sets))]
         ax.plot(positions, gains, "o", color=COLOURS[form], ms=5, label=LABELS[form])
     ax.axhline(0, color=BLACK, lw=0.8)
     ax.set_yscale("symlog", linthresh=0.1)
@@ -308,16 +302,15 @@ def _worst_outside(far_sets: Found) -> str:
 
 INTRODUCTION = """\
 The library's default error bars start from the paper's form $\\alpha^2 q$, where q is the inverse
-of the rigidity, and add four parts:
+of the rigidity, and add three parts:
 
-- a noise floor, which a linear head on the last features varies from row to row;
-- a Student-t distribution;
-- a tilt (skew) of that distribution, given by another head;
+- noise, and a mixture of Student-t distributions, the same for all rows;
+- a small network, by which noise and mixture follow the inputs of each row;
 - a guard, which widens the bars of rows that are less rigid than the training rows.
 
 This study adds the parts one by one and finally removes the guard from the whole. The trained
-networks stay as they are. Each step uses the library's own calibration,
-`calibrate(valid, method=rg.Full(noise=..., distribution=...))`, guard included. The paper's form is
+networks stay as they are. Each step uses the library's own calibration: one mixture for all rows is
+`calibrate(valid, method=rg.Full(noise="constant"))`, guard included. The paper's form is
 `method="paper"`, without noise. All forms are calibrated on the validation rows that also stopped
 the training, and judged on test rows. NLL is the negative log-likelihood in nats per row; CRPS is
 the continuous ranked probability score. Lower is better for both."""

@@ -25,10 +25,8 @@ SINGLE = ("rmse", "nll", "cell", "crps", "coverage_90", "interval_score")
 """Scores that are one number a network."""
 
 STEPS = (
-    ("floor", "paper"),
-    ("floor_t", "floor"),
-    ("head_t", "floor_t"),
-    ("all", "head_t"),
+    ("mixture", "paper"),
+    ("all", "mixture"),
     ("all", "paper"),
     ("all", "unguarded"),
 )

@@ -29,13 +29,11 @@ from rigidities import metrics
 
 FORMS = {
     "paper": error_bars.PAPER,
-    "floor": rg.Full(noise="constant", distribution="gaussian"),
-    "floor_t": rg.Full(noise="constant", distribution="student-t"),
-    "head_t": rg.Full(distribution="student-t"),
+    "mixture": rg.Full(noise="constant"),
     "all": error_bars.FULL,
     "unguarded": rg.Full(guard=False),
 }
-"""From the paper's form to the default, "all", part by part; and the default without its guard."""
+"""The paper's form, one mixture for all rows, the default, and the default without its guard."""
 
 Rows = tuple[Tensor, Tensor]
 """Inputs x (n, d) and targets y (n, 1)."""

@@ -176,10 +176,9 @@ def _scores(network: nn.Module, divided: Divided, k: int) -> tuple[dict[str, Any
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=error_bars.REPEATED)
         for form, method in FORMS.items():
-            report = error_bars.calibrated(uq, valid, method)
+            error_bars.calibrated(uq, valid, method)
             prediction = uq.predict(x)
             forms[form] = _sides(prediction, y, divided.inside)
-            forms[form]["rung"] = report.rung
     # Mean and rigidity are those of the last form, the default.
     mean = prediction.mean.double()
     with torch.no_grad():

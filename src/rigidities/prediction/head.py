@@ -43,8 +43,8 @@ FAR_Q = 4.0
 """Standardised log q is clipped to plus and minus this."""
 FAR = 6.0
 """Standardised features are clipped to plus and minus this."""
-NARROWEST = -2.0
-"""Log-widths below this are clipped to it."""
+NARROWEST = -1.75
+"""Log-widths below this are clipped to it. With narrower components, rounding steers the fit."""
 WIDEST = 4.0
 """Log-widths above this are clipped to it."""
 FAMILIARITY_BASE = math.exp(-(RISE**POWER))
