@@ -3,15 +3,11 @@
 Every picture has a model whose readout is solved, not trained, so that it is drawn in seconds.
 """
 
-from unittest import mock
-
 import matplotlib.pyplot as plt
 import torch
 from drawing import BLUE, GREEN, GREY, ORANGE, Fixed, draw_band
 
 import rigidities as rg
-from rigidities.calibration.density_fit import looks
-from rigidities.calibration.target_fit import FEW_STEPS, Choice
 
 DRAWN = 200
 """The most points of a data set that are drawn."""
@@ -145,6 +141,7 @@ def mixture():
     left.plot(x[:DRAWN], y[:DRAWN], ".", color=GREY, ms=3)
     left.plot(line, uq.predict(line).mean, color=BLUE, label="prediction")
     left.set(xlabel="input", ylabel="output", title="probable values are dark", ylim=(-2.4, 2.8))
+    left.set(xlim=(-0.94, 0.94), xticks=(-0.8, -0.4, 0, 0.4, 0.8))
     left.legend(loc="upper left", fontsize=9)
     offset = torch.linspace(-1.2, 2.2, 341)[:, None]
     for place, colour in ((-0.8, GREEN), (0.0, BLUE), (0.8, ORANGE)):
@@ -200,36 +197,6 @@ def guard():
     return figure
 
 
-def left_out_scores(train_rows, valid_rows):
-    """The mean NLL of left-out rows at each of the remembered steps, and the step taken."""
-    torch.manual_seed(0)
-    rows = train_rows + valid_rows
-    x = inputs(rows)
-    y = wave(x) + (0.04 + 0.16 * (1 + x)) * skewed(rows)
-    uq = fitted(x[:train_rows], y[:train_rows], steep=1.0, ridge=1e-2)
-    with mock.patch.object(Choice, "of", wraps=Choice.of) as judged:
-        uq.calibrate(x[train_rows:], y[train_rows:])
-        arguments = judged.call_args.args
-    nll = Choice.of(*arguments).nll.mean(1)
-    (step,) = uq.calibration_report.steps
-    return nll, step
-
-
-def steps():
-    """How well left-out rows are described at each step, with few rows and with more."""
-    figure, both_axes = plt.subplots(1, 2, figsize=(9, 3.4))
-    for axes, (train_rows, valid_rows) in zip(both_axes, ((60, 40), (1000, 500)), strict=True):
-        nll, step = left_out_scores(train_rows, valid_rows)
-        places = looks(FEW_STEPS)
-        axes.plot(places, nll, color=GREY)
-        axes.plot(step, nll[places.index(step)], "o", color=BLUE, ms=9, label=f"step {step}, taken")
-        axes.set(title=f"{valid_rows} validation and {train_rows:,} training rows", xlabel="step")
-        axes.legend(loc="upper center", fontsize=9)
-        axes.margins(y=0.15)
-    both_axes[0].set_ylabel("NLL of left-out rows")
-    return figure
-
-
 def targets():
     """Two targets of one model, each with its own noise and shape."""
     torch.manual_seed(0)
@@ -257,7 +224,6 @@ PICTURES = {
     "how-it-works": how_it_works,
     "error-bars": overview,
     "error-bars-mixture": mixture,
-    "error-bars-steps": steps,
     "error-bars-guard": guard,
     "error-bars-targets": targets,
 }
