@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from statistics import fmean, stdev
@@ -191,7 +190,7 @@ def scores(p: rg.Prediction, y: Tensor, report: CalibrationReport) -> dict[str, 
         "said": report.gain,
         "true": float((p.log_prob(y) - constant.log_prob(y)).mean()),
         "warned": bool(report.useless),
-        "rung": report.rung,
+        "steps": report.steps,
     }
 
 
@@ -216,7 +215,6 @@ def cell_rows(name: str, draws: list[dict[str, Any]]) -> list[Row]:
     ratios = [draw["ratio"] for draw in draws]
     reported_gains = [draw["said"] for draw in draws]
     true_gains = [draw["true"] for draw in draws]
-    rungs = [draw["rung"] for draw in draws]
     error = 0.0
     if len(draws) > 1:
         error = stdev(coverages) / math.sqrt(len(draws))
@@ -236,7 +234,7 @@ def cell_rows(name: str, draws: list[dict[str, Any]]) -> list[Row]:
             each=ratios,
             said=reported_gains,
             true=true_gains,
-            rungs=rungs,
+            steps=[draw["steps"] for draw in draws],
         ),
         for_information(
             f"{name}: gain said minus gain on fresh rows",
@@ -246,13 +244,12 @@ def cell_rows(name: str, draws: list[dict[str, Any]]) -> list[Row]:
 
 
 def cell_note(draws: list[dict[str, Any]]) -> str:
-    """The mean gains, how often the bars were called useless, and the form that was taken."""
+    """The mean gains, how often the bars were called useless, and how often they follow inputs."""
     reported = fmean(draw["said"] for draw in draws)
     true = fmean(draw["true"] for draw in draws)
     warned = fmean(draw["warned"] for draw in draws)
-    counts = Counter(draw["rung"] for draw in draws)
-    forms = ", ".join(f"{rung} {count}" for rung, count in counts.items())
+    following = fmean(any(draw["steps"]) for draw in draws)
     return (
         f"gain said {reported:+.3f}, on fresh rows {true:+.3f}; said not to be shown better in "
-        f"{warned:.0%} of draws; taken: {forms}"
+        f"{warned:.0%} of draws; follows the inputs in {following:.0%} of them"
     )

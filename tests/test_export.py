@@ -195,18 +195,20 @@ def test_differences_are_relative_to_the_size_of_an_output_not_to_values_near_ze
     assert one["mean"].shape == (1, 2)
 
 
-def test_degrees_of_freedom_bounds_and_conformal_tails_travel(tmp_path):
+@pytest.mark.parametrize(
+    "method",
+    [rg.Full(support=(-9.0, None)), rg.Paper(distribution="student-t", support=(-9.0, None))],
+    ids=["full", "student-t"],
+)
+def test_the_distribution_bounds_and_conformal_tails_travel(method, tmp_path):
     one = trained()
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    uq.calibrate(
-        one.valid, method=rg.Full(distribution="student-t", support=(-9.0, None))
-    ).conformalize(one.test)
+    uq.calibrate(one.valid, method=method).conformalize(one.test)
     export.onnx(uq, tmp_path / "net.onnx", one.test[0][:3], outputs=("quantiles", "std"))
     facts = json.loads(onnx.load(tmp_path / "net.onnx").metadata_props[0].value)
-    assert facts["distribution"]["settings"]["df"] == uq.distribution.df and facts["support"] == [
-        -9.0,
-        None,
-    ]
+    assert facts["distribution"]["name"] == uq.distribution.name
+    assert facts["distribution"]["settings"] == uq.distribution.settings()
+    assert facts["support"] == [-9.0, None]
     tail = facts["conformal_tails"]["0.9"][0]
     p = uq.predict(one.test[0])
     low, high = p.interval(0.9, conformal=True)
@@ -226,7 +228,7 @@ def test_intervals_of_the_default_are_in_the_file(targets, seed, support, tmp_pa
     path, x = tmp_path / "net.onnx", one.test[0]
     export.onnx(uq, path, x[:3], outputs=("quantiles",), quantiles=(0.05, 0.5, 0.95))
     facts = json.loads(onnx.load(path).metadata_props[0].value)
-    assert facts["distribution"]["name"] == "tilted" and facts["quantiles"] == [0.05, 0.5, 0.95]
+    assert facts["distribution"]["name"] == "mixture" and facts["quantiles"] == [0.05, 0.5, 0.95]
     (found,) = onnxruntime.InferenceSession(path).run(None, {"input": x.numpy()})
     exact = torch.stack([uq.predict(x).quantile(level) for level in facts["quantiles"]])
     assert float(((torch.as_tensor(found) - exact).abs() / uq(x)[1]).max()) < 1e-3

@@ -24,7 +24,7 @@ REPORT_FIELDS = (
     *("ridge", "scale", "noise_level", "value", "nll", "nll_constant", "constant"),
     *("gain", "gain_error", "gain_without", "effective_rank", "condition", "width"),
     *("rows", "used", "samples", "duplicates", "zero_curvature", "seen", "fixed"),
-    *("ladder", "rung", "at_edge", "criterion", "mismatch", "worth"),
+    *("steps", "at_edge", "criterion", "mismatch", "worth"),
 )
 PREDICTION_FIELDS = (
     *("mean", "std", "variance", "epistemic", "noise", "rigidity", "from_inputs", "unit", "centre"),
@@ -124,7 +124,7 @@ def kept_rows(record: Record, verbs: Verbs, problem: Problem) -> None:
     """How many training rows the fit keeps, as the full model shows it."""
     for rows in (0, 80):
         uq = fitted(verbs, problem, keep_rows=rows)
-        method = full(distribution="gaussian")
+        method = full(noise="constant")
         record.run(f"{rows} rows", calibrate_and_record, verbs, uq, problem, method)
 
 
@@ -182,9 +182,7 @@ def more_methods(problem: Problem) -> dict[str, Method]:
     return {
         "full, constant": full(noise="constant"),
         "full, function": full(noise=problem.noise),
-        "full, student-t": full(distribution="student-t"),
-        "full, gaussian": full(distribution="gaussian"),
-        "full, constant gaussian": full(noise="constant", distribution="gaussian"),
+        "full, constant and no guard": full(noise="constant", guard=False),
         "full, wide support": full(support=(-9.0, 9.0)),
         "full, no guard": full(guard=False),
         "full, no optimism": full(optimism=False),
@@ -225,7 +223,7 @@ def bounded_calibrations(record: Record, verbs: Verbs, problem: Problem) -> None
     support = (LOWEST, None)
     methods = {
         "full": full(support=support),
-        "full, gaussian": full(support=support, distribution="gaussian"),
+        "full, constant": full(support=support, noise="constant"),
         "paper": paper(support=support, noise="constant"),
     }
     for name, method in methods.items():

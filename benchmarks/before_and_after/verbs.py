@@ -26,7 +26,7 @@ class Method:
 
 
 def full(**options: Any) -> Method:
-    """The default: noise, tails and shape by input, and a guard."""
+    """The default: a distribution by input, and a guard."""
     return Method("full", options)
 
 

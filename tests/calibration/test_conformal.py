@@ -9,7 +9,8 @@ import torch
 from scipy import stats
 
 from rigidities.calibration.conformal import Conformal, bar_cuts, group_labels
-from rigidities.prediction.distribution import Gaussian, StudentT, Tilted
+from rigidities.prediction.distribution import Gaussian, StudentT
+from rigidities.prediction.mixture import Mixture
 from rigidities.prediction.prediction import Prediction
 from tests.support.refusals import refused
 
@@ -89,16 +90,16 @@ def test_intervals_grow_with_the_level_from_one_list():
     assert widths == sorted(widths) and len(set(widths)) == 4
 
 
-def tilted(shape):
+def mixture(shape):
     """A distribution of its own for each entry."""
     generator = torch.Generator().manual_seed(0)
-    return Tilted(4.0, torch.randn(*shape, 8, dtype=F64, generator=generator) / 2)
+    return Mixture(*torch.randn(3, *shape, 2, dtype=F64, generator=generator) / 2)
 
 
 DISTRIBUTIONS = {
     "gaussian": lambda shape: Gaussian(),
     "t": lambda shape: StudentT(4.0),
-    "tilted": tilted,
+    "mixture": mixture,
 }
 
 
@@ -108,13 +109,13 @@ DISTRIBUTIONS = {
 def test_scores_far_out_keep_their_digits_on_either_side(distribution, sign, dtype):
     zero, far = torch.zeros(10, dtype=dtype), 1 if distribution == "gaussian" else 1e4
     one = DISTRIBUTIONS[distribution]((1,))
-    prediction = predicted(zero, zero + 1, distribution=one.each(lambda tilt: tilt.expand(10, 8)))
+    prediction = predicted(zero, zero + 1, distribution=one.each(lambda t: t.expand(10, 2)))
     target = sign * far * torch.linspace(10, 19, 10, dtype=dtype)
     low, high = Conformal.of(prediction, target).bound().interval(prediction, 0.5)
     assert (high if sign > 0 else -low).tolist() == pytest.approx([15.0 * far] * 10, rel=1e-5)
 
 
-@pytest.mark.parametrize(("distribution", "level"), [("t", 0.5), ("tilted", 0.9)])
+@pytest.mark.parametrize(("distribution", "level"), [("t", 0.5), ("mixture", 0.9)])
 def test_coverage_is_as_good_under_a_distribution_of_each_row(distribution, level):
     calibration, target = draws(
         29, seed=30, worlds=300, distribution=DISTRIBUTIONS[distribution]((29, 300))

@@ -33,7 +33,7 @@ def test_the_report_names_fifths_with_wrong_bars_and_what_helps() -> None:
     said = str(uq.calibrate(valid, method=Paper(noise="constant")).calibration_report)
     assert "  ! In the highest fifth of the predictions (from 1.2" in said
     assert "too narrow there" in said
-    assert "calibrate(x, y, method=rg.Full()) the noise follows" in said
+    assert "calibrate(x, y, method=rg.Full()) the bars follow the inputs" in said
     assert "fifth of" not in str(uq.calibrate(valid).calibration_report)
 
 

@@ -195,8 +195,10 @@ def test_step_zero_is_the_constant_mixture_exactly():
     assert torch.equal(first.log_scale2[0], constant.log_scale2.float())
 
 
+@pytest.mark.parametrize("keeps_shape", [False, True], ids=["any shape", "one shape"])
 @pytest.mark.parametrize("bounds", [False, True], ids=["inside", "at bounds"])
-def test_the_gradient_is_that_of_autograd(bounds):
+def test_the_gradient_is_that_of_autograd(bounds, keeps_shape):
+    """Of one shape, the gradient is that through h and through the mean of the offsets alone."""
     errors, columns = drawn_errors(bounds=bounds), normal(60, 4)
     constant = ConstantMixture(normal(7), torch.tensor(0.3, dtype=F64), torch.zeros((), dtype=F64))
     weights = Weights.start(columns, constant)
@@ -204,11 +206,34 @@ def test_the_gradient_is_that_of_autograd(bounds):
 
     def mean_loss(vector: Tensor) -> Tensor:
         at = weights.like(vector)
-        return slow_nll(at(columns), at.log_scale2, errors, errors.log_factor).mean()
+        outputs = at(columns)
+        if keeps_shape:
+            moving = torch.zeros_like(outputs)
+            moving[:, 0] = outputs[:, 0]
+            moving[:, 3:5] = outputs[:, 3:5].mean(1, keepdim=True)
+            outputs = (outputs - moving).detach() + moving
+        return slow_nll(outputs, at.log_scale2, errors, errors.log_factor).mean()
 
     gradient = weights.like(torch.full_like(weights.vector, math.nan))
-    weights.write_gradient(columns, errors, gradient)
-    close(gradient.vector, torch.func.grad(mean_loss)(weights.vector))
+    weights.write_gradient(columns, errors, gradient, keeps_shape=keeps_shape)
+    vector = weights.vector.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(mean_loss(vector), vector)
+    close(gradient.vector, expected)
+
+
+def test_one_shape_is_kept_where_targets_lie_on_a_grid():
+    """Rows differ in scale and in centre, but in nothing else."""
+    columns, errors = heteroscedastic(400, 0)
+    constant = constant_mixture(errors, torch.zeros(400, dtype=torch.bool), 3)
+    single = errors.to(torch.float32)
+    path = descend(columns, single, constant, steps=100, keeps_shape=True)
+    h, shape = path[-1](columns).double().split([1, 9], 1)
+    logit, offset, log_width = shape.chunk(3, 1)
+    usual_logit, usual_offset, usual_log_width = constant.outputs[1:].chunk(3)
+    assert float(h.std()) > 0.05 and float(offset.mean(1).std()) > 0.01
+    close(logit, usual_logit.expand(400, -1), 1e-5)
+    close(log_width, usual_log_width.expand(400, -1), 1e-5)
+    close(offset.diff(dim=1), usual_offset.diff().expand(400, -1), 1e-4)
 
 
 @pytest.mark.parametrize(("count", "steps", "most"), [(400, 200, 0.55), (4000, 800, 0.75)])

@@ -5,7 +5,8 @@ import torch
 from scipy import stats
 
 from rigidities.cli.logarithm import in_target_unit
-from rigidities.prediction.distribution import Gaussian, StudentT, Tilted
+from rigidities.prediction.distribution import Gaussian, StudentT
+from rigidities.prediction.mixture import Mixture
 from rigidities.prediction.prediction import Prediction
 
 F64 = torch.float64
@@ -25,8 +26,8 @@ def prediction(distribution, rows=40, support=None):
     )
 
 
-TILT = 0.2 * torch.randn(40, 1, 8, generator=torch.Generator().manual_seed(1), dtype=F64)
-BASES = {"gaussian": Gaussian(), "student-t": StudentT(5.0), "tilted": Tilted(5.0, TILT)}
+SHAPES = 0.4 * torch.randn(3, 40, 1, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
+BASES = {"gaussian": Gaussian(), "student-t": StudentT(5.0), "mixture": Mixture(*SHAPES)}
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -60,7 +61,7 @@ def test_scores_of_a_gaussian_logarithm_are_those_of_a_lognormal():
 
 
 def test_picked_rows_and_impossible_values_keep_their_meaning():
-    p = in_target_unit(prediction(BASES["tilted"]))
+    p = in_target_unit(prediction(BASES["mixture"]))
     torch.testing.assert_close(p[3:7].quantile(0.9), p.quantile(0.9)[3:7])
     flat = p[torch.ones_like(p.mean, dtype=torch.bool)]
     torch.testing.assert_close(flat.quantile(0.1), p.quantile(0.1)[:, 0])

@@ -172,7 +172,7 @@ def test_interval_comes_from_the_quantiles_of_the_graph(tmp_path):
     outputs = ("mean", "std", "quantiles")
     levels = (0.95, 0.5, 0.05)  # the stand-in takes them for steps too
     path = stand_in(
-        tmp_path / "model.onnx", distribution="tilted", outputs=outputs, quantiles=levels
+        tmp_path / "model.onnx", distribution="mixture", outputs=outputs, quantiles=levels
     )
     with serving(path) as (_, port, _):
         _, answer = once(port, "POST", "/predict", rows([1, 2, 3, 4]))

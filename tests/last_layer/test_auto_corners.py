@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.prediction.distribution import StudentT, Tilted
+from rigidities.prediction.mixture import Mixture
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -38,17 +38,20 @@ def test_masked_targets_share_one_standardisation_of_their_features():
     known = seen(valid) > 0
     each = -uq.predict(valid[0]).log_prob(valid[1])
     own = torch.stack([each[known[:, k], k].mean() for k in range(2)]).mean()
-    assert float(own) == pytest.approx(report.nll, rel=1e-5)
+    # these rows choose the step and the level; the report judges by rows that were left out
+    assert report.nll - 0.3 < float(own) < report.nll + 0.02
 
 
 def test_a_far_offset_of_the_targets_is_no_grid():
     near, far = (fitted(offset=b) for b in (0.0, 1e5))
-    distributions = [
-        uq.calibrate(rows(300, 1, offset=b)).calibration_report.calibration.distribution
-        for uq, b in ((near, 0.0), (far, 1e5))
-    ]
-    assert all(isinstance(distribution, Tilted) for distribution in distributions)
-    assert distributions[0].df == pytest.approx(distributions[1].df, rel=1e-2)
+    x = rows(50, 2)[0]
+    bars = []
+    for uq, offset in ((near, 0.0), (far, 1e5)):
+        uq.calibrate(rows(300, 1, offset=offset))
+        assert "grid" not in str(uq.calibration_report)
+        bars.append(uq.predict(x).std)
+    # float32 digits of the targets decide the folds: other rows are left out
+    assert float((bars[1] / bars[0]).log().abs().median()) < 0.1
 
 
 def test_a_known_noise_serves_the_likelihood_too():
@@ -60,15 +63,19 @@ def test_a_known_noise_serves_the_likelihood_too():
     torch.testing.assert_close(p.noise, uq.noise_model.level * shape)
 
 
-def test_a_distribution_with_settings_of_its_own_is_refused():
-    refused("whose settings it fits, got.*Paper", rg.Full, distribution=StudentT(4.0))
+def test_the_distribution_of_the_full_model_is_its_own():
+    with pytest.raises(TypeError, match="distribution"):
+        rg.Full(distribution="gaussian")
+    refused("fitted by Full", rg.Paper, distribution=Mixture)
 
 
 def test_without_training_rows_the_likelihood_alone_sets_the_scale():
     uq = fitted(keep_rows=0)
-    found = uq.calibrate(rows(300, 1)).calibration
-    alone = torch.maximum(found.head.scale2.sqrt(), found.joint)
-    torch.testing.assert_close(found.scale, alone)
+    calibration = uq.calibrate(rows(300, 1)).calibration
+    head = calibration.head
+    rate = head.scale2 * Mixture.of_shape(head.usual[:, 1:]).second
+    expected = torch.maximum(rate.sqrt(), calibration.joint)
+    torch.testing.assert_close(calibration.scale, expected)
 
 
 def test_rows_whose_features_are_all_zero_get_finite_bars():
@@ -148,20 +155,18 @@ def test_a_final_relu_does_not_explode_the_bars():
     assert 0.08 < float(p.std[p.rigidity.isinf()].median()) < 0.13
 
 
-@pytest.mark.parametrize("distribution", ["tilted", "gaussian"])
-def test_one_outlier_of_any_size_is_bounded_and_named(distribution):
+@pytest.mark.parametrize("noise", ["features", "constant"])
+def test_one_outlier_of_any_size_is_bounded_and_named(noise):
     uq, (x, y) = fitted(), rows(200, 1)
     test = rows(400, 2)
-    uq.calibrate((x, y), method=rg.Full(distribution=distribution))
+    uq.calibrate((x, y), method=rg.Full(noise=noise))
     before = uq.predict(test[0]).std.square().mean().sqrt()
     for size in (1e3, 1e6, 1e30):
         wild = y.clone()
         wild[17] += size
-        report = uq.calibrate(
-            (x, wild), method=rg.Full(distribution=distribution)
-        ).calibration_report
+        report = uq.calibrate((x, wild), method=rg.Full(noise=noise)).calibration_report
         after = uq.predict(test[0]).std.square().mean().sqrt()
-        assert 0.9 < float(after / before) < {"tilted": 1.3, "gaussian": 2.5}[distribution]
+        assert 0.8 < float(after / before) < 1.3
         assert any("17 (residual" in said for said in report.remarks)
 
 

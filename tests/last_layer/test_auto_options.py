@@ -1,4 +1,4 @@
-"""Options of `Full`: noise, distribution, bounds; conformal rows, files, and the report."""
+"""Options of `Full`: noise, guard, bounds; conformal rows, files, and the report."""
 
 import copy
 import math
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration import full
 from rigidities.prediction.distribution import StudentT
 from rigidities.prediction.noise import ConstantNoise, GivenNoise
 from tests.support.random_features import Sets, draw, normal_noise, sets
@@ -15,12 +14,6 @@ from tests.support.refusals import refused
 from tests.support.tensors import alike, close
 
 F64 = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def _full(monkeypatch):
-    """The full model, whatever the draw says of a constant noise."""
-    monkeypatch.setattr(full.Ladder, "allowed", 1e9)
 
 
 def inputs_of(batch) -> torch.Tensor:
@@ -71,40 +64,43 @@ def the_same(a, b, x) -> None:
             close(one, other, 1e-12)
 
 
-DISTRIBUTIONS = {"tilted": "Tilted", "student-t": "StudentT", "gaussian": "Gaussian"}
-
-
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("guard", [True, False], ids=["guard", "no guard"])
 @pytest.mark.parametrize("noise", ["features", "constant", known_noise])
-def test_noise_and_distribution_are_those_asked_for_and_survive_a_file(
-    one, distribution, noise, tmp_path
-):
-    uq = calibrated(one, noise=noise, distribution=distribution)
-    assert type(uq.calibration.distribution).__name__ == DISTRIBUTIONS[distribution]
+def test_the_noise_is_that_asked_for_and_survives_a_file(one, guard, noise, tmp_path):
+    uq = calibrated(one, noise=noise, guard=guard)
+    assert uq.calibration.distribution.name == "mixture"
     given = callable(noise)
     assert uq.calibration.noise.name == ("given" if given else noise)
+    assert (uq.calibration.guard is None) == (not guard)
     p = uq.predict(one.test[0])
     low, high = p.interval(0.9)
     assert 0.8 < float(((one.test[1] >= low) & (one.test[1] <= high)).double().mean()) < 0.98
     the_same(reloaded(uq, one, tmp_path, noise=noise if given else None), uq, one.test[0])
 
 
+def second_moment(uq) -> float:
+    """Of the one distribution of all rows, in units of its scale."""
+    return float(uq.calibration.distribution.second)
+
+
 def test_a_constant_noise_is_the_same_everywhere(one):
-    uq = calibrated(one, noise="constant", distribution="gaussian", guard=False)
+    uq = calibrated(one, noise="constant", guard=False)
     p = uq.predict(one.test[0])
-    s2 = p.variance - uq.calibration.head.scale2 / p.rigidity
-    close(s2, s2.mean().expand_as(s2), 1e-8)
-    close(s2.mean(), uq.calibration.noise.level[0], 1e-8)
+    rest = p.variance - uq.calibration.head.scale2 * second_moment(uq) / p.rigidity
+    close(rest, rest.mean().expand_as(rest), 1e-8)
+    close(rest.mean(), uq.calibration.noise.level[0], 1e-8)
+    shape = p.distribution.offset
+    close(shape, shape[:1].expand_as(shape), 1e-12)
 
 
 def test_a_noise_that_is_known_is_followed_up_to_one_factor(one):
-    uq = calibrated(one, noise=known_noise, distribution="gaussian", guard=False)
+    uq = calibrated(one, noise=known_noise, guard=False)
     p = uq.predict(one.test[0])
-    rest = (p.variance - uq.calibration.head.scale2 / p.rigidity)[:, 0]
+    rest = (p.variance - uq.calibration.head.scale2 * second_moment(uq) / p.rigidity)[:, 0]
     close(rest, uq.calibration.noise.level * known_noise(one.test[0]), 1e-8)
     assert 0.1 < float(100 * uq.calibration.noise.level) < 2
     assert "The noise of training rows is not known" in str(uq.calibration_report)
-    assert "after adding the given noise" in str(uq.calibration_report)
+    assert uq.calibration_report.steps == [0]  # the function says how noise follows the inputs
     close(uq(one.test[0])[1], p.std, 1e-12)
 
 
@@ -138,11 +134,11 @@ def test_objects_and_classes_are_taken_too(one):
 REFUSED = {
     "no_noise": (lambda: rg.Full(noise="none"), "noise of Full must be.*got 'none'.*Paper"),
     "bayes": (lambda: rg.Full(noise="bayes"), "noise of Full must be.*got 'bayes'.*Paper"),
-    "tilted_paper": (lambda: rg.Paper(distribution="tilted"), r"fitted by Full.*method=.*Full\(\)"),
+    "mixture": (lambda: rg.Paper(distribution="mixture"), r"fitted by Full.*method=.*Full\(\)"),
     "features_paper": (lambda: rg.Paper(noise="features"), r"fitted by Full.*method=.*Full\(\)"),
     "unknown_noise": (lambda: rg.Full(noise="pink"), "noise of Full must be.*got 'pink'"),
     "unknown_noise_paper": (lambda: rg.Paper(noise="pink"), "Unknown noise 'pink'"),
-    "unknown_distribution": (lambda: rg.Full(distribution="cauchy"), "must be 'tilted'.*'cauchy'"),
+    "unknown_distribution": (lambda: rg.Paper(distribution="cauchy"), "'cauchy'"),
     "given_by_name": (lambda: rg.Paper(noise="given"), "noise=lambda batch: variances"),
     "given_class": (lambda: rg.Paper(noise=GivenNoise), "noise=lambda batch: variances"),
     "negative": (lambda: rg.Full(noise=lambda b: -known_noise(b)), "must be finite and not neg"),
@@ -285,29 +281,18 @@ def test_the_report_says_in_plain_words_what_was_chosen(one):
     text = str(calibrated(one).calibration_report)
     for phrase in (
         "120 validation rows and 240 training rows (leave-one-out), ",
-        "distribution    tilted, ",
-        "degrees of freedom",
-        "chosen: the full model. Cross-validated NLL per row (lower is better):",
-        "for one constant bar, which widens only for unfamiliar inputs",
-        "for the paper's form",
-        "after adding constant noise",
-        "after adding heavy tails",
-        "after adding noise that follows the inputs",
-        "after adding the shape of the distribution",
+        "(cross-validated NLL ",
+        "on rows that were left out",
+        "distribution    mixture of 2 Student-t",
+        "follows         the inputs, after ",
+        " steps (chosen on left-out rows)",
         "Unfamiliar inputs get wider bars, up to the spread of the targets and beyond. A typical",
         "Did these validation rows choose the checkpoint (early stopping)?",
     ):
         assert phrase in text
-    bare = str(
-        calibrated(one, noise="constant", distribution="gaussian", guard=False).calibration_report
-    )
-    for phrase in (
-        "heavy tails",
-        "noise that follows",
-        "shape of the distribution",
-        "guard",
-        "Unfamiliar inputs",
-    ):
+    bare = str(calibrated(one, noise="constant", guard=False).calibration_report)
+    assert "follows         q alone" in bare
+    for phrase in ("after", "guard", "Unfamiliar inputs"):
         assert phrase not in bare
 
 

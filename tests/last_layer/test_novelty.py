@@ -522,7 +522,12 @@ class Reader(nn.Module):
         return self.out(self.block(self.tokens(ids)).mean(1))
 
 
-def test_transformers_are_watched_by_the_means_of_their_tokens():
+def moments(tokens):
+    """Means and deviations over the tokens or steps of (N, T, d)."""
+    return torch.cat([tokens.mean(1), tokens.std(1, correction=0)], 1)
+
+
+def test_transformers_are_watched_by_means_and_deviations_over_their_tokens():
     torch.manual_seed(0)
     model = Reader().eval()
     ids = torch.randint(0, 15, (80, 6))
@@ -531,28 +536,174 @@ def test_transformers_are_watched_by_the_means_of_their_tokens():
     assert {"tokens", "out"} <= watched_layers
     # Before PyTorch 2.5 a fused path goes around the layers of an encoder, whoever watches them.
     assert "block.linear1" in watched_layers or torch.__version__ < "2.5"
-    check_rows(uq, ids, "tokens", model.tokens(ids).mean(1), scaled=False)
+    check_rows(uq, ids, "tokens", moments(model.tokens(ids)), scaled=False)
     after, known = uq.novelty(torch.full((4, 6), 17)), uq.novelty(ids)
     column = known.layers.index("tokens")
     assert float(after.by_layer[:, column].min()) > float(known.by_layer[:, column].median())
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_recurrent_nets_are_watched_by_the_mean_of_their_steps(batch_first):
-    class Recurrent(nn.Module):
+def test_attention_is_watched_by_means_and_deviations_over_its_tokens(batch_first):
+    class Attending(nn.Module):
         def __init__(self):
             super().__init__()
-            self.lstm, self.out = nn.LSTM(3, 5, batch_first=batch_first), nn.Linear(5, 1)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+            self.out = nn.Linear(4, 1)
 
-        def forward(self, x):  # (N, T, d) whatever the net wants
-            steps = x if batch_first else x.transpose(0, 1)
-            hidden, _ = self.lstm(steps)
-            return self.out(hidden[:, -1] if batch_first else hidden[-1])
+        def forward(self, x):  # (N, T, d) whatever the layer wants
+            tokens = 1 * x if batch_first else x.transpose(0, 1)
+            mixed, _ = self.attention(tokens, tokens, tokens)
+            return self.out(mixed.mean(1 if batch_first else 0))
+
+    x = torch.randn(70, 5, 4)
+    check_rows(watched(Attending(), x), x, "attention", moments(x), scaled=False)
+
+
+class Recurrent(nn.Module):
+    """The last state of a recurrent layer; inputs are (N, T, d) whatever the layer wants."""
+
+    def __init__(self, layer=nn.LSTM, batch_first=True):
+        super().__init__()
+        self.layer, self.out = layer(3, 5, batch_first=batch_first), nn.Linear(5, 1)
+        self.batch_first = batch_first
+
+    def states(self, x):
+        states, _ = self.layer(x if self.batch_first else x.transpose(0, 1))
+        return states if self.batch_first else states.transpose(0, 1)
+
+    def forward(self, x):
+        return self.out(self.states(x)[:, -1])
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_nets_are_watched_by_means_deviations_and_changes_of_steps(layer, batch_first):
+    def rows(steps):
+        change = torch.stack([steps[:, t + 1] - steps[:, t] for t in range(3)], 1)
+        return torch.cat([moments(steps), (change.square().sum(1) / 4).sqrt()], 1)
 
     x = torch.randn(70, 4, 3)
-    uq = watched(Recurrent(), x)
-    name = "the input" if batch_first else "lstm"
-    check_rows(uq, x, name, x.mean(1), scaled=batch_first)
+    model = Recurrent(layer, batch_first)
+    uq = watched(model, x)
+    name = "the input" if batch_first else "layer"
+    assert uq.novelty(x).layers == (name, "the states of layer", "out")
+    check_rows(uq, x, name, rows(x), scaled=batch_first)
+    check_rows(uq, x, "the states of layer", rows(model.states(x)), scaled=False)
+
+
+def test_sequences_of_one_step_have_no_change():
+    x = torch.randn(70, 1, 3)
+    found = watched(Recurrent(), x).novelty(x)
+    assert bool(found.by_layer.isfinite().all())
+    assert float((found.largest > 1).double().mean()) < 0.1
+
+
+def waves(count, frequency, amplitude=1.0):
+    phase = 6.3 * torch.rand(count, 1, 3)
+    angles = frequency * torch.arange(30.0)[:, None] + phase
+    return amplitude * torch.sin(angles) + 0.1 * torch.randn(count, 30, 3)
+
+
+def test_waves_of_another_frequency_or_amplitude_are_novel_to_a_recurrent_net():
+    """Their means over time are the same."""
+    torch.manual_seed(0)
+    x = waves(600, 0.4)
+    y = torch.randn(600, 1)
+    uq = rg.LastLayerRigidity(Recurrent()).fit(x[:400], y[:400], novelty=True)
+    uq.calibrate(x[400:], y[400:], method="paper")
+    assert float((uq.novelty(waves(200, 0.4)).largest > 1).double().mean()) < 0.12
+    for other in (waves(50, 0.9), waves(50, 0.4, amplitude=1.5)):
+        assert float(uq.novelty(other).largest.min()) > 2
+
+
+# --- frozen --------------------------------------------------------------------------------------
+
+
+def check_frozen(uq, *inputs):
+    """A frozen module gives the bars of `uq(x)`, which are those of `predict`."""
+    mean, std = uq(*inputs)
+    frozen_mean, frozen_std = uq.freeze()(*inputs)
+    torch.testing.assert_close(frozen_mean, mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(frozen_std, std, rtol=1e-4, atol=1e-6)
+    return std
+
+
+def test_a_frozen_recurrent_net_listens_to_what_comes_out_of_its_layer():
+    torch.manual_seed(0)
+    x = waves(600, 0.4)
+    model = Recurrent()
+    y = x[:, -1, :1] + 0.1 * torch.randn(600, 1)
+    uq = rg.LastLayerRigidity(model).fit(x[:400], y[:400], novelty=True).calibrate(x[400:], y[400:])
+    familiar = check_frozen(uq, waves(20, 0.4))
+    novel = check_frozen(uq, waves(20, 0.9))
+    assert float(novel.mean()) > float(familiar.mean())
+
+
+def fitted_to_atoms(model):
+    torch.manual_seed(0)
+    uq = rg.LastLayerRigidity(model)
+    batches = []
+    for seed in range(12):
+        inputs, noise = structures(seed, 20)
+        batches.append((*inputs, model(*inputs).detach() + 0.1 * noise))
+    return uq.fit(batches[:8], novelty=True).calibrate(batches[8:])
+
+
+def test_a_frozen_sum_over_atoms_takes_the_sample_of_each_atom_from_its_input():
+    uq = fitted_to_atoms(Atoms())
+    for far in (None, 7):
+        inputs, _ = structures(20, 20, far=far)
+        check_frozen(uq, *inputs)
+    fewer, _ = structures(21, 3, far=1)  # as many structures as a call brings
+    bars = check_frozen(uq, *fewer)
+    plain, _ = structures(21, 3)
+    usual = check_frozen(uq, *plain)
+    assert float(bars[1]) > 2 * float(usual[1])
+    torch.testing.assert_close(bars[2], usual[2])
+
+
+def test_a_frozen_sum_over_atoms_can_be_exported():
+    class Boxes(Atoms):
+        """The number of structures is that of their boxes."""
+
+        def forward(self, atoms, edges, structure, box):
+            return super().forward(atoms, edges, structure, len(box))
+
+    torch.manual_seed(0)
+    batches = []
+    for seed in range(12):
+        (atoms, edges, structure, count), target = structures(seed, 20)
+        batches.append((atoms, edges, structure, torch.ones(int(count), 1), target))
+    uq = rg.LastLayerRigidity(Boxes()).fit(batches[:8], novelty=True).calibrate(batches[8:])
+    frozen = uq.freeze()
+    (atoms, edges, structure, count), _ = structures(20, 20, far=7)
+    inputs = (atoms, edges, structure, torch.ones(int(count), 1))
+    exported = torch.export.export(frozen, inputs).module()
+    torch.testing.assert_close(exported(*inputs)[1], uq(*inputs)[1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_sum_over_atoms_of_which_no_input_tells_the_sample_is_not_frozen():
+    class Counted(Atoms):
+        """The number of atoms of each structure is given instead."""
+
+        def forward(self, atoms, edges, sizes):
+            structure = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+            return super().forward(atoms, edges, structure, len(sizes))
+
+    torch.manual_seed(0)
+    batches = []
+    for seed in range(12):
+        (atoms, edges, structure, _), target = structures(seed, 20)
+        batches.append((atoms, edges, structure.bincount(), target))
+    uq = rg.LastLayerRigidity(Counted()).fit(batches[:8], novelty=True).calibrate(batches[8:])
+    with pytest.raises(ValueError, match=r"no input of the model gives the number of the sample"):
+        uq.freeze()
+    assert uq.freeze(outputs="mean") is not None
+    uq.fit(batches[:8]).calibrate(batches[8:])  # the remedy
+    check_frozen(uq, *batches[9][:3])
+
+
+# --- what is watched, continued ------------------------------------------------------------------
 
 
 class Atoms(nn.Module):

@@ -149,7 +149,7 @@ def test_parts_projected_by_other_seeds_are_no_one_fit(monkeypatch):
 
 def test_wide_rows_are_projected_the_same_way_everywhere():
     """The order and the signs come from whole numbers: these are pinned."""
-    order, signs = layers._deal(1000, layers.SEED)
+    order, signs = layers.deal(1000, layers.SEED)
     assert sorted(order.tolist()) == list(range(1000))
     assert order[:6].tolist() == [898, 285, 625, 910, 38, 617]
     assert signs[:6].tolist() == [1, 1, -1, 1, 1, 1]

@@ -45,7 +45,7 @@ SIGNATURES = {
             "loss": "mse",
             "sample_weight": None,
             "gradient_loss": None,
-            "keep_rows": 1 << 13,
+            "keep_rows": 1 << 16,
             "novelty": False,
             "precision": "auto",
         },
@@ -82,7 +82,6 @@ def test_no_other_method_asks_how_data_are_passed(name):
 METHODS = {
     rg.Full: {
         "noise": "features",
-        "distribution": "tilted",
         "ridge": None,
         "support": None,
         "guard": True,
@@ -303,14 +302,14 @@ WRONG_OPTIONS = {
         r"fitted by Full\. Pass method=rigidities\.Full\(\)",
     ),
     "distribution of Paper": (
-        partial(rg.Paper, distribution="tilted"),
+        partial(rg.Paper, distribution="mixture"),
         ValueError,
         r"fitted by Full\. Pass method=rigidities\.Full\(\)",
     ),
     "distribution of Full": (
-        partial(rg.Full, distribution="laplace"),
-        ValueError,
-        "distribution of Full must be 'tilted', 'student-t' or 'gaussian'.*got 'laplace'",
+        partial(rg.Full, distribution="gaussian"),
+        TypeError,
+        "unexpected keyword argument 'distribution'",
     ),
     "criterion": (
         partial(rg.Paper, criterion="crps"),

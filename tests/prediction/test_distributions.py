@@ -8,28 +8,17 @@ import pytest
 import torch
 from scipy import stats
 
-from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
-from tests.prediction.distribution_oracle import Oracle
+from rigidities.prediction.distribution import Distribution, Gaussian, StudentT
+from rigidities.prediction.mixture import Mixture
+from tests.prediction.distribution_oracle import SKEWED, Oracle
 from tests.support.refusals import refused
 
 F64 = torch.float64
-MODERATE = [0.5, -0.4, 0.8, 0.2, 0.0, -0.9, 0.3, 1.0]
-ALTERNATING = [1.0, -1.0] * 4
-EXTREME = [3.0, -3.0, 0.0, 3.0, 0.0, 0.0, -3.0, 3.0]
-
-
-def tilted(df, tilt):
-    return Tilted(df, torch.tensor(tilt, dtype=F64))
-
-
 CASES = {  # distribution, oracle, error of the distribution, error of its moments
     "gaussian": (Gaussian(), Oracle(), 1e-9, 1e-9),
     "t of 3": (StudentT(3.0), Oracle(3.0), 1e-8, 1e-9),
     "t of 2.2": (StudentT(2.2), Oracle(2.2), 1e-7, 1e-8),
-    "tilted": (tilted(4.0, MODERATE), Oracle(4.0, MODERATE), 1e-8, 1e-5),
-    "tilted, heavy": (tilted(2.2, ALTERNATING), Oracle(2.2, ALTERNATING), 1e-7, 1e-3),
-    "tilted, light": (tilted(300.0, MODERATE), Oracle(300.0, MODERATE), 1e-8, 1e-5),
-    "tilted, extreme": (tilted(30.0, EXTREME), Oracle(30.0, EXTREME), 1e-5, 5e-3),
+    "mixture": (Mixture(*torch.tensor(SKEWED, dtype=F64)), Oracle(4.0, SKEWED), 1e-8, 1e-9),
 }
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 DISTRIBUTIONS = pytest.mark.parametrize(
@@ -99,7 +88,7 @@ def test_the_mirrored_distribution_is_that_of_the_other_sign(distribution):
 
 @DISTRIBUTIONS
 def test_draws_follow_the_distribution_and_the_generator(distribution):
-    like, n = torch.zeros(2, dtype=F64), 3000 if isinstance(distribution, Tilted) else 40_000
+    like, n = torch.zeros(2, dtype=F64), 40_000
     draws = distribution.sample(like, n, torch.Generator().manual_seed(3))
     assert draws.shape == (n, 2)
     assert torch.equal(draws, distribution.sample(like, n, torch.Generator().manual_seed(3)))
@@ -135,15 +124,12 @@ def test_students_quantiles_are_scipys(df):
     np.testing.assert_allclose(StudentT(df).quantile(level).numpy(), expected, rtol=1e-9)
 
 
-def test_one_distribution_has_degrees_of_freedom_for_each_target():
+def test_one_distribution_has_parameters_for_each_target():
     df, z = torch.tensor([2.5, 4.0, 80.0]), torch.randn(6, 3, dtype=F64)
-    tilt = torch.rand(6, 3, 8, dtype=F64)
+    shapes = torch.randn(3, 6, 3, 2, dtype=F64)
     distributions = (
         (StudentT(df), lambda k: StudentT(df[k])),
-        (
-            Tilted(df, tilt),
-            lambda k: Tilted(df[k], tilt[:, k]),
-        ),
+        (Mixture(*shapes), lambda k: Mixture(*shapes[:, :, k])),
     )
     for distribution, one in distributions:
         for ask in ("cdf", "log_density", "crps", "shortfall"):
@@ -161,8 +147,8 @@ def test_one_distribution_has_degrees_of_freedom_for_each_target():
 
 def test_limits_are_the_distributions_they_tend_to():
     z = torch.linspace(-5, 5, 11, dtype=F64)
-    zero = Tilted(7.0, torch.zeros(8, dtype=F64))
-    pairs = ((StudentT(1e9), Gaussian(), 1e-7), (zero, StudentT(7.0), 1e-8))
+    alike = Mixture(torch.randn(3, dtype=F64), *torch.zeros(2, 3, dtype=F64))
+    pairs = ((StudentT(1e9), Gaussian(), 1e-7), (alike, StudentT(4.0), 1e-8))
     for distribution, limit, error in pairs:
         for ask in ("cdf", "log_density", "crps", "shortfall"):
             expected = getattr(limit, ask)(z)
@@ -180,36 +166,6 @@ def test_limits_are_the_distributions_they_tend_to():
 @pytest.mark.parametrize("df", [2.0, 1, math.inf, math.nan, [3.0, 2.0]])
 def test_degrees_of_freedom_without_a_variance_are_refused(df):
     refused("degrees of freedom above two.*got", StudentT, df)
-    refused("degrees of freedom above two.*got", Tilted, df)
-
-
-@pytest.mark.parametrize("df", [3.0, 30.0, (4.0, 9.0)])
-@pytest.mark.parametrize("size", [0.0, 0.1, 0.5, 1.0])
-def test_quantiles_for_graphs_are_those_of_the_distribution(df, size):
-    generator = torch.Generator().manual_seed(0)
-    tilt = size * torch.randn(400, 2, 8, generator=generator, dtype=torch.float64)
-    distribution = Tilted(torch.tensor(df, dtype=torch.float64), tilt.clamp(-3, 3))
-    for level, digits in ((1e-3, 3e-3), (0.05, 5e-4), (0.5, 5e-4), (0.9, 5e-4), (0.95, 5e-4)):
-        at = torch.full((1, 1, 1), level, dtype=torch.float64)
-        found = distribution.rule(at.dtype, at.device).quantile(distribution.tilt, at)[0]
-        off = (found - distribution.quantile(at[0])).abs() / distribution.second.sqrt()
-        assert float(off.max()) < digits
-
-
-def test_many_quantiles_of_one_row_are_computed_in_pieces_and_are_the_same():
-    """One row may have a million draws: their search needs 256 numbers for each."""
-    tilt = torch.tensor([[0.3, -0.2, 0.1, 0.0, 0.0, 0.05, 0.0, 0.0]], dtype=F64)
-    distribution = Tilted(4.0, tilt)
-    level = torch.linspace(1e-6, 1 - 1e-6, 40_000, dtype=F64)[:, None]  # more than one piece
-    few = level[::997]
-    at_once = distribution.quantile(level)
-    assert at_once.shape == (40_000, 1)
-    torch.testing.assert_close(at_once[::997], distribution.quantile(few), rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(distribution.cdf(at_once), level, rtol=1e-9, atol=0)
-
-
-def test_a_tilt_of_another_width_is_refused():
-    refused(r"8 entries.*got the shape \(4, 3\)", Tilted, 5.0, torch.zeros(4, 3))
 
 
 # --- contract -----------------------------------------------------------------------------------
@@ -218,7 +174,7 @@ def test_a_tilt_of_another_width_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @DISTRIBUTIONS
 def test_everything_is_finite_far_out_and_in_few_digits(distribution, dtype):
-    distribution = distribution.each(lambda tilt: tilt.to(dtype))
+    distribution = distribution.each(lambda field: field.to(dtype))
     z = torch.tensor([-1e8, -40.0, 0.0, 3.0, 1e8]).to(dtype)
     for ask in (
         distribution.cdf,
@@ -234,35 +190,19 @@ def test_everything_is_finite_far_out_and_in_few_digits(distribution, dtype):
     assert bool(distribution.crps(torch.tensor([math.nan])).isnan())
 
 
-def test_a_tilt_that_is_nan_gives_nan_there_alone():
-    distribution = Tilted(4.0, torch.stack([torch.zeros(8), torch.full((8,), math.nan)]))
-    z = torch.zeros(2)
-    for ask in (
-        distribution.cdf,
-        distribution.crps,
-        distribution.log_density,
-        distribution.quantile,
-    ):
-        found = ask(z + 0.3)
-        assert found.isnan().tolist() == [False, True]
-    assert distribution.second.isnan().tolist() == [False, True]
-
-
 def test_each_reaches_the_parameters_of_each_prediction():
-    tilt = torch.randn(5, 2, 8)
-    distribution = Tilted([3.0, 4.0], tilt)
+    distribution = Mixture(*torch.randn(3, 5, 2, 3))
     z = torch.randn(5, 2)
     torch.testing.assert_close(
-        distribution.each(lambda t: t[1:3]).cdf(z[1:3]), distribution.cdf(z)[1:3]
+        distribution.each(lambda field: field[1:3]).cdf(z[1:3]), distribution.cdf(z)[1:3]
     )
-    assert distribution.each(lambda t: t[1:3]).second.shape == (2, 2)
-    assert StudentT(3.0).each(lambda t: t[1:]) == StudentT(3.0)
+    assert distribution.each(lambda field: field[1:3]).second.shape == (2, 2)
+    assert StudentT(3.0).each(lambda field: field[1:]) == StudentT(3.0)
 
 
 def test_distributions_are_equal_where_their_settings_are():
     assert StudentT([3.0, 4.0]) == StudentT(torch.tensor([3.0, 4.0])) != StudentT([3.0, 5.0])
-    assert StudentT() == StudentT(5.0) and Tilted(5.0) != StudentT(5.0)
-    assert Tilted(**Tilted([3.0], torch.ones(8)).settings()) == Tilted([3.0], torch.ones(8))
+    assert StudentT() == StudentT(5.0) and Mixture() != StudentT(4.0)
 
 
 @dataclass(frozen=True)

@@ -1,68 +1,113 @@
 """The guard equals its formulas, number by number, and has the limits that it promises."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from rigidities.prediction.guards import POWER, SPAN, Guard, guard_from, stacked, unfamiliarity
+from rigidities.prediction.guards import POWER, Guard, guard_from
+from rigidities.prediction.head import FoldedGuard
+from tests.support.refusals import refused
 from tests.support.tensors import close, normal
 
 F64 = torch.float64
 
 
 def number(value: float) -> torch.Tensor:
-    return torch.tensor(value, dtype=F64)
+    return torch.tensor([[value]], dtype=F64)
 
 
-def one_guard(reference: float = 0.5, variance: float = 4.0, factor: float = 0.9):
-    """Of one target."""
-    return Guard(number(reference), number(variance), number(factor), number(1.0))
+GUARD = Guard(reference=number(0.5)[0], variance=number(4.0)[0])
 
 
 @pytest.mark.parametrize("q", [0.05, 0.6, 2.0, 400.0])
-@pytest.mark.parametrize("squared_scale", [0.01, 100.0])
-@pytest.mark.parametrize("extent", [1.0, 3.0])
-def test_bars_grow_to_those_of_an_ignorant_forecaster(q, squared_scale, extent):
+@pytest.mark.parametrize("moment", [0.01, 100.0])
+@pytest.mark.parametrize("folded", [False, True], ids=["plain", "folded"])
+def test_bars_grow_to_those_of_an_ignorant_forecaster(q, moment, folded):
     distance = 3.0
-    guard = one_guard()
-    widened = guard.widened(number(squared_scale), number(q), number(distance), number(extent))
-    level = 0.9 * (4.0 + distance**2)
-    share = min(1.0, max(0.0, math.log(q / extent**2 / 0.5) / math.log(SPAN))) ** POWER
-    expected = squared_scale * max(1.0, level / squared_scale) ** share
-    assert float(widened) == pytest.approx(expected)
+    rise = max(0.0, 2 * math.log10(q / 0.5))
+    familiarity = math.exp(-(rise**POWER))
+    ignorant = 4.0 + distance**2
+    expected = moment * (1 + ignorant / moment) ** (1 - familiarity)
+    if folded:
+        guard = FoldedGuard.of(GUARD)
+        found = guard.familiarity(number(q).log(), None)
+    else:
+        guard = GUARD
+        found = guard.familiarity(number(q))
+    assert float(found) == pytest.approx(familiarity, abs=1e-12)
+    assert float(guard.widened(number(moment), found, number(distance))) == pytest.approx(expected)
+    if q == 400:
+        assert expected == pytest.approx(moment + ignorant)
 
 
-def test_no_bar_shrinks_and_those_inside_stay():
-    guard = one_guard()
-    q = torch.linspace(0, 9, 50, dtype=F64)
-    squared_scale = normal(50).exp()
-    widened = guard.widened(squared_scale, q, normal(50, seed=1), torch.ones_like(q))
-    assert bool((widened >= squared_scale * (1 - 1e-12)).all())
+def test_no_bar_shrinks_and_those_of_usual_rows_stay():
+    q = torch.linspace(0, 9, 50, dtype=F64)[:, None]
+    moment = normal(50, 1).exp()
+    familiarity = GUARD.familiarity(q)
+    widened = GUARD.widened(moment, familiarity, normal(50, 1, seed=1))
+    assert bool((widened >= moment * (1 - 1e-12)).all())
     inside = q <= 0.5
-    close(widened[inside], squared_scale[inside])
-    close(guard.beyond(q, torch.ones_like(q)), (q / 0.5).clamp(min=1))
+    assert torch.equal(familiarity[inside], torch.ones_like(familiarity[inside]))
+    close(widened[inside], moment[inside])
+    # Twice and 3.3 times the reference, as the documentation says.
+    at = GUARD.familiarity(torch.tensor([[1.0], [1.65]], dtype=F64))[:, 0]
+    assert at.tolist() == pytest.approx([0.7, 0.34], abs=0.01)
 
 
-def test_nothing_that_was_summed_is_not_unfamiliar():
-    q, extent = torch.tensor([0.0, 4.0, 4.0]), torch.tensor([0.0, 1.0, 2.0])
-    assert unfamiliarity(q, extent).tolist() == [0.0, 4.0, 1.0]
+def test_bars_have_no_corner_where_the_guard_begins():
+    """The slope of the familiarity is continuous: at the reference it is zero on both sides."""
+    step = 1e-4
+    near = GUARD.familiarity(0.5 * torch.tensor([[1 - step], [1.0], [1 + step]], dtype=F64))
+    assert float((near - 1).abs().max()) < step**2
 
 
-def test_guards_of_targets_are_stacked_kept_and_read_again():
-    with_sums = Guard(
-        number(0.1), number(1.0), number(1.0), number(0.0), normal(3), torch.ones(3, dtype=F64)
-    )
-    both = stacked([one_guard(), with_sums])
-    assert both.reference.tolist() == [0.5, 0.1]
-    close(both.by_feature, torch.stack([torch.zeros(3, dtype=F64), normal(3)]))
-    for guard in (both, stacked([one_guard()])):
-        again = guard_from(guard.tensors())
-        assert again.tensors().keys() == guard.tensors().keys()
-        assert all(torch.equal(t, again.tensors()[name]) for name, t in guard.tensors().items())
-    assert stacked([one_guard()]).by_feature is None
+ALARMED = replace(GUARD, distances=torch.ones(3, dtype=F64), alarm=torch.tensor(2.0, dtype=F64))
+
+
+@pytest.mark.parametrize("folded", [False, True], ids=["plain", "folded"])
+def test_the_larger_of_rigidity_and_novelty_decides(folded):
+    q = torch.tensor([[0.5], [5.0], [5.0]], dtype=F64)
+    novelty = torch.tensor([[4.0], [3.0], [8.0]])
+
+    def familiarity(q, novelty=None):
+        if folded:
+            return FoldedGuard.of(ALARMED).familiarity(q.log(), novelty)
+        return ALARMED.familiarity(q, novelty)
+
+    found = familiarity(q, novelty)
+    # Novelty over the alarm, to the third power: 8, 3.4 and 64 times the reference.
+    close(found, familiarity(0.5 * torch.tensor([[8.0], [10.0], [64.0]], dtype=F64)))
+
+
+def test_novelty_below_the_alarm_changes_nothing():
+    novelty = torch.tensor([[0.0], [1.0], [2.0]])
+    q = number(0.5).expand(3, 1)
+    assert ALARMED.familiarity(q, novelty).tolist() == [[1.0], [1.0], [1.0]]
+    assert FoldedGuard.of(ALARMED).familiarity(q.log(), novelty).tolist() == [[1.0], [1.0], [1.0]]
+
+
+def test_an_input_that_lacks_a_number_is_not_familiar():
+    novelty = torch.tensor([[math.inf]])
+    assert float(ALARMED.familiarity(number(0.5), novelty)) == 0
+    assert float(FoldedGuard.of(ALARMED).familiarity(number(0.5).log(), novelty)) == 0
+
+
+def test_a_row_without_rigidity_is_familiar():
+    zero = number(0.0)
+    assert float(GUARD.familiarity(zero)) == 1
+    assert float(FoldedGuard.of(GUARD).familiarity(zero.log(), None)) == 1
+
+
+def test_a_guard_is_kept_and_read_again():
+    several = Guard(torch.rand(2), torch.rand(2), torch.rand(3), torch.tensor(1.5))
+    for guard in (GUARD, several):
+        tensors = guard.tensors()
+        again = guard_from(tensors)
+        assert again.tensors().keys() == tensors.keys()
+        assert all(torch.equal(tensor, tensors[name]) for name, tensor in again.tensors().items())
     assert guard_from({}) is None
-    for missing in ("variance", "extent_weight"):
-        damaged = {name: part for name, part in both.tensors().items() if name != missing}
-        with pytest.raises(ValueError, match=r"A guard has reference, variance, .*, got"):
-            guard_from(damaged)
+    message = "The guard of this file has other tensors.*Calibrate again"
+    refused(message, guard_from, {"reference": torch.ones(1)})
+    refused(message, guard_from, several.tensors() | {"factor": torch.ones(2)})

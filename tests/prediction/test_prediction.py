@@ -9,19 +9,20 @@ import torch
 
 from rigidities import Prediction
 from rigidities.calibration.conformal import Conformal
-from rigidities.prediction.distribution import Gaussian, StudentT, Tilted
-from tests.prediction.distribution_oracle import Oracle
+from rigidities.prediction.distribution import Gaussian, StudentT
+from rigidities.prediction.mixture import Mixture
+from tests.prediction.distribution_oracle import SKEWED, Oracle
 from tests.support.refusals import refused
 
 F64 = torch.float64
 ONE = torch.ones(4, 2, dtype=F64)
 P = Prediction(mean=3 * ONE, epistemic=9 * ONE, noise=16 * ONE, rigidity=ONE)
-TILT = [0.5, -0.4, 0.8, 0.2, 0.0, -0.9, 0.3, 1.0]
+SHAPE = torch.tensor(SKEWED, dtype=F64).expand(4, 2, 3, 2)
 
 CASES = {  # distribution and oracle
     "gaussian": (Gaussian(), Oracle()),
     "t": (StudentT(3.0), Oracle(3.0)),
-    "tilted": (Tilted(4.0, torch.tensor(TILT, dtype=F64).expand(4, 2, 8)), Oracle(4.0, TILT)),
+    "mixture": (Mixture(*SHAPE.unbind(2)), Oracle(4.0, SKEWED)),
 }
 SUPPORTS = {
     "unbounded": None,
@@ -211,12 +212,16 @@ def test_predictions_are_frozen():
 
 
 def test_a_prediction_goes_to_another_device_with_all_that_it_holds():
-    bound = Conformal.of(replace(P, distribution=CASES["tilted"][0]), P.mean).bound(
+    bound = Conformal.of(replace(P, distribution=CASES["mixture"][0]), P.mean).bound(
         targets=torch.arange(2)
     )
-    p = replace(P, distribution=CASES["tilted"][0], conformal=bound, support=(0.0, None))
+    p = replace(P, distribution=CASES["mixture"][0], conformal=bound, support=(0.0, None))
     there = p.to("meta")
-    held = [*vars(there).values(), there.distribution.tilt, *vars(there.conformal).values()]
+    held = [
+        *vars(there).values(),
+        *vars(there.distribution).values(),
+        *vars(there.conformal).values(),
+    ]
     held += vars(there.conformal.conformal).values()
     devices = [one.device.type for one in held if isinstance(one, torch.Tensor)]
     assert set(devices) == {"meta"} and len(devices) >= 10 and there.support == p.support

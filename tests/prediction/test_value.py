@@ -12,7 +12,8 @@ import torch
 
 from rigidities import Prediction, metrics
 from rigidities.calibration.conformal import Conformal, bar_cuts
-from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
+from rigidities.prediction.distribution import Distribution, Gaussian, StudentT
+from rigidities.prediction.mixture import Mixture
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -32,7 +33,7 @@ DISTRIBUTIONS = {
     "gaussian": Gaussian(),
     "t": StudentT(4.0),
     "t-by-target": StudentT(DEGREES),
-    "tilted": Tilted(DEGREES, 0.4 * drawn(ROWS, TARGETS, 8)),
+    "mixture": Mixture(*0.4 * drawn(3, ROWS, TARGETS, 2)),
 }
 SUPPORTS = {
     "unbounded": None,
@@ -97,7 +98,9 @@ def test_entries_answer_as_they_did_in_the_whole(distribution, support):
 
 @pytest.mark.parametrize("by", ["label", "bar"])
 @pytest.mark.parametrize(
-    "distribution", [DISTRIBUTIONS["gaussian"], DISTRIBUTIONS["tilted"]], ids=["gaussian", "tilted"]
+    "distribution",
+    [DISTRIBUTIONS["gaussian"], DISTRIBUTIONS["mixture"]],
+    ids=["gaussian", "mixture"],
 )
 def test_conformal_intervals_follow_entries_and_units(distribution, by):
     p = with_scores(prediction(distribution), by)
@@ -113,7 +116,7 @@ def test_conformal_intervals_follow_entries_and_units(distribution, by):
 
 
 def test_draws_of_an_entry_are_those_of_its_distribution():
-    p = prediction(DISTRIBUTIONS["tilted"], (-0.5, None))[3]
+    p = prediction(DISTRIBUTIONS["mixture"], (-0.5, None))[3]
     draws = p.sample(4000, torch.Generator().manual_seed(0))
     assert draws.shape == (4000, TARGETS)
     torch.testing.assert_close(
@@ -122,7 +125,7 @@ def test_draws_of_an_entry_are_those_of_its_distribution():
 
 
 def test_degrees_of_freedom_stay_as_few_as_they_are():
-    p = prediction(DISTRIBUTIONS["tilted"])
+    p = prediction(DISTRIBUTIONS["t-by-target"])
     assert p[:4].distribution.df.tolist() == [[3.0, 9.0]] and p[:, 1].distribution.df == 9.0
     assert Prediction.concatenate([p[:, 1:], p[:, 1:]]).distribution.df == 9.0
     assert prediction(DISTRIBUTIONS["t"])[2:].distribution == StudentT(4.0)
@@ -208,7 +211,7 @@ def test_units_far_from_one_keep_the_bar(factor):
 
 
 def test_there_and_back_is_the_same_prediction():
-    p = prediction(DISTRIBUTIONS["tilted"], (-0.5, 2.0))
+    p = prediction(DISTRIBUTIONS["mixture"], (-0.5, 2.0))
     sd, mu = np.array([2.0, 0.3]), np.array([5.0, -1.0])
     back = ((p * sd + mu) - mu) / sd
     for name, value in answers(p, TARGET).items():
@@ -281,7 +284,9 @@ def test_what_cannot_be_one_prediction_is_refused():
         r"rows have the same shape, got \[\(6, 2\), \(6,\)\]", Prediction.concatenate, [p, p[:, 0]]
     )
     refused(r"the same shape, got \[\(\), \(\)\]", Prediction.concatenate, [p[0, 0], p[0, 0]])
-    refused("Gaussian and Tilted", Prediction.concatenate, [p, prediction(DISTRIBUTIONS["tilted"])])
+    refused(
+        "Gaussian and Mixture", Prediction.concatenate, [p, prediction(DISTRIBUTIONS["mixture"])]
+    )
     scored = with_scores(p, "label")
     refused("BoundConformal and NoneType", Prediction.concatenate, [scored, p])
     other = replace(scored.conformal.conformal, tails=scored.conformal.conformal.tails / 2)
@@ -312,7 +317,7 @@ def test_a_distribution_of_the_users_own_follows_by_its_settings():
 
 
 def test_arrays_are_copies_shaped_like_the_output():
-    p = prediction(DISTRIBUTIONS["tilted"])
+    p = prediction(DISTRIBUTIONS["mixture"])
     refused(r"Use p.mean, p.std or p.to_numpy\(\)", np.asarray, p, error=TypeError)
     found = p.to_numpy(LEVEL)
     assert set(found) == {"mean", "std", "low", "high", "epistemic", "noise"}
@@ -325,7 +330,7 @@ def test_arrays_are_copies_shaped_like_the_output():
 
 
 def test_tables_have_a_row_a_prediction_and_a_column_a_number():
-    p = prediction(DISTRIBUTIONS["tilted"])
+    p = prediction(DISTRIBUTIONS["mixture"])
     low, high = p.interval(LEVEL)
     frame = p[:, :1].to_pandas(LEVEL, index=list("abcdef"))
     assert list(frame.columns) == ["mean", "std", "low", "high"] and list(frame.index) == [
@@ -385,7 +390,7 @@ def test_a_prediction_says_in_one_line_what_it_is():
 
 def test_a_prediction_off_its_distributions_centre_shows_both():
     one = torch.ones(3, dtype=torch.float64)
-    distribution = Tilted(30.0, torch.tensor([-1.5, 0, 0, 0, 0, 0, 0, 0]))
+    distribution = Mixture(torch.zeros(2), torch.tensor([0.2, 3.0]), torch.tensor([-1.0, 0.5]))
     p = Prediction(2.33 * one, 0.05 * one, 0.05 * one, one, distribution=distribution)
     assert f"2.33 ± 0.32 (centre {float(p.centre[0]):.2f}), " in repr(p)
     assert f"(centre {float(p.centre[0]):.2f})" in p._repr_html_()
@@ -394,7 +399,7 @@ def test_a_prediction_off_its_distributions_centre_shows_both():
 
 
 def test_a_notebook_shows_a_table_and_bars_for_each_target():
-    p = prediction(DISTRIBUTIONS["tilted"])
+    p = prediction(DISTRIBUTIONS["mixture"])
     page = p._repr_html_()
     assert page.count("<svg") == TARGETS and page.count("<tr>") == 6 and "nan" not in page
     low, high = p.interval(0.9)

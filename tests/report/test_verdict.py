@@ -23,7 +23,8 @@ from rigidities.calibration.coverage import (
     ScoredRows,
     covered_by_chance,
 )
-from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
+from rigidities.prediction.distribution import Distribution, Gaussian, StudentT
+from rigidities.prediction.mixture import Mixture
 from rigidities.prediction.prediction import Prediction
 from rigidities.report.cautions import FEW, Caution, cautions
 from rigidities.report.judgement import (
@@ -235,7 +236,7 @@ def test_bars_right_on_average_alone_are_not_trusted_and_the_part_is_named() -> 
     assert "too narrow in the highest fifth of the predictions (from " in found.headline
     assert "In the lowest fifth of the predictions (up to " in found.findings[1].text
     assert "(chance allows 85 to 94.2 %)" in found.findings[1].text
-    assert "method=rg.Full()) the noise" in found.findings[1].text
+    assert "method=rg.Full()) the bars follow the inputs" in found.findings[1].text
 
 
 def test_a_tiny_fault_of_many_rows_is_said_and_not_called_bad() -> None:
@@ -296,21 +297,24 @@ def test_a_remedy_in_use_is_not_named(net: Trained) -> None:
     constant = uq.calibrate(net.valid, method=rg.Paper(noise="constant")).calibration_report
     assert "Try noise" not in str(constant) + str(replace(constant, at_edge="upper"))
     said = str(report.verdict(mean, target, std=std, calibration=constant))
-    assert "method=rg.Full()) the noise" in said
+    assert "method=rg.Full()) the bars follow the inputs" in said
     unknown = str(report.verdict(mean, target, std=std))
     assert "Unless you already use it: With calibrate(x, y, method=rg.Full())" in unknown
     other = replace(constant, advice="Mend f.")  # of an object that refuses what this one has
     said = str(report.verdict(mean, target, std=std, calibration=other))
     assert "Mend f." in said
-    assert not re.search("the noise follows|can be skewed|guaranteed", said)
-    tried = {"paper": 1.0, "noise that follows the inputs": 1.1, "full": 1.2}  # in vain
-    full = replace(constant, ladder=tried, rung="paper")
+    assert not re.search("the bars follow|can be skewed|guaranteed", said)
+    full = replace(constant, method="full", steps=[0])  # tried in vain
     said = str(report.verdict(mean, target, std=std, calibration=full))
-    assert "the noise follows" not in said
+    assert "the bars follow" not in said
     assert "conformalize(" in said
 
 
-TILTED = Tilted(4.0, torch.tensor([0.8, 0, 0.3, 0, 0, 0, 0, 0]))
+SKEWED = Mixture(
+    logit=torch.tensor([1.0, 0.0]),
+    offset=torch.tensor([-0.5, 1.0]),
+    log_width=torch.tensor([-0.7, 0.0]),
+)
 
 
 def predicted(
@@ -323,7 +327,7 @@ def predicted(
     return replace(p, epistemic=factor**2 * std**2 / 2, noise=factor**2 * std**2 / 2), y
 
 
-@pytest.mark.parametrize("distribution", [StudentT(3.0), TILTED])
+@pytest.mark.parametrize("distribution", [StudentT(3.0), SKEWED])
 def test_bars_are_judged_under_their_own_distribution(distribution: Distribution) -> None:
     p, y = predicted(distribution)
     score = ScoredRows.of(p, y).z
@@ -350,7 +354,7 @@ def test_targets_at_bounds_are_judged_by_the_lump_there(support: Any, kind: torc
 
 
 def test_a_prediction_with_a_distribution_that_leans_and_bounds_is_judged_right() -> None:
-    p, y = predicted(TILTED, (-0.4, 0.9))
+    p, y = predicted(SKEWED, (-0.4, 0.9))
     assert stats.kstest(ScoredRows.of(p, y).z.numpy(), "norm").pvalue > 1e-3
     assert "can be trusted" in report.verdict(p, y).headline
 
@@ -362,7 +366,7 @@ def test_true_values_beyond_a_bound_are_never_held() -> None:
     assert "impossible under their distribution" in found.findings[2].text
 
 
-@pytest.mark.parametrize("distribution", [Gaussian(), StudentT(3.0), TILTED])
+@pytest.mark.parametrize("distribution", [Gaussian(), StudentT(3.0), SKEWED])
 def test_bars_times_the_factor_hold_ninety_per_cent_under_their_distribution(
     distribution: Distribution,
 ) -> None:
@@ -493,7 +497,7 @@ def test_cautions_of_every_target_have_its_name_and_shared_ones_stand_once() -> 
 # --- one truth ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("distribution", [Gaussian(), StudentT(3.0), TILTED])
+@pytest.mark.parametrize("distribution", [Gaussian(), StudentT(3.0), SKEWED])
 @pytest.mark.parametrize("level", [0.9, 0.5])
 def test_the_figures_are_those_of_the_predictions_own_distribution(
     distribution: Distribution, level: float
@@ -582,14 +586,14 @@ def test_rows_far_outside_are_named_first() -> None:
 
 def test_where_the_distributions_centre_predicts_better_it_is_said_with_the_bias() -> None:
     mean, std, target = right(2000, 0)
-    leaning = Tilted(30.0, torch.tensor([-1.5, 0, 0, 0, 0, 0, 0, 0]))
+    leaning = Mixture(torch.zeros(2), torch.tensor([0.2, 3.0]), torch.tensor([-1.0, 0.5]))
     p = Prediction(mean, 0 * std, std**2, std, distribution=leaning)
     y = p.sample(1, torch.Generator().manual_seed(1))[0]
     found = report.verdict(p, y)
     (said,) = [one.text for one in found.cautions if "centre" in one.text]
     ours, theirs = metrics.rmse(p.mean, y), metrics.rmse(p.centre, y)
     assert theirs < 0.9 * ours
-    assert f"its RMSE is {theirs:.3g} instead of {ours:.3g}" in said
+    assert f"its RMSE is {theirs:#.3g} instead of {ours:#.3g}" in said
     bias, error = (y - mean).mean(), (y - mean).std() / 2000**0.5
     side = "low" if bias > 0 else "high"
     assert f"too {side} by {abs(float(bias)):.3f} ± {float(error):.3f}" in said

@@ -51,6 +51,7 @@ def entries(numbers: Found) -> list[Entry]:
         group_table(numbers["nets"], "network", NETS),
         form_table(numbers["with_ensembles"], ENSEMBLES),
         conclusion(numbers),
+        *other_networks(numbers),
     ]
 
 
@@ -182,6 +183,75 @@ def conclusion(numbers: Found) -> str:
     )
 
 
+def other_networks(numbers: Found) -> list[Entry]:
+    """The networks of other kinds: text, a table by kind, one by task."""
+    kinds = numbers["kinds_of_networks"]
+    count = sum(kind["nets"] for kind in kinds.values())
+    text = (
+        f"**Other networks.** {count} networks of other kinds have tasks of their own: recurrent "
+        "networks on waves, convolutions on signals and images, and networks with a layer norm on "
+        "larger inputs or on domains of a set. None of the numbers above include them. The last "
+        "layer of such networks may overlook an unfamiliar input. With `fit(novelty=True)` the "
+        "guard also listens to what enters the other layers. The guard's two constants for novelty "
+        "were chosen with networks of these tasks."
+    )
+    return [text, kind_table(kinds), task_table(numbers["tasks"])]
+
+
+def kind_table(kinds: Mapping[str, Any]) -> Table:
+    """The default with and without novelty, one kind of networks a row."""
+    columns = [
+        "networks",
+        "coverage inside, without (with) novelty",
+        "NLL inside, change (worst)",
+        "coverage outside, without novelty (worst)",
+        "coverage outside, with novelty (worst)",
+        "NLL outside, without novelty",
+        "NLL outside, with novelty",
+    ]
+    rows: list[list[Cell]] = []
+    for name, kind in kinds.items():
+        without = kind["without"]
+        with_novelty = kind["with"]
+        rows.append(
+            [
+                f"{kind['nets']} {name}",
+                f"{without['coverage_inside']:.3f} ({with_novelty['coverage_inside']:.3f})",
+                f"{kind['nll_inside_change']:+.4f} ({kind['nll_inside_worst']:+.4f})",
+                f"{without['coverage_outside']:.3f} ({without['lowest_coverage_outside']:.2f})",
+                f"{with_novelty['coverage_outside']:.3f} "
+                f"({with_novelty['lowest_coverage_outside']:.2f})",
+                f"{without['nll_outside']:.2f}",
+                f"{with_novelty['nll_outside']:.2f}",
+            ]
+        )
+    return Table(columns, rows, OTHERS)
+
+
+def task_table(tasks_by_kind: Mapping[str, Any]) -> Table:
+    """Coverage outside, task by task."""
+    columns = [
+        "network",
+        "outside",
+        "RMS error outside",
+        "coverage without novelty",
+        "coverage with novelty",
+    ]
+    rows: list[list[Cell]] = []
+    for tasks in tasks_by_kind.values():
+        for task in tasks:
+            rows.append(
+                [
+                    task["net"],
+                    task["shift"],
+                    f"{task['rmse']:.2f}",
+                    f"{task['without']:.3f}",
+                    f"{task['with']:.3f}",
+                ]
+            )
+    return Table(columns, rows, TASKS)
+
+
 CAPTION = (
     "Coverage of 90 % intervals outside the domain. Left: means over the networks of a set. Right: "
     "all networks, sorted by their coverage. Where a curve lies to the left of the line, the "
@@ -200,4 +270,14 @@ ENSEMBLES = (
     "The networks with one hidden layer, beside deep ensembles of five networks that each predict "
     "a mean and a variance, trained on the same rows. Ensembles also have other predictions, so "
     "their NLL and interval score reflect better or worse models as well as other bars."
+)
+OTHERS = (
+    "The default with and without novelty, for other kinds of networks. *Change*: NLL inside with "
+    "novelty minus that without. *Worst*: for the NLL the network with the largest change, for "
+    "the coverage the network and shift with the lowest."
+)
+TASKS = (
+    "The same networks, task by task. The RMS error is in units of the training targets' standard "
+    "deviation. The guard widens bars towards those of a forecaster who knows the spread of the "
+    "training targets. Where targets lie far outside that spread, the widest bars are too narrow."
 )

@@ -2,7 +2,8 @@
 
 `judged` draws domains of a set, trains one network a domain and architecture on rows of the domain,
 and scores each form of `FORMS`, a constant bar and, for one architecture, a deep ensemble on test
-rows inside and outside.
+rows inside and outside. `of_kind` trains networks of another kind (`tasks.KINDS`) and scores the
+default with and without novelty.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from experiments.data import domains
 from experiments.data.domains import Divided
 from experiments.judging import error_bars
 from experiments.judging.predictive import Normal, Predictive, row_scores, summary
+from experiments.studies.outside import tasks
+from experiments.studies.outside.tasks import Rows, Task
 from experiments.training.descent import trained
 from experiments.training.protocol import Protocol
 from rigidities import metrics
@@ -101,6 +104,59 @@ def judged(name: str, *, count: int, seed: int, steps: int) -> dict[str, Any]:
         "outside": test_x.shape[1] - divided.inside,
     }
     return {"nets": networks, "rows": rows, "seconds": time.monotonic() - start}
+
+
+def of_kind(kind: str, *, seeds: int, seed: int, steps: int) -> dict[str, Any]:
+    """Judge networks of a kind with and without novelty.
+
+    Args:
+        kind: one of `tasks.KINDS`.
+        seeds: networks of every task.
+        seed: the first of their seeds.
+        steps: the steps of a network's training.
+
+    Returns:
+        ``nets``, what `_with_and_without_novelty` gives of each with its "net"; ``seconds``.
+    """
+    start = time.monotonic()
+    networks = []
+    for name, task_of in tasks.KINDS[kind].items():
+        for network_seed in range(seed, seed + seeds):
+            task = task_of(network_seed)
+            network = tasks.trained(task, steps)
+            networks.append({"net": name, **_with_and_without_novelty(network, task)})
+    return {"nets": networks, "seconds": time.monotonic() - start}
+
+
+def _with_and_without_novelty(network: nn.Module, task: Task) -> dict[str, Any]:
+    """Judge one network by the default, which listens to novelty or does not.
+
+    Args:
+        network: the trained network.
+        task: its rows.
+
+    Returns:
+        The scores "inside", and those "outside" by what is other there: of the default "with" and
+        "without" novelty.
+    """
+    fits = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=error_bars.REPEATED)
+        for form in ("without", "with"):
+            uq = rg.LastLayerRigidity(network, progress=False)
+            uq.fit(task.train, novelty=form == "with")
+            error_bars.calibrated(uq, task.valid, error_bars.FULL)
+            fits[form] = uq
+
+    def scores(rows: Rows) -> dict[str, Any]:
+        x, y = rows
+        summaries = {form: summary(row_scores(uq.predict(x), y)) for form, uq in fits.items()}
+        return {form: {name: whole[name] for name in KEPT} for form, whole in summaries.items()}
+
+    return {
+        "inside": scores(task.inside),
+        "outside": {shift: scores(rows) for shift, rows in task.outside.items()},
+    }
 
 
 def _scores(network: nn.Module, divided: Divided, k: int) -> tuple[dict[str, Any], float]:

@@ -407,9 +407,9 @@ class PredictionRigidity:
     ) -> PredictionRigidity:
         r"""Choose ridge, $\alpha$, noise and distribution on held-out data.
 
-        The default fits a noise that follows the inputs, heavy tails and the shape of the
-        distribution, and a guard that widens the bars of unfamiliar inputs. All outputs share one
-        scale. In the dual and the matrix-free form the noise does not follow the inputs.
+        The default fits a distribution of errors that follows the inputs, and a guard that widens
+        the bars of unfamiliar inputs. All outputs share one scale. In the dual and the matrix-free
+        form the distribution does not follow the inputs.
 
         What was chosen and how good it is stands in `calibration_report`; print it to read it.
 

@@ -110,8 +110,10 @@ def mixture_loss(outputs: Tensor, log_scale2: Tensor, errors: Errors) -> Loss:
         log_scale2: $\log \alpha^2$, (), (1,) or (n,).
         errors: The rows.
     """
-    h, shape = outputs[:, 0], outputs[:, 1:]
-    logit, offset, free_log_width = shape.chunk(3, 1)  # (n, J) each
+    # Rows last: operations over a few components are then operations on long vectors.
+    transposed = outputs.mT.contiguous()
+    h, shape = transposed[0], transposed[1:]
+    logit, offset, free_log_width = shape.chunk(3)  # (J, n) each
     log_width = free_log_width.clamp(NARROWEST, WIDEST)
 
     noise = h.clamp(-LARGEST_H, LARGEST_H).exp() * errors.noise_factor
@@ -120,33 +122,35 @@ def mixture_loss(outputs: Tensor, log_scale2: Tensor, errors: Errors) -> Loss:
     log_variance = variance.log() + errors.log_factor
     z = errors.residual * (-0.5 * log_variance).exp()
     narrowness = (-log_width).exp()
-    t = (z[:, None] - offset) * narrowness  # (n, J)
+    t = (z - offset) * narrowness  # (J, n)
 
     log_term, slope = _log_density(t)  # logarithm of f, or of F at a bound, and its derivative by t
     inside: Tensor | float = 1.0
     if errors.side is not None:
         at_bound = errors.side.nonzero()[:, 0]
-        log_mass, mass_slope = _log_mass(t[at_bound], errors.side[at_bound, None])
-        log_term = log_term.index_copy(0, at_bound, log_mass)
-        slope = slope.index_copy(0, at_bound, mass_slope)
-        inside = (errors.side == 0).to(t)[:, None]  # rows at a bound have no factor 1 / width
+        log_mass, mass_slope = _log_mass(t[:, at_bound], errors.side[at_bound])
+        log_term = log_term.index_copy(1, at_bound, log_mass)
+        slope = slope.index_copy(1, at_bound, mass_slope)
+        inside = (errors.side == 0).to(t)  # rows at a bound have no factor 1 / width
 
-    log_share = logit.log_softmax(1)
+    log_share = logit.log_softmax(0)
     joint = log_share + log_term - log_width * inside
-    total = joint.logsumexp(1)
-    responsibility = (joint - total[:, None]).exp()
+    largest = joint.amax(0)
+    relative = (joint - largest).exp()
+    relative_sum = relative.sum(0)
+    total = largest + relative_sum.log()
+    responsibility = relative / relative_sum
 
     by_t = -responsibility * slope
     by_logit = log_share.exp() - responsibility
     by_offset = -by_t * narrowness
     by_log_width = responsibility * inside - by_t * t
     by_log_width = by_log_width * (log_width == free_log_width)  # none where it is clipped
-    density_count = inside[:, 0] if isinstance(inside, Tensor) else inside
-    by_log_variance = 0.5 * (density_count + by_offset.sum(1) * z)
+    by_log_variance = 0.5 * (inside + by_offset.sum(0) * z)
     by_h = by_log_variance * noise / variance
     return Loss(
-        value=0.5 * density_count * log_variance - total,
-        by_output=torch.cat([by_h[:, None], by_logit, by_offset, by_log_width], 1),
+        value=0.5 * inside * log_variance - total,
+        by_output=torch.cat([by_h[None], by_logit, by_offset, by_log_width]).mT,
         by_log_variance=by_log_variance,
         by_log_scale2=by_log_variance * epistemic / variance,
     )

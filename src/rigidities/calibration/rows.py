@@ -47,6 +47,8 @@ REFERENCE = 0.9
 """Quantile of the left-out training rows' q, beyond which the guard sets in."""
 REFERENCE_ROWS = 20
 """Least number of training rows that fix units and ranges by themselves."""
+ROUNDING = 1e-7
+"""Part of the targets' range below which they count as equal in the order of rows."""
 
 _PIECE = 1 << 20
 """Number of squared components at which batches are joined into one piece."""
@@ -318,21 +320,23 @@ class TargetView:
     def in_order(self) -> TargetView:
         """The same rows in an order that does not depend on the one in which they came.
 
-        Seen rows come last. Among both kinds, rows are sorted by their targets, as float32 numbers;
-        equal ones by their predictions, and then by q. The target is prediction plus residual,
-        which float64 may round differently in another batch: as float32 numbers, equal targets
-        remain equal. Rows without a target, whose residual was bounded, come last. The samples keep
-        their numbers. Targets and predictions of sums over atoms are those beyond what the atoms
-        explain, so that a constant per atom leaves the order as it is.
+        Seen rows come last. Among both kinds, rows are sorted by their targets, rounded; equal ones
+        by their predictions, and then by q. The target is prediction plus residual, which float64
+        may round differently in another batch: rounded to a small part of their range, equal
+        targets remain equal. Rows without a target, whose residual was bounded, come last. The
+        samples keep their numbers. Targets and predictions are those beyond the ignorant forecast,
+        so that a constant, or one per atom, leaves the order as it is.
         """
         mean = self.mean
         target = self.target
-        if self.forecast is not None and self.forecast.by_feature is not None:
-            by_atoms = self.forecast(self.features)
-            mean = mean - by_atoms
-            target = target - by_atoms
+        if self.forecast is not None:
+            forecast = self.forecast(self.features)
+            mean = mean - forecast
+            target = target - forecast
+        largest = target[target.isfinite()].abs().amax() if bool(target.isfinite().any()) else 1.0
+        rounded = (target / (ROUNDING * largest + 1e-300)).round()
         order = torch.arange(len(self), device=self.q.device)
-        for key in (self.q, mean, target.to(torch.float32), self.seen.to(torch.int8)):
+        for key in (self.q, mean, rounded, self.seen.to(torch.int8)):
             order = order[key[order].argsort(stable=True)]  # the last one decides
         return self[order]
 

@@ -41,6 +41,7 @@ from .density_fit import (
 from .density_loss import Errors, mixture_loss
 from .gain import FEWEST_ROWS, constant_nll, folds, row_nll
 from .methods import Full
+from .robust import clipped_mean
 from .rows import TargetView
 
 MANY = 3000
@@ -312,6 +313,8 @@ class TargetProblem:
     Attributes:
         rows: The rows, in their own order.
         unit: The mean squared residual, of rows over their extent.
+        noise_unit: A usual noise factor. A known noise is known up to a factor, and so may be in
+            any unit; h is in this one.
     """
 
     def __init__(self, rows: TargetView, plan: Plan, like: Design | None) -> None:
@@ -326,12 +329,15 @@ class TargetProblem:
         self._intensive = self.rows.intensive
         self._plan = plan
         self.unit = self._intensive.mean_square
+        held_out = self._intensive.held_out
+        by_factor = clipped_mean(held_out.residual.square() / held_out.noise_factor)
+        self.noise_unit = self.unit / by_factor  # one where all factors are
         self._q_unit = self._intensive.usual_q
         side = self.rows.side
         errors = Errors(
             residual=self._intensive.residual / self.unit.sqrt(),
             q=self._intensive.q / self._q_unit,
-            noise_factor=self._intensive.noise_factor,
+            noise_factor=self._intensive.noise_factor / self.noise_unit,
             log_factor=torch.zeros_like(side),
             side=side if bool((side != 0).any()) else None,
         )
@@ -400,7 +406,7 @@ class TargetProblem:
             log_scale2 = weights.log_scale2[0].to(outputs)
             network = self._design.network(weights)
             h = weights(self._columns)[:, 0].to(outputs)
-        to_rows = level + self.unit.log()  # h in the units of the rows
+        to_rows = level + (self.unit / self.noise_unit).log()  # h in the units of the rows
         bounds = torch.quantile(h, h.new_tensor([BOUNDS, 1 - BOUNDS])) + to_rows
         outputs = torch.cat([outputs[:1] + to_rows, outputs[1:]])
         usual = torch.cat([h.median()[None] + to_rows, constant.outputs[1:]])

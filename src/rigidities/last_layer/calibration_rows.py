@@ -289,7 +289,9 @@ def report_on(
         guard = report.calibration.guard
         if guard is not None:  # it listens to novelty
             distances = guard.reference.new_tensor(list(usual.values()))
-            guard = replace(guard, distances=distances)
+            # An alarm below the novelty of usual rows would be one where layers never varied.
+            alarm = guard.reference.new_tensor(max(1.0, novelty_usual))
+            guard = replace(guard, distances=distances, alarm=alarm)
             report = replace(report, calibration=replace(report.calibration, guard=guard))
         remarks = [*remarks, *novelty_remarks]
     if rows is not None and not rows.trained:

@@ -332,10 +332,10 @@ class LastLayerRigidity(ModelWrapper):
     ) -> Self:
         r"""Choose ridge, scale, noise and distribution in one pass over held-out rows.
 
-        `calibrate(x, y)` fits a noise that follows the features, heavy tails and the shape of the
-        distribution. It learns them from the given rows and from training rows that the fit kept,
-        with their leave-one-out errors. A guard widens the bars of unfamiliar inputs.
-        Cross-validation takes the richest of six models that left-out rows do not show to be worse.
+        `calibrate(x, y)` fits a distribution of errors that follows the features. It learns it from
+        the given rows and from training rows that the fit kept, with their leave-one-out errors.
+        Rows that are left out choose how far it follows the features. A guard widens the bars of
+        unfamiliar inputs.
         What was chosen and how good it is stands in `calibration_report`; print it to read it.
 
         Args:
@@ -924,7 +924,8 @@ class LastLayerRigidity(ModelWrapper):
 
         Raises:
             ValueError: The output is not linear in the readout's weights, the noise is a function
-                of batches, or the bars listen to the novelty of rows (atoms) that are no samples.
+                of batches, or the bars listen to the novelty of atoms, and no input of the model
+                gives the number of the sample for each atom.
         """
         outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
         has_error_bars = not {*outputs} <= {"mean", "members"}

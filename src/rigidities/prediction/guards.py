@@ -18,6 +18,9 @@ __all__ = ["Guard", "guard_from"]
 
 RISE = 2.0 / math.log(10)
 r"""Factor of $\log(q / q_{ref})$ in the rise r, which is two at ten times the reference."""
+NOVELTY_RISE = 3.0
+"""How much faster than with q the rise is with novelty: it is 1.8 at twice the alarm. Distances of
+usual rows differ less than their q."""
 POWER = 2
 r"""Power of the rise. Familiarity $e^{-r^2}$ is 0.7 at twice the reference, 1/3 at 3.3 times it."""
 
@@ -40,19 +43,22 @@ class Guard:
     For sums over atoms all of this is about intensive rows (`head.Forecast`): the forecaster knows
     the atoms, and a structure is not unfamiliar just because it is larger.
 
-    Where inputs have a novelty (`fit(novelty=True)`), the guard listens to it too: the larger of
-    $q / q_{ref}$ and the novelty, which is a squared distance over a usual one, decides.
+    Where inputs have a novelty n (`fit(novelty=True)`), the guard listens to it too. It sets in at
+    the alarm $n_{ref}$, which about one usual row in a hundred exceeds: the larger of $q / q_{ref}$
+    and $(n / n_{ref})^3$ decides.
 
     Attributes:
         reference: $q_{ref}$ of each target, (K,).
         variance: v, (K,).
         distances: Squared distances in the L watched layers in whose units novelty is, (L,); None
             where no layer is watched.
+        alarm: $n_{ref}$, (); given where `distances` is.
     """
 
     reference: Tensor
     variance: Tensor
     distances: Tensor | None = None
+    alarm: Tensor | None = None
 
     def familiarity(self, q: Tensor, novelty: Tensor | None = None) -> Tensor:
         r"""$e^{-r^2}$ of rows (M, 1 or K): one for rows like the training rows, zero far away.
@@ -62,8 +68,9 @@ class Guard:
             novelty: Novelty of the rows, (M, 1), if it is known.
         """
         beyond = q / self.reference.to(q)
-        if novelty is not None:
-            beyond = torch.maximum(beyond, novelty.to(q))
+        if novelty is not None and self.alarm is not None:
+            relative = novelty.to(q) / self.alarm.to(q)
+            beyond = torch.maximum(beyond, relative**NOVELTY_RISE)
         return (-((RISE * beyond.log()).clamp(min=0) ** POWER)).exp()
 
     def widened(self, moment: Tensor, familiarity: Tensor, distance: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from .guards import POWER, RISE, Guard
+from .guards import NOVELTY_RISE, POWER, RISE, Guard
 
 FAR_Q = 4.0
 """Standardised log q is clipped to plus and minus this."""
@@ -410,21 +410,29 @@ class FoldedGuard:
     Attributes:
         variance: v, (K, 1).
         log_reference: $\log q_{ref}$, (K, 1).
+        log_alarm: $\log n_{ref}$, (1, 1); infinite where no layer is watched.
     """
 
     variance: Tensor
     log_reference: Tensor
+    log_alarm: Tensor
 
     @classmethod
     def of(cls, guard: Guard) -> FoldedGuard:
         """Fold a guard, in float64."""
-        return cls(variance=guard.variance[:, None], log_reference=guard.reference[:, None].log())
+        alarm = guard.reference.new_tensor(math.inf) if guard.alarm is None else guard.alarm
+        return cls(
+            variance=guard.variance[:, None],
+            log_reference=guard.reference[:, None].log(),
+            log_alarm=alarm.log().reshape(1, 1),
+        )
 
     def familiarity(self, log_q: Tensor, novelty: Tensor | None) -> Tensor:
         """See `Guard.familiarity`. Rows are (M, 1) for one target, or (M, K, 1)."""
         log_beyond = log_q - self.log_reference
         if novelty is not None:
-            log_beyond = torch.maximum(log_beyond, novelty.to(log_q).log())
+            log_relative = NOVELTY_RISE * (novelty.to(log_q).log() - self.log_alarm)
+            log_beyond = torch.maximum(log_beyond, log_relative)
         log_beyond = log_beyond.relu()
         # The power of a number is one operation, where scaling, negating and exponentiating are
         # three.

@@ -142,7 +142,7 @@ class Prediction:
 
     @property
     def centre(self) -> Tensor:
-        """The distribution's own mean, which a tilt and bounds move away from `mean`."""
+        """The distribution's own mean, which its shape and bounds move away from `mean`."""
         shift = torch.as_tensor(self.distribution.mean, dtype=torch.float64).to(self.mean.device)
         for bound in self._finite_bounds:
             shift = shift + bound.sign * bound.distribution.shortfall(bound.z)

@@ -134,13 +134,12 @@ class CopiedReadout(nn.Module):
         running = self._running()
         running.watch.begin()
         reading = running.read(args, kwargs)
-        return reading, running.watch.finish()
+        return reading, running.watch.finish(reading.output.shape[0])
 
     def watch_with(self, watch: nn.Module) -> None:
         """Put the hooks of a `FrozenNovelty` into the model."""
         self.watch = watch
-        for layer in self.watch.layers:
-            layer.put_hook(self)
+        self.watch.put_hooks(self)
         self.renew()
 
     def module(self, name: str) -> nn.Module:

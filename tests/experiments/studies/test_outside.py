@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from experiments.judging.predictive import row_scores, summary
-from experiments.studies.outside import page, run, work
+from experiments.studies.outside import page, run, tasks, work
 from experiments.training.descent import trained
 
 import rigidities as rg
@@ -102,10 +102,62 @@ def test_forms_are_compared_net_by_net() -> None:
 
 @pytest.mark.slow
 def test_a_quick_run_writes_the_page(synthetic: Path, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(run, "QUICK", run.Sizes(("energy",), count=1, steps=4))
+    sizes = run.Sizes(("energy",), 1, 4, ("recurrent",), kind_seeds=1, kind_steps=4)
+    monkeypatch.setattr(run, "QUICK", sizes)
     assert command.main(["outside", "--quick", "--out", str(tmp_path)]) == 0
     numbers = json.loads((tmp_path / "outside.json").read_text())
     text = (tmp_path / "outside.md").read_text(encoding="utf-8")
     assert unsupported(text, numbers) == []
     assert numbers["settings"]["nets"] == 9 and "9 networks were trained" in text
     assert "Conclusion" in text
+    assert "3 networks of other kinds" in text
+    assert len(numbers["each"]) == 9  # the others are not among them
+
+
+def other_network(*, without: float, held: float) -> dict[str, Any]:
+    def scores(nll: float, held: float) -> dict[str, float]:
+        return {"nll": nll, "coverage_90": held, "rmse": 1.0}
+
+    return {
+        "net": "LSTM",
+        "inside": {"without": scores(1.0, 0.9), "with": scores(1.5, 0.92)},
+        "outside": {
+            "higher level": {"without": scores(3.0, without), "with": scores(2.0, held)},
+            "larger amplitude": {"without": scores(5.0, 0.9), "with": scores(1.0, 1.0)},
+        },
+    }
+
+
+def test_kinds_of_networks_are_means_over_networks_and_shifts() -> None:
+    networks = [other_network(without=0.1, held=0.6), other_network(without=0.3, held=0.8)]
+    found = run.kind_summary(networks)
+    assert found["nets"] == 2
+    assert found["nll_inside_change"] == pytest.approx(0.5)
+    assert found["without"]["coverage_outside"] == pytest.approx((0.1 + 0.9 + 0.3 + 0.9) / 4)
+    assert found["with"]["coverage_outside"] == pytest.approx((0.6 + 1.0 + 0.8 + 1.0) / 4)
+    assert found["with"]["lowest_coverage_outside"] == pytest.approx(0.6)
+    assert found["with"]["coverage_inside"] == pytest.approx(0.92)
+
+
+@pytest.mark.parametrize("kind", tasks.KINDS)
+def test_rows_outside_are_other_rows_with_other_truths(kind: str, synthetic: Path) -> None:
+    for name, task_of in tasks.KINDS[kind].items():
+        if name.startswith("norm last, ") and not name.endswith("energy"):
+            continue  # domains of sets are tested above
+        task = task_of(0)
+        again = task_of(0)
+        assert torch.equal(task.train[0], again.train[0])
+        assert task.network(task.inside[0]).shape == task.inside[1].shape
+        for x, y in task.outside.values():
+            assert x.shape[1:] == task.train[0].shape[1:]
+            assert y.shape == (len(x), 1)
+            assert not bool((x.flatten(1)[:1] == task.train[0].flatten(1)).all(1).any())
+
+
+def test_a_wave_goes_on_outside_as_inside() -> None:
+    torch.manual_seed(0)
+    x, made_of = tasks.sequences(5, amplitude=(2.0, 3.0))
+    steps = torch.arange(tasks.STEPS + tasks.AHEAD)
+    whole = tasks.wave(made_of, steps)
+    assert float((x[..., 0] - whole[:, : tasks.STEPS]).abs().max()) < 6 * tasks.NOISE
+    torch.testing.assert_close(tasks.value_ahead(made_of)[:, 0], whole[:, -1])

@@ -3,6 +3,11 @@
 `watch` puts a `FrozenNovelty` into a `CopiedReadout`. Its hooks stay in the copy, so that a graph
 can be made of them. Each thread runs a shadow of the copy, hooks included, so that the rows of one
 call are not seen by another.
+
+Where rows are atoms, which outputs are sums over, the most novel atom of a sample counts. A readout
+finds the sample of each atom by differentiating, which no graph can do. The frozen module takes it
+from the input of the model that says so: the one that equals what the readout finds for the inputs
+kept from the fit (`OwnersInput`).
 """
 
 from __future__ import annotations
@@ -23,13 +28,16 @@ from ..wrapper import Buffers
 from .distance import LayerDistance
 from .layers import (
     EMBEDDINGS,
+    STATES,
     WIDEST,
     deal,
     entering,
     input_rows,
+    is_index,
     named_inputs,
     projected,
     rows_of,
+    states_of,
 )
 from .novelty import Novelty
 
@@ -37,8 +45,9 @@ __all__ = ["FrozenNovelty", "watch"]
 
 _ROWS = (
     "This fit cannot be frozen: novelty watches what enters {!r}, rows (atoms) that outputs are "
-    "sums of, and a frozen module does not know which of them belong to which sample. Fit without "
-    "novelty=True and calibrate again, or keep using uq(x)."
+    "sums of, and no input of the model gives the number of the sample for each of them. Let the "
+    "model take such an input (int64, one number a row) and fit again, fit without novelty=True "
+    "and calibrate again, or keep using uq(x)."
 )
 _NOT_CALLED = (
     "novelty watches what enters {!r}, rows of {} numbers, but this call brought none there. Call "
@@ -79,6 +88,8 @@ class _WatchedLayer(Buffers):
         if not self.layer.module:
             self._input_names = input_names(module)
             module.register_forward_pre_hook(self._model_called, with_kwargs=True, prepend=True)
+        elif self.layer.place == STATES:
+            module.register_forward_hook(self._stepped)
         elif isinstance(_without_stand_in(module), EMBEDDINGS):
             module.register_forward_hook(self._returned)
         else:
@@ -94,6 +105,9 @@ class _WatchedLayer(Buffers):
 
     def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
         self._add(rows_of(_without_stand_in(module), output))
+
+    def _stepped(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._add(rows_of(_without_stand_in(module), states_of(output)))
 
     def _add(self, rows: Tensor | None) -> None:
         """Measure rows, unless others came before in this pass."""
@@ -120,6 +134,57 @@ class _WatchedLayer(Buffers):
         raise ValueError(_NOT_CALLED.format(self.layer.name, self.layer.width))
 
 
+class OwnersInput(nn.Module):
+    """The input of a model that gives the sample of each row (atom).
+
+    Attributes:
+        place: Its name; None until it is found.
+        entered: What has entered the model in this pass: the index tensors among its inputs by
+            name, or that of `place` alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place: str | None = None
+        self.entered: dict[str, Tensor] = {}
+        self._input_names: list[str] = []
+
+    def put_hook(self, copied: CopiedReadout) -> None:
+        """Let a copy of the model tell what enters it."""
+        module = copied.module("")
+        self._input_names = input_names(module)
+        module.register_forward_pre_hook(self._model_called, with_kwargs=True, prepend=True)
+
+    def _model_called(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        for name, tensor in named_inputs(self._input_names, args, kwargs, is_index):
+            if self.place is None or name == self.place:
+                self.entered[name] = tensor
+
+    def find(self, owners: Tensor | None) -> None:
+        """Set `place` by what has entered in a pass; it stays None where no input is right.
+
+        Args:
+            owners: The sample of each row in that pass, if the readout knows it.
+        """
+        # In a single sample any zeros would do.
+        if owners is not None and int(owners.max()) > 0:
+            for name, tensor in self.entered.items():
+                if torch.equal(tensor.to(owners), owners):
+                    self.place = name
+                    break
+        self.entered.clear()
+
+    def take(self) -> Tensor:
+        """The sample of each row in this pass, (R,)."""
+        assert self.place is not None
+        if self.place not in self.entered:
+            raise ValueError(
+                f"novelty takes the sample of each row from the input {self.place!r}, which is not "
+                "in this call. Call the frozen module with inputs like those of the fit."
+            )
+        return self.entered.pop(self.place).long()
+
+
 class FrozenNovelty(Buffers):
     """The novelty of a copied model's inputs.
 
@@ -130,6 +195,7 @@ class FrozenNovelty(Buffers):
 
     Attributes:
         layers: The layers.
+        owners: The input that gives the sample of each row; None where all rows are samples.
     """
 
     def __init__(
@@ -138,12 +204,24 @@ class FrozenNovelty(Buffers):
         super().__init__()
         self.layers = nn.ModuleList([_WatchedLayer(d, model_dtype) for d in distances])
         self.register(usual=usual.to(distances[0].centre))
+        self.owners: OwnersInput | None = None
+        if not all(distance.layer.of_samples for distance in distances):
+            self.owners = OwnersInput()
 
     if TYPE_CHECKING:
         layers: Any  # torch does not type what a list of modules holds
 
+    def put_hooks(self, copied: CopiedReadout) -> None:
+        """Let a copy of the model tell what enters its layers."""
+        for layer in self.layers:
+            layer.put_hook(copied)
+        if self.owners is not None:
+            self.owners.put_hook(copied)
+
     def begin(self) -> None:
         """Forget what entered in other passes."""
+        if self.owners is not None:
+            self.owners.entered.clear()
         for layer in self.layers:
             layer.distances.clear()
 
@@ -156,9 +234,20 @@ class FrozenNovelty(Buffers):
         for layer, layer_distances in zip(self.layers, distances, strict=True):
             layer.distances.append(layer_distances)
 
-    def finish(self) -> Tensor:
-        """The novelty of the samples of this pass, (N,): the largest over the layers."""
-        relative: Tensor = torch.stack(self.take(), dim=1) / self.usual
+    def finish(self, samples: int) -> Tensor:
+        """The novelty of the samples of this pass, (N,): the largest over layers and atoms.
+
+        Args:
+            samples: Their number N.
+        """
+        owners = None if self.owners is None else self.owners.take()
+        columns = []
+        for layer, distances in zip(self.layers, self.take(), strict=True):
+            if owners is not None and not layer.layer.of_samples:
+                zeros = distances.new_zeros(samples)
+                distances = zeros.scatter_reduce(0, owners, distances, "amax")
+            columns.append(distances)
+        relative: Tensor = torch.stack(columns, dim=1) / self.usual
         return relative.amax(1)
 
     def cast(self, model_dtype: torch.dtype) -> None:
@@ -184,13 +273,21 @@ def watch(
         probe: Inputs to compare the two with; None if there are none.
 
     Raises:
-        ValueError: The rows of a layer are no samples, or the copy gives another novelty.
+        ValueError: The rows of a layer are atoms, and no input gives the sample of each; or the
+            copy gives another novelty.
     """
-    for layer in novelty.layers:
-        if not layer.of_samples:
-            raise ValueError(_ROWS.format(layer.name))
     _, dtype = readout.placement
-    copied.watch_with(FrozenNovelty(novelty.layer_distances(dtype), usual, dtype))
+    watching = FrozenNovelty(novelty.layer_distances(dtype), usual, dtype)
+    copied.watch_with(watching)
+    if watching.owners is not None:
+        if probe is not None:
+            args, kwargs = probe
+            copied.read(args, kwargs)
+            watching.owners.find(readout.row_owners(Batch(args, kwargs, None, None)))
+        if watching.owners.place is None:
+            of_atoms = [layer.name for layer in novelty.layers if not layer.of_samples]
+            raise ValueError(_ROWS.format(of_atoms[0]))
+        copied.renew()
     if probe is None:
         return
     args, kwargs = probe

@@ -7,18 +7,23 @@ them, by hooks, during any later pass of a readout. These are watched:
 | where | what of it | a row of |
 | --- | --- | --- |
 | the network's own inputs | (N, d) as they are; (N, C, H, W) like a convolution's | d; 2 C |
-| linear maps, layer norms | what enters, (R, ..., d) | d: the mean over what stands between |
+| linear maps, layer norms | what enters, (R, ..., d) | d; 2 d: mean, deviation over positions |
 | convolutions, group norms | what enters, (R, C, ...) | 2 C: mean, deviation over positions |
-| recurrent networks, attention | what enters, (R, T, d) or (T, R, d) | d: the mean over T |
-| embeddings | what comes out, (R, ..., d) | d: the mean over what stands between |
+| attention | what enters, (R, T, d) or (T, R, d) | 2 d: mean, deviation over T |
+| embeddings | what comes out, (R, ..., d) | d; 2 d: mean, deviation over positions |
+| recurrent layers | what enters; what comes out | 3 d: mean, deviation, change over steps |
+
+The *change* of a sequence is the root mean square of its steps from one position to the next: a
+wave of another frequency has the same mean and deviation. The states that come out of a recurrent
+layer are watched beside what enters it, since most models read the last of them alone.
 
 R counts the N samples of the batch, or the rows (atoms) that its outputs are sums of, in the order
 in which the readout gets them. Norms are watched because they hide the size of their input from all
 that follows, and embeddings by what comes out because indices enter them. A tensor that enters
 several layers is watched once. If a layer is called several times, the first call is watched.
 Tensors whose rows are of another kind (edges of a graph) or in another order than the samples are
-not watched, nor is what a compiled module or a nested tensor hides. A mean over tokens includes the
-padding.
+not watched, nor is what a compiled module or a nested tensor hides. Means and deviations over
+tokens include the padding.
 
 Rows wider than `WIDEST` are projected: columns are dealt out at random to as many sums, each with a
 random sign. The same seed gives the same projection on every machine and device.
@@ -51,9 +56,11 @@ SEED = 20241
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 _POSITIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm)
-_SEQUENCES = (nn.RNNBase, nn.MultiheadAttention)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-_WATCHED = (*_CHANNELS_LAST, *_POSITIONS, *_SEQUENCES, *EMBEDDINGS)
+RECURRENT = nn.RNNBase
+_WATCHED = (*_CHANNELS_LAST, *_POSITIONS, *EMBEDDINGS, RECURRENT, nn.MultiheadAttention)
+STATES = "states"
+"""The place of what comes out of a recurrent layer, see `Layer.place`."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,9 @@ class Layer:
 
     Attributes:
         name: What users call it: the name of a module, or "the input".
-        module: The module whose input (or, of an embedding, output) it is; "" for the model.
+        module: The module whose input (or output, of an embedding) it is; "" for the model.
         place: Where `module` is "", which of the model's inputs it is, by the name of the
-            parameter of `forward`.
+            parameter of `forward`. `STATES` for the output of a recurrent layer. Else "".
         width: The number of columns of a row before it is projected.
         of_samples: Whether each row is a sample. Otherwise it is a row (an atom) that outputs are
             sums over.
@@ -88,7 +95,7 @@ class Layer:
 
 
 Key = tuple[str, str]
-"""The name of a module and "", or "" and the name of one of the model's inputs."""
+"""Module and place of a layer."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +206,8 @@ def _called_layers(
         if first_key in layers:
             continue  # the same tensor is watched already
         name = module_name
+        if place == STATES:
+            name = f"the states of {module_name}"
         if first_key in inputs:
             name = "the input" if len(inputs) == 1 else f"input {first_key[1]}"
         layer = Layer(
@@ -345,6 +354,9 @@ def _recorded(
     def returned(name: str, module: nn.Module, _: nn.Module, args: Any, output: Any) -> None:
         recording.add((name, ""), output, partial(rows_of, module))
 
+    def stepped(name: str, module: nn.Module, _: nn.Module, args: Any, output: Any) -> None:
+        recording.add((name, STATES), states_of(output), partial(rows_of, module))
+
     hooks = []
     try:
         if inputs:
@@ -359,6 +371,9 @@ def _recorded(
                     partial(called, name, module), with_kwargs=True
                 )
             hooks.append(hook)
+            if isinstance(module, RECURRENT):
+                hook = running_module.register_forward_hook(partial(stepped, name, module))
+                hooks.append(hook)
         yield recording
     finally:
         for hook in hooks:
@@ -372,22 +387,33 @@ def _has_rows(value: Any) -> bool:
     return value.layout is torch.strided and not value.is_nested
 
 
+def is_index(value: Any) -> bool:
+    """Whether a value is a tensor of whole numbers, (R,), as those that say where rows belong."""
+    if not isinstance(value, Tensor) or value.ndim != 1:
+        return False
+    return value.dtype in (torch.int64, torch.int32)
+
+
 def named_inputs(
-    names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wanted: Callable[[Any], bool] = _has_rows,
 ) -> list[tuple[str, Tensor]]:
-    """The tensors among a model's inputs that can have rows, each with its name (`Layer.place`).
+    """Tensors among a model's inputs, each with its name (`Layer.place`).
 
     Args:
         names: Names of the parameters of the model's `forward`.
         args: The positional inputs.
         kwargs: The inputs by keyword.
+        wanted: Which tensors; by default those that can have rows.
     """
     named = []
     for place, value in [*enumerate(args), *kwargs.items()]:
         name = str(place)
         if isinstance(place, int) and place < len(names):
             name = names[place]
-        tensors = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
+        tensors = [leaf for leaf in tree_leaves(value) if wanted(leaf)]
         for number, tensor in enumerate(tensors):
             named.append((name if len(tensors) == 1 else f"{name}[{number}]", tensor))
     return named
@@ -398,16 +424,24 @@ def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
+def states_of(output: Any) -> Any:
+    """The states of all steps among what a recurrent layer returns: the first."""
+    return output[0]
+
+
 def rows_of(module: nn.Module, tensor: Tensor) -> Tensor | None:
     """A row for each sample of what entered a module; None where it has no such rows."""
     if isinstance(module, _POSITIONS):
         if tensor.ndim < 2 + _spatial_dimensions(module):
             return None  # without a dimension of samples
         return _over_positions(tensor)
-    if isinstance(module, _SEQUENCES):
+    if isinstance(module, (RECURRENT, nn.MultiheadAttention)):
         if tensor.ndim != 3:
             return None
-        return _at_least_float32(tensor).mean(1 if module.batch_first else 0)
+        sequences = tensor if module.batch_first else tensor.transpose(0, 1)  # (R, T, d)
+        if isinstance(module, RECURRENT):
+            return _over_steps(sequences)
+        return _over_tokens(sequences)
     return _over_tokens(tensor)
 
 
@@ -431,13 +465,10 @@ def input_rows(tensor: Tensor) -> Tensor | None:
 
 
 def _over_tokens(tensor: Tensor) -> Tensor | None:
-    """(R, ..., d) to the means (R, d)."""
+    """(R, ..., d) to means and deviations (R, 2 d); (R, d) stays."""
     if tensor.ndim < 2:
         return None
-    rows = _at_least_float32(tensor)
-    if rows.ndim == 2:
-        return rows
-    return rows.flatten(1, -2).mean(1)
+    return _over_positions(tensor.movedim(-1, 1))
 
 
 def _over_positions(tensor: Tensor) -> Tensor:
@@ -447,6 +478,15 @@ def _over_positions(tensor: Tensor) -> Tensor:
         return rows
     deviation, mean = torch.std_mean(rows.flatten(2), dim=2, correction=0)
     return torch.cat([mean, deviation], dim=1)
+
+
+def _over_steps(sequences: Tensor) -> Tensor:
+    """(R, T, d) to means, deviations and changes (R, 3 d)."""
+    rows = _at_least_float32(sequences)
+    deviation, mean = torch.std_mean(rows, dim=1, correction=0)
+    # A sequence of one step has no change. Over T instead of T - 1, that is zero.
+    change = (rows.diff(dim=1).square().sum(1) / rows.shape[1]).sqrt()
+    return torch.cat([mean, deviation, change], dim=1)
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
