@@ -188,12 +188,12 @@ def other_networks(numbers: Found) -> list[Entry]:
     kinds = numbers["kinds_of_networks"]
     count = sum(kind["nets"] for kind in kinds.values())
     text = (
-        f"**Other networks.** {count} networks of other kinds have tasks of their own: recurrent "
-        "networks on waves, convolutions on signals and images, and networks with a layer norm on "
-        "larger inputs or on domains of a set. None of the numbers above include them. The last "
-        "layer of such networks may overlook an unfamiliar input. With `fit(novelty=True)` the "
-        "guard also listens to what enters the other layers. The guard's two constants for novelty "
-        "were chosen with networks of these tasks."
+        f"**Other networks.** Networks of other kinds ({count} in all) have tasks of their own: "
+        "recurrent networks on waves, convolutions on signals and images, and networks with a "
+        "layer norm on larger inputs or on domains of a set. None of the numbers above include "
+        "them. The last layer of such networks may overlook an unfamiliar input. With "
+        "`fit(novelty=True)` the guard also listens to what enters the other layers. Where the "
+        "guard sets in and how fast it rises with novelty was chosen with networks of these tasks."
     )
     return [text, kind_table(kinds), task_table(numbers["tasks"])]
 

@@ -41,6 +41,7 @@ class Sizes:
         kinds: other kinds of networks.
         kind_seeds: networks of every task of a kind.
         kind_steps: the steps of their training.
+        kind_tasks: the most tasks of a kind; None for all.
     """
 
     sets: tuple[str, ...] = SETS
@@ -49,10 +50,19 @@ class Sizes:
     kinds: tuple[str, ...] = tuple(tasks.KINDS)
     kind_seeds: int = 3
     kind_steps: int = 1000
+    kind_tasks: int | None = None
 
 
 FULL = Sizes()
-QUICK = Sizes(sets=("yacht",), count=1, steps=60, kinds=("recurrent",), kind_seeds=1, kind_steps=20)
+QUICK = Sizes(
+    sets=("yacht",),
+    count=1,
+    steps=60,
+    kinds=("recurrent",),
+    kind_seeds=1,
+    kind_steps=20,
+    kind_tasks=1,
+)
 
 
 def run(*, quick: bool, seed: int) -> Outcome:
@@ -69,6 +79,7 @@ def run(*, quick: bool, seed: int) -> Outcome:
             "seeds": sizes.kind_seeds,
             "seed": 100 * seed,
             "steps": sizes.kind_steps,
+            "most": sizes.kind_tasks,
         }
         jobs.append(Job(kind, work.of_kind, arguments, _data(kind)))
     job_results = results("outside", jobs, keep=not quick, workers=1 if quick else None)

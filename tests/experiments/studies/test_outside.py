@@ -102,7 +102,7 @@ def test_forms_are_compared_net_by_net() -> None:
 
 @pytest.mark.slow
 def test_a_quick_run_writes_the_page(synthetic: Path, tmp_path, monkeypatch) -> None:
-    sizes = run.Sizes(("energy",), 1, 4, ("recurrent",), kind_seeds=1, kind_steps=4)
+    sizes = run.Sizes(("energy",), 1, 4, ("recurrent",), 1, 4, kind_tasks=1)
     monkeypatch.setattr(run, "QUICK", sizes)
     assert command.main(["outside", "--quick", "--out", str(tmp_path)]) == 0
     numbers = json.loads((tmp_path / "outside.json").read_text())
@@ -110,7 +110,7 @@ def test_a_quick_run_writes_the_page(synthetic: Path, tmp_path, monkeypatch) -> 
     assert unsupported(text, numbers) == []
     assert numbers["settings"]["nets"] == 9 and "9 networks were trained" in text
     assert "Conclusion" in text
-    assert "3 networks of other kinds" in text
+    assert "Networks of other kinds (1 in all)" in text
     assert len(numbers["each"]) == 9  # the others are not among them
 
 
