@@ -66,9 +66,8 @@ def opening(numbers: Found) -> str:
         "calibration and the choice of checkpoints use rows of the domain only. *Inside* means "
         "test rows of the domain, *outside* means the rows left out. Targets are in units of the "
         "training targets' standard deviation. The *guard* widens the bars of rows that look "
-        "unlike the training rows. This is not an independent test: the guard's rule and its two "
-        "constants were chosen with other networks and splits of the same sets, with the same "
-        "principal directions and similar clusters."
+        "unlike the training rows. This is not an independent test: the power of the guard's rule "
+        "was chosen on these networks, and its rule with others of the same sets."
     )
 
 

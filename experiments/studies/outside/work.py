@@ -46,7 +46,7 @@ ENSEMBLES = "50 ReLU"
 """The architecture beside which deep ensembles are trained."""
 
 FIRST_SEED = 50_000
-"""The first seed of the networks, none of which the guard was chosen with."""
+"""The first seed of the networks."""
 
 FIRST_ENSEMBLE_SEED = 10_000
 
