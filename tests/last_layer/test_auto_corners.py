@@ -50,8 +50,7 @@ def test_a_far_offset_of_the_targets_is_no_grid():
         uq.calibrate(rows(300, 1, offset=offset))
         assert "grid" not in str(uq.calibration_report)
         bars.append(uq.predict(x).std)
-    # float32 digits of the targets decide the folds: other rows are left out
-    assert float((bars[1] / bars[0]).log().abs().median()) < 0.1
+    torch.testing.assert_close(bars[1], bars[0], rtol=1e-3, atol=0)
 
 
 def test_a_known_noise_serves_the_likelihood_too():
