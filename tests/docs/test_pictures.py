@@ -56,7 +56,7 @@ def test_the_mixture_of_the_caption_is_drawn_with_one_peak_and_then_two(
     torch.set_default_dtype(torch.float64)
     figure = error_bars.mixture()
     page = " ".join((DOCS / "error_bars.md").read_text(encoding="utf-8").split())
-    assert "one peak at the left input, two at the others" in page
+    assert "One peak at the left input, two at the others" in page
     peaks = []
     for line in figure.axes[1].lines:
         density = torch.as_tensor(line.get_ydata())
