@@ -103,7 +103,9 @@ def constant_mixture(errors: Errors, seen: Tensor, components: int) -> ConstantM
         seen = seen[chosen]
     both = bool(seen.any() & ~seen.all())
     is_seen = seen.to(errors.residual)
-    start = torch.cat([start_outputs(components), torch.tensor([math.log(SCALE_SHARE), 0.0])])
+    start = torch.cat(
+        [start_outputs(components), torch.tensor([math.log(SCALE_SHARE), 0.0], dtype=torch.float64)]
+    )
     start = start.to(errors.residual)
     precision = torch.full_like(start, STIFFNESS)
     precision[-2] = 1 / SCALE_SPREAD**2
@@ -225,7 +227,9 @@ class Weights:
         size = (width + 1) * (HIDDEN + outputs) + HIDDEN * outputs + 1
         weights = cls.of(columns.new_zeros(size), width, outputs)
         generator = torch.Generator().manual_seed(_SEED)
-        directions = torch.randn(width, HIDDEN, generator=generator).to(columns)
+        directions = torch.randn(width, HIDDEN, generator=generator, dtype=torch.float32).to(
+            columns
+        )
         # Sums over the inputs have the variance one.
         total = columns.var(0, correction=0).sum().clamp(min=1e-6)
         weights.inputs[:, :HIDDEN] = directions / total.sqrt()

@@ -318,8 +318,8 @@ def _with_joint_scale(
 ) -> Calibration:
     r"""The calibration with the scale of what predictions share.
 
-    $\alpha_B^2 = \overline{r^2 / (1/c + q)}$ is that of Bayesian linear regression. A single
-    prediction is at least as uncertain.
+    $\alpha_B^2 = \overline{r^2 / (1/c + q)}$ is that of Bayesian linear regression. The
+    scale of single predictions is at least this.
 
     Args:
         calibration: The calibration without that scale.

@@ -7,7 +7,8 @@ that the model was trained on. Which rows those are depends on how many there ar
 
 - With many training rows and enough validation rows, the head is fitted to the training rows, as if
   each were left out of the readout, and the validation rows choose.
-- With many rows otherwise, a fifth of all rows chooses.
+- With many rows otherwise, a fifth of all rows chooses. All validation rows belong to it where they
+  are few.
 - With fewer rows, each fifth of the validation rows is left out in turn of a fit to all others. The
   head at the chosen step is then fitted to all rows.
 
@@ -220,6 +221,8 @@ def splits(rows: TargetView, *, many: bool) -> list[Split]:
     if len(rows) - len(new_rows) >= MANY and len(new_rows) >= ENOUGH:
         return [Split(~new, new_rows)]
     fitted = folds(len(rows), new.device, rows.sample) > 0
+    if len(new_rows) < ENOUGH:  # a fifth of so few would not judge
+        fitted = fitted & ~new
     return [Split(fitted, (~fitted).nonzero()[:, 0])]
 
 

@@ -244,7 +244,8 @@ def useless(report: ReportNumbers) -> str:
     gain = report.gain
     if not math.isfinite(gain):
         return ""
-    if not report.varies:
+    is_shown = gain >= 2 * report.gain_error and gain >= 1e-6
+    if not report.varies and not is_shown:
         sentence = (
             f"The error bars are nearly one constant bar (± {numbers(report.constant)}), which "
             "widens for unfamiliar inputs."
@@ -259,7 +260,7 @@ def useless(report: ReportNumbers) -> str:
         )
     bar = f"one constant bar (± {numbers(report.constant)}, the calibration rows' RMS error)"
     sentence = ""
-    if gain < 2 * report.gain_error or gain < 1e-6:
+    if not is_shown:
         verdict = "are not shown to be better than"
         if gain < -2 * report.gain_error:
             verdict = "are worse than"

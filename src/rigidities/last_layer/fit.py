@@ -791,6 +791,7 @@ class ReadoutFit:
                 support=report.calibration.support,
                 full=report.method == "full",
                 groups=group_function,
+                novelty=state.novelty,
             )
             batches = self._labelled_batches(data, "conformalize", weighing, passing, processes)
             collector = reader.collected(batches, compared=True, hashed=True)

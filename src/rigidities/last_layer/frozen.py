@@ -464,7 +464,7 @@ def listens(calibration: Calibration, outputs: Sequence[str]) -> bool:
     """Whether any of some outputs depends on the novelty of the inputs, by the guard of a head."""
     if calibration.head is None or calibration.guard is None:
         return False
-    return bool({"std", "noise", "quantiles"} & {*outputs})
+    return bool({"std", "epistemic", "noise", "quantiles"} & {*outputs})
 
 
 def _truncated(posterior: Posterior, rank: int | None, accuracy: float | None) -> Posterior | None:
