@@ -234,6 +234,8 @@ def test_the_report_says_what_the_bars_follow_and_why():
     assert "follows         q alone, with one noise for all rows" in str(constant)
     assert "nearly one constant bar" in constant.useless
     assert "not shown" not in constant.useless  # nothing else was tried
+    better = replace(constant, gain=0.5, gain_error=0.1, gain_without=0.5)
+    assert not better.useless  # bars that follow q alone may be much better than one bar
     assert "method=rg.Full()) the bars follow" in constant.remedy("uneven")
 
     known = uq.calibrate(given.valid, method=rg.Full(noise=given_noise)).calibration_report

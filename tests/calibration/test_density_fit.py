@@ -296,3 +296,17 @@ def test_very_few_rows_have_a_path_too(count):
     path = descend(columns, errors.to(torch.float32), constant, steps=20)
     assert len(path) == len(looks(20))
     assert all(bool(weights.vector.isfinite().all()) for weights in path)
+
+
+def test_a_descent_starts_alike_whatever_torchs_default_precision_is():
+    columns = normal(50, 3).to(torch.float32)
+    constant = ConstantMixture(start_outputs(2), torch.tensor(-1.0, dtype=F64), torch.zeros(()))
+    starts = []
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, F64):
+            torch.set_default_dtype(dtype)
+            starts.append(Weights.start(columns, constant).vector)
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(*starts)

@@ -118,7 +118,8 @@ def test_the_order_of_features_does_not_change_the_columns():
         (50, 0, [10] * 5),
         (0, 2, []),
         (3000, 200, [200]),
-        (3000, 199, [640]),
+        (3000, 199, [799]),
+        (3000, 3, [603]),
         (0, 4000, [800]),
         (2999, 1001, [800]),
     ],
@@ -133,6 +134,8 @@ def test_new_rows_choose_alone_where_they_are_enough_and_in_turn_where_rows_are_
         assert not bool(split.fitted[split.left_out].any())
         if left_out != [200]:  # all others are fitted to, new ones too
             assert int(split.fitted.sum()) == len(rows) - len(split.left_out)
+        if 0 < new < target_fit.ENOUGH and len(left_out) == 1:
+            assert not bool(split.fitted[~rows.seen].any())  # all new rows judge
         if new and len(rows) < target_fit.MANY:
             assert not bool(rows.seen[split.left_out].any())
     if len(left_out) > 1:

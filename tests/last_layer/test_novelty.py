@@ -1268,3 +1268,38 @@ def test_models_of_any_precision_are_watched(dtype):
     found = uq.novelty(torch.cat([inputs[:50], 5 * inputs[:50]])).largest
     assert found.dtype == torch.float32
     assert float(found[50:].median()) > 5 * float(found[:50].median())
+
+
+# --- bars that listen ----------------------------------------------------------------------------
+
+
+def far_rows(x):
+    """Every tenth row far from all others."""
+    x = x.clone()
+    x[::10] *= 6
+    return x
+
+
+def test_conformal_scores_are_those_of_the_predictions():
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model).fit(x[:ROWS], y[:ROWS], novelty=True)
+    uq.calibrate(x[ROWS:], y[ROWS:])
+    torch.manual_seed(1)
+    others, truth = far_rows(x[:200] + 0.01 * x[:200].roll(1, 0)), torch.randn(200, 2)
+    tails = uq.predict(others).tail(truth)
+    uq.conformalize(others, truth)
+    conformal = uq.calibration.conformal
+    expected = tails.T.sort(1, descending=True).values.flatten().double()
+    torch.testing.assert_close(conformal.tails.double(), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_a_frozen_epistemic_bar_does_not_depend_on_what_else_is_frozen():
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model).fit(x[:ROWS], y[:ROWS], novelty=True)
+    uq.calibrate(x[ROWS:], y[ROWS:])
+    others = far_rows(x[:100])
+    expected = uq.predict(others).epistemic
+    for outputs in (("epistemic",), ("mean", "std", "epistemic")):
+        found = uq.freeze(outputs)(others)
+        epistemic = found if isinstance(found, torch.Tensor) else found[-1]
+        torch.testing.assert_close(epistemic, expected, rtol=1e-4, atol=1e-9)
