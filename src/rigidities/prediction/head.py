@@ -89,10 +89,6 @@ class Inputs:
         output = torch.stack([mean.min(), mean.max(), centre, spread, mean_square])
         return cls(rigidity, output, features.mean(0), column_spread(features))
 
-    def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
-        """The standardised inputs of rows, (n, 3 + D)."""
-        return torch.cat([self.besides_features(q, mean), self.standardised(features)], -1)
-
     def besides_features(self, q: Tensor, mean: Tensor) -> Tensor:
         """The inputs that are not features: log q, the prediction and its square, (n, 3)."""
         q_centre, q_spread = self.rigidity
