@@ -182,25 +182,25 @@ def test_a_row_without_rigidity_has_the_noise_alone_and_is_like_the_least_rigid_
     close(found[0][:, 0], expected.moment)
 
 
+def joined(inputs, q, mean, features):
+    return torch.cat([inputs.besides_features(q, mean), inputs.standardised(features)], 1)
+
+
 def test_inputs_are_standardised_on_their_own_rows_and_equal_the_formulas():
     q, mean, features = normal(60).exp(), 5 + normal(60, seed=1), 3 + 2 * normal(60, 2, seed=2)
     head, inputs = one_target(features)
-
-    def phi_of(q, mean, features):
-        return torch.cat([inputs.besides_features(q, mean), inputs.standardised(features)], 1)
-
-    phi = phi_of(q, mean, features)
+    phi = joined(inputs, q, mean, features)
     assert float(phi.mean(0).abs().max()) < 1e-12
     close(phi[:, [0, 1, 3, 4]].std(0, correction=0), torch.ones(4, dtype=F64))
     far = [100 * one for one in (q, mean, features)]
     for rows in ((q, mean, features), far):
-        close(phi_of(*rows), slow_inputs(head, 0, *rows))
+        close(joined(inputs, *rows), slow_inputs(head, 0, *rows))
 
 
 def test_constant_predictions_and_rigidities_have_no_input():
     one = torch.ones(20, dtype=F64)
     inputs = Inputs.of(one, 3 * one, normal(20, 2))
-    assert bool((inputs(7 * one, 9 * one, normal(20, 2))[:, :3] == 0).all())
+    assert bool((inputs.besides_features(7 * one, 9 * one) == 0).all())
 
 
 @pytest.mark.parametrize("shared", [True, False])
