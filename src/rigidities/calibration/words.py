@@ -262,7 +262,7 @@ def useless(report: ReportNumbers) -> str:
     sentence = ""
     if not is_shown:
         verdict = "are not shown to be better than"
-        if gain < -2 * report.gain_error:
+        if gain < -2 * report.gain_error and gain < -1e-6:  # beyond rounding
             verdict = "are worse than"
         sentence = (
             f"The error bars {verdict} {bar}: {gain:+.3g} ± {report.gain_error:.2g} nats "
