@@ -438,7 +438,7 @@ class LastLayerRigidity(ModelWrapper):
         readout, state = self._fit.ready(error_bars=True)
         batch = Feed(self._fit.model, state.batch_format).handed(inputs, keywords)
         novelty = None
-        if listens(state.calibration, ("std",)) and state.usual_novelty is not None:
+        if state.novelty is not None and listens(state.calibration, ("std",)):
             reading, novelty = state.read(readout, batch)
         else:
             reading = readout.read(batch.args, batch.kwargs)

@@ -99,7 +99,7 @@ def test_parts_are_compared_net_by_net() -> None:
     differences = np.array([-0.5, -0.3])
     assert mean == pytest.approx(differences.mean())
     assert error == pytest.approx(differences.std(ddof=1) * np.sqrt(1 / 2 + 1 / 9))
-    assert found["differences"]["all - head_t"]["outside"]["nll"][0] == pytest.approx(mean)
+    assert found["differences"]["all - mixture"]["outside"]["nll"][0] == pytest.approx(mean)
     assert found["forms"]["all"]["inside"]["nll"][0] == pytest.approx(1.1)
     assert found["auroc"][0] == pytest.approx(0.8)
 
