@@ -87,11 +87,12 @@ def everything(rank, size, folder, options):
     report = uq.calibrate(batches(own(valid))).calibration_report
     alone = one.calibrate(tuple(valid)).calibration_report
     assert report.rows == alone.rows == 400
-    assert report.nll == pytest.approx(alone.nll, rel=1e-6)
+    # The sums of mixed precision differ by 1e-6, and a fit of hundreds of steps by more.
+    assert report.nll == pytest.approx(alone.nll, abs=1e-2 if mixed else 1e-6)
     uq.save(folder / f"calibrated{rank}", rows=True)
     p, q = uq.predict(batches(own(more)), gather=True), one.predict(more[0])
     assert near(p.mean, q.mean)
-    assert close(p.std, q.std, 1e-4)
+    assert close(p.std, q.std, 2e-2 if mixed else 1e-4)
     assert len(uq.predict(more[0][:7])) == 7  # nothing is exchanged
     return p.interval(0.9)[1]
 
