@@ -121,8 +121,8 @@ def test_clipped_targets_with_their_support_are_held_as_often_as_they_can_be():
 
 @pytest.mark.thorough
 def test_mostly_zero_targets_are_held_by_99_percent_intervals():
-    """A noise that follows how seldom targets leave zero is too small for those that do."""
-    held, raised = [], []
+    """A noise that follows how seldom targets leave zero must not be too small for those that do."""
+    held = []
     for seed in range(2):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(6000, 3, generator=generator, dtype=torch.float64)
@@ -131,9 +131,6 @@ def test_mostly_zero_targets_are_held_by_99_percent_intervals():
         y = torch.where(leaves, (0.5 * x[:, 1] + 0.5 * draws).exp(), 0.0)[:, None]
         train, valid, test = zip(*(part.split([2000, 1000, 3000]) for part in (x, y)), strict=True)
         uq = rg.LastLayerRigidity(random_feature_net(*train, width=40)).fit(train)
-        raised += [
-            said for said in uq.calibrate(valid).calibration_report.remarks if "were raised" in said
-        ]
+        uq.calibrate(valid)
         held.append(float(inside(uq, *test, 0.99).mean()))
     assert 0.983 < sum(held) / 2 < 0.997
-    assert raised
