@@ -121,7 +121,7 @@ def test_clipped_targets_with_their_support_are_held_as_often_as_they_can_be():
 
 @pytest.mark.thorough
 def test_mostly_zero_targets_are_held_by_99_percent_intervals():
-    """A noise that follows how seldom targets leave zero must not be too small for those that do."""
+    """A noise that follows how seldom targets leave zero must not be too small for those rows."""
     held = []
     for seed in range(2):
         generator = torch.Generator().manual_seed(seed)
