@@ -36,6 +36,7 @@ from benchmarks import (
     selection,
     small_tables,
     speed,
+    stability,
     storm,
     stream,
     tabular,
@@ -78,6 +79,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "selection": selection.run,
     "trees": trees.run,
     "small-tables": small_tables.run,
+    "stability": stability.run,
     "verdict": verdict.run,
     "metatrain": metatrain.run,
 }
