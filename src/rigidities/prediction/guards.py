@@ -38,7 +38,7 @@ class Guard:
         r = 2 \max(0, \log_{10}(q / q_{ref})) .$$
 
     That has no corner: it leaves familiar rows alone and ends at $\sigma^2 + M$. The shape of the
-    distribution fades to that of a usual row with $e^{-2 r^2}$. Bars never shrink.
+    distribution fades to that of a usual row with $e^{-2 r^2}$, before it is widened.
 
     For sums over atoms all of this is about intensive rows (`head.Forecast`): the forecaster knows
     the atoms, and a structure is not unfamiliar just because it is larger.
