@@ -24,8 +24,8 @@ from tests.support.tensors import close, normal
 
 F64 = torch.float64
 WIDTH = 4
-CONSTANT = Plan(follows_inputs=False, guarded=True, many=False, steps=0)
-SHORT = Plan(follows_inputs=True, guarded=True, many=False, steps=60)
+SHORT = Plan(follows_inputs=True, guarded=True, components=2, most_steps=60, few_steps=60)
+CONSTANT = replace(SHORT, follows_inputs=False)
 
 
 def skewed_rows(
@@ -128,7 +128,7 @@ def test_new_rows_choose_alone_where_they_are_enough_and_in_turn_where_rows_are_
     trained, new, left_out
 ):
     rows = skewed_rows(trained + new, trained=trained)
-    each = splits(rows, many=len(rows) >= target_fit.MANY)
+    each = splits(rows)
     assert [len(split.left_out) for split in each] == left_out
     for split in each:
         assert not bool(split.fitted[split.left_out].any())
@@ -144,12 +144,15 @@ def test_new_rows_choose_alone_where_they_are_enough_and_in_turn_where_rows_are_
         assert torch.equal(together, judged.nonzero()[:, 0])
 
 
-def test_outputs_of_a_sample_are_left_out_together():
+@pytest.mark.parametrize("many", [60, 61])
+def test_outputs_of_a_sample_are_left_out_together(many, monkeypatch):
+    monkeypatch.setattr(target_fit, "MANY", many)
     sample = torch.arange(60) // 4
-    for many in (False, True):
-        rows = replace(skewed_rows(60), sample=sample)
-        for split in splits(rows, many=many):
-            assert not set(sample[split.fitted].tolist()) & set(sample[split.left_out].tolist())
+    rows = replace(skewed_rows(60), sample=sample)
+    each = splits(rows)
+    assert len(each) == (1 if many == 60 else 5)
+    for split in each:
+        assert not set(sample[split.fitted].tolist()) & set(sample[split.left_out].tolist())
 
 
 @pytest.mark.parametrize(
@@ -158,9 +161,17 @@ def test_outputs_of_a_sample_are_left_out_together():
 )
 def test_paths_are_shorter_for_few_rows_and_for_many_targets(targets, rows, steps):
     tables = [skewed_rows(rows)] * targets
-    assert Plan.of(tables, Full(), has_features=True).steps == steps
-    assert Plan.of(tables, Full(noise="constant"), has_features=True).steps == 0
-    assert Plan.of(tables, Full(), has_features=False).steps == 0
+    assert Plan.of(tables, Full(), has_features=True).steps(tables[0]) == steps
+    assert Plan.of(tables, Full(noise="constant"), has_features=True).steps(tables[0]) == 0
+    assert Plan.of(tables, Full(), has_features=False).steps(tables[0]) == 0
+
+
+def test_a_target_with_few_rows_leaves_the_path_of_another_as_it_is():
+    few, many = skewed_rows(100), skewed_rows(3000)
+    plan = Plan.of([few, many], Full(), has_features=True)
+    assert (plan.steps(few), plan.steps(many)) == (500, 1500)
+    assert plan.components == 2  # heads of one calibration have as many
+    assert Plan.of([many, many], Full(), has_features=True).components == 3
 
 
 # --- scales -------------------------------------------------------------------------------------
@@ -169,11 +180,11 @@ def test_paths_are_shorter_for_few_rows_and_for_many_targets(targets, rows, step
 def test_bars_follow_the_units_of_targets_and_of_q():
     rows = skewed_rows(150)
     fit = fitted_target(rows, SHORT)
-    a, b, c = -64.0, 3.0, 0.25
+    a, b, c = 64.0, 3.0, 0.25
     scaled = target_view(
-        abs(a) * rows.residual,
+        a * rows.residual,
         c * rows.q,
-        abs(a) * rows.mean + b,
+        a * rows.mean + b,
         rows.features,
         rows.noise_factor,
         rows.seen,
@@ -185,6 +196,16 @@ def test_bars_follow_the_units_of_targets_and_of_q():
     close(found.moment, a * a * expected.moment, 1e-3)
     close(found.share, expected.share, 1e-3)
     assert float(other.scale2) == pytest.approx(a * a / c * float(fit.scale2), rel=1e-3)
+
+
+@pytest.mark.parametrize("plan", [SHORT, CONSTANT], ids=["network", "one mixture"])
+def test_negated_targets_have_the_mirrored_distribution(plan):
+    rows = skewed_rows(150, trained=50)
+    found, expected = (said(fitted_target(one, plan), one) for one in (rows.mirrored, rows))
+    assert torch.equal(found.moment, expected.moment)
+    assert torch.equal(found.share, expected.share)
+    assert torch.equal(found.offset, -expected.offset)
+    assert float(expected.offset.abs().max()) > 0.3
 
 
 def test_rows_in_another_order_have_the_same_head():
@@ -204,12 +225,12 @@ def test_bars_are_those_of_new_rows_where_training_rows_were_lucky(luck, monkeyp
     monkeypatch.setattr(target_fit, "MANY", 1000)
     monkeypatch.setattr(target_fit, "ENOUGH", 200)
     rows = skewed_rows(1800, trained=1200, luck=luck)
-    fit = fitted_target(rows, replace(SHORT, many=True))
+    fit = fitted_target(rows, SHORT)
     new = skewed_rows(4000, seed=1)
     slow = said(fit, new)
     inside = (slow.below(new.target) - 0.5).abs() < 0.45
     assert 0.87 < float(inside.double().mean()) < 0.97
-    honest = said(fitted_target(skewed_rows(1800, trained=1200), replace(SHORT, many=True)), new)
+    honest = said(fitted_target(skewed_rows(1800, trained=1200), SHORT), new)
     ratio = (slow.moment / honest.moment).sqrt()
     assert 0.95 < float(ratio.median()) < 1.05
     # Half the gap of the errors is what a network's own weights add: (1 - luck^2) / 2.

@@ -48,7 +48,8 @@ def test_the_default_bars_follow_the_counts(made):
     for few, many in ((2, 6), (5, 12)):
         ratio = p.std[counts == many].mean(0) / p.std[counts == few].mean(0)
         expected = torch.full_like(ratio, math.exp(0.25 * (many - few)))
-        torch.testing.assert_close(ratio, expected, rtol=0.2, atol=0)
+        # Bars that do not follow the counts would have ratios of 1.7 and 1.5 for 2.7 and 5.8.
+        torch.testing.assert_close(ratio, expected, rtol=0.3, atol=0)
 
 
 def test_a_mask_that_the_first_batch_does_not_show_does_no_harm():

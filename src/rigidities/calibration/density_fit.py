@@ -8,7 +8,7 @@ constant mixture, and how much the distribution follows the inputs is a number o
 that are left out choose (`target_fit`).
 
 A fit must not depend on the order of rows, and hardly on rounding. Rows come in an order of their
-own (`TargetView.ordered`), batches are drawn by a fixed generator, the inputs are principal
+own (`TargetView.in_order`), batches are drawn by a fixed generator, the inputs are principal
 directions, the rate falls to zero, and weights are averaged.
 
 Residuals are in units of a usual one and q in units of a usual q, so that single precision will do.
@@ -226,10 +226,10 @@ class Weights:
         outputs = len(constant.outputs)
         size = (width + 1) * (HIDDEN + outputs) + HIDDEN * outputs + 1
         weights = cls.of(columns.new_zeros(size), width, outputs)
-        generator = torch.Generator().manual_seed(_SEED)
-        directions = torch.randn(width, HIDDEN, generator=generator, dtype=torch.float32).to(
-            columns
-        )
+        generator = torch.Generator().manual_seed(_SEED)  # on the CPU, for every device
+        directions = torch.randn(
+            width, HIDDEN, generator=generator, dtype=torch.float32, device="cpu"
+        ).to(columns)
         # Sums over the inputs have the variance one.
         total = columns.var(0, correction=0).sum().clamp(min=1e-6)
         weights.inputs[:, :HIDDEN] = directions / total.sqrt()
@@ -343,6 +343,6 @@ def _batches(rows: int, device: torch.device) -> Iterator[Tensor]:
     size = min(BATCH, max(32, rows // 4), rows)
     generator = torch.Generator().manual_seed(_SEED)
     while True:
-        order = torch.randperm(rows, generator=generator).to(device)
+        order = torch.randperm(rows, generator=generator, device="cpu").to(device)
         for start in range(0, rows - size + 1, size):
             yield order[start : start + size]

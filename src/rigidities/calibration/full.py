@@ -90,13 +90,13 @@ def fit_full(
     if limited:
         remarks.append(words.limited_ridge(ridge))
     row_remarks = _row_remarks(tables, memorised, early_stopped, method)
-    if validation is None and not method.optimism:  # left-out rows are as good as new ones
+    if not method.optimism:  # left-out rows are as good as new ones
         tables = [replace(table, seen=torch.zeros_like(table.seen)) for table in tables]
     judged = training if validation is None else validation
     reference = validation if training is None else training
     assert judged is not None, "else there are no rows"
     assert reference is not None, "else there are no rows"
-    tables = _with_forecasts(tables, reference.shares_inputs, biases)
+    tables = _with_forecasts(tables, _extent_weights(validation, training, biases))
     remarks += row_remarks
     if any(table.grid_step > 0 for table in tables):
         remarks.append(words.TARGETS_ON_GRID)
@@ -104,7 +104,7 @@ def fit_full(
     plan = Plan.of(tables, method, has_features=judged.inputs is not None)
     design = None
     if plan.follows_inputs and reference.shares_inputs:
-        design = Design.of(max(tables, key=len).intensive)
+        design = Design.of(max(tables, key=len).upright.in_order().intensive)
     fits = [fitted_target(table, plan, design) for table in tables]
     calibration = calibration_of_fits(method, fits, ridge, judged)
     if validation is None:  # errors of left-out training rows
@@ -235,20 +235,47 @@ def rows_of_targets(
     return views
 
 
+def _extent_weights(
+    validation: Rows | None, training: Rows | None, biases: Tensor | None
+) -> list[Tensor | None]:
+    """Weights (P,) of the features that give a row's extent, for all targets or for each of them.
+
+    They are None for readouts that do not sum. Rows count whether or not they have every target.
+
+    Args:
+        validation: The validation rows, if any.
+        training: Training rows that the fit has seen, if any.
+        biases: The columns of the features that belong to biases, if that is known.
+    """
+    inputs = [rows.inputs for rows in (training, validation) if rows is not None]
+    of_features = [part for part in inputs if part is not None]  # (n, 1 or K, P) each
+    if biases is None or not of_features:
+        return [None]
+    counts = torch.cat([part[..., biases] for part in of_features]).to(torch.float64)
+    each = [extent_weights(of_target) for of_target in counts.unbind(1)]
+    if all(weight is None for weight in each):
+        return [None]
+    # Where other targets are sums, weights of zero say that this one is not.
+    weights = counts.new_zeros(len(each), of_features[0].shape[-1])
+    for row, weight in zip(weights, each, strict=True):
+        if weight is not None:
+            row[biases] = weight
+    return list(weights)
+
+
 def _with_forecasts(
-    tables: list[TargetView], shared: bool, biases: Tensor | None
+    tables: list[TargetView], extent_weight: Sequence[Tensor | None]
 ) -> list[TargetView]:
     """The rows of each target with their ignorant forecasts.
 
     Args:
         tables: The rows of each target.
-        shared: Whether all targets have the same features, and so the same extent.
-        biases: The columns of the features that belong to biases, if that is known.
+        extent_weight: See `_extent_weights`.
     """
-    weights = [extent_weights(table.features, biases) for table in tables]
-    if shared:
-        weights = [weights[0]] * len(tables)
-    return [table.with_forecast(weight) for table, weight in zip(tables, weights, strict=True)]
+    shared = len(extent_weight) == 1
+    return [
+        table.with_forecast(extent_weight[0 if shared else k]) for k, table in enumerate(tables)
+    ]
 
 
 # --- from fits to a calibration -------------------------------------------------------------------
@@ -266,6 +293,9 @@ def calibration_of_fits(
         rows: The rows whose typical weight the noise's level belongs to.
     """
     head = joined_heads([fit.head for fit in fits], shared=rows.shares_inputs)
+    noise = _noise(method, head)
+    if not any(fit.step for fit in fits):  # the networks of all targets are zero
+        head = replace(head, network=None)
     guards = [fit.guard for fit in fits if fit.guard is not None]
     guard = None
     if guards:
@@ -276,7 +306,7 @@ def calibration_of_fits(
     return Calibration(
         ridge=ridge,
         scale=torch.stack([fit.scale2 for fit in fits]).sqrt(),
-        noise=_noise(method, head),
+        noise=noise,
         distribution=Mixture.of_shape(head.usual[:, 1:]),
         weight=rows.typical_weight.expand(1, len(fits))[0],
         head=head,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,17 +43,17 @@ class IgnorantForecast:
             target: Targets, (n,); NaN in rows that do not count.
             features: Features, (n, P).
             extent_weight: Weights of the features that give the extent, (P,), as in
-                `extent_weights`; None where the extent is one.
+                `extent_weights`; None, or zeros, where the extent is one.
         """
         finite = target.isfinite()
         target = target[finite]
         features = features[finite]
-        if extent_weight is None:
+        if extent_weight is None or not bool(extent_weight.any()):
             centre = target.mean()
             return cls(
                 centre=centre,
-                by_feature=None,
-                extent_weight=None,
+                by_feature=extent_weight,
+                extent_weight=extent_weight,
                 variance=_bounded_mean_square(target - centre, 1),
             )
         counts = extent_weight != 0
@@ -77,6 +77,12 @@ class IgnorantForecast:
         )
 
     @property
+    def mirrored(self) -> IgnorantForecast:
+        """The forecast of negated targets."""
+        by_feature = None if self.by_feature is None else -self.by_feature
+        return replace(self, centre=-self.centre, by_feature=by_feature)
+
+    @property
     def as_of_head(self) -> Forecast:
         """The same as a head has it, with an axis of one target."""
         by_feature = self.by_feature
@@ -94,27 +100,22 @@ class IgnorantForecast:
         return self.centre + features @ self.by_feature
 
 
-def extent_weights(features: Tensor, biases: Tensor | None) -> Tensor | None:
-    """Weights (P,) of features (n, P) that give how much a readout sums relative to a usual row.
+def extent_weights(counts: Tensor) -> Tensor | None:
+    """Weights (B,) that make counts (n, B) how much a readout sums relative to a usual row.
 
     Args:
-        features: Features of the rows.
-        biases: The columns of the features that belong to biases, if that is known.
+        counts: The columns of the rows' features that belong to biases: they count atoms, up to a
+            factor.
 
     Returns:
         The weights; None for a readout that does not sum.
     """
-    if biases is None or not len(biases) or not len(features):
+    if not counts.numel() or bool(column_spread(counts).isinf().all()):
         return None
-    columns = features[:, biases]  # (n, B)
-    if bool(column_spread(columns).isinf().all()):
-        return None
-    weight = features.new_zeros(features.shape[1])
-    # Bias columns count atoms up to a factor, which is negative where outputs are scaled so.
-    weight[biases] = columns.sum(0).sign()
-    extent = features @ weight
+    sign = counts.sum(0).sign()  # the factor is negative where outputs are scaled so
+    extent = counts @ sign
     usual_extent = extent[extent != 0].square().mean().sqrt()  # where there is something to sum
-    return weight / usual_extent
+    return sign / usual_extent
 
 
 def _bounded_mean_square(missed: Tensor, rank: int) -> Tensor:

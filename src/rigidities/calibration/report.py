@@ -15,7 +15,7 @@ from torch import Tensor
 from . import words
 from .calibration import Calibration
 from .gain import Gain
-from .methods import Method, Paper
+from .methods import Full, Method, Paper
 from .report_numbers import ReportNumbers
 from .rows import Curvature, Rows
 
@@ -64,7 +64,7 @@ class CalibrationReport(ReportNumbers):
             errors: The errors of each target's rows, which make the constant bar.
             gain: The gain over the constant bar.
             value: The value of what was minimised.
-            nll: The NLL per row on the rows that were fitted to.
+            nll: The NLL per row, as in the attributes.
             at_edge: The edge of the ridge's range that the ridge lies at, as in `paper.search`.
             remarks: Sentences on the choice.
             notices: Those of them that a user is warned with.
@@ -74,6 +74,9 @@ class CalibrationReport(ReportNumbers):
         """
         copies = words.repeated_rows(rows)
         squares = torch.stack([error.square().mean() for error in errors])
+        nll_constant = float(0.5 * (2 * math.pi * math.e * squares).log().mean())
+        if isinstance(method, Full) and math.isfinite(gain.mean):
+            nll_constant = nll + gain.mean  # on the rows that were left out
         report = cls(
             calibration=calibration,
             method="paper" if isinstance(method, Paper) else "full",
@@ -84,7 +87,7 @@ class CalibrationReport(ReportNumbers):
             effective_rank=curvature.effective_rank,
             width=curvature.width,
             nll=nll,
-            nll_constant=float(0.5 * (2 * math.pi * math.e * squares).log().mean()),
+            nll_constant=nll_constant,
             constant=squares.sqrt(),
             gain=gain.mean,
             gain_error=gain.error,

@@ -37,7 +37,8 @@ class ReportNumbers:
         condition: The condition number of $G + \varsigma^2 I$.
         effective_rank: How many directions the data determine.
         width: The number of features.
-        nll: The negative log-likelihood per row, on the rows that the bars were fitted to.
+        nll: The negative log-likelihood per row: for the method "full" of rows that were left out,
+            if there were enough, and for "paper" of the rows that the bars were fitted to.
         nll_constant: The same for one constant bar, a Gaussian of the rows' root mean square error.
         constant: The standard deviation of that constant bar, one entry per target.
         gain: Nats per row by which the bars are better than one constant bar, cross-validated: both

@@ -340,6 +340,30 @@ class TargetView:
             order = order[key[order].argsort(stable=True)]  # the last one decides
         return self[order]
 
+    @cached_property
+    def mirrored(self) -> TargetView:
+        """The same rows with all targets and predictions negated."""
+        return replace(
+            self,
+            residual=-self.residual,
+            mean=-self.mean,
+            target=-self.target,
+            side=-self.side,
+            forecast=None if self.forecast is None else self.forecast.mirrored,
+        )
+
+    @property
+    def upright(self) -> TargetView:
+        """These rows or the mirrored ones: those whose predictions reach farther up, by cubes.
+
+        Where they reach as far on both sides, the residuals decide.
+        """
+        for values in (self.intensive.mean, self.residual):
+            cubes = values.pow(3)
+            if bool(cubes.sum().abs() > 1e-9 * cubes.abs().sum()):
+                return self.mirrored if bool(cubes.sum() < 0) else self
+        return self
+
     def followed_by(self, other: TargetView) -> TargetView:
         """These rows and then others; what belongs to all rows together is not known yet."""
         sample = None
@@ -444,8 +468,8 @@ class TargetView:
         On a grid, half of the targets at least are repeated, and the distinct values are apart by a
         fifth of the residuals' root mean square.
         """
-        # Left-out residuals are not on the grid, and a target that was bounded is not known.
-        values = self.target[~self.seen & self.target.isfinite()]
+        values = self.held_out.target
+        values = values[values.isfinite()]  # a target that was bounded is not known
         if len(values) < 4:
             return 0.0
         # The target is prediction plus residual, both in float64.

@@ -56,9 +56,9 @@ FEW_STEPS = 500
 ALL_STEPS = 6000
 """Steps that the paths of all targets have together; at least `FEW_STEPS` each."""
 COMPONENTS = 3
-"""Components of the mixture with many rows."""
+"""Components of the mixture where every target has many rows."""
 FEW_COMPONENTS = 2
-"""Components of the mixture with fewer rows."""
+"""Components of the mixture where some target has fewer rows."""
 BOUNDS = 0.005
 """Share of the fitted h that lie beyond each of the bounds of h."""
 DIRECTIONS = 64
@@ -125,9 +125,10 @@ def _directions(inputs: Inputs, features: Tensor) -> Tensor:
     vector decides, so that rounding does not.
     """
     width = features.shape[1]
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(width, DIRECTIONS, generator=generator, dtype=features.dtype)
-    start = start.to(features.device)
+    generator = torch.Generator().manual_seed(0)  # on the CPU: the same numbers for every device
+    start = torch.randn(
+        width, DIRECTIONS, generator=generator, dtype=features.dtype, device="cpu"
+    ).to(features.device)
     if width <= EXACT:
         standardised = inputs.standardised(features)
         _, vectors = torch.linalg.eigh(standardised.mT @ standardised)
@@ -150,19 +151,21 @@ def _directions(inputs: Inputs, features: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is fitted, the same for all targets.
+    """What is fitted to all targets.
 
     Attributes:
         follows_inputs: Whether the distribution follows the inputs.
         guarded: Whether bars are widened beyond the training rows.
-        many: Whether there are so many rows that a part of them may choose.
-        steps: The length of a path.
+        components: Components of each target's mixture.
+        most_steps: The length of the path of a target with many rows.
+        few_steps: The length of the path of a target with fewer rows.
     """
 
     follows_inputs: bool
     guarded: bool
-    many: bool
-    steps: int
+    components: int
+    most_steps: int
+    few_steps: int
 
     @classmethod
     def of(cls, tables: Sequence[TargetView], method: Full, *, has_features: bool) -> Plan:
@@ -173,17 +176,25 @@ class Plan:
             method: What is asked of the calibration.
             has_features: Whether the rows have features.
         """
-        many = min(map(len, tables)) >= MANY
-        follows_inputs = method.noise == "features" and has_features
-        steps = 0
-        if follows_inputs:
-            steps = max(FEW_STEPS, min(STEPS, ALL_STEPS // len(tables))) if many else FEW_STEPS
-        return cls(follows_inputs, method.guard, many, steps)
+        return cls(
+            follows_inputs=method.noise == "features" and has_features,
+            guarded=method.guard,
+            # The heads of all targets have tensors of the same shape.
+            components=COMPONENTS if all(map(are_many, tables)) else FEW_COMPONENTS,
+            most_steps=max(FEW_STEPS, min(STEPS, ALL_STEPS // len(tables))),
+            few_steps=FEW_STEPS,
+        )
 
-    @property
-    def components(self) -> int:
-        """Components of the mixture."""
-        return COMPONENTS if self.many else FEW_COMPONENTS
+    def steps(self, rows: TargetView) -> int:
+        """The length of the path of a target with these rows."""
+        if not self.follows_inputs:
+            return 0
+        return self.most_steps if are_many(rows) else self.few_steps
+
+
+def are_many(rows: TargetView) -> bool:
+    """Whether there are so many rows that a part of them may choose a step."""
+    return len(rows) >= MANY
 
 
 @dataclass(frozen=True)
@@ -199,7 +210,7 @@ class Split:
     left_out: Tensor
 
 
-def splits(rows: TargetView, *, many: bool) -> list[Split]:
+def splits(rows: TargetView) -> list[Split]:
     """What is fitted to and what is left out, once or in turn; see the module.
 
     The list is empty where there are too few rows to leave any out.
@@ -208,7 +219,7 @@ def splits(rows: TargetView, *, many: bool) -> list[Split]:
     new_rows = new.nonzero()[:, 0]
     if len(new_rows) < FEWEST_ROWS:
         return []
-    if not many:
+    if not are_many(rows):
         sample = None if rows.sample is None else rows.sample[new_rows]
         fold = folds(len(new_rows), new_rows.device, sample)
         each = []
@@ -355,7 +366,7 @@ class TargetProblem:
 
     def paths(self) -> list[Path]:
         """A path of heads for each of the `splits`."""
-        each = splits(self.rows, many=self._plan.many)
+        each = splits(self.rows)
         paths = []
         for split in each:
             constant = self._constant
@@ -377,7 +388,7 @@ class TargetProblem:
             self._columns[fitted],
             errors,
             constant,
-            self._plan.steps,
+            self._plan.steps(self.rows),
             keeps_shape=self.rows.grid_step > 0,
         )
 
@@ -530,11 +541,21 @@ def _judged(
 def fitted_target(rows: TargetView, plan: Plan, like: Design | None = None) -> TargetFit:
     """The density head of one target's rows: left-out training rows and validation rows.
 
+    Rows and the mirrored rows, with negated targets and predictions, have mirrored heads: the
+    same of both are fitted.
+
     Args:
         rows: The rows, with their ignorant forecast.
         plan: What is fitted.
         like: The design of another target with the same features, if there is one.
     """
+    upright = rows.upright
+    fit = _fitted(upright, plan, like)
+    return fit if upright is rows else replace(fit, head=fit.head.mirrored)
+
+
+def _fitted(rows: TargetView, plan: Plan, like: Design | None) -> TargetFit:
+    """See `fitted_target`."""
     problem = TargetProblem(rows, plan, like)
     guard = problem.guard() if plan.guarded else None
     paths = problem.paths()
@@ -552,7 +573,7 @@ def fitted_target(rows: TargetView, plan: Plan, like: Design | None = None) -> T
     return TargetFit(
         head=head,
         guard=guard,
-        step=looks(plan.steps)[look],
+        step=looks(plan.steps(rows))[look],
         gap=problem.gap(_variance_rate(head)),
         gains=gains,
         nll=nll,

@@ -424,7 +424,7 @@ def _choice_lines(report: ReportNumbers) -> list[str]:
 def _quality_lines(report: ReportNumbers) -> list[str]:
     """Lines on NLL, gain, distribution and what is known of the curvature."""
     lines = [
-        f"  NLL             {report.nll:.4g} {_judging(report)}",
+        f"  NLL             {report.nll:.4g} {judging(report)}",
         f"  gain            {worth(report)} (± {numbers(report.constant)})",
     ]
     if math.isfinite(report.gain):
@@ -442,7 +442,7 @@ def _quality_lines(report: ReportNumbers) -> list[str]:
     return lines
 
 
-def _judging(report: ReportNumbers) -> str:
+def judging(report: ReportNumbers) -> str:
     """Which rows the NLL is of."""
     if report.steps and math.isfinite(report.gain):
         return "on rows that were left out"

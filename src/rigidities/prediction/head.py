@@ -132,6 +132,12 @@ class Forecast:
     by_feature: Tensor | None = None
     extent_weight: Tensor | None = None
 
+    @property
+    def mirrored(self) -> Forecast:
+        """The forecast of negated targets."""
+        by_feature = None if self.by_feature is None else -self.by_feature
+        return replace(self, centre=-self.centre, by_feature=by_feature)
+
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Forecast:
         """The same forecast on another device, or in another precision too."""
         by_feature = self.by_feature
@@ -235,6 +241,36 @@ class Head:
     def to(self, device: torch.device) -> Head:
         """The same head on another device."""
         return head_from({name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+    @property
+    def mirrored(self) -> Head:
+        """The head of negated targets and predictions."""
+        network = self.network
+        if network is not None:
+            low, high, centre, spread, mean_square = network.output.unbind(1)
+            weight = network.weight.clone()
+            weight[:, 1] *= -1  # of the prediction
+            hidden_units = network.hidden_weight.shape[1]
+            weight[..., hidden_units:] = self._with_offsets_negated(weight[..., hidden_units:])
+            network = replace(
+                network,
+                output=torch.stack([-high, -low, -centre, spread, mean_square], 1),
+                weight=weight,
+                hidden_weight=self._with_offsets_negated(network.hidden_weight),
+            )
+        return replace(
+            self,
+            constant=self._with_offsets_negated(self.constant),
+            usual=self._with_offsets_negated(self.usual),
+            forecast=self.forecast.mirrored,
+            network=network,
+        )
+
+    def _with_offsets_negated(self, outputs: Tensor) -> Tensor:
+        """Outputs (..., O), or weights for them, with negated offsets of the components."""
+        sign = torch.ones_like(outputs[..., :1]).expand_as(outputs).clone()
+        sign[..., 1 + self.components : 1 + 2 * self.components] = -1
+        return outputs * sign
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name, for files; those of forecast and network have prefixes."""

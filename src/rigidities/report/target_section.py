@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..calibration.coverage import Coverage
 from ..calibration.report import CalibrationReport
-from ..calibration.words import method_text, numbers
+from ..calibration.words import judging, method_text, numbers
 from . import figures
 from .figures import Plot
 from .formatting import exact, number
@@ -322,7 +322,8 @@ def _calibration_choices(calibration: CalibrationReport | None) -> list[Calibrat
         CalibrationChoice(
             "NLL",
             number(calibration.nll, 4),
-            f"on these rows ({constant} for one constant bar); the cross-validated gain is {gain}",
+            f"{judging(calibration)} ({constant} for one constant bar); the cross-validated gain "
+            f"is {gain}",
         ),
     ]
     if math.isfinite(calibration.effective_rank):
