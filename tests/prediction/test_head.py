@@ -23,7 +23,7 @@ from tests.support.slow_head import slow_inputs, slow_rows
 from tests.support.tensors import close, normal
 
 F64 = torch.float64
-TARGETS, WIDTH, HIDDEN, COMPONENTS = 2, 5, 4, 3
+TARGETS, WIDTH, DIRECTIONS, HIDDEN, COMPONENTS = 2, 5, 3, 4, 3
 OUTPUTS = 1 + 3 * COMPONENTS
 KINDS = pytest.mark.parametrize("kind", ["none", "guard", "novelty", "sums"])
 
@@ -51,7 +51,8 @@ def made(
         output=torch.stack([one.output for one in inputs]),
         centre=torch.stack([one.centre for one in of_features]),
         spread=torch.stack([one.spread for one in of_features]),
-        weight=0.3 * normal(TARGETS, 3 + WIDTH, HIDDEN + OUTPUTS, seed=4),
+        directions=normal(len(of_features), WIDTH, DIRECTIONS, seed=12),
+        weight=0.3 * normal(TARGETS, 3 + DIRECTIONS, HIDDEN + OUTPUTS, seed=4),
         hidden_constant=normal(TARGETS, HIDDEN, seed=5),
         hidden_weight=0.5 * normal(TARGETS, HIDDEN, OUTPUTS, seed=6),
     )
@@ -135,6 +136,7 @@ def one_target(features: torch.Tensor) -> tuple[Head, Inputs]:
     width = features.shape[1]
     network = Network(
         *(tensor[None] for tensor in vars(inputs).values()),
+        directions=torch.eye(width, dtype=F64)[None],
         weight=0.3 * normal(1, 3 + width, HIDDEN + OUTPUTS, seed=4),
         hidden_constant=normal(1, HIDDEN, seed=5),
         hidden_weight=normal(1, HIDDEN, OUTPUTS, seed=6),
@@ -259,7 +261,7 @@ def test_wider_structures_of_the_same_kind_have_bars_in_proportion():
     Counts themselves are inputs, which here have no weight.
     """
     head, _, features = made(shared=True, sums=True)
-    head.network.weight[:, 4:6] = 0
+    head.network.directions[:, 1:3] = 0
     forecast = replace(head.forecast, centre=torch.zeros(TARGETS, dtype=F64))
     form = HeadForm.of(replace(head, forecast=forecast), GUARD, F64)
     q, mean = torch.exp(normal(60, 1, seed=8)), 5 + 3 * normal(60, TARGETS, seed=9)

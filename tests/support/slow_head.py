@@ -4,7 +4,7 @@ Nothing here is folded, fused or shared with the library: the head's and the gua
 into the equations as they are written in `prediction.head` and `prediction.guards`. For a row with
 the unscaled variance q, the prediction m and the features f,
 
-    phi = (log q, m, m^2 - mean m^2, f), standardised and clipped,
+    phi = (log q, m, m^2 - mean m^2, f), standardised and clipped, f along some directions,
     o = (h, logits, offsets, log-widths) = c + L phi + V silu(b + U phi),
     s^2 = e^h c + alpha^2 q,
 
@@ -68,7 +68,7 @@ class SlowRows:
 
 
 def slow_inputs(head: Head, k: int, q: Tensor, distance: Tensor, features: Tensor) -> Tensor:
-    """The standardised inputs phi of rows, (M, 3 + D), column by column."""
+    """The standardised inputs phi of rows, (M, 3 + D'), column by column."""
     network = head.network
     assert network is not None
     of_features = k if len(network.centre) > 1 else 0
@@ -80,11 +80,12 @@ def slow_inputs(head: Head, k: int, q: Tensor, distance: Tensor, features: Tenso
     lowest, highest, centre, spread, mean_square = network.output[k]
     m = standardised(distance.clamp(lowest, highest), centre, spread)
     square = torch.zeros_like(m) if math.isinf(spread) else m**2 - mean_square
-    columns = [log_q, m, square]
+    of_rows = []
     for j in range(features.shape[1]):
         centre, spread = network.centre[of_features, j], network.spread[of_features, j]
-        columns.append(standardised(features[:, j], centre, spread).clamp(-6, 6))
-    return torch.stack(columns, 1)
+        of_rows.append(standardised(features[:, j], centre, spread).clamp(-6, 6))
+    along = torch.stack(of_rows, 1) @ network.directions[of_features]
+    return torch.cat([torch.stack([log_q, m, square], 1), along], 1)
 
 
 def slow_outputs(head: Head, k: int, q: Tensor, distance: Tensor, features: Tensor) -> Tensor:

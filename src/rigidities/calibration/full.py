@@ -322,7 +322,8 @@ def joined_heads(heads: Sequence[Head], *, shared: bool) -> Head:
         heads: The heads.
         shared: Whether all targets have the same features, standardised in the same way.
     """
-    of_features = ("network.centre", "network.spread", "forecast.extent_weight")
+    of_network = ("network.centre", "network.spread", "network.directions")
+    of_features = (*of_network, "forecast.extent_weight")
     joined = {}
     for name in heads[0].tensors():
         of_targets = [head.tensors()[name] for head in heads]

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..prediction.guards import Guard
-from ..prediction.head import FIRST_INPUTS, Head, HeadForm, Inputs, Network
+from ..prediction.head import Head, HeadForm, Inputs, Network
 from ..prediction.mixture import Mixture
 from .density_fit import (
     ConstantMixture,
@@ -105,13 +105,13 @@ class Design:
     def network(self, weights: Weights) -> Network:
         """The network of these weights as one of the features, with an axis of one target."""
         of_columns = weights.inputs.to(self.directions)  # (P, H + O)
-        of_features = self.directions @ of_columns[FIRST_INPUTS:]
         return Network(
             rigidity=self.inputs.rigidity[None],
             output=self.inputs.output[None],
             centre=self.inputs.centre[None],
             spread=self.inputs.spread[None],
-            weight=torch.cat([of_columns[:FIRST_INPUTS], of_features])[None],
+            directions=self.directions[None],
+            weight=of_columns[None],
             hidden_constant=weights.hidden_constant.to(of_columns)[None],
             hidden_weight=weights.hidden.to(of_columns)[None],
         )

@@ -188,7 +188,9 @@ class Network:
         output: Range and standardisation of the predictions, (K, 5); see `Inputs`.
         centre: Means of the features, (1, D), or (K, D) where each target has features of its own.
         spread: Standard deviations of the features, likewise.
-        weight: Weights of the inputs, (K, 3 + D, H + O): U, then L.
+        directions: The D' directions along which the network looks at the standardised features,
+            (1 or K, D, D').
+        weight: Weights of the inputs, (K, 3 + D', H + O): U, then L.
         hidden_constant: b, (K, H).
         hidden_weight: V, (K, H, O).
     """
@@ -197,6 +199,7 @@ class Network:
     output: Tensor
     centre: Tensor
     spread: Tensor
+    directions: Tensor
     weight: Tensor
     hidden_constant: Tensor
     hidden_weight: Tensor
@@ -316,7 +319,7 @@ class FoldedNetwork:
             of their own.
         highest: Features above this are clipped to it, (1, D) or (K, D).
         weight: Weights of the features, (D, K R), or (K, D, R) where targets have features of their
-            own.
+            own; behind a projection (D', K R).
         constant: Constants that are added to the features' product, (K R,), or (K, 1, R).
         q_low: log q below this is clipped to it, (K, 1).
         q_high: log q above this is clipped to it, (K, 1).
@@ -328,6 +331,8 @@ class FoldedNetwork:
         by_mean: Weights of the standardised prediction, (K, R).
         by_square: Weights of the square of the standardised prediction, (K, R).
         hidden_weight: Weights of the hidden units, (H, O), or (K, H, O) for several targets.
+        projection: The directions along which several targets look at the same features, (D, D');
+            None where they are folded into the weights.
     """
 
     lowest: Tensor
@@ -344,6 +349,7 @@ class FoldedNetwork:
     by_mean: Tensor
     by_square: Tensor
     hidden_weight: Tensor
+    projection: Tensor | None = None
 
     @classmethod
     def of(cls, head: Head, network: Network, width: int) -> FoldedNetwork:
@@ -355,12 +361,13 @@ class FoldedNetwork:
             width: How many of its features to keep, D.
         """
         # The features.
-        weight = (network.weight[:, FIRST_INPUTS:].mT / network.spread.unsqueeze(-2)).mT  # (K,D,R)
-        shift = (network.centre.unsqueeze(-2) @ weight).squeeze(-2)  # (K, R)
+        projection = network.directions / network.spread.unsqueeze(-1)  # (1 or K, D, D')
+        weight = network.weight[:, FIRST_INPUTS:]  # (K, D', R)
+        shift = (network.centre.unsqueeze(-2) @ projection @ weight).squeeze(-2)  # (K, R)
+        projection = projection[:, :width]
         by_q, by_mean, by_square = network.weight[:, :FIRST_INPUTS].unbind(1)  # (K, R) each
         constant = torch.cat([network.hidden_constant, head.constant], 1)
         constant = constant - shift - network.output[:, 4:] * by_square
-        weight = weight[:, :width]
         largest_deviation = FAR * _zero_if_infinite(network.spread)
 
         # log q. It is clipped in its own units, so that all else goes into weight and constant.
@@ -378,10 +385,14 @@ class FoldedNetwork:
         mean_high = torch.where(mean_is_constant, 0.0, (highest_mean - mean_centre) * mean_rate)
         by_square = torch.where(mean_is_constant, 0.0, by_square)
 
+        # Many targets look at few directions: to project once is less than to look at all features.
+        projects = len(projection) < head.targets and projection.shape[2] < width
+        if not projects:
+            weight = projection @ weight  # (K, D, R)
         if network.has_own_features:
             constant = constant[:, None]  # (K, 1, R)
         else:
-            weight = weight.movedim(0, 1).flatten(1)  # (D, K R)
+            weight = weight.movedim(0, 1).flatten(1)  # (D or D', K R)
             constant = constant.flatten()
         hidden_weight = network.hidden_weight
         return cls(
@@ -399,6 +410,7 @@ class FoldedNetwork:
             by_mean=by_mean,
             by_square=by_square,
             hidden_weight=hidden_weight[0] if head.targets == 1 else hidden_weight,
+            projection=projection[0] if projects else None,
         )
 
     def __call__(self, log_q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
@@ -411,6 +423,8 @@ class FoldedNetwork:
             features: Features, (M, D), or (M, K, D).
         """
         clipped = torch.clamp(features, self.lowest, self.highest)
+        if self.projection is not None:
+            clipped = clipped @ self.projection
         if features.ndim == 3:
             by_target = torch.baddbmm(self.constant, clipped.transpose(0, 1), self.weight)
             sums = by_target.transpose(0, 1)
@@ -426,13 +440,13 @@ class FoldedNetwork:
         sums = torch.addcmul(sums, standard_mean, mean_slope)
         # `split` is one operation, `tensor_split` one for each part.
         hidden, linear = torch.split(sums, list(self.hidden_weight.shape[-2:]), -1)
-        hidden = silu(hidden)
         if mean.ndim == 3:
-            by_target = torch.baddbmm(
-                linear.transpose(0, 1), hidden.transpose(0, 1), self.hidden_weight
-            )
+            # A transpose right before a product would become one operation of onnxruntime, which
+            # ends the process where there are no rows.
+            hidden = silu(hidden.transpose(0, 1))
+            by_target = torch.baddbmm(linear.transpose(0, 1), hidden, self.hidden_weight)
             return by_target.transpose(0, 1)
-        return torch.addmm(linear, hidden, self.hidden_weight)
+        return torch.addmm(linear, silu(hidden), self.hidden_weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -542,7 +556,8 @@ class HeadForm:
         for prefix, component in (("network_", self.network), ("guard_", self.guard)):
             if component is not None:
                 for name, tensor in vars(component).items():
-                    tensors[prefix + name] = tensor
+                    if tensor is not None:
+                        tensors[prefix + name] = tensor
         return tensors
 
     @classmethod
@@ -550,7 +565,7 @@ class HeadForm:
         """The form whose `tensors` these are."""
         network = None
         if "network_weight" in tensors:
-            names = _NAMES_OF_NETWORK
+            names = tuple(name for name in _NAMES_OF_NETWORK if "network_" + name in tensors)
             network = FoldedNetwork(**{name: tensors["network_" + name] for name in names})
         guard = None
         if "guard_variance" in tensors:
