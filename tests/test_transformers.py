@@ -130,7 +130,7 @@ def test_the_file_beside_the_model_makes_the_same_pipeline(trained):
     # Weights that were read from a file lie elsewhere in memory, and sums may round otherwise.
     rows, expected = loaded(TEXTS), own(TEXTS)
     assert [row["label"] for row in rows] == [row["label"] for row in expected]
-    torch.testing.assert_close(numbers(rows), numbers(expected), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(numbers(rows), numbers(expected), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"level": 0.5}])
