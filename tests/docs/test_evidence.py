@@ -93,7 +93,7 @@ def test_what_each_experiment_was_computed_with_is_what_its_page_says() -> None:
     assert set(told) == {path.name for path in RESULTS.iterdir()}
     for name, (processor, version) in told.items():
         made = (RESULTS / name / f"{name}.md").read_text(encoding="utf-8").split("Made by")[-1]
-        words = re.findall(r"Xeon|H200|Neoverse-N1|\d+ (?=thread)", processor)
+        words = re.findall(r"Xeon|EPYC|H200|Neoverse-N1|\d+ (?=thread)", processor)
         assert words and all(word in made for word in words), name
         assert all(f"torch {number}" in made for number in re.findall(r"2\.\d+", version)), name
 
