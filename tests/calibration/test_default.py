@@ -124,6 +124,21 @@ def test_bars_hardly_depend_on_order_batches_and_last_bits(train, valid, unit):
 
 
 @pytest.mark.usefixtures("brief")
+def test_the_order_of_rows_does_not_matter_where_few_of_them_give_the_directions(monkeypatch):
+    monkeypatch.setattr(target_fit, "EXACT", 16)
+    monkeypatch.setattr(target_fit, "DIRECTION_ROWS", 50)
+    given = task(300, 100)
+    generator = torch.Generator().manual_seed(1)
+    bars = []
+    for order in (torch.arange(300), torch.randperm(300, generator=generator)):
+        uq = rg.LastLayerRigidity(given.model).fit(given.train, keep_rows=0)
+        train = tuple(column[order] for column in given.train)
+        uq.calibrate(given.valid, train=train, early_stopped=False)
+        bars.append(uq.predict(given.test[0]).std)
+    assert float((bars[1] / bars[0] - 1).abs().max()) < 1e-3
+
+
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_few_rows_have_the_same_bars_in_another_order(dtype):
     given = task(60, 40, dtype=dtype)
@@ -159,6 +174,35 @@ def test_intervals_for_whole_numbers_hold_and_the_report_says_that_they_are_a_gr
 
 
 @pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("brief")
+def test_a_grid_is_noticed_without_validation_rows_too():
+    given = task(1200, 0, unit=2.0, rounded=torch.round)
+    uq = rg.LastLayerRigidity(given.model).fit(given.train).calibrate()
+    assert "The targets lie on a grid" in str(uq.calibration_report)
+    assert abs(uq.calibration_report.gain) < 0.5  # that of spikes would be above one
+
+
+@pytest.mark.usefixtures("brief")
+def test_the_constant_bar_of_a_report_has_the_scores_of_the_same_rows():
+    """Of cells of a grid as well: the probabilities of both, and not a density of one."""
+    given = task(300, 200, unit=2.0, rounded=torch.round)
+    report = calibrated(given).calibration_report
+    assert report.nll_constant - report.nll == pytest.approx(report.gain, abs=1e-12)
+
+
+@pytest.mark.usefixtures("brief")
+def test_training_rows_without_optimism_count_as_new_rows():
+    given = task(300, 60)
+    uq = rg.LastLayerRigidity(given.model).fit(given.train)
+    bars = []
+    for optimism in (True, False):
+        uq.calibrate(given.valid, method=rg.Full(optimism=optimism), early_stopped=False)
+        bars.append(uq.predict(given.test[0]).std)
+    assert not torch.allclose(*bars, rtol=1e-3)
+    # All rows are new, as if all had been passed as validation rows that the fit has left out.
+    assert float((bars[1] / bars[0]).median()) == pytest.approx(1, abs=0.2)
+
+
 @pytest.mark.parametrize("offset", [1e6, 1e7])
 def test_a_far_offset_is_no_grid_and_changes_no_bar(offset):
     plain = task(200, 200)

@@ -250,9 +250,7 @@ def useless(report: ReportNumbers) -> str:
             f"The error bars are nearly one constant bar (± {numbers(report.constant)}), which "
             "widens for unfamiliar inputs."
         )
-        if (
-            report.calibration.noise.name == "constant"
-        ):  # bars that follow the inputs were not tried
+        if report.calibration.noise.name == "constant":  # nothing else was tried
             return sentence
         return (
             f"{sentence} Bars that follow the inputs were not shown to be better on these rows. "

@@ -7,10 +7,9 @@ the noise variance and the mixture's logits, offsets and log-widths. The squared
 $$ s^2 = e^h + \alpha^2 q . $$
 
 The inputs $\phi$ of the network are $\log q$, clipped to $\pm 4$, the prediction less the ignorant
-forecast, clipped to its
-training range, its square, and the features, clipped to $\pm 6$, all standardised on
-training rows (`Inputs`). With one hidden layer of H units it gives
-$o = c + L^\top \phi + V^\top \mathrm{silu}(b + U^\top \phi)$.
+forecast, clipped to its training range, its square, and the features, clipped to $\pm 6$, along
+some directions. All are standardised on training rows (`Inputs`). With one hidden layer of H units
+it gives $o = c + L^\top \phi + V^\top \mathrm{silu}(b + U^\top \phi)$.
 
 Beyond the training rows a guard (`prediction.guards`) widens the distribution, and its shape fades
 to that of a usual row.
