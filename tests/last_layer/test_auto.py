@@ -13,7 +13,7 @@ from rigidities.calibration.ignorance import IgnorantForecast
 from rigidities.calibration.rows import REFERENCE, TargetView
 from rigidities.calibration.target_fit import Plan, TargetFit, fitted_target, head_nll
 from rigidities.prediction.guards import POWER
-from rigidities.prediction.head import HeadForm, extent_of
+from rigidities.prediction.head import FoldedGuard, HeadForm, extent_of
 from rigidities.prediction.mixture import Mixture
 from tests.support.random_features import Sets, sets
 from tests.support.slow_head import SlowRows, slow_rows
@@ -254,7 +254,9 @@ def test_larger_structures_are_not_unfamiliar(tmp_path):
     extents = [extent_of(part, weight)[:, 0] for part in features]
     close(extents[1], 2 * extents[0], 1e-8)
     familiarity = [
-        guard.familiarity(1 / (p.rigidity[:, 0] * extent.square()))
+        FoldedGuard.of(guard).familiarity(
+            (1 / (p.rigidity[:, :1] * extent.square()[:, None])).log(), None
+        )
         for p, extent in zip((one, two), extents, strict=True)
     ]
     close(familiarity[1], familiarity[0], 1e-6)

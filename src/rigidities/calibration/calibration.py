@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..prediction.distribution import DISTRIBUTIONS, Distribution, Gaussian
 from ..prediction.guards import Guard, guard_from
-from ..prediction.head import Head, HeadForm, head_from
+from ..prediction.head import FoldedGuard, Head, HeadForm, head_from
 from ..prediction.mixture import Mixture
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise
 from ..prediction.prediction import Prediction
@@ -197,9 +197,10 @@ class Calibration:
         assert self.head is not None, "a guard belongs to a head"
         q = times * self.guard.reference
         second = torch.as_tensor(self.distribution.second).to(q)
-        moment = self.noise.level + self.head.scale2 * q * second
-        familiarity = self.guard.familiarity(q)
-        return self.guard.widened(moment, familiarity, torch.zeros_like(q)).sqrt()
+        moment = (self.noise.level + self.head.scale2 * q * second)[:, None]
+        guard = FoldedGuard.of(self.guard)
+        familiarity = guard.familiarity(q[:, None].log(), None)
+        return guard.widened(moment, familiarity, torch.zeros_like(moment))[:, 0].sqrt()
 
     def to(self, device: torch.device) -> Calibration:
         """The same calibration on another device."""

@@ -2,8 +2,7 @@ r"""The guard: it keeps error bars honest for unfamiliar inputs, where a head ha
 
 A head (`prediction.head`) gives a row's distribution. The guard acts where q exceeds $q_{ref}$;
 90 % of the training rows lie below. There it widens the distribution and lets its shape fade to
-that of a usual row. The methods here are the plain formulas; `HeadForm` evaluates the same ones in
-a folded form.
+that of a usual row. `head.FoldedGuard` evaluates the formulas.
 """
 
 from __future__ import annotations
@@ -59,30 +58,6 @@ class Guard:
     variance: Tensor
     distances: Tensor | None = None
     alarm: Tensor | None = None
-
-    def familiarity(self, q: Tensor, novelty: Tensor | None = None) -> Tensor:
-        r"""$e^{-r^2}$ of rows (M, 1 or K): one for rows like the training rows, zero far away.
-
-        Args:
-            q: Unscaled variances, (M, 1 or K).
-            novelty: Novelty of the rows, (M, 1), if it is known.
-        """
-        beyond = q / self.reference.to(q)
-        if novelty is not None and self.alarm is not None:
-            relative = novelty.to(q) / self.alarm.to(q)
-            beyond = torch.maximum(beyond, relative**NOVELTY_RISE)
-        return (-((RISE * beyond.log()).clamp(min=0) ** POWER)).exp()
-
-    def widened(self, moment: Tensor, familiarity: Tensor, distance: Tensor) -> Tensor:
-        """The second moment beyond the training rows.
-
-        Args:
-            moment: What the head says, (M, K).
-            familiarity: See `familiarity`, (M, 1 or K).
-            distance: Prediction minus forecast, (M, K).
-        """
-        ignorant = self.variance.to(moment) + distance.square()
-        return moment * (1 + ignorant / moment) ** (1 - familiarity)
 
     def to(self, device: torch.device) -> Guard:
         """The same guard on another device."""

@@ -473,7 +473,12 @@ class FoldedGuard:
         )
 
     def familiarity(self, log_q: Tensor, novelty: Tensor | None) -> Tensor:
-        """See `Guard.familiarity`. Rows are (M, 1) for one target, or (M, K, 1)."""
+        """$e^{-r^2}$ of rows: one for rows like the training rows, zero far away.
+
+        Args:
+            log_q: Logarithms of q, (M, 1) for one target, or (M, K, 1).
+            novelty: Novelty of the rows, (M, 1), if it is known.
+        """
         log_beyond = log_q - self.log_reference
         if novelty is not None:
             log_relative = NOVELTY_RISE * (novelty.to(log_q).log() - self.log_alarm)
@@ -484,7 +489,13 @@ class FoldedGuard:
         return torch.pow(FAMILIARITY_BASE, log_beyond**POWER)
 
     def widened(self, moment: Tensor, familiarity: Tensor, distance: Tensor) -> Tensor:
-        r"""See `Guard.widened`, here as $(\sigma^2 + M) (\sigma^2 / (\sigma^2 + M))^f$."""
+        r"""The second moment of `Guard`, as $(\sigma^2 + M) (\sigma^2 / (\sigma^2 + M))^f$.
+
+        Args:
+            moment: What the head says, in the shape of the familiarity.
+            familiarity: f; see `familiarity`.
+            distance: Prediction minus forecast, likewise.
+        """
         widest = torch.addcmul(self.variance, distance, distance) + moment
         return widest * (moment / widest) ** familiarity
 
