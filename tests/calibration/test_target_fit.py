@@ -118,25 +118,24 @@ def test_the_order_of_features_does_not_change_the_columns():
         (50, 0, [10] * 5),
         (0, 2, []),
         (3000, 200, [200]),
+        (3000, 999, [999]),
+        (3000, 1000, [200]),
         (3000, 199, [799]),
         (3000, 3, [603]),
         (0, 4000, [800]),
-        (2999, 1001, [800]),
+        (4000, 0, [800]),
     ],
 )
-def test_new_rows_choose_alone_where_they_are_enough_and_in_turn_where_rows_are_few(
-    trained, new, left_out
-):
+def test_new_rows_choose_a_fifth_of_many_and_in_turn_where_rows_are_few(trained, new, left_out):
     rows = skewed_rows(trained + new, trained=trained)
     each = splits(rows)
     assert [len(split.left_out) for split in each] == left_out
     for split in each:
         assert not bool(split.fitted[split.left_out].any())
-        if left_out != [200]:  # all others are fitted to, new ones too
-            assert int(split.fitted.sum()) == len(rows) - len(split.left_out)
-        if 0 < new < target_fit.ENOUGH and len(left_out) == 1:
+        assert int(split.fitted.sum()) == len(rows) - len(split.left_out)
+        if 0 < new < 1000 and len(left_out) == 1:
             assert not bool(split.fitted[~rows.seen].any())  # all new rows judge
-        if new and len(rows) < target_fit.MANY:
+        if new and (len(rows) < target_fit.MANY or new >= target_fit.ENOUGH):
             assert not bool(rows.seen[split.left_out].any())
     if len(left_out) > 1:
         together = torch.cat([split.left_out for split in each]).sort().values

@@ -5,10 +5,9 @@ inputs closely. Rows that the head was not fitted to choose a step of that path,
 logarithm of a factor of all squared scales, since errors of new rows are larger than those of rows
 that the model was trained on. Which rows those are depends on how many there are (`splits`):
 
-- With many training rows and enough validation rows, the head is fitted to the training rows, as if
-  each were left out of the readout, and the validation rows choose.
-- With many rows otherwise, a fifth of all rows chooses. All validation rows belong to it where they
-  are few.
+- With many rows, a fifth of the validation rows chooses. The head is fitted to the others and to
+  the training rows, as if each of these were left out of the readout. Where a fifth is not enough,
+  all validation rows choose, and where these are not, a fifth of the training rows too.
 - With fewer rows, each fifth of the validation rows is left out in turn of a fit to all others. The
   head at the chosen step is then fitted to all rows.
 
@@ -229,12 +228,13 @@ def splits(rows: TargetView) -> list[Split]:
             fitted[left_out] = False
             each.append(Split(fitted, left_out))
         return each
-    if len(rows) - len(new_rows) >= MANY and len(new_rows) >= ENOUGH:
-        return [Split(~new, new_rows)]
-    fitted = folds(len(rows), new.device, rows.sample) > 0
-    if len(new_rows) < ENOUGH:  # a fifth of so few would not judge
-        fitted = fitted & ~new
-    return [Split(fitted, (~fitted).nonzero()[:, 0])]
+    left_out = new
+    a_fifth = folds(len(rows), new.device, rows.sample) == 0
+    if len(new_rows) >= 5 * ENOUGH:
+        left_out = new & a_fifth
+    elif len(new_rows) < ENOUGH:
+        left_out = new | a_fifth
+    return [Split(~left_out, left_out.nonzero()[:, 0])]
 
 
 @dataclass(frozen=True)
