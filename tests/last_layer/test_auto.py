@@ -265,6 +265,35 @@ def test_larger_structures_are_not_unfamiliar(tmp_path):
     close(two.variance, 4 * one.variance, 1e-6)
 
 
+def test_a_known_noise_of_sums_is_that_of_the_whole_structure():
+    """Structures of one to six atoms, whose energies have a known noise of any size."""
+    torch.manual_seed(0)
+    model, generator = AtomicEnergies(), torch.Generator().manual_seed(7)
+
+    def noise(batch):
+        atoms = batch[0] if isinstance(batch, tuple) else batch
+        return 0.04 * (1 + atoms[:, :1, 0].sin().square())
+
+    def noisy(n, seed):
+        atoms, energy = structures(n, seed, model, torch.zeros(2, dtype=F64))
+        error = torch.randn(n, 1, generator=generator, dtype=F64)
+        return atoms, energy + noise(atoms).sqrt() * error
+
+    train, valid, test = noisy(500, 1), noisy(250, 2), noisy(60, 3)
+    uq = rg.LastLayerRigidity(model, layer=["one", "other"]).fit(train)
+    uq.calibrate(valid, method=rg.Full(noise=noise, guard=False))
+    head = uq.calibration.head
+    assert head.forecast.extent_weight is not None
+    p, h, second = uq.predict(test[0]), head.constant[:, 0], Mixture.of_shape(head.constant[:, 1:])
+    variance = (h.exp() * noise(test[0]) + head.scale2 / p.rigidity) * second.second
+    close(p.variance, variance, 1e-6)
+    close(uq(test[0])[1], variance.sqrt(), 1e-6)
+    assert 0.7 < float((h.exp() * second.second).detach()) < 1.3  # the known variances are right
+    # scores of rows are those of the same bars
+    uq.conformalize(test)
+    close(uq.calibration.conformal.tails.sort().values, p.tail(test[1])[:, 0].sort().values, 1e-6)
+
+
 def test_few_rows_do_not_explain_the_targets_by_many_bias_columns():
     """Thirty columns would explain twenty-five targets exactly, and no bar would grow."""
     generator = torch.Generator().manual_seed(0)

@@ -145,6 +145,8 @@ class Calibration:
             if rows.inputs is not None:
                 inputs = rows.inputs.to(torch.float64)
                 inputs = inputs[:, 0] if rows.shares_inputs else inputs
+            if isinstance(self.noise, GivenNoise):
+                factor = self.head.forecast.over_extent(factor, inputs)
             novelty = None
             usual = None if self.guard is None else self.guard.distances
             if usual is not None and rows.distances is not None:

@@ -96,7 +96,8 @@ def fit_full(
     reference = validation if training is None else training
     assert judged is not None, "else there are no rows"
     assert reference is not None, "else there are no rows"
-    tables = _with_forecasts(tables, _extent_weights(validation, training, biases))
+    weights = _extent_weights(validation, training, biases)
+    tables = _with_forecasts(tables, weights, known_noise=method.noise_class is GivenNoise)
     remarks += row_remarks
     if any(table.grid_step > 0 for table in tables):
         remarks.append(words.TARGETS_ON_GRID)
@@ -264,17 +265,19 @@ def _extent_weights(
 
 
 def _with_forecasts(
-    tables: list[TargetView], extent_weight: Sequence[Tensor | None]
+    tables: list[TargetView], extent_weight: list[Tensor | None], *, known_noise: bool
 ) -> list[TargetView]:
     """The rows of each target with their ignorant forecasts.
 
     Args:
         tables: The rows of each target.
         extent_weight: See `_extent_weights`.
+        known_noise: Whether the user's function gives the noise.
     """
-    shared = len(extent_weight) == 1
+    each = extent_weight if len(extent_weight) > 1 else extent_weight * len(tables)
     return [
-        table.with_forecast(extent_weight[0 if shared else k]) for k, table in enumerate(tables)
+        table.with_forecast(weight, known_noise=known_noise)
+        for table, weight in zip(tables, each, strict=True)
     ]
 
 

@@ -284,7 +284,8 @@ class TargetView:
         q: Unscaled variances, (n,).
         mean: Predictions, (n,).
         features: Features, (n, P).
-        noise_factor: What a unit of noise adds to the row's variance, (n,).
+        noise_factor: What a unit of noise adds to the row's variance, (n,); for sums, to that of
+            the row over its extent.
         seen: Whether the row was trained on, (n,).
         target: The target as it was given, (n,); NaN in single rows whose residual was bounded.
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, so that
@@ -381,14 +382,20 @@ class TargetView:
             sample=sample,
         )
 
-    def with_forecast(self, extent_weight: Tensor | None) -> TargetView:
+    def with_forecast(
+        self, extent_weight: Tensor | None, *, known_noise: bool = False
+    ) -> TargetView:
         """The same rows with their ignorant forecast, and whether their targets lie on a grid.
 
         Args:
             extent_weight: Weights of the features that give the extent, as in `extent_weights`.
+            known_noise: Whether the noise factors are variances of the targets as they are.
         """
         forecast = IgnorantForecast.of(self.target, self.features, extent_weight)
-        return replace(self, forecast=forecast, grid_step=self._grid_step())
+        factor = self.noise_factor
+        if known_noise:
+            factor = forecast.as_of_head.over_extent(factor[:, None], self.features)[:, 0]
+        return replace(self, forecast=forecast, noise_factor=factor, grid_step=self._grid_step())
 
     @cached_property
     def intensive(self) -> TargetView:

@@ -256,11 +256,13 @@ class ErrorBars:
         novelty: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """The arguments of a head, in its order."""
-        noise_factor = given_variance
+        assert self.head is not None, "only a head has rows"
+        noise_factor = None
+        if given_variance is not None:
+            noise_factor = self.head.forecast.over_extent(given_variance, reading.form_inputs)
         if weight is not None:
-            noise_factor = self.calibration.weight / weight
-            if given_variance is not None:
-                noise_factor = noise_factor * given_variance
+            by_weight = self.calibration.weight / weight
+            noise_factor = by_weight if noise_factor is None else noise_factor * by_weight
         mean = reading.output_layout.rows(reading.output)
         if novelty is not None:
             novelty = novelty.repeat_interleave(len(mean) // max(1, len(novelty)))[:, None]

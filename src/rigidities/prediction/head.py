@@ -147,6 +147,18 @@ class Forecast:
             extent_weight=None if extent_weight is None else extent_weight.to(device, dtype),
         )
 
+    def over_extent(self, variance: Tensor, features: Tensor) -> Tensor:
+        """Variances of rows, (M, 1 or K), as those of the rows over their extent.
+
+        Args:
+            variance: A known noise of the rows as they are.
+            features: Features, (M, D), or (M, K, D). Columns beyond D are ignored.
+        """
+        if self.extent_weight is None:
+            return variance
+        weight = self.extent_weight.to(features)
+        return variance / extent_of(features[..., : weight.shape[-1]], weight).square()
+
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are given, by name, for files."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
@@ -625,7 +637,8 @@ class HeadForm:
             mean: Predictions, (M, K).
             features: Features, (M, D), or (M, K, D) where each target has its own. Columns beyond
                 D are ignored.
-            factor: Factor of each row's noise variance, (M, 1 or K), if there is one.
+            factor: Factor of each row's noise variance, (M, 1 or K), if there is one; for sums,
+                of the row over its extent.
             novelty: Squared distances of the inputs to the training rows' in units of a usual one,
                 (M, 1), if they are known; the guard listens to them.
         """
