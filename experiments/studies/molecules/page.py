@@ -135,8 +135,8 @@ weights of epoch {numbers["epoch"]}.""",
         """\
 Three calibrations use the same fit. *Paper* chooses ridge and scale by bins; its variance is α²q,
 and its distribution is Gaussian. *Likelihood* chooses the same two numbers by the Gaussian
-likelihood. *Auto* is the library's default: a noise that depends on the readout's features, a
-heavy-tailed distribution and a guard for unfamiliar inputs. The loss weights a molecule of n atoms
+likelihood. *Auto* is the library's default: a distribution that follows the
+readout's features, and a guard for unfamiliar inputs. The loss weights a molecule of n atoms
 by 1 / n, and so does the fit. The readouts have no biases. The library therefore adds the number of
 atoms of each element to the features.""",
     )
