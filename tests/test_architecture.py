@@ -39,7 +39,7 @@ LAWS = {
     "selection": {"posterior"},
     "any_regressor": GROUND,
     "last_layer": GROUND | {"readout", "statistics", "local", "selection"},
-    "fits": GROUND,
+    "fits": GROUND | {"plots"},
     "theory": GROUND | {"readout", "fits", "any_regressor", "last_layer"},
     "plots": GROUND,
     "export": GROUND | {"readout", "last_layer"},

@@ -324,6 +324,184 @@ def test_every_polynomial_basis_has_the_same_error_bars(series):
     assert len(fit.predict(12.0)) == 1
 
 
+# --- plain lists ---
+
+
+def square(x, a, b):
+    return a * x**2 + b  # a list has no squares
+
+
+LINE = [[1.0, -1.0], [1.0, 0.0], [1.0, 1.0], [1.0, 3.0]]
+XS = [-1.0, 0.0, 1.0, 3.0]
+YS = [0.1, -0.3, 0.2, 0.9]
+OF_LISTS = {
+    "from_jacobian": lambda kind: fits.from_jacobian(
+        kind(LINE),
+        kind(YS),
+        weights=kind([1.0, 2.0, 1.0, 1.0]),
+        penalty=kind([[1.0, 0.0], [0.0, 2.0]]),
+        parameters=kind([1.0, 2.0]),
+    ),
+    "from_covariance": lambda kind: fits.from_covariance(
+        kind([[2.0, 0.5], [0.5, 1.0]]), parameters=kind([1.0, 2.0])
+    ),
+    "curve_fit": lambda kind: fits.curve_fit(
+        square,
+        kind([0.1, 0.0]),
+        kind([[0.1, 0.0], [0.0, 0.2]]),
+        x=kind(XS),
+        y=kind(YS),
+        sigma=kind([1.0, 2.0, 1.0, 1.0]),
+    ),
+    "curve_fit of data": lambda kind: fits.curve_fit(
+        square,
+        kind([0.1, 0.0]),
+        x=kind(XS),
+        y=kind(YS),
+        jac=lambda x, a, b: kind(np.stack([x**2, np.ones_like(x)], 1).tolist()),
+    ),
+    "least_squares": lambda kind: fits.least_squares(
+        SimpleNamespace(
+            x=kind([0.1, 0.0]),
+            jac=kind(LINE),
+            fun=kind(YS),
+            cost=0.5 * sum(y * y for y in YS),
+            active_mask=[0, 0],
+        ),
+        lambda p, x: kind((p[0] * x**2 + p[1]).tolist()),
+    ),
+    "polyfit": lambda kind: fits.polyfit(
+        kind(np.polyfit(XS, YS, 1, w=[1, 2, 1, 1]).tolist()),
+        kind(XS),
+        kind(YS),
+        w=kind([1.0, 2.0, 1.0, 1.0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("call", OF_LISTS.values(), ids=OF_LISTS)
+def test_lists_are_taken_wherever_arrays_are(call):
+    of_lists, of_arrays = call(list), call(np.asarray)
+    assert str(of_lists) == str(of_arrays)
+    x = LINE if of_lists.model is None else XS
+    for verb in ("variance", "std", "rigidity", "covariance"):
+        got, expected = getattr(of_lists, verb)(x), getattr(of_arrays, verb)(np.asarray(x))
+        assert torch.equal(got, expected)
+    if of_lists.model is not None:
+        for noise in (0.1, [0.1, 0.2, 0.3, 0.4]):
+            got = of_lists.predict(x, noise=noise)
+            expected = of_arrays.predict(np.asarray(x), noise=np.asarray(noise))
+            assert torch.equal(got.mean, expected.mean) and torch.equal(got.std, expected.std)
+        assert float(of_lists.propagate(np.sum, x).std) > 0
+
+
+def test_lists_of_inputs_have_the_shape_of_their_arrays():
+    plane = fits.curve_fit(lambda x, a, b: a * x[0] + b * x[1], [1.0, 2.0], np.eye(2))
+    x = [[1.0, 2.0, 3.0], [0.0, 1.0, 0.0]]
+    assert torch.equal(plane.std(x), plane.std(np.array(x)))
+    labelled = fits.least_squares(
+        SimpleNamespace(x=[1.0], jac=[[1.0], [1.0]], cost=1.0),
+        lambda p, names: [p[0] * len(name) for name in names],
+    )
+    assert labelled.predict(["a", "bcd"]).mean.tolist() == [1.0, 3.0]  # lists of others stay
+
+
+# --- what a fit prints and draws ---
+
+
+def test_a_fit_prints_its_parameters_with_their_errors():
+    x, y, _ = decay_data()
+    popt, pcov = optimize.curve_fit(decay, x, y)
+    fit = fits.curve_fit(decay, popt, pcov, x=x, y=y)
+    lines = str(fit).splitlines()
+    assert lines[0] == "Fit of 3 parameters"
+    for number, line in enumerate(lines[1:4]):
+        decimals = 1 - math.floor(math.log10(fit.parameter_std[number]))  # two digits of the error
+        value, error = f"{popt[number]:.{decimals}f}", f"{pcov[number, number] ** 0.5:.{decimals}f}"
+        assert line == f"  {number}: {value} ± {error}"
+    assert lines[4:] == [f"residual scale {fit.scale:.4g}, 37 degrees of freedom"]
+    assert repr(fit) == str(fit)
+
+
+@pytest.mark.parametrize(
+    ("fit", "lines"),
+    [
+        (fits.from_covariance([[0.16]], parameters=[301.234]), ["0: 301.23 ± 0.40"]),
+        (fits.from_covariance([[4.0]]), ["0: unknown ± 2", "residual scale unknown"]),
+        (fits.from_jacobian([[1.0]], scale=0.5), ["residual scale 0.5, as given"]),
+        (fits.from_jacobian([[1.0], [1.0]], [1.0, -1.0]), ["1.414, 1 degree of freedom"]),
+        (fits.from_jacobian(np.eye(50)), ["11: unknown ± 1", "and 38 more"]),
+        (fits.from_covariance([[0.0]], parameters=[2.0]), ["0: 2 ± 0"]),
+    ],
+)
+def test_a_fit_prints_what_is_known_of_it(fit, lines):
+    text = str(fit)
+    assert text.startswith(f"Fit of {fit.width} parameter") and len(text.splitlines()) <= 15
+    for line in lines:
+        assert line in text
+
+
+def test_a_held_parameter_is_printed_as_such():
+    x, y, _ = decay_data()
+    bounded = optimize.least_squares(
+        lambda w: decay(x, *w) - y, [1, 1, 0.1], bounds=([0, 0, 0], [9, 9, 0.3])
+    )
+    with pytest.warns(UserWarning, match="at a bound"):
+        fit = fits.least_squares(bounded)
+    assert "  2: 0.3, fixed at a bound\nresidual scale" in str(fit)
+    robust = optimize.least_squares(lambda w: decay(x, *w) - y, np.ones(3), loss="cauchy")
+    assert "residual scale unknown, 37 degrees of freedom" in str(fits.least_squares(robust))
+
+
+@pytest.fixture
+def new_axes():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    figure, ax = plt.subplots()
+    yield ax
+    plt.close(figure)
+
+
+def band(ax, number=0):
+    """x, low and high of a drawn band, in the order of x."""
+    x, y = ax.collections[number].get_paths()[0].vertices.T
+    places = np.unique(x)
+    return places, *(np.array([end(y[x == place]) for place in places]) for end in (min, max))
+
+
+def test_a_drawn_curve_has_the_bands_of_the_fit(new_axes):
+    x, y = np.linspace(0, 4, 8), np.array([2.9, 2.0, 1.2, 1.1, 0.7, 0.7, 0.5, 0.6])
+    fit = fits.polyfit(np.polyfit(x, y, 2), x, y)
+    at = np.linspace(-1, 5, 60)
+    assert fit.plot(at[::-1].tolist(), new_axes, data=(x.tolist(), y)) is new_axes
+    p = fit.predict(at)
+    np.testing.assert_allclose(new_axes.lines[0].get_xydata(), np.stack([at, p.mean], 1))
+    for number, sigmas in enumerate((1, 2)):
+        places, low, high = band(new_axes, number)
+        np.testing.assert_allclose(places, at)
+        np.testing.assert_allclose(high, p.mean + sigmas * p.std)
+        np.testing.assert_allclose(low, p.mean - sigmas * p.std)
+    np.testing.assert_allclose(new_axes.collections[-1].get_offsets(), np.stack([x, y], 1))
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_drawn_band_with_a_level_is_the_interval_of_student(new_axes, noise):
+    x, y = np.linspace(0, 4, 5), np.array([2.9, 2.0, 1.2, 1.1, 0.7])
+    fit = fits.polyfit(np.polyfit(x, y, 2), x, y)  # two degrees of freedom
+    fit.plot(x, new_axes, level=0.9, noise=noise)
+    _, low, high = band(new_axes)
+    expected = fit.interval(x, 0.9, noise=noise)
+    np.testing.assert_allclose(np.stack([low, high]), np.stack(expected))
+    assert len(new_axes.collections) == 1
+
+
+def test_only_a_curve_can_be_drawn(new_axes):
+    refused("model function.*known.*curve_fit", fits.from_jacobian(TALL).plot, TALL, new_axes)
+    plane = fits.curve_fit(lambda x, a, b: x @ np.array([a, b]), [1.0, 2.0], np.eye(2))
+    said = r"one input for each of 9 predictions, got x of shape \(9, 2\).*along=0"
+    refused(said, plane.plot, TALL, new_axes)
+    plane.predict(TALL).plot(x=TALL, along=0, ax=new_axes)  # as the message says
+
+
 # --- statsmodels and scikit-learn ---
 
 

@@ -18,18 +18,27 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..notices import extra, needed, require_level
+from ..plots import along
 from ..posterior.draws import standard_normal
 from ..prediction.derived import Derived, correlation
+from ..prediction.picture import pair
 from ..prediction.prediction import Prediction
 from .arrays import Values, as_tensor, column, float64
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 __all__ = ["FitRigidity"]
+
+MOST_PRINTED = 12
+"""A printed fit shows at most this many parameters."""
 
 Model = Callable[[Any], tuple[Tensor, Tensor]]
 """x -> predictions (M,), and their derivatives with respect to the parameters (M, P)."""
@@ -77,9 +86,12 @@ class FitRigidity:
     Examples:
         >>> from rigidities.fits import from_jacobian
         >>> line = torch.tensor([[1.0, -1.0], [1.0, 0.0], [1.0, 1.0]])
-        >>> fit = from_jacobian(line, residuals=[0.1, -0.2, 0.1])
-        >>> fit.degrees_of_freedom, round(fit.noise, 4)
-        (1.0, 0.06)
+        >>> fit = from_jacobian(line, residuals=[0.1, -0.2, 0.1], parameters=[3.0, 2.0])
+        >>> print(fit)
+        Fit of 2 parameters
+          0: 3.00 ± 0.14
+          1: 2.00 ± 0.17
+        residual scale 0.2449, 1 degree of freedom
         >>> round(fit.variance([1.0, 0.0]).item(), 12)  # 0.06 / 3: the variance of a mean
         0.02
     """
@@ -215,12 +227,85 @@ class FitRigidity:
         half_width = quantile * prediction.std
         return prediction.mean - half_width, prediction.mean + half_width
 
+    def plot(
+        self,
+        x: Any,
+        ax: Axes | None = None,
+        *,
+        data: tuple[Values, Values] | None = None,
+        level: float | None = None,
+        noise: bool | Values = False,
+    ) -> Axes:
+        """Draw the fitted curve with its band over one input.
+
+        The two bands are those of 1 and 2 standard errors. With `level` there is a single band,
+        that of `interval`.
+
+        Args:
+            x: Inputs, one number for each prediction, such as `numpy.linspace(0, 10, 200)`.
+            ax: Axes of matplotlib to draw on, new ones by default.
+            data: The inputs and targets of the fit, drawn as crosses.
+            level: Probability of the band, which then needs SciPy.
+            noise: As in `predict`. With True the band is that of new observations.
+
+        Returns:
+            The axes. Nothing is shown or saved.
+
+        Raises:
+            ImportError: Matplotlib is missing.
+            ValueError: The fit has no model, or x has several columns.
+        """
+        prediction = self.predict(x, noise=noise)
+        places = float64(x, "x")
+        if places.numel() != len(prediction):
+            raise ValueError(
+                f"Expected one input for each of {len(prediction)} predictions, got x of shape "
+                f"{tuple(places.shape)}. A curve has one input: with several, choose the one to "
+                "draw along, fit.predict(x).plot(x=x, along=0)."
+            )
+        std = prediction.std
+        if level is not None:
+            # A Gaussian with this standard deviation has the interval of Student's t.
+            low, high = self.interval(x, level, noise=noise)
+            std = (high - low) / 2 / NormalDist().inv_cdf((1 + level) / 2)
+        return along(places, prediction.mean, std, ax=ax, train=data, level=level)
+
+    def __repr__(self) -> str:
+        stds = self.parameter_std.tolist()
+        lines = ["Fit of 1 parameter" if self.width == 1 else f"Fit of {self.width} parameters"]
+        for number, std in enumerate(stds[:MOST_PRINTED]):
+            lines.append(f"  {number}: {self._printed_parameter(number, std)}")
+        more = self.width - MOST_PRINTED
+        if more > 0:
+            lines.append(f"  and {more} more: see parameters and parameter_std")
+        lines.append(self._printed_scale())
+        return "\n".join(lines)
+
+    def _printed_parameter(self, number: int, std: float) -> str:
+        """The value of one parameter and its standard error."""
+        if self.parameters is None:
+            return f"unknown ± {std:.3g}"
+        value = float(self.parameters[number])
+        if number in self.fixed:
+            return f"{value:.6g}, fixed at a bound"
+        return pair(value, std)
+
+    def _printed_scale(self) -> str:
+        """The residual scale and its degrees of freedom."""
+        scale = "unknown" if self.noise is None else f"{self.scale:.4g}"
+        if math.isfinite(self.degrees_of_freedom):
+            noun = "degree" if self.degrees_of_freedom == 1 else "degrees"
+            return f"residual scale {scale}, {self.degrees_of_freedom:.4g} {noun} of freedom"
+        if self.noise is None:
+            return "residual scale unknown"
+        return f"residual scale {scale}, as given"
+
     def _modelled(self, x: Any) -> tuple[Tensor, Tensor]:
         """Predictions (M,) and their derivatives (M, P); raises ValueError without a model."""
         if self.model is None:
             raise ValueError(
                 "The model function of this fit is not known. Pass Jacobian rows to variance(), "
-                "or create the fit with curve_fit, least_squares(f=...), polyfit or linear."
+                "or create the fit with curve_fit, least_squares(result, f) or polyfit."
             )
         return self.model(x)
 

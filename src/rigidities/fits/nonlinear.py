@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ def curve_fit(
     r"""Error bars of `scipy.optimize.curve_fit`: pass f and what SciPy returned.
 
     Args:
-        f: The function f(x, *parameters) -> (M,) that you passed to SciPy.
+        f: The function f(x, *parameters) -> (M,) that you passed to SciPy. As there, a list of
+            numbers reaches it as an array.
         popt: (P,) the fitted parameters.
         pcov: (P, P) their covariance as SciPy returned it, which accounts for `sigma` and
             `absolute_sigma`.
@@ -121,7 +123,8 @@ def least_squares(
 
     Args:
         result: The object that SciPy returned.
-        f: The function f(parameters, x) -> (M,), for `predict`.
+        f: The function f(parameters, x) -> (M,), for `predict`. A list of numbers as x reaches it
+            as an array.
         scale: The residual standard deviation, if known: 1.0 if the residuals were already divided
             by it. Its square also replaces the factor above in the covariance.
         jac: The function jac(parameters, x) -> (M, P); None for central differences of f.
@@ -191,6 +194,7 @@ def _model(
 
     def model(x: Any) -> tuple[Tensor, Tensor]:
         """Predictions (M,) and their derivatives (M, P)."""
+        x = _array_of_list(x)
         mean = _evaluated(lambda w: f(w, x), parameters)
         if jac is None:
             return mean, _central_differences(lambda w: f(w, x), parameters, spread)
@@ -202,6 +206,18 @@ def _model(
         return mean, rows
 
     return model
+
+
+def _array_of_list(x: Any) -> Any:
+    """A list of numbers, or of lists of numbers, as an array; anything else as it is."""
+    import numpy as np
+
+    entry = x
+    while isinstance(entry, list) and entry:
+        entry = entry[0]
+    if isinstance(x, list) and isinstance(entry, Real):
+        return np.asarray(x, dtype=float)
+    return x
 
 
 def _evaluated(function: Function, parameters: Tensor) -> Tensor:
