@@ -188,6 +188,83 @@ def test_the_textbook_variance_of_ridge_is_its_algebra(data, new):
     np.testing.assert_allclose(reg.predict(new, return_std=True)[1] ** 2, noise * (1 + own))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_textbook_method_of_bayesian_ridge_has_its_penalty(data, new, weighted):
+    X, y = data
+    weight = np.random.default_rng(2).uniform(0.5, 2.0, len(y)) if weighted else None
+    reg = RigidityRegressor(BayesianRidge(), method="textbook").fit(X, y, weight)
+    base = reg.estimator_
+    q = 1 / reg.prediction(new).rigidity
+    np.testing.assert_allclose(q, quadratic(new, X, base.lambda_ / base.alpha_, weight))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2.5])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_coefficient_held_at_zero_has_no_textbook_error(alpha, intercept):
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(40, 3))
+    y = X @ [1.0, -2.0, 0.5] + 1 + 0.1 * rng.normal(size=40)
+    options = {"fit_intercept": intercept, "positive": True}
+    base = Ridge(alpha, tol=1e-10, **options) if alpha else LinearRegression(**options)
+    with pytest.warns(UserWarning, match=r"Parameters \[1\] are at a bound") as caught:
+        reg = RigidityRegressor(base, method="textbook").fit(X, y)
+    assert caught[0].filename == __file__
+    design = np.c_[X[:, [0, 2]], np.ones(40)][:, : 2 + intercept]
+    kept = rg.fits.from_jacobian(
+        design, y - reg.predict(X), penalty=np.diag([alpha, alpha, 0.0][: 2 + intercept])
+    )
+    assert reg.uq_.fixed == (1,) and float(reg.uq_.parameter_std[1]) == 0.0
+    np.testing.assert_allclose(reg.prediction(X[:5]).epistemic, kept.variance(design[:5]))
+    assert reg.uq_.degrees_of_freedom == pytest.approx(kept.degrees_of_freedom)
+
+
+def test_the_textbook_method_has_nothing_left_when_every_coefficient_is_held():
+    X = np.abs(np.random.default_rng(0).normal(size=(9, 2)))
+    base = LinearRegression(positive=True, fit_intercept=False)
+    with pytest.raises(ValueError, match="All coefficients are fixed at zero"):
+        RigidityRegressor(base, method="textbook").fit(X, -X.sum(1))
+
+
+OTHER_DATA = {
+    "inputs": lambda X, y: (X + 5, y),
+    "order": lambda X, y: (X, y[::-1]),
+    "rows": lambda X, y: (X[:20], y[:20]),
+    "weights": lambda X, y: (X, y, np.linspace(0.5, 2, len(y))),
+}
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2.5])
+@pytest.mark.parametrize("change", OTHER_DATA.values(), ids=OTHER_DATA)
+def test_textbooks_refuse_rows_that_did_not_train_the_base(data, alpha, change):
+    base = (Ridge(alpha) if alpha else LinearRegression()).fit(*data)
+    reg = RigidityRegressor(base, prefit=True, valid=None, method="textbook").fit(*data)
+    with pytest.raises(ValueError, match=r"do not fit these data.*exactly as they were"):
+        reg.fit(*change(*data))
+
+
+@pytest.mark.parametrize("solver", ["svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga"])
+def test_every_solver_and_precision_of_ridge_has_the_textbook_bars(solver):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 4))
+    y = X @ [1.0, -1.0, 2.0, 0.3] + 5 + 0.3 * rng.normal(size=60)
+    exact = RigidityRegressor(Ridge(1.0), method="textbook").fit(X, y)
+    expected = exact.predict(X, return_std=True)[1]
+    for dtype in (np.float64, np.float32):
+        base = Ridge(1.0, solver=solver, random_state=0)
+        reg = RigidityRegressor(base, method="textbook").fit(X.astype(dtype), y.astype(dtype))
+        std = reg.predict(X.astype(dtype), return_std=True)[1]
+        np.testing.assert_allclose(std, expected, rtol=1e-3)
+
+
+def test_textbooks_are_for_linear_models_with_one_target_and_one_penalty(data):
+    X, y = data
+    with pytest.raises(TypeError, match=r"LinearRegression, Ridge.*got Lasso\. Use method='full'"):
+        RigidityRegressor(Lasso(0.01), method="textbook").fit(X, y)
+    for base, columns in ((Ridge(), X), (LinearRegression(), X[:, :1])):
+        with pytest.raises(ValueError, match=r"one target and one alpha.*Fit each target"):
+            RigidityRegressor(base, method="textbook").fit(columns, np.c_[y, y])
+
+
 @pytest.mark.parametrize(
     ("base", "penalty"),
     [

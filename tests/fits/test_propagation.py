@@ -8,7 +8,6 @@ import statsmodels.api as sm
 import torch
 import uncertainties
 from scipy import optimize
-from sklearn import linear_model
 from uncertainties import umath
 
 from rigidities import fits
@@ -152,15 +151,9 @@ def test_a_held_parameter_carries_no_error():
     assert fit.parameter_correlation[3].tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_parameter_correlations_are_those_of_uncertainties_and_statsmodels(fitted):
+def test_parameter_correlations_are_those_of_uncertainties(fitted):
     fit, p = fitted
     np.testing.assert_allclose(fit.parameter_correlation, uncertainties.correlation_matrix(p))
-    design = sm.add_constant(TIMES)
-    results = sm.OLS(TIMES**2, design).fit()
-    linear = fits.linear(results)
-    np.testing.assert_allclose(linear.parameter_std, results.bse, rtol=1e-9)
-    expected = results.cov_params() / np.outer(results.bse, results.bse)
-    np.testing.assert_allclose(linear.parameter_correlation, expected, rtol=1e-9)
 
 
 # --- where first order fails, and bad input ---
@@ -231,12 +224,6 @@ WEIGHTED = {
     "curve_fit": by_curve_fit,
     "absolute": lambda w: by_curve_fit(w, absolute_sigma=True),
     "polyfit": lambda w: fits.polyfit(np.polyfit(X[:, 1], Y, 1, w=w**0.5), X[:, 1], Y, w=w**0.5),
-    "wls": lambda w: fits.linear(sm.WLS(Y, X, weights=w).fit()),
-    "gls": lambda w: fits.linear(sm.GLS(Y, X, sigma=1 / w).fit()),
-    "gls matrix": lambda w: fits.linear(sm.GLS(Y, X, sigma=np.diag(1 / w)).fit()),
-    "scikit-learn": lambda w: fits.linear(
-        linear_model.LinearRegression(fit_intercept=False).fit(X, Y, w), X, Y, sample_weight=w
-    ),
 }
 
 
@@ -258,7 +245,7 @@ def test_the_interval_of_a_new_observation_is_the_textbooks():
 @pytest.mark.parametrize("kind", WEIGHTED)
 def test_the_noise_of_a_new_observation_is_asked_for_where_weights_differ(kind):
     fit = WEIGHTED[kind](WEIGHTS)
-    x = X[:, 1] if kind in {"curve_fit", "absolute", "polyfit"} else X
+    x = X[:, 1]
     message = r"its own sigma or weight.*noise=fit\.noise \* sigma_new\*\*2"
     refused(message, fit.predict, x, noise=True)
     refused(message, fit.interval, x, noise=True)
@@ -266,15 +253,15 @@ def test_the_noise_of_a_new_observation_is_asked_for_where_weights_differ(kind):
     torch.testing.assert_close(told.noise, torch.as_tensor(fit.noise / WEIGHTS))
     if kind == "absolute":
         assert fit.noise == 1.0
-    if kind == "wls":
+    else:
         theirs = sm.WLS(Y, X, weights=WEIGHTS).fit().get_prediction(X, weights=WEIGHTS)
-        np.testing.assert_allclose(told.std, theirs.se_obs, rtol=1e-9)
+        np.testing.assert_allclose(told.std, theirs.se_obs, rtol=1e-7)
 
 
 @pytest.mark.parametrize("kind", sorted(set(WEIGHTED) - {"absolute"}))
 def test_a_weight_that_all_observations_share_is_the_new_one_too(kind):
     weighted, plain = (WEIGHTED[kind](np.full(20, w)) for w in (4.0, 1.0))
-    x = X[:, 1] if kind in {"curve_fit", "polyfit"} else X
+    x = X[:, 1]
     assert weighted.noise == pytest.approx(4 * plain.noise)
     expected = plain.predict(x, noise=True).std
     torch.testing.assert_close(weighted.predict(x, noise=True).std, expected)

@@ -13,7 +13,7 @@ How the data flow:
    scikit-learn makes (its transformers, its kernel, its leaves) and a small torch module whose last
    map is linear in trained weights.
 3. The module must reproduce the base's `predict`; otherwise the base is refused.
-4. `LastLayerRigidity` (for the textbook method `fits.linear`) gives a distribution of the
+4. `LastLayerRigidity` (for the textbook method `textbook_fit`) gives a distribution of the
    transformed target, which `TargetMap` carries back to the user's units.
 5. `scorers` compares that distribution with true values, for `cross_val_score` and searches.
 

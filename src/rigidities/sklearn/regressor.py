@@ -28,6 +28,7 @@ from .chain import Chain
 from .data import Array, Data, as_columns, as_tensor, true_values
 from .layers import is_exact, require_supported, trained
 from .readouts import EstimatorReadout, IgnoringWeight
+from .textbook import textbook_fit
 
 _CHANGED = "The base has changed since fit, so its error bars are no longer valid. Call fit again."
 
@@ -154,7 +155,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         uq: LastLayerRigidity | fits.FitRigidity
         report: CalibrationReport | None
         if method is None:
-            # `fits.linear` reads the model's own columns.
+            # Textbooks use the model's own columns.
             plain_columns = EstimatorReadout(rows=as_tensor, module=nn.Identity())
             chain = replace(chain, readout=plain_columns)
             uq = self._textbook(chain, fitted)
@@ -441,7 +442,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         training = fitted.training
         target = chain.targets.transformed(training.y)
         rows = chain.rows(training.X)
-        return fits.linear(chain.model, rows, target, sample_weight=training.weight)
+        return textbook_fit(chain.model, rows, target, training.weight)
 
     def _calibrated(
         self,
