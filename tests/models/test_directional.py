@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import rigidities as rg
-from rigidities.theory.constrained.problem import ConstrainedProblem, Expansion
+from rigidities.theory.constrained import Point, Problem
 
 from ..support import rigidity_oracle as oracle
 
@@ -83,7 +83,7 @@ def test_second_derivatives_by_the_parameters_equal_differences_of_the_gradient(
     with torch.no_grad():
         pr = rg.PredictionRigidity(model, hessian="exact", ridge=ridge).fit(x, Y).set_scale(1.0)
         torch.testing.assert_close(pr.variance(x), expected, rtol=1e-5, atol=0)
-        local = Expansion(ConstrainedProblem.of(model, None, x, Y, x[0]), flat.flat)
+        local = Point(Problem.of(model, None, x, Y, x[0]), flat.flat)
         torch.testing.assert_close(local.hessian, h, rtol=0, atol=1e-6 * float(h.abs().max()))
 
 
