@@ -1,9 +1,12 @@
 r"""Activations with their duals: what one hidden layer does to a kernel.
 
-The dual of $\phi$ maps the covariance of two pre-activations to that of the activations,
-$E[\phi(u)\phi(v)]$ for $(u, v) \sim N(0, \binom{p\ r}{r\ q})$; the dual of $\phi'$ carries the
-tangent kernel. For tanh, SiLU and any callable they are computed by `quadrature`, with the
-derivative by automatic differentiation; the others have closed forms:
+$$ \check\phi = E[\phi(u)\, \phi(v)], \qquad \check\phi' = E[\phi'(u)\, \phi'(v)], \qquad
+   (u, v) \sim N\left(0, \binom{p\ r}{r\ q}\right) $$
+
+(the paper's dual activation, appendix "Power series expansion of the NTK", for any variances p and
+q). The dual of $\phi$ maps the covariance of two pre-activations to that of the activations; the
+dual of $\phi'$ carries the tangent kernel. For tanh, SiLU and any callable they are computed by
+`quadrature`, with the derivative by automatic differentiation; the others have closed forms:
 
 | $\phi$ | $E[\phi(u)\phi(v)]$ | $E[\phi'(u)\phi'(v)]$ |
 | --- | --- | --- |

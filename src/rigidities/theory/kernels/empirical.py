@@ -4,8 +4,8 @@ $$ \hat\Theta_{nk,ml} = \frac{\partial \tilde y_k(x_n)}{\partial w} \cdot
    \frac{\partial \tilde y_l(x_m)}{\partial w}, \qquad
    \hat K_{nm} = \sigma_w^2\, f_n^\top f_m . $$
 
-At initialisation and large width they tend to the NTK and the NNGP. The error of the second is of
-the order of one over the root of the last layer's width (the paper's Sec. 3.5).
+(the paper's Sec. 3.5). At initialisation and large width they tend to the NTK and the NNGP. The
+error of the second is of the order of one over the root of the last layer's width.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 r"""NNGP and NTK of an infinitely wide fully connected network.
 
-With L hidden layers, $\check\phi$ the dual activation and $\check\phi'$ that of the derivative
-(the paper's recursion, appendix "Power series expansion of the NTK", with the variances of weights
-and biases kept)
-
 $$ K^{(0)} = \Theta^{(0)} = \sigma_w^2\, s\, x^\top x' + \sigma_b^2, \qquad
    K^{(l)} = \sigma_w^2\, \check\phi(K^{(l-1)}) + \sigma_b^2, \qquad
-   \Theta^{(l)} = K^{(l)} + \sigma_w^2\, \Theta^{(l-1)}\, \check\phi'(K^{(l-1)}) . $$
+   \Theta^{(l)} = K^{(l)} + \sigma_w^2\, \Theta^{(l-1)}\, \check\phi'(K^{(l-1)}) $$
+
+for $l = 1 \dots L$ hidden layers (the paper's recursion, appendix "Power series expansion of the
+NTK", with the variances of weights and biases kept). $\check\phi$ is the dual activation and
+$\check\phi'$ that of the derivative.
 
 $\check\phi$ at a pair of inputs depends on both variances besides the covariance, so the diagonals
 are computed along with the matrix: they are N + M numbers per layer, and each layer then costs one
@@ -142,26 +142,17 @@ class FullyConnected:
         return self.weight_variance * scale * products + self.bias_variance
 
     def _recursion(self, p: Tensor, q: Tensor, r: Tensor, *, tangent: bool) -> Kernels:
-        """L layers of variances p and q, covariances r and, if `tangent`, the tangent kernel.
-
-        Where r is the same tensor as p (only a diagonal is wanted), the variances equal the
-        covariances and are not computed twice.
-        """
+        """L layers of variances p and q, covariances r and, if `tangent`, the tangent kernel."""
         phi = self._phi
         w = self.weight_variance
         b = self.bias_variance
-        diagonal = r is p
         ntk = r
         for _ in range(self.depth):
             nngp = w * phi.dual(p, q, r) + b
             if tangent:
                 ntk = nngp + w * phi.slope_dual(p, q, r) * ntk
-            if diagonal:
-                p = nngp
-                q = nngp
-            else:
-                p = w * phi.moment(p) + b
-                q = w * phi.moment(q) + b
+            p = w * phi.moment(p) + b
+            q = w * phi.moment(q) + b
             r = nngp
         return Kernels(nngp=r, ntk=ntk)
 

@@ -1,10 +1,11 @@
 r"""Dual activations by quadrature of Hermite coefficients, where there is no closed form.
 
-With $h_n$ the Hermite polynomials orthonormal under $z \sim N(0, 1)$ and the coefficients
-$a_n(p) = E[\phi(\sqrt p\, z)\, h_n(z)]$, Mehler's formula turns the two-dimensional expectation
-over $N(0, \binom{p\ r}{r\ q})$ into a power series of the correlation $\rho = r / \sqrt{pq}$
+$$ E[\phi(u)\, \phi(v)] = \sum_n a_n(p)\, a_n(q)\, \rho^n, \qquad
+   a_n(p) = E[\phi(\sqrt p\, z)\, h_n(z)], \qquad \rho = r / \sqrt{pq} $$
 
-$$ E[\phi(u)\, \phi(v)] = \sum_n a_n(p)\, a_n(q)\, \rho^n . $$
+This is Mehler's formula. It turns the two-dimensional expectation over $N(0, \binom{p\ r}{r\ q})$
+(the dual activation of the paper's appendix "Power series expansion of the NTK") into a power
+series of the correlation. $h_n$ are the Hermite polynomials orthonormal under $z \sim N(0, 1)$.
 
 For an N x M kernel, a two-dimensional rule with m nodes per side costs $N M m^2$ evaluations of
 $\phi$. Here $(N + M)\, m$ evaluations give the coefficients, and $N M m$ multiplications, by
