@@ -369,7 +369,7 @@ def _optimum(start: Point, tolerance: float, max_iterations: int) -> Point:
 def _rescaled(point: Point) -> Point:
     """The same point, with each parameter in units of one over the root of its curvature there."""
     units = point.problem.units
-    curvatures = (point.hessian.diagonal() / units**2).abs()
+    curvatures = (point.hessian.diagonal() / units / units).abs()
     floor = 1e-12 * curvatures.max()
     new_units = torch.where(curvatures > floor, curvatures, 1.0).rsqrt()
     problem = replace(point.problem, units=new_units)
@@ -868,19 +868,18 @@ class Point:
         return self.hessian - self.multiplier * self._prediction.hessian()
 
     @cached_property
-    def free_modes(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues (F,) of Z^T W Z, ascending, and its eigenvectors times Z, (P, F).
-
-        These are the curvatures in the null space of a, and their directions.
-        """
+    def null_space(self) -> Tensor:
+        """Z, orthonormal columns; the identity where the prediction is free."""
         if self.held is None:
-            curvatures, directions = torch.linalg.eigh(self.hessian)
-            return curvatures, directions
-        null_space = _null_space(self.normal)
-        curvatures, vectors = torch.linalg.eigh(
-            null_space.mT @ self.lagrangian_hessian @ null_space
-        )
-        return curvatures, null_space @ vectors
+            return torch.eye(len(self.vector), dtype=self.vector.dtype)
+        return _null_space(self.normal)
+
+    @cached_property
+    def free_curvatures(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues of Z^T W Z, ascending, and its eigenvectors in columns."""
+        matrix = self.null_space.mT @ self.lagrangian_hessian @ self.null_space
+        curvatures, vectors = torch.linalg.eigh(matrix)
+        return curvatures, vectors
 
     def step(self, damping: float) -> Tensor:
         """The step of the equations above, (P,).
@@ -890,13 +889,13 @@ class Point:
                 divided by 1 + damping.
         """
         along = self.normal * (self.gap / (self.squared_normal or 1.0))
-        curvatures, directions = self.free_modes
-        push = -directions.mT @ (self.gradient + self.lagrangian_hessian @ along)
+        push = -self.null_space.mT @ (self.gradient + self.lagrangian_hessian @ along)
+        curvatures, vectors = self.free_curvatures
         largest = max(curvatures.abs().tolist(), default=0.0)
         damped_curvatures = curvatures.abs() + damping * largest
         flat = damped_curvatures <= FLAT * largest
-        across = directions @ (push / torch.where(flat, math.inf, damped_curvatures))
-        return (along + across) / (1 + damping)
+        components = vectors.mT @ push / torch.where(flat, math.inf, damped_curvatures)
+        return (along + self.null_space @ (vectors @ components)) / (1 + damping)
 
     @cached_property
     def residual(self) -> float:
@@ -1031,10 +1030,10 @@ def _improved(
 
 def _escaped(at: Point, price: float) -> Point | None:
     """A point below a saddle, along its most negative curvature; None at a minimum."""
-    curvatures, directions = at.free_modes
+    curvatures, vectors = at.free_curvatures
     if not len(curvatures) or bool(curvatures[0] >= -1e-7 * curvatures[-1].abs()):
         return None
-    direction = max(at.gradient_scale, 1e-6) * directions[:, 0]
+    direction = max(at.gradient_scale, 1e-6) * (at.null_space @ vectors[:, 0])
     trials = []
     for length in ESCAPE_LENGTHS:
         for signed_length in (length, -length):
