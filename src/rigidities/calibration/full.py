@@ -96,8 +96,9 @@ def fit_full(
     reference = validation if training is None else training
     assert judged is not None, "else there are no rows"
     assert reference is not None, "else there are no rows"
-    weights = _extent_weights(validation, training, biases)
-    tables = _with_forecasts(tables, weights, known_noise=method.noise_class is GivenNoise)
+    extent_weight = _extent_weights(validation, training, biases)
+    known_noise = method.noise_class is GivenNoise
+    tables = _with_forecasts(tables, extent_weight, known_noise=known_noise)
     remarks += row_remarks
     if any(table.grid_step > 0 for table in tables):
         remarks.append(words.TARGETS_ON_GRID)

@@ -39,7 +39,7 @@ from .density_fit import (
     looks,
 )
 from .density_loss import Errors, mixture_loss
-from .gain import FEWEST_ROWS, constant_nll, folds, row_nll
+from .gain import FEWEST_ROWS, FOLDS, constant_nll, folds, row_nll
 from .methods import Full
 from .robust import clipped_mean
 from .rows import TargetView
@@ -230,7 +230,7 @@ def splits(rows: TargetView) -> list[Split]:
         return each
     left_out = new
     a_fifth = folds(len(rows), new.device, rows.sample) == 0
-    if len(new_rows) >= 5 * ENOUGH:
+    if len(new_rows) >= FOLDS * ENOUGH:  # a fifth of them is enough
         left_out = new & a_fifth
     elif len(new_rows) < ENOUGH:
         left_out = new | a_fifth
