@@ -141,7 +141,7 @@ def test_the_level_of_larger_errors_is_found(level, start):
     t = t / torch.randn(4, 4000, generator=generator, dtype=F64).square().mean(0).sqrt()
     errors = Errors(math.exp(level / 2) * t, 0 * ones, ones, 0 * ones)
     outputs = torch.zeros(4000, 4, dtype=F64)
-    found = fitted_level(outputs, torch.tensor(0.0, dtype=F64), errors, start)
+    found, _ = fitted_level(outputs, torch.tensor(0.0, dtype=F64), errors, start)
     assert found == pytest.approx(level, abs=0.08)
 
     def posterior(x: float) -> float:
@@ -159,8 +159,27 @@ def test_the_level_of_few_rows_stays_near_zero():
     small = torch.full((3,), 1e-3, dtype=F64)
     ones = torch.ones(3, dtype=F64)
     errors = Errors(small, ones, ones, 0 * ones)
-    level = fitted_level(torch.zeros(3, 4, dtype=F64), torch.tensor(0.0, dtype=F64), errors)
+    level, _ = fitted_level(torch.zeros(3, 4, dtype=F64), torch.tensor(0.0, dtype=F64), errors)
     assert -0.2 < level < 0
+
+
+def test_the_variance_of_a_level_is_that_over_samples():
+    """Of 100 rows each, with the prior's precision of one beside the rows' own."""
+    generator = torch.Generator().manual_seed(2)
+    draws, rows = 400, 100
+    normals = torch.randn(5, draws, rows, generator=generator, dtype=F64)
+    t = normals[0] / normals[1:].square().mean(0).sqrt()  # four degrees of freedom
+    ones = torch.ones(rows, dtype=F64)
+    outputs = torch.zeros(rows, 4, dtype=F64)
+    # Larger errors, so that the prior's narrow side is far away.
+    fits = [
+        fitted_level(
+            outputs, torch.tensor(0.0, dtype=F64), Errors(2 * sample, 0 * ones, ones, 0 * ones)
+        )
+        for sample in t
+    ]
+    levels, variances = torch.tensor(fits, dtype=F64).T
+    assert float(variances.mean()) == pytest.approx(float(levels.var()), rel=0.35)
 
 
 # --- steps --------------------------------------------------------------------------------------

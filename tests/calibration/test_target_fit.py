@@ -295,6 +295,31 @@ def test_residuals_of_zero_leave_everything_finite():
     assert bool(said(fit, some).moment.isfinite().all())
 
 
+def test_few_rows_follow_the_inputs_only_where_they_tell_it_clearly():
+    """The smallest of forty losses is chance with 50 rows, and is not with 500."""
+    chances = 0
+    for seed in range(6):
+        rows = skewed_rows(50, seed)
+        alike = replace(rows, residual=normal(50, seed=seed))
+        chances += fitted_target(alike, SHORT).step > 0
+    assert chances <= 1
+    assert fitted_target(skewed_rows(500), SHORT).step > 0
+
+
+def test_the_level_that_few_rows_leave_open_widens_bars(monkeypatch):
+    """Beside a level that is said to be certain."""
+    rows = skewed_rows(40)
+    plan = replace(CONSTANT, guarded=False)
+    wide = fitted_target(rows, plan)
+    fitted_level = target_fit.fitted_level
+    monkeypatch.setattr(
+        target_fit, "fitted_level", lambda *arguments: (fitted_level(*arguments)[0], 0.0)
+    )
+    narrow = fitted_target(rows, plan)
+    ratio = float((said(wide, rows).moment / said(narrow, rows).moment).median())
+    assert 1.02 < ratio < 1.15
+
+
 def test_where_errors_do_not_follow_the_inputs_bars_hardly_do():
     generator = torch.Generator().manual_seed(2)
     rows = skewed_rows(400)

@@ -162,8 +162,10 @@ def level_precision(level: float) -> float:
     return 1.0 if level > 0 else 1 / PESSIMISM**2
 
 
-def fitted_level(outputs: Tensor, log_scale2: Tensor, errors: Errors, start: float = 0.0) -> float:
-    """The likeliest level: the logarithm of a factor of all squared scales.
+def fitted_level(
+    outputs: Tensor, log_scale2: Tensor, errors: Errors, start: float = 0.0
+) -> tuple[float, float]:
+    """The likeliest level, the logarithm of a factor of all squared scales, and its variance.
 
     Args:
         outputs: Outputs of the head for these rows, (n, O).
@@ -176,12 +178,13 @@ def fitted_level(outputs: Tensor, log_scale2: Tensor, errors: Errors, start: flo
         loss = mixture_loss(outputs, log_scale2, errors.raised(level))
         precision = level_precision(level)
         gradient = float(loss.by_log_variance.sum()) + precision * level
-        information = 1.3 * float(loss.by_log_variance.square().sum()) + precision
-        step = max(-0.3, min(0.3, gradient / information))
+        of_rows = 1.3 * float(loss.by_log_variance.square().sum())  # information
+        step = max(-0.3, min(0.3, gradient / (of_rows + precision)))
         level = max(-2.0, min(2.0, level - step))
         if abs(step) < 1e-5:
             break
-    return level
+    # The prior's upper side: on its lower one, a level a little below zero would vary far less.
+    return level, 1 / (of_rows + level_precision(1.0))
 
 
 # --- steps away from it ---------------------------------------------------------------------------

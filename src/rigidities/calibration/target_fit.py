@@ -11,6 +11,11 @@ that the model was trained on. Which rows those are depends on how many there ar
 - With fewer rows, each fifth of the validation rows is left out in turn of a fit to all others. The
   head at the chosen step is then fitted to all rows.
 
+Few rows hardly tell one step from another, so that the smallest of forty losses is chance: each
+look costs something that falls with the number of rows (`ONE_NAT`). Nor do they tell the level
+well, and bars that are as often too narrow as too wide cover too little: the level is raised by its
+variance.
+
 The same left-out rows, in five folds, say what the choice gains over one constant bar: each fold is
 judged at the step and level that the others choose.
 
@@ -58,6 +63,8 @@ COMPONENTS = 3
 """Components of the mixture where every target has many rows."""
 FEW_COMPONENTS = 2
 """Components of the mixture where some target has fewer rows."""
+ONE_NAT = 300
+"""Number of rows with which the last look costs one nat in the choice; with fewer, their square."""
 BOUNDS = 0.005
 """Share of the fitted h that lie beyond each of the bounds of h."""
 DIRECTIONS = 64
@@ -466,37 +473,45 @@ class Choice:
         errors: The left-out rows, one path after the other.
         levels: The likeliest level at each of the L looks.
         nll: The negative log-likelihoods at these, (L, m).
+        cost: What each look costs in nats, (L,).
     """
 
     paths: list[Path]
     errors: Errors
     levels: list[float]
     nll: Tensor
+    cost: Tensor
 
     @classmethod
-    def of(cls, paths: list[Path], errors: Errors) -> Choice:
-        """The losses of heads on the rows that they were not fitted to."""
-        levels: list[float] = []
+    def of(cls, paths: list[Path], errors: Errors, rows: int) -> Choice:
+        """The losses of heads on the rows that they were not fitted to.
+
+        Args:
+            paths: The paths.
+            errors: The left-out rows, one path after the other.
+            rows: How many rows there are with those that are fitted to.
+        """
+        levels = []
         nll = []
+        level = 0.0
         for look in range(max(1, len(paths[0].weights))):
             outputs, log_scale2 = _outputs(paths, look)
-            start = levels[-1] if levels else 0.0
-            level = fitted_level(outputs, log_scale2, errors, start)
+            level, _ = fitted_level(outputs, log_scale2, errors, level)
             levels.append(level)
             nll.append(mixture_loss(outputs, log_scale2, errors.raised(level)).value)
-        return cls(paths, errors, levels, torch.stack(nll))
+        share = torch.linspace(0, 1, len(levels)).to(nll[0])
+        return cls(paths, errors, levels, torch.stack(nll), (ONE_NAT / rows) ** 2 * share)
 
     def best(self, judging: Tensor | None = None) -> tuple[int, float]:
         """The best look, and its level, by those of the rows that judge, (m,); by default all."""
         if judging is None:
-            look = int(self.nll.mean(1).argmin())
-            return look, self.levels[look]
-        look = int(self.nll[:, judging].mean(1).argmin())
+            judging = torch.ones_like(self.nll[0], dtype=torch.bool)
+        look = int((self.nll[:, judging].sum(1) + self.cost).argmin())
         outputs, log_scale2 = _outputs(self.paths, look)
-        level = fitted_level(
+        level, variance = fitted_level(
             outputs[judging], log_scale2[judging], self.errors[judging], self.levels[look]
         )
-        return look, level
+        return look, level + variance
 
 
 def _outputs(paths: list[Path], look: int) -> tuple[Tensor, Tensor]:
@@ -564,7 +579,7 @@ def _fitted(rows: TargetView, plan: Plan, like: Design | None) -> TargetFit:
     gains = rows.q.new_zeros(0)
     nll = math.nan
     if paths:
-        choice = Choice.of(paths, problem.left_out_errors(paths))
+        choice = Choice.of(paths, problem.left_out_errors(paths), len(rows))
         look, level = choice.best()
         gains, nll = _judged(problem, paths, choice, guard)
     head = problem.whole_head(paths, look, level)
