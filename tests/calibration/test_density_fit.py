@@ -199,6 +199,15 @@ def heteroscedastic(count: int, seed: int) -> tuple[Tensor, Errors]:
     return columns.float(), errors
 
 
+def path_of(
+    columns: Tensor, errors: Errors, constant: ConstantMixture, *, steps: int, **options: bool
+) -> list[Weights]:
+    """The looks of one network that is fitted to all rows."""
+    rows = torch.arange(len(columns))
+    path = descend(columns, errors.to(torch.float32), [constant], [rows], steps, **options)
+    return [of_all.network(0) for of_all in path]
+
+
 def mean_nll(weights: Weights, columns: Tensor, errors: Errors) -> float:
     outputs = weights(columns).double()
     return float(mixture_loss(outputs, weights.log_scale2.double(), errors).value.mean())
@@ -207,7 +216,7 @@ def mean_nll(weights: Weights, columns: Tensor, errors: Errors) -> float:
 def test_step_zero_is_the_constant_mixture_exactly():
     columns, errors = heteroscedastic(300, 0)
     constant = constant_mixture(errors, torch.zeros(300, dtype=torch.bool), 3)
-    first = descend(columns, errors.to(torch.float32), constant, steps=10)[0]
+    first = path_of(columns, errors, constant, steps=10)[0]
     expected = constant.outputs.float().expand(300, -1)
     assert torch.equal(first(columns), expected)
     assert torch.equal(first(100 * columns), expected)
@@ -233,19 +242,17 @@ def test_the_gradient_is_that_of_autograd(bounds, keeps_shape):
             outputs = (outputs - moving).detach() + moving
         return slow_nll(outputs, at.log_scale2, errors, errors.log_factor).mean()
 
-    gradient = weights.like(torch.full_like(weights.vector, math.nan))
-    weights.write_gradient(columns, errors, gradient, keeps_shape=keeps_shape)
+    gradient = weights.gradient(columns, errors, keeps_shape=keeps_shape)
     vector = weights.vector.clone().requires_grad_()
     (expected,) = torch.autograd.grad(mean_loss(vector), vector)
-    close(gradient.vector, expected)
+    close(gradient, expected)
 
 
 def test_one_shape_is_kept_where_targets_lie_on_a_grid():
     """Rows differ in scale and in centre, but in nothing else."""
     columns, errors = heteroscedastic(400, 0)
     constant = constant_mixture(errors, torch.zeros(400, dtype=torch.bool), 3)
-    single = errors.to(torch.float32)
-    path = descend(columns, single, constant, steps=100, keeps_shape=True)
+    path = path_of(columns, errors, constant, steps=100, keeps_shape=True)
     h, shape = path[-1](columns).double().split([1, 9], 1)
     logit, offset, log_width = shape.chunk(3, 1)
     usual_logit, usual_offset, usual_log_width = constant.outputs[1:].chunk(3)
@@ -261,7 +268,7 @@ def test_steps_learn_a_spread_and_a_skew_that_follow_the_inputs(count, steps, mo
     columns, errors = heteroscedastic(count, 0)
     new_columns, new_errors = heteroscedastic(20_000, 1)
     constant = constant_mixture(errors, torch.zeros(count, dtype=torch.bool), 3)
-    path = descend(columns, errors.to(torch.float32), constant, steps=steps)
+    path = path_of(columns, errors, constant, steps=steps)
     nll = [mean_nll(weights, new_columns, new_errors) for weights in path]
     scale = (0.8 * new_columns[:, 0].double()).exp()
     lean = torch.where(new_columns[:, 1] > 0, 1.0, -1.0)
@@ -280,7 +287,7 @@ def test_of_pure_noise_nothing_is_learnt():
     errors = Errors(z, 0.01 * ones, ones, 0 * ones)
     half = torch.arange(3000) < 1500
     constant = constant_mixture(errors[half], half[half] & False, 3)
-    path = descend(columns[half], errors[half].to(torch.float32), constant, steps=200)
+    path = path_of(columns[half], errors[half], constant, steps=200)
     nll = [mean_nll(weights, columns[~half], errors[~half]) for weights in path]
     assert nll[0] - min(nll) < 0.01
 
@@ -288,14 +295,30 @@ def test_of_pure_noise_nothing_is_learnt():
 def test_a_descent_is_the_same_again_and_hardly_depends_on_last_bits():
     columns, errors = heteroscedastic(500, 0)
     constant = constant_mixture(errors, torch.zeros(500, dtype=torch.bool), 2)
-    single = errors.to(torch.float32)
     paths = []
     for noise in (0.0, 0.0, 1e-6):
         moved = columns + noise * normal(500, 5, seed=4).float()
-        paths.append(descend(moved, single, constant, steps=100))
+        paths.append(path_of(moved, errors, constant, steps=100))
     first, again, other = (path[-1](columns) for path in paths)
     assert torch.equal(first, again)
     close(other, first, 1e-3)
+
+
+@pytest.mark.parametrize("count", [103, 500])
+def test_networks_beside_each_other_take_the_steps_that_each_takes_alone(count):
+    columns, errors = heteroscedastic(count, 0)
+    single = errors.to(torch.float32)
+    fold = torch.arange(count) % 5
+    fitted = [(fold != k).nonzero()[:, 0] for k in range(5)]
+    none = torch.zeros(count, dtype=torch.bool)
+    constants = [constant_mixture(errors[rows], none[rows], 2) for rows in fitted]
+    together = list(descend(columns, single, constants, fitted, steps=60))
+    for number, (rows, constant) in enumerate(zip(fitted, constants, strict=True)):
+        alone = path_of(columns[rows], errors[rows], constant, steps=60)
+        assert len(alone) == len(together)
+        for look, weights in enumerate(alone):
+            beside = together[look].network(number)
+            close(beside(columns), weights(columns), 1e-4)
 
 
 def test_looks_are_denser_at_the_beginning():
@@ -312,7 +335,7 @@ def test_looks_are_denser_at_the_beginning():
 def test_very_few_rows_have_a_path_too(count):
     columns, errors = heteroscedastic(count, 0)
     constant = constant_mixture(errors, torch.zeros(count, dtype=torch.bool), 2)
-    path = descend(columns, errors.to(torch.float32), constant, steps=20)
+    path = path_of(columns, errors, constant, steps=20)
     assert len(path) == len(looks(20))
     assert all(bool(weights.vector.isfinite().all()) for weights in path)
 

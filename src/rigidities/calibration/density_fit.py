@@ -21,7 +21,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -194,6 +194,8 @@ def fitted_level(
 class Weights:
     """The weights of a network for P inputs, as views of one vector.
 
+    Several networks may be held at once: then all have the same leading axis.
+
     Attributes:
         vector: All weights, one after the other.
         inputs: U, then L, (P, H + O).
@@ -218,7 +220,7 @@ class Weights:
         start = 0
         for shape in shapes:
             size = math.prod(shape)
-            views.append(vector[start : start + size].view(shape))
+            views.append(vector[..., start : start + size].view(*vector.shape[:-1], *shape))
             start += size
         return cls(vector, *views)
 
@@ -241,41 +243,45 @@ class Weights:
         return weights
 
     def like(self, vector: Tensor) -> Weights:
-        """Another vector seen as weights of this network."""
-        return Weights.of(vector, len(self.inputs), len(self.outputs))
+        """Another vector seen as weights of such networks."""
+        return Weights.of(vector, self.inputs.shape[-2], self.outputs.shape[-1])
+
+    def network(self, number: int) -> Weights:
+        """The weights of one of several networks."""
+        return self.like(self.vector[number])
 
     def __call__(self, columns: Tensor) -> Tensor:
         """The outputs of rows (n, P), (n, O)."""
         sums = columns @ self.inputs
-        hidden = silu(sums[:, :HIDDEN] + self.hidden_constant)
-        return torch.addmm(self.outputs + sums[:, HIDDEN:], hidden, self.hidden)
+        hidden = silu(sums[..., :HIDDEN] + self.hidden_constant[..., None, :])
+        return self.outputs[..., None, :] + sums[..., HIDDEN:] + hidden @ self.hidden
 
-    def write_gradient(
-        self, columns: Tensor, errors: Errors, gradient: Weights, *, keeps_shape: bool
-    ) -> None:
-        """Write the gradient of the mean loss of some rows into other weights.
+    def gradient(self, columns: Tensor, errors: Errors, *, keeps_shape: bool) -> Tensor:
+        """The gradient of the mean loss of some rows, as a vector of weights.
 
         Args:
             columns: The network's inputs of the rows, (n, P).
-            errors: The rows.
-            gradient: Where to write it.
+            errors: The rows; of several networks, those of one after those of the other.
             keeps_shape: See `descend`.
         """
         sums = columns @ self.inputs
-        before = sums[:, :HIDDEN] + self.hidden_constant
+        before = sums[..., :HIDDEN] + self.hidden_constant[..., None, :]
         gate = before.sigmoid()
         hidden = before * gate  # silu
-        outputs = torch.addmm(self.outputs + sums[:, HIDDEN:], hidden, self.hidden)
-        loss = mixture_loss(outputs, self.log_scale2, errors)
-        by_output = loss.by_output / len(errors)
+        outputs = self.outputs[..., None, :] + sums[..., HIDDEN:] + hidden @ self.hidden
+        networks_and_rows = outputs.shape[:-1]
+        log_scale2 = self.log_scale2.expand(networks_and_rows)
+        loss = mixture_loss(outputs.flatten(0, -2), log_scale2.flatten(), errors)
+        by_output = loss.by_output / networks_and_rows[-1]
         if keeps_shape:
             by_output = _of_scale_and_centre(by_output)
+        by_output = by_output.reshape(outputs.shape)
         by_before = (by_output @ self.hidden.mT) * (gate * (1 + before - hidden))
-        torch.mm(columns.mT, torch.cat([by_before, by_output], 1), out=gradient.inputs)
-        torch.mm(hidden.mT, by_output, out=gradient.hidden)
-        gradient.hidden_constant.copy_(by_before.sum(0))
-        gradient.outputs.copy_(by_output.sum(0))
-        gradient.log_scale2.fill_(loss.by_log_scale2.mean())
+        by_inputs = columns.mT @ torch.cat([by_before, by_output], -1)
+        by_hidden = hidden.mT @ by_output
+        by_log_scale2 = loss.by_log_scale2.reshape(networks_and_rows).mean(-1, keepdim=True)
+        parts = [by_inputs.flatten(-2), by_before.sum(-2), by_hidden.flatten(-2)]
+        return torch.cat([*parts, by_output.sum(-2), by_log_scale2], -1)
 
 
 def _of_scale_and_centre(by_output: Tensor) -> Tensor:
@@ -295,39 +301,46 @@ def looks(steps: int) -> list[int]:
 def descend(
     columns: Tensor,
     errors: Errors,
-    constant: ConstantMixture,
+    constants: Sequence[ConstantMixture],
+    fitted: Sequence[Tensor],
     steps: int,
     *,
     keeps_shape: bool = False,
-) -> list[Weights]:
-    """The averaged weights at each of the `looks` of a descent from a constant mixture.
+) -> Iterator[Weights]:
+    """Yield the averaged weights at each of the `looks` of descents from constant mixtures.
+
+    Several networks, each fitted to some of the rows, take their steps side by side.
 
     Args:
-        columns: The network's inputs, (n, P), in single precision.
-        errors: The rows, likewise.
-        constant: Where to start.
+        columns: The inputs of all rows, (n, P), in single precision.
+        errors: All rows, likewise.
+        constants: Where each network starts.
+        fitted: The numbers of the rows that each is fitted to.
         steps: How many steps to take.
         keeps_shape: Whether the mixture keeps the shape of the constant one, so that only its scale
             and its centre follow the inputs. Where targets lie on a grid, another shape would put
             a spike at each of the grid's values.
     """
-    rows = len(errors)
-    weights = Weights.start(columns, constant)
-    gradient = weights.like(torch.zeros_like(weights.vector))
+    starts = [
+        Weights.start(columns[rows], constant)
+        for rows, constant in zip(fitted, constants, strict=True)
+    ]
+    weights = starts[0].like(torch.stack([start.vector for start in starts]))
     decay = weights.like(torch.zeros_like(weights.vector))
-    decay.inputs[:, HIDDEN:] = PENALTY / rows
-    decay.hidden[:] = PENALTY / rows
+    for network, rows in enumerate(fitted):
+        decay.inputs[network, :, HIDDEN:] = PENALTY / len(rows)
+        decay.hidden[network] = PENALTY / len(rows)
     mean = torch.zeros_like(weights.vector)
     square = torch.zeros_like(weights.vector)
     average = weights.vector.clone()
-    path = [weights.like(average.clone())]
+    yield weights.like(average.clone())
     wanted = set(looks(steps))
-    batches = _batches(rows, columns.device)
+    batches = _batches(fitted)
     for step in range(1, steps + 1):
-        batch = next(batches)
-        weights.write_gradient(columns[batch], errors[batch], gradient, keeps_shape=keeps_shape)
-        slope = gradient.vector.addcmul_(decay.vector, weights.vector)
-        slope *= (LONGEST / slope.norm().clamp(min=LONGEST)).to(slope)
+        batch = next(batches)  # (networks, rows)
+        slope = weights.gradient(columns[batch], errors[batch.flatten()], keeps_shape=keeps_shape)
+        slope.addcmul_(decay.vector, weights.vector)
+        slope *= LONGEST / slope.norm(dim=-1, keepdim=True).clamp(min=LONGEST)
         # Adam.
         mean.lerp_(slope, 1 - BETA_1)
         square.mul_(BETA_2).addcmul_(slope, slope, value=1 - BETA_2)
@@ -337,15 +350,22 @@ def descend(
         weights.vector.addcdiv_(mean, size, value=-rate / (1 - BETA_1**step))
         average.lerp_(weights.vector, max(AVERAGED, 1 / (step + 1)))
         if step in wanted:
-            path.append(weights.like(average.clone()))
-    return path
+            yield weights.like(average.clone())
 
 
-def _batches(rows: int, device: torch.device) -> Iterator[Tensor]:
-    """Numbers of the rows of each batch, from shuffled rows, by a fixed generator."""
-    size = min(BATCH, max(32, rows // 4), rows)
+def _batches(fitted: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Numbers of the rows of each network's batches, (networks, rows), by a fixed generator."""
+    fewest = min(map(len, fitted))
+    size = min(BATCH, max(32, fewest // 4), fewest)
+    shuffled = [_shuffled(rows, size) for rows in fitted]
+    while True:
+        yield torch.stack([next(of_network) for of_network in shuffled])
+
+
+def _shuffled(rows: Tensor, size: int) -> Iterator[Tensor]:
+    """Batches of that many of the rows, shuffled again and again."""
     generator = torch.Generator().manual_seed(_SEED)
     while True:
-        order = torch.randperm(rows, generator=generator, device="cpu").to(device)
-        for start in range(0, rows - size + 1, size):
-            yield order[start : start + size]
+        order = torch.randperm(len(rows), generator=generator, device="cpu").to(rows.device)
+        for start in range(0, len(rows) - size + 1, size):
+            yield rows[order[start : start + size]]

@@ -26,8 +26,9 @@ chooses and adds the guard. The `TargetFit` that it returns gives the tensors of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -374,27 +375,35 @@ class TargetProblem:
     def paths(self) -> list[Path]:
         """A path of heads for each of the `splits`."""
         each = splits(self.rows)
-        paths = []
-        for split in each:
-            constant = self._constant
-            if len(each) > 1:  # few rows, of which those left out would matter
-                constant = constant_mixture(
+        if not each:
+            return []
+        constants = [self._constant]
+        if len(each) > 1:  # few rows, of which those left out would matter
+            constants = [
+                constant_mixture(
                     self._errors[split.fitted], self.rows.seen[split.fitted], self._plan.components
                 )
-            weights = self._descent(split.fitted, constant)
+                for split in each
+            ]
+        looks_of_all = list(self._descent([split.fitted for split in each], constants))
+        paths = []
+        for number, (split, constant) in enumerate(zip(each, constants, strict=True)):
+            weights = [of_all.network(number) for of_all in looks_of_all]
             columns = self._columns[split.left_out]
             paths.append(Path(constant, weights, columns, split.left_out))
         return paths
 
-    def _descent(self, fitted: Tensor, constant: ConstantMixture) -> list[Weights]:
-        """The heads that are fitted to some rows, by booleans (n,); empty without a network."""
+    def _descent(
+        self, fitted: Sequence[Tensor], constants: Sequence[ConstantMixture]
+    ) -> Iterator[Weights]:
+        """Descents to some of the rows each, by booleans (n,); empty without a network."""
         if self._design is None:
-            return []
-        errors = self._errors[fitted].to(torch.float32)
+            return iter(())
         return descend(
-            self._columns[fitted],
-            errors,
-            constant,
+            self._columns,
+            self._errors.to(torch.float32),
+            constants,
+            [which.nonzero()[:, 0] for which in fitted],
             self._plan.steps(self.rows),
             keeps_shape=self.rows.grid_step > 0,
         )
@@ -414,7 +423,8 @@ class TargetProblem:
         if len(paths) == 1:
             return self.head(constant, paths[0].weights[look], level)
         everything = torch.ones_like(self.rows.seen)
-        return self.head(constant, self._descent(everything, constant)[look], level)
+        path = self._descent([everything], [constant])
+        return self.head(constant, next(islice(path, look, None)).network(0), level)
 
     def head(self, constant: ConstantMixture, weights: Weights | None, level: float) -> Head:
         """Weights in the units of the fit as a head of one target in those of the rows."""
