@@ -35,7 +35,7 @@ HIDDEN = 64
 LOOKS = 40
 """Number of steps at which the weights are remembered, denser at the beginning."""
 BATCH = 1024
-"""Rows of a batch; at most a quarter of all."""
+"""Rows of a batch; at most a quarter of all, and no fewer than 32 where there are as many."""
 RATE = 5e-3
 """Largest rate of Adam. It rises over the first eighth of the steps and falls like a cosine."""
 PENALTY = 1000.0
@@ -165,7 +165,13 @@ def level_precision(level: float) -> float:
 def fitted_level(
     outputs: Tensor, log_scale2: Tensor, errors: Errors, start: float = 0.0
 ) -> tuple[float, float]:
-    """The likeliest level, the logarithm of a factor of all squared scales, and its variance.
+    """The likeliest level, and its allowance.
+
+    A level is the logarithm of a factor of all squared scales. Rows leave it open by some variance,
+    and bars that are as often too narrow as too wide cover too little. The allowance is what to
+    raise the level by: about three quarters of that variance. A 90 % interval of Gaussian errors
+    needs 0.9 of it, half because the likeliest level is too low on average and the rest because
+    coverage is concave; narrower intervals need less.
 
     Args:
         outputs: Outputs of the head for these rows, (n, O).
@@ -178,12 +184,13 @@ def fitted_level(
         loss = mixture_loss(outputs, log_scale2, errors.raised(level))
         precision = level_precision(level)
         gradient = float(loss.by_log_variance.sum()) + precision * level
-        of_rows = 1.3 * float(loss.by_log_variance.square().sum())  # information
+        # The rows' information, and a little more: steps are shorter, and so is the allowance.
+        of_rows = 1.3 * float(loss.by_log_variance.square().sum())
         step = max(-0.3, min(0.3, gradient / (of_rows + precision)))
         level = max(-2.0, min(2.0, level - step))
         if abs(step) < 1e-5:
             break
-    # The prior's upper side: on its lower one, a level a little below zero would vary far less.
+    # The prior's width above zero counts on both sides, so that the allowance does not jump.
     return level, 1 / (of_rows + level_precision(1.0))
 
 
@@ -194,10 +201,10 @@ def fitted_level(
 class Weights:
     """The weights of a network for P inputs, as views of one vector.
 
-    Several networks may be held at once: then all have the same leading axis.
+    Several networks may be held at once: then every view has a first axis of K networks.
 
     Attributes:
-        vector: All weights, one after the other.
+        vector: All weights, one after the other, (W,).
         inputs: U, then L, (P, H + O).
         hidden_constant: b, (H,).
         hidden: V, (H, O).
@@ -251,17 +258,17 @@ class Weights:
         return self.like(self.vector[number])
 
     def __call__(self, columns: Tensor) -> Tensor:
-        """The outputs of rows (n, P), (n, O)."""
+        """The outputs of rows (n, P), (n, O), or (K, n, P) and (K, n, O) of several networks."""
         sums = columns @ self.inputs
         hidden = silu(sums[..., :HIDDEN] + self.hidden_constant[..., None, :])
         return self.outputs[..., None, :] + sums[..., HIDDEN:] + hidden @ self.hidden
 
     def gradient(self, columns: Tensor, errors: Errors, *, keeps_shape: bool) -> Tensor:
-        """The gradient of the mean loss of some rows, as a vector of weights.
+        """The gradient of the mean loss of some rows, (W,), or (K, W) of several networks.
 
         Args:
-            columns: The network's inputs of the rows, (n, P).
-            errors: The rows; of several networks, those of one after those of the other.
+            columns: The network's inputs of the rows, (n, P), or (K, n, P).
+            errors: The n rows, or the K n rows network by network.
             keeps_shape: See `descend`.
         """
         sums = columns @ self.inputs
@@ -309,7 +316,8 @@ def descend(
 ) -> Iterator[Weights]:
     """Yield the averaged weights at each of the `looks` of descents from constant mixtures.
 
-    Several networks, each fitted to some of the rows, take their steps side by side.
+    Several networks, each fitted to some of the rows, take their steps side by side, in batches
+    that are as large as those of the network with the fewest rows.
 
     Args:
         columns: The inputs of all rows, (n, P), in single precision.
@@ -357,9 +365,9 @@ def _batches(fitted: Sequence[Tensor]) -> Iterator[Tensor]:
     """Numbers of the rows of each network's batches, (networks, rows), by a fixed generator."""
     fewest = min(map(len, fitted))
     size = min(BATCH, max(32, fewest // 4), fewest)
-    shuffled = [_shuffled(rows, size) for rows in fitted]
+    streams = [_shuffled(rows, size) for rows in fitted]
     while True:
-        yield torch.stack([next(of_network) for of_network in shuffled])
+        yield torch.stack([next(stream) for stream in streams])
 
 
 def _shuffled(rows: Tensor, size: int) -> Iterator[Tensor]:

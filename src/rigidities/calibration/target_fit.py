@@ -11,10 +11,9 @@ that the model was trained on. Which rows those are depends on how many there ar
 - With fewer rows, each fifth of the validation rows is left out in turn of a fit to all others. The
   head at the chosen step is then fitted to all rows.
 
-Few rows hardly tell one step from another, so that the smallest of forty losses is chance: each
-look costs something that falls with the number of rows (`ONE_NAT`). Nor do they tell the level
-well, and bars that are as often too narrow as too wide cover too little: the level is raised by its
-variance.
+A head that follows few rows closely does much harm if it was chosen by chance: each look but the
+first costs something, more the later it is and the fewer rows are fitted (`ONE_NAT`). Few rows do
+not tell the level well either: it is raised by an allowance for that (`fitted_level`).
 
 The same left-out rows, in five folds, say what the choice gains over one constant bar: each fold is
 judged at the step and level that the others choose.
@@ -65,7 +64,9 @@ COMPONENTS = 3
 FEW_COMPONENTS = 2
 """Components of the mixture where some target has fewer rows."""
 ONE_NAT = 300
-"""Number of rows with which the last look costs one nat in the choice; with fewer, their square."""
+"""Number of rows with which the last look costs one nat in the choice.
+
+With n rows it costs (ONE_NAT / n)^2, and the looks before it evenly less, down to nothing."""
 BOUNDS = 0.005
 """Share of the fitted h that lie beyond each of the bounds of h."""
 DIRECTIONS = 64
@@ -385,10 +386,10 @@ class TargetProblem:
                 )
                 for split in each
             ]
-        looks_of_all = list(self._descent([split.fitted for split in each], constants))
+        path = list(self._descent([split.fitted for split in each], constants))
         paths = []
         for number, (split, constant) in enumerate(zip(each, constants, strict=True)):
-            weights = [of_all.network(number) for of_all in looks_of_all]
+            weights = [networks.network(number) for networks in path]
             columns = self._columns[split.left_out]
             paths.append(Path(constant, weights, columns, split.left_out))
         return paths
@@ -396,7 +397,10 @@ class TargetProblem:
     def _descent(
         self, fitted: Sequence[Tensor], constants: Sequence[ConstantMixture]
     ) -> Iterator[Weights]:
-        """Descents to some of the rows each, by booleans (n,); empty without a network."""
+        """The looks of networks side by side, each fitted to the rows of one of these masks (n,).
+
+        There are none for a head without a network.
+        """
         if self._design is None:
             return iter(())
         return descend(
@@ -499,7 +503,7 @@ class Choice:
         Args:
             paths: The paths.
             errors: The left-out rows, one path after the other.
-            rows: How many rows there are with those that are fitted to.
+            rows: How many samples there are, with those that are fitted to.
         """
         levels = []
         nll = []
@@ -510,18 +514,22 @@ class Choice:
             levels.append(level)
             nll.append(mixture_loss(outputs, log_scale2, errors.raised(level)).value)
         share = torch.linspace(0, 1, len(levels)).to(nll[0])
-        return cls(paths, errors, levels, torch.stack(nll), (ONE_NAT / rows) ** 2 * share)
+        cost = (ONE_NAT / rows) ** 2 * share
+        return cls(paths=paths, errors=errors, levels=levels, nll=torch.stack(nll), cost=cost)
 
     def best(self, judging: Tensor | None = None) -> tuple[int, float]:
-        """The best look, and its level, by those of the rows that judge, (m,); by default all."""
+        """The best look, and its level with the allowance, by those of the rows that judge, (m,).
+
+        By default all judge.
+        """
         if judging is None:
             judging = torch.ones_like(self.nll[0], dtype=torch.bool)
         look = int((self.nll[:, judging].sum(1) + self.cost).argmin())
         outputs, log_scale2 = _outputs(self.paths, look)
-        level, variance = fitted_level(
+        level, allowance = fitted_level(
             outputs[judging], log_scale2[judging], self.errors[judging], self.levels[look]
         )
-        return look, level + variance
+        return look, level + allowance
 
 
 def _outputs(paths: list[Path], look: int) -> tuple[Tensor, Tensor]:
@@ -589,7 +597,8 @@ def _fitted(rows: TargetView, plan: Plan, like: Design | None) -> TargetFit:
     gains = rows.q.new_zeros(0)
     nll = math.nan
     if paths:
-        choice = Choice.of(paths, problem.left_out_errors(paths), len(rows))
+        samples = len(rows) if rows.sample is None else len(torch.unique(rows.sample))
+        choice = Choice.of(paths, problem.left_out_errors(paths), samples)
         look, level = choice.best()
         gains, nll = _judged(problem, paths, choice, guard)
     head = problem.whole_head(paths, look, level)
