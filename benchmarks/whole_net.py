@@ -1,4 +1,4 @@
-"""Rigidities by all parameters of a network: time, peak memory, agreement with the dense form.
+"""Rigidities by all parameters of a network: time, peak memory, agreement, and iterations.
 
 Run as a module (``python -m benchmarks.whole_net rows width depth points matrix_free threads``) it
 fits one network, predicts, and prints seconds and the peak of memory.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
+from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import rigidities as rg
 from benchmarks.frame.apart import measured_apart, peak_bytes
 from benchmarks.frame.results import Row, at_most, for_information
 from benchmarks.frame.workload import Workload, target, train, workload
+from rigidities.any_regressor.curvature.matrix_free import MAX_ITERATIONS, MatrixFreeForm
 
 INPUTS = 90
 
@@ -56,6 +59,7 @@ def run(*, quick: bool = False) -> list[Row]:
             **matrix_free,
         ),
         *agreement_rows(quick=quick),
+        *preconditioner_rows(quick=quick),
     ]
 
 
@@ -85,6 +89,48 @@ def agreement_rows(*, quick: bool) -> list[Row]:
         error = float((pr.variance(test_x) / reference - 1).abs().max())
         stated = max(pr.tolerance, 1e-12)
         table.append(at_most(f"{form} against dense variances", error, stated, "relative (stated)"))
+    return table
+
+
+class CountedForm(MatrixFreeForm):
+    """A matrix-free form that counts its passes over the training rows."""
+
+    passes = 0
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """A v for several v."""
+        type(self).passes += 1
+        return super().product(vectors)
+
+
+def preconditioner_rows(*, quick: bool) -> list[Row]:
+    """Passes over the training rows that four variances take, with and without preconditioner."""
+    work = deep_workload(200 if quick else 4000, 16 if quick else 64, depth=2)
+    x = torch.randn(4, INPUTS, generator=torch.Generator().manual_seed(3))
+    table = []
+    for ridge in (1.0,) if quick else (100.0, 1.0, 0.01):
+        pr = rg.PredictionRigidity(work.model, ridge=ridge, form="matrix-free")
+        fit = pr.fit(work.x, work.y)._fitted()
+        _, tangents = fit.differentiate(x)
+        passes = []
+        for preconditioned in (True, False):
+            options = {field.name: getattr(fit.form, field.name) for field in fields(fit.form)}
+            if not preconditioned:
+                options["preconditioner"] = None
+            CountedForm.passes = 0
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of iterations that did not converge
+                CountedForm(**options).quadratic(tangents)
+            passes.append(CountedForm.passes)
+        table.append(
+            for_information(
+                f"four variances, matrix-free, ridge {ridge:g}: passes over the training rows",
+                passes[0],
+                note=f"{passes[1]} without the preconditioner, where the iteration stops at "
+                f"{MAX_ITERATIONS} at the latest",
+                without=passes[1],
+            )
+        )
     return table
 
 
