@@ -184,7 +184,7 @@ def fitted_level(
         loss = mixture_loss(outputs, log_scale2, errors.raised(level))
         precision = level_precision(level)
         gradient = float(loss.by_log_variance.sum()) + precision * level
-        # The rows' information, and a little more: steps are shorter, and so is the allowance.
+        # 1.3 times the rows' information: steps are a little short, so that they settle.
         of_rows = 1.3 * float(loss.by_log_variance.square().sum())
         step = max(-0.3, min(0.3, gradient / (of_rows + precision)))
         level = max(-2.0, min(2.0, level - step))

@@ -64,9 +64,9 @@ COMPONENTS = 3
 FEW_COMPONENTS = 2
 """Components of the mixture where some target has fewer rows."""
 ONE_NAT = 300
-"""Number of rows with which the last look costs one nat in the choice.
+"""Number of samples with which the last look costs one nat in the choice.
 
-With n rows it costs (ONE_NAT / n)^2, and the looks before it evenly less, down to nothing."""
+With n samples it costs (ONE_NAT / n)^2, and the looks before it evenly less, down to nothing."""
 BOUNDS = 0.005
 """Share of the fitted h that lie beyond each of the bounds of h."""
 DIRECTIONS = 64
@@ -497,13 +497,13 @@ class Choice:
     cost: Tensor
 
     @classmethod
-    def of(cls, paths: list[Path], errors: Errors, rows: int) -> Choice:
+    def of(cls, paths: list[Path], errors: Errors, samples: int) -> Choice:
         """The losses of heads on the rows that they were not fitted to.
 
         Args:
             paths: The paths.
             errors: The left-out rows, one path after the other.
-            rows: How many samples there are, with those that are fitted to.
+            samples: How many samples there are, with those that are fitted to.
         """
         levels = []
         nll = []
@@ -514,7 +514,7 @@ class Choice:
             levels.append(level)
             nll.append(mixture_loss(outputs, log_scale2, errors.raised(level)).value)
         share = torch.linspace(0, 1, len(levels)).to(nll[0])
-        cost = (ONE_NAT / rows) ** 2 * share
+        cost = (ONE_NAT / samples) ** 2 * share
         return cls(paths=paths, errors=errors, levels=levels, nll=torch.stack(nll), cost=cost)
 
     def best(self, judging: Tensor | None = None) -> tuple[int, float]:
