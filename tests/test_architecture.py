@@ -27,7 +27,7 @@ TOLD = {"notices", "_version"}
 LAWS = {
     "notices": set(),
     "models": set(),
-    "losses": set(),
+    "losses": {"models"},
     "posterior": set(),
     "metrics": {"prediction"},
     "prediction": set(),

@@ -24,6 +24,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from .models.derivatives import pulled, recorded, slopes
 from .notices import notify
 
 __all__ = [
@@ -264,23 +265,23 @@ class PerSampleLoss:
 
     def _hessian_rows(self, prediction: Tensor, target: Tensor) -> Iterator[Tensor]:
         """Row k of every sample's Hessian, (N, K), one backward pass each."""
-        with torch.enable_grad():
-            y = prediction.detach().to(torch.float64).requires_grad_()
-            t = target.to(torch.float64) if target.is_floating_point() else target
-            values = self.function(y, t)
-            self._check(values, y, t)
-            if not values.requires_grad:
-                raise ValueError(
-                    "The loss does not depend on the prediction through torch operations."
-                )
-            (slope,) = torch.autograd.grad(values.sum(), y, create_graph=True)
-            columns = slope.reshape(len(y), -1).unbind(1)
-        for column in columns:
-            row = torch.zeros_like(y)
-            if column.requires_grad:
-                (row,) = torch.autograd.grad(
-                    column, y, torch.ones_like(column), retain_graph=True, materialize_grads=True
-                )
+        t = target.to(torch.float64) if target.is_floating_point() else target
+
+        def checked_values(predictions: Tensor) -> Tensor:
+            values = self.function(predictions, t)
+            self._check(values, predictions, t)
+            return values
+
+        y, values = recorded(checked_values, prediction.to(torch.float64))
+        (slope,) = pulled(
+            values,
+            y,
+            torch.ones_like(values)[None],
+            graph=True,
+            unconnected="The loss does not depend on the prediction through torch operations.",
+        )
+        for column in slope.reshape(len(y), -1).unbind(1):
+            (row,) = pulled(column, y, torch.ones_like(column)[None])
             yield row.reshape(len(y), -1)
 
     def _check(self, values: Tensor, prediction: Tensor, target: Tensor) -> None:
@@ -466,7 +467,4 @@ def _slope(loss: PerSampleLoss, prediction: Tensor, target: Tensor) -> Tensor:
     """First derivative of the loss with respect to the prediction, (M, K)."""
     if target.is_floating_point():
         target = target.to(torch.float64)
-    with torch.enable_grad():
-        point = prediction.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(loss.function(point, target).sum(), point)
-    return slope
+    return slopes(lambda point: loss.function(point, target), prediction)

@@ -13,7 +13,7 @@ import rigidities as rg
 from rigidities.any_regressor.curvature import exact_hessian
 from rigidities.any_regressor.derivatives.differentiation import Differentiation, looped_rows
 from rigidities.any_regressor.derivatives.regressor import Regressor
-from rigidities.any_regressor.derivatives.tangents import Explicit, Outer, TangentBuffer, Tangents
+from rigidities.any_regressor.derivatives.tangents import Explicit, Outer, Tangents
 from rigidities.calibration.methods import Paper
 from rigidities.data.samples import Samples
 from rigidities.losses import GaussianNLL, Huber
@@ -130,14 +130,9 @@ def test_gathered_tangents_equal_their_parts_whatever_comes():
     parts = [factored(2), Tangents((Explicit(torch.randn(4, 1, 6)),)), factored(3)]
     for order in ([0, 2], [0, 1, 2], [1, 0, 2]):
         chosen = [parts[i] for i in order]
-        buffer = TangentBuffer(1)  # too few announced
-        for part in chosen:
-            buffer.add(part)
         expected = torch.cat([part.matrix() for part in chosen])
-        assert torch.equal(buffer.tangents().matrix(), expected)
+        assert torch.equal(Tangents.join(chosen).matrix(), expected)
     assert isinstance(Tangents.join([parts[0], parts[2]]).blocks[0], Outer)
-    with pytest.raises(ValueError, match="no tangents"):
-        TangentBuffer(3).tangents()
 
 
 @pytest.mark.thorough

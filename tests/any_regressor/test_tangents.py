@@ -131,14 +131,15 @@ def test_blocks_of_two_kinds_join_and_multiply():
     torch.testing.assert_close(explicit.kernel(outer), cross.mT)
 
 
-def test_a_kernel_made_of_blocks_is_the_whole_kernel(monkeypatch):
+def test_a_kernel_made_of_blocks_is_the_whole_kernel():
     (_, left), (_, right) = computed("net with several outputs"), computed("three outputs")
     for t in (left, right):
-        whole = t.kernel()
-        for rows in (1, 5, 12):
-            monkeypatch.setattr(dual_form, "BLOCK", rows)
-            torch.testing.assert_close(dual_form.assembled_kernel(t), whole)
-            some, form = t.take(slice(2, 9)), dual_form.DualForm.of(t, ridge=1.0)
+        whole, one_by_one = t.kernel(), [t.take(slice(i, i + 1)) for i in range(len(t.matrix()))]
+        for samples in (1, 5, 12):
+            groups = list(dual_form.grouped(one_by_one, samples))
+            assert {len(group.matrix()) for group in groups[:-1]} <= {samples}
+            torch.testing.assert_close(dual_form.assembled_kernel(groups), whole)
+            some, form = t.take(slice(2, 9)), dual_form.DualForm.of(groups, ridge=1.0)
             torch.testing.assert_close(form.factor @ form._whitened(some), t.kernel(some))
 
 

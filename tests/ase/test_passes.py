@@ -8,7 +8,7 @@ import torch
 
 import rigidities as rg
 from rigidities.ase import graphs
-from rigidities.models import directional
+from rigidities.models import derivatives
 from tests.support.nets import derivative_scale
 from tests.support.pairs import CUTOFF, VOIGT, Pairs, crystals
 
@@ -131,7 +131,7 @@ def test_forces_and_stress_share_one_forward_pass_and_one_batched_backward_pass(
 
 
 def test_a_batched_pass_that_is_refused_is_not_tried_again(host, atoms, passes, monkeypatch):
-    monkeypatch.setattr(directional, "CPU_BYTES", 1 << 18)
+    monkeypatch.setattr(derivatives, "CPU_BYTES", 1 << 18)
     found = results(host, atoms)
     if isinstance(host.model, Unbatchable):
         assert passes == Counter({"forward": 1, "batched": 1, "single": FEATURES})
@@ -141,7 +141,7 @@ def test_a_batched_pass_that_is_refused_is_not_tried_again(host, atoms, passes, 
 
 
 def test_gradients_too_large_for_the_cache_are_pulled_one_by_one(host, atoms, passes, monkeypatch):
-    monkeypatch.setattr(directional, "BATCHED_BYTES", 0)
+    monkeypatch.setattr(derivatives, "BATCHED_BYTES", 0)
     found = results(host, atoms)
     assert passes == Counter({"forward": 1, "single": FEATURES})
     check_dense(found, host, atoms)
@@ -151,6 +151,6 @@ def test_what_a_graph_carries_counts_each_operation_once():
     x = torch.ones(10, dtype=torch.float64, requires_grad=True)
     y = x * 2
     values = y.sin() + y.cos()  # five operations, with that which leads to x
-    assert directional._graph_size(values) == (5, 5 * 80)
-    assert directional.at_once(values) == 64
-    assert directional._graph_size(torch.ones(3)) == (1, 0)
+    assert derivatives._graph_size(values) == (5, 5 * 80)
+    assert derivatives.at_once(values) == 64
+    assert derivatives._graph_size(torch.ones(3)) == (1, 0)

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 from rigidities.models.changes import Watch
-from rigidities.models.directional import pushes
+from rigidities.models.derivatives import pushes
 from rigidities.models.plain_copy import plain_copy
 from rigidities.models.shadow import shadow
 

@@ -27,7 +27,7 @@ from ..losses import MSE, GaussianNLL, Loss
 from .curvature.dense_form import DenseForm, Hessian
 from .curvature.dual_form import DualForm
 from .curvature.forms import Form
-from .curvature.pseudo_hessian import PIECE
+from .curvature.pseudo_hessian import samples_at_once
 from .derivatives.differentiation import Differentiation
 from .derivatives.regressor import Regressor
 from .derivatives.tangents import Explicit, Outer, TangentBlock, Tangents
@@ -164,7 +164,7 @@ class Fit:
         if self.form.name == "dense":
             # The dense form writes out the rows (K, P) of a sample, and projects them into a copy.
             numbers_per_sample = 2 * self.differentiation.outputs * len(self.regressor)
-        yield from samples.pieces(max(1, PIECE // (8 * numbers_per_sample)))
+        yield from samples.pieces(samples_at_once(numbers_per_sample))
 
     def differentiated(self, samples: Samples) -> tuple[Tensor, Tangents]:
         """Predictions (N, K) of all inputs, and their tangents."""
@@ -339,13 +339,14 @@ def _dense_state(form: DenseForm) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _dual_state(form: DualForm) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of the dual form: its training rows, block by block."""
-    blocks = form.rows.blocks
-    header = {"ridge": form.ridge, "blocks": [type(block).__name__ for block in blocks]}
+    """Header and tensors of the dual form: its training rows, group by group."""
     tensors: dict[str, Tensor] = {}
-    for number, block in enumerate(blocks):
-        tensors.update(prefixed(str(number), vars(block)))
-    return {"dual": header}, prefixed("dual", tensors)
+    kinds = []
+    for number, group in enumerate(form.rows):
+        kinds.append([type(block).__name__ for block in group.blocks])
+        for place, block in enumerate(group.blocks):
+            tensors.update(prefixed(f"{number}.{place}", vars(block)))
+    return {"dual": {"ridge": form.ridge, "blocks": kinds}}, prefixed("dual", tensors)
 
 
 def _stored_form(stored: Snapshot) -> Form:
@@ -365,8 +366,10 @@ def _stored_form(stored: Snapshot) -> Form:
         return DenseForm.of(hessian, header["ridge"])
     header = stored.header["dual"]
     tensors = unprefixed("dual", stored.tensors)
-    blocks = []
-    for number, name in enumerate(header["blocks"]):
-        block_class = BLOCKS[name]
-        blocks.append(block_class(**unprefixed(str(number), tensors)))
-    return DualForm.of(Tangents(tuple(blocks)), header["ridge"])
+    rows = []
+    for number, kinds in enumerate(header["blocks"]):
+        blocks = []
+        for place, kind in enumerate(kinds):
+            blocks.append(BLOCKS[kind](**unprefixed(f"{number}.{place}", tensors)))
+        rows.append(Tangents(tuple(blocks)))
+    return DualForm.of(rows, header["ridge"])

@@ -43,12 +43,13 @@ from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for, loss_name
 from ..models.modes import differentiating
 from ..notices import NO_FIT, NotFittedError, notify
+from ..posterior.memory import free_memory_or_guess
 from ..prediction.derived import Derived, correlation
 from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from .curvature.exact_hessian import Penalty, Regulariser
-from .curvature.forms import FORMS, FormName, Problem, available_memory, form_name
+from .curvature.forms import FORMS, FormName, Problem, form_name
 from .curvature.pseudo_hessian import TrainingRows
 from .curvature.solving import solved_form
 from .derivatives.differentiation import Differentiation
@@ -816,7 +817,7 @@ class PredictionRigidity:
         """The sizes and options that `form_name` needs to choose the form."""
         flat = differentiation.regressor.flat
         if self._memory is None:
-            memory = MEMORY_SHARE * available_memory(flat.device)
+            memory = MEMORY_SHARE * free_memory_or_guess(flat.device)
         else:
             memory = self._memory
         return Problem(

@@ -6,16 +6,23 @@ place of a process that the system kills.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
+
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Files with the limit and the use of a container's memory, for cgroups 2 and 1."""
 
 _SMALL = 1 << 26
 """Bytes below which nothing is compared: it takes longer than the allocation."""
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on a device; None where that is not known."""
+    """Bytes that can still be allocated on a device or in its container; None where not known."""
     if device.type == "cuda":
         # Torch's allocator holds memory that no tensor uses at present.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -23,11 +30,29 @@ def free_memory(device: torch.device) -> int | None:
     meminfo = Path("/proc/meminfo")
     if device.type != "cpu" or not meminfo.exists():
         return None
+    free = None
     for line in meminfo.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
+            free = int(value.split()[0]) * 1024
+    if free is None:
+        return None
+    for limit_path, used_path in _CGROUPS:
+        left = _number_in(limit_path) - _number_in(used_path)
+        if 0 < left < float("inf"):  # it is inf or NaN where there is no limit
+            free = min(free, int(left))
+    return free
+
+
+def free_memory_or_guess(device: torch.device) -> int:
+    """Bytes that can still be allocated; half of the machine's where unknown, or 4 GiB."""
+    free = free_memory(device)
+    if free is not None:
+        return free
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):  # not a POSIX system
+        return 4 * 2**30
 
 
 def require_memory(copies: int, width: int, targets: int | None, device: torch.device) -> None:
@@ -55,3 +80,11 @@ def require_memory(copies: int, width: int, targets: int | None, device: torch.d
         "Name a narrower readout with layer=, pass features= that project to fewer columns, or "
         "move the model to a device with more memory."
     )
+
+
+def _number_in(path: str) -> float:
+    """The number in a file; infinity where there is none."""
+    try:
+        return float(Path(path).read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return float("inf")

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..models.directional import normal_like
+from ..models.derivatives import normal_like
 from .columns import Columns, joint_columns
 from .heads import Call, as_rows, has_bias, has_plain_parameters, head_weights
 from .reading import Reading, responses

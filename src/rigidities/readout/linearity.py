@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ..models.directional import normal_like
+from ..models.derivatives import normal_like
 from ..models.shadow import shadow
 from .checks import revealing_change, tolerance
 from .heads import (

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..data.output_layout import OutputLayout
-from ..models.directional import normal_like, pulled, units
+from ..models.derivatives import normal_like, pulled, units
 from ..posterior.gram import with_ones
 from .columns import Columns, joint_columns
 from .heads import Call, as_rows, channel_axis, has_bias, head_weights

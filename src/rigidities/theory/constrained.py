@@ -39,7 +39,7 @@ from ..any_regressor.derivatives.regressor import Function, Regressor
 from ..data.samples import doubled
 from ..losses import LossLike, ValuedLoss, own_weights, require_valued
 from ..metrics.alignment import as_tensor
-from ..models.directional import Differentiated
+from ..models.derivatives import Differentiated
 from ..notices import notify
 from ..posterior.posterior import check_ridge
 

@@ -12,8 +12,10 @@ predictions. Relative rounding errors are about machine epsilon times $\mathrm{t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -21,7 +23,6 @@ from torch import Tensor
 from ...posterior.draws import standard_normal
 from ..derivatives.tangents import Tangents
 from .forms import Form
-from .pseudo_hessian import PIECE
 
 BLOCK = 1024
 """Rows and columns of the kernel that are computed at once."""
@@ -32,20 +33,21 @@ class DualForm(Form):
     """The training rows and the Cholesky factor of their kernel plus ridge.
 
     Attributes:
-        rows: Weighted tangents of the training data, n = N K rows.
+        rows: Weighted tangents of the training data, n = N K rows, in groups of consecutive
+            samples that are small enough to be cast to float64.
         factor: Lower triangular Cholesky factor L, (n, n).
         ridge: The ridge s.
         tolerance: Bound on the relative rounding error of q.
     """
 
-    rows: Tangents
+    rows: tuple[Tangents, ...]
     factor: Tensor
     ridge: float
     tolerance: float
     name = "dual"
 
     @classmethod
-    def of(cls, rows: Tangents, ridge: float) -> DualForm:
+    def of(cls, rows: Sequence[Tangents], ridge: float) -> DualForm:
         """Assemble and factorise the kernel.
 
         Raises:
@@ -61,12 +63,12 @@ class DualForm(Form):
                 f"The ridge {ridge:g} is negligible compared with the kernel's trace {trace:.3g}. "
                 f"Pass a ridge of at least {1e-12 * trace:.1g}, or form='dense'."
             )
-        return cls(rows, factor, ridge, tolerance)
+        return cls(tuple(rows), factor, ridge, tolerance)
 
     @property
     def width(self) -> int:
         """Number of parameters P."""
-        return self.rows.shape[2]
+        return self.rows[0].shape[2]
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K)."""
@@ -80,19 +82,20 @@ class DualForm(Form):
         right_whitened = left_whitened if right is left else self._whitened(right)
         return (left.kernel(right) - left_whitened.mT @ right_whitened) / self.ridge
 
+    def solve(self, vectors: Tensor) -> Tensor:
+        r"""$(J^\top J + s I)^{-1} v$ for several v, (m, P) -> (m, P)."""
+        return (vectors - self._pulled_back(self._forward(vectors))) / self.ridge
+
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         r"""Deviations with covariance $(J^\top J + s I)^{-1}$, (n, P), by Matheron's rule.
 
         $w = u - J^\top (K + sI)^{-1} (J u + \epsilon)$ with $u \sim N(0, I/s)$ and
         $\epsilon \sim N(0, I)$.
         """
-        samples, outputs, width = self.rows.shape
         device = self.factor.device
-        u = standard_normal((n, width), device, generator) / math.sqrt(self.ridge)
-        noise = standard_normal((n, samples * outputs), device, generator)
-        data = self.rows.forward(u).flatten(1) + noise
-        weights = torch.cholesky_solve(data.mT, self.factor).mT
-        return u - self.rows.backward(weights.reshape(n, samples, outputs))
+        u = standard_normal((n, self.width), device, generator) / math.sqrt(self.ridge)
+        noise = standard_normal((n, len(self.factor)), device, generator)
+        return u - self._pulled_back(self._forward(u) + noise)
 
     @cached_property
     def effective_rank(self) -> float:
@@ -104,35 +107,50 @@ class DualForm(Form):
 
     def _whitened(self, tangents: Tangents) -> Tensor:
         """$L^{-1} k$ for each prediction, (n, N K)."""
-        cross_kernel = torch.cat([piece.kernel(tangents) for _, piece in _pieces(self.rows)])
+        cross_kernel = torch.cat([group.kernel(tangents) for group in self.rows])
         whitened: Tensor = torch.linalg.solve_triangular(self.factor, cross_kernel, upper=False)
         return whitened
 
+    def _forward(self, vectors: Tensor) -> Tensor:
+        """J v: (m, P) -> (m, n)."""
+        return torch.cat([group.forward(vectors).flatten(1) for group in self.rows], dim=1)
 
-def assembled_kernel(rows: Tangents) -> Tensor:
-    """The kernel J J^T in float64, (N K, N K), block by block.
+    def _pulled_back(self, data: Tensor) -> Tensor:
+        r"""$J^\top (K + s I)^{-1} d$ for several d, (m, n) -> (m, P)."""
+        weights = torch.cholesky_solve(data.mT, self.factor).mT
+        counts = [math.prod(group.shape[:2]) for group in self.rows]
+        result = torch.zeros(len(data), self.width, dtype=data.dtype, device=data.device)
+        weights_of_groups = torch.split(weights, counts, dim=1)
+        for group, group_weights in zip(self.rows, weights_of_groups, strict=True):
+            result += group.backward(group_weights.reshape(-1, *group.shape[:2]))
+        return result
+
+
+def assembled_kernel(rows: Sequence[Tangents]) -> Tensor:
+    """The kernel J J^T of some groups of rows, (n, n) in float64.
 
     Only the blocks on and below the diagonal are computed.
     """
-    samples, outputs, _ = rows.shape
-    n = samples * outputs
-    kernel = torch.empty(n, n, dtype=torch.float64, device=rows.device)
-    pieces = _pieces(rows)
-    for number, (right_start, right) in enumerate(pieces):
-        columns = slice(right_start * outputs, (right_start + right.shape[0]) * outputs)
-        for left_start, left in pieces[number:]:
-            below = slice(left_start * outputs, (left_start + left.shape[0]) * outputs)
+    ends = list(accumulate(math.prod(group.shape[:2]) for group in rows))
+    places = [slice(start, end) for start, end in pairwise([0, *ends])]
+    kernel = torch.empty(ends[-1], ends[-1], dtype=torch.float64, device=rows[0].device)
+    for number, right in enumerate(rows):
+        columns = places[number]
+        for left, below in zip(rows[number:], places[number:], strict=True):
             block = left.kernel(right)
             kernel[below, columns] = block
-            if left_start > right_start:
+            if below != columns:
                 kernel[columns, below] = block.mT
     return kernel
 
 
-def _pieces(rows: Tangents) -> list[tuple[int, Tangents]]:
-    """The samples in pieces small enough to be cast to float64, each with its first sample."""
-    samples, outputs, _ = rows.shape
-    numbers_per_sample = max(1, rows.numbers // max(1, samples))
-    samples_in_memory = PIECE // (8 * numbers_per_sample)
-    step = max(1, min(BLOCK // outputs, samples_in_memory))
-    return [(start, rows.take(slice(start, start + step))) for start in range(0, samples, step)]
+def grouped(batches: Iterable[Tangents], samples: int) -> Iterator[Tangents]:
+    """Consecutive batches joined to groups of at least this many samples, except for the last."""
+    group: list[Tangents] = []
+    for tangents in batches:
+        group.append(tangents)
+        if sum(member.shape[0] for member in group) >= samples:
+            yield Tangents.join(group)
+            group = []
+    if group:
+        yield Tangents.join(group)

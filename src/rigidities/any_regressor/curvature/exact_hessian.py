@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...data.samples import SampleBatch, Samples
 from ...losses import Loss, ValuedLoss, own_weights, require_valued
-from ...models.directional import Differentiated
+from ...models.derivatives import Differentiated
 from ..derivatives.regressor import Regressor
 
 ROWS = 1024

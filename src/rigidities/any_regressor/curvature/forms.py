@@ -15,16 +15,13 @@ least arithmetic among those that fit into memory.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from ...posterior.memory import free_memory
 from ...posterior.posterior import Posterior
 from ..derivatives.tangents import Tangents
 
@@ -36,12 +33,6 @@ EIGEN_COST = 25
 
 FEW = 500
 """Up to this many parameters the dense form, which rounds least, takes well under a second."""
-
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-"""Files with the limit and the use of a container's memory, for cgroups 2 and 1."""
 
 
 class Form(ABC):
@@ -250,18 +241,6 @@ def _check_fits(problem: Problem, form: str) -> None:
     )
 
 
-def available_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on the GPU, or on the machine or in its container."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    available = _machine_memory()
-    for limit_path, used_path in _CGROUPS:
-        left = _number_in(limit_path) - _number_in(used_path)
-        if 0 < left < float("inf"):  # it is inf or NaN where there is no limit
-            available = min(available, int(left))
-    return available
-
-
 def readable_size(size: float) -> str:
     """A number of bytes in a readable unit.
 
@@ -274,22 +253,3 @@ def readable_size(size: float) -> str:
             return f"{size:.0f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
-
-
-def _machine_memory() -> int:
-    """Free bytes of the machine; where unknown, half of its memory, or a guess."""
-    free = free_memory(torch.device("cpu"))
-    if free is not None:
-        return free
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):  # not a POSIX system: a cautious guess
-        return 4 * 2**30
-
-
-def _number_in(path: str) -> float:
-    """The number in a file; infinity where there is none."""
-    try:
-        return float(Path(path).read_text())
-    except (OSError, ValueError):  # no such file, or "max"
-        return float("inf")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...losses import Loss, PerSampleLoss, ValuedLoss, own_weights
+from ...models.derivatives import pulled, recorded
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,8 @@ def _slope(
     """
     if target is None or not isinstance(loss, ValuedLoss):
         return None, True
-    with torch.enable_grad():
-        leaf = prediction.clone().requires_grad_()
-        values = loss.value(leaf, target, batch)
-        (slope,) = torch.autograd.grad(values.sum(), leaf)
+    leaf, values = recorded(lambda y: loss.value(y, target, batch), prediction)
+    (slope,) = pulled(values, leaf, torch.ones_like(values)[None])
     return slope, values.numel() == leaf.numel()
 
 

@@ -42,6 +42,11 @@ NEGLIGIBLE = 1e-6
 """Residuals below this share of the predictions are rounding: the model interpolates its data."""
 
 
+def samples_at_once(numbers_per_sample: int) -> int:
+    """How many samples to process at once if each needs this many float64 numbers."""
+    return max(1, PIECE // (8 * numbers_per_sample))
+
+
 class Totals:
     r"""Running sums over the training data.
 
@@ -178,20 +183,17 @@ class TrainingRows:
         """The sums of a pass over the data so far."""
         return Totals(self.differentiation.regressor.flat)
 
-    def pieces(
-        self, numbers_per_sample: int
-    ) -> Iterator[tuple[SampleBatch, Tensor | None, Tangents]]:
+    def pieces(self, samples: int) -> Iterator[tuple[SampleBatch, Tensor | None, Tangents]]:
         """Go through the data once, and add them to the totals.
 
         Args:
-            numbers_per_sample: How many float64 numbers the work on a sample needs; pieces are cut
-                so that they stay within `PIECE` bytes.
+            samples: The most samples of a piece.
 
         Yields:
             A piece of the data, the root L of its weights (None for ones), and its weighted
             tangents.
         """
-        for batch in self.samples.pieces(max(1, PIECE // (8 * numbers_per_sample))):
+        for batch in self.samples.pieces(samples):
             prediction, tangents = self._differentiated(batch)
             target = batch.target_rows(prediction, self.differentiation.shape)
             terms = loss_terms(self.loss, prediction, target, batch.weight, batch.raw)

@@ -8,24 +8,20 @@ dual form all tangents, the matrix-free form all tangents or a way to compute th
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from ...posterior.gram import Gram
-from ..derivatives.tangents import TangentBuffer, Tangents
+from ..derivatives.tangents import Tangents
 from .dense_form import DenseForm, Hessian
-from .dual_form import DualForm
+from .dual_form import BLOCK, DualForm, grouped
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
-from .matrix_free import (
-    AutodiffRows,
-    MatrixFreeForm,
-    Preconditioner,
-    RecomputedRows,
-    RowProducts,
-)
-from .pseudo_hessian import TrainingRows
+from .matrix_free import MatrixFreeForm, RecomputedTangents
+from .pseudo_hessian import TrainingRows, samples_at_once
 
 PRECONDITIONING_ROWS = 2000
 """Most rows of the preconditioner, whose factorisation then takes about a second."""
@@ -82,14 +78,14 @@ def _gauss_newton_hessian(training: TrainingRows) -> Tensor:
     """The sum of J^T Lambda J, (P, P)."""
     regressor = training.differentiation.regressor
     gram = Gram(len(regressor), device=regressor.flat.device)
-    for _, _, tangents in training.pieces(_dense_numbers_per_sample(training)):
+    for _, _, tangents in training.pieces(_dense_samples(training)):
         gram.update(tangents.matrix().flatten(0, 1))
     return gram.matrix
 
 
 def _exact_data_hessian(training: TrainingRows) -> tuple[Tensor, float]:
     """The exact Hessian without the regulariser, and the machine epsilon it was computed in."""
-    for _ in training.pieces(_dense_numbers_per_sample(training)):
+    for _ in training.pieces(_dense_samples(training)):
         pass  # the pass is for the totals alone
     differentiation = training.differentiation
     return exact_hessian(
@@ -97,18 +93,17 @@ def _exact_data_hessian(training: TrainingRows) -> tuple[Tensor, float]:
     )
 
 
-def _dense_numbers_per_sample(training: TrainingRows) -> int:
-    """Numbers that the work on a sample needs: about four copies of its full rows (K, P)."""
+def _dense_samples(training: TrainingRows) -> int:
+    """How many samples to write out at once; each needs about four copies of its rows (K, P)."""
     differentiation = training.differentiation
-    return 4 * differentiation.outputs * len(differentiation.regressor)
+    return samples_at_once(4 * differentiation.outputs * len(differentiation.regressor))
 
 
 def _dual(training: TrainingRows, problem: Problem) -> DualForm:
     """The kernel of all training rows, factorised."""
-    buffer = TangentBuffer(problem.samples)
-    for _, _, tangents in training.pieces(problem.numbers_per_sample):
-        buffer.add(tangents)
-    return DualForm.of(buffer.tangents(), problem.ridge)
+    samples = min(samples_at_once(problem.numbers_per_sample), math.ceil(BLOCK / problem.outputs))
+    pieces = (tangents for _, _, tangents in training.pieces(samples))
+    return DualForm.of(list(grouped(pieces, samples)), problem.ridge)
 
 
 def _matrix_free(
@@ -120,39 +115,56 @@ def _matrix_free(
     vectors of conjugate gradients.
     """
     width = problem.parameters
-    differentiation = training.differentiation
-    stored = problem.tangent_bytes <= problem.memory / 2
-    factors_are_small = problem.numbers_per_sample < width * problem.outputs / 2
-    recomputed = RecomputedRows if factors_are_small else AutodiffRows
     # Systems that are solved at once: each needs about eight float64 vectors of length P.
     together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
+    samples = samples_at_once(problem.numbers_per_sample * together)
 
-    # Evenly spaced rows for the preconditioner, as many as fit into its share of the memory.
+    # Evenly spaced samples for the preconditioner, as many as fit into its share of the memory.
     samples_in_memory = problem.memory / 4 / (problem.itemsize * problem.numbers_per_sample)
     most_samples = max(1.0, min(PRECONDITIONING_ROWS / problem.outputs, samples_in_memory))
     stride = max(1, math.ceil(problem.samples / most_samples))
 
-    rows: list[RowProducts] = []
-    preconditioning_tangents: list[Tangents] = []
-    samples_before = 0
-    for batch, root, tangents in training.pieces(problem.numbers_per_sample * together):
-        count = tangents.shape[0]
-        # Samples whose number in the whole data is a multiple of the stride.
-        index = torch.arange(count)[-samples_before % stride :: stride]
-        samples_before += count
-        if len(index):
-            preconditioning_tangents.append(tangents.take(index))
-        rows.append(tangents if stored else recomputed(differentiation, batch, root))
+    stored = problem.tangent_bytes <= problem.memory / 2
+    batches = []  # of rows that are not stored
+    spaced: list[Tangents] = []
 
-    sample = Tangents.join(preconditioning_tangents)
-    share = sample.shape[0] / problem.samples
+    def tangents_of_batches() -> Iterator[Tangents]:
+        """All tangents of one pass, which fills the two lists above."""
+        samples_before = 0
+        for batch, root, tangents in training.pieces(samples):
+            count = tangents.shape[0]
+            # Samples whose number in the whole data is a multiple of the stride.
+            index = torch.arange(count)[-samples_before % stride :: stride]
+            samples_before += count
+            if len(index):
+                spaced.append(tangents.take(index))
+            if not stored:
+                batches.append((batch, root))
+            yield tangents
+
+    rows: Iterable[Tangents]
+    if stored:
+        rows = list(grouped(tangents_of_batches(), samples))
+    else:
+        deque(tangents_of_batches(), maxlen=0)
+        rows = RecomputedTangents(training.differentiation, batches)
     return MatrixFreeForm(
         rows,
         ridge=problem.ridge,
         tolerance=tolerance,
         width=width,
-        device=differentiation.regressor.flat.device,
+        device=training.differentiation.regressor.flat.device,
         penalty=None if penalty is None else penalty.product,
-        preconditioner=Preconditioner.of(sample, share, problem.ridge),
+        preconditioner=_preconditioner(spaced, problem).solve,
         together=together,
     )
+
+
+def _preconditioner(spaced: list[Tangents], problem: Problem) -> DualForm:
+    """The dual form of some of the samples, at their share of the ridge."""
+    samples = math.ceil(BLOCK / problem.outputs)
+    rows = list(grouped(spaced, samples))
+    share = sum(group.shape[0] for group in rows) / problem.samples
+    # The ridge must exceed the kernel's rounding; with a larger one it is still a preconditioner.
+    trace = sum(float(group.squares().sum()) for group in rows)
+    return DualForm.of(rows, max(problem.ridge * share, 1e-12 * trace))

@@ -1,15 +1,15 @@
 r"""Per-sample derivatives of any regressor: from a batch of inputs to predictions and `Tangents`.
 
-There are three ways to compute them, and `Differentiation.of` chooses one on the first batch:
+Linear layers of a module give the factors of their outer products (`linear_layers`). The
+derivatives by all other parameters are written out, in the first of these ways that works:
 
-- linear layers of a module: the factors of their outer products (`linear_layers`);
-- few parameters: forward mode, one pass per parameter over the whole batch;
-- everything else: `torch.func.vmap` of reverse mode over the samples; for functions that it cannot
-  transform, a loop of backward passes, with a warning.
+- `mapped_rows`: reverse mode, mapped over the samples;
+- `directed_rows`: forward mode, one pass per parameter, where there are few;
+- `looped_rows`: reverse mode for one sample after the other, with a warning.
 
-Each way is compared on the first batch with a backward pass, and abandoned where the two differ:
-where a layer's weight is also used elsewhere, its rows are not samples, or torch batches an
-operation wrongly.
+`Differentiation.of` compares each way on the first batch with a backward pass, and gives it up
+where the two differ: where a layer's weight is also used elsewhere, its rows are not samples, or
+torch batches an operation wrongly.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jacfwd, jacrev, vmap
 
 from ...data.samples import SampleBatch, sample_count
-from ...models.directional import normal_like, pulled, pulls, recorded, units
-from ...models.modes import forward_mode, transformable
+from ...models.derivatives import (
+    jacobian_by_directions,
+    jacobian_by_samples,
+    normal_like,
+    pulls,
+)
 from ...notices import notify
 from .linear_layers import LinearLayers, NotFactored
 from .regressor import Regressor
 from .tangents import Explicit, TangentBlock, Tangents
 
 FEW_PARAMETERS = 16
-"""Up to this many parameters forward mode, with one pass per parameter, is the cheapest way."""
+"""Up to this many parameters, forward mode comes before a loop over the samples."""
 
 JacobianFunction = Callable[..., Tensor]
 """jacobian(regressor, *inputs, **kwargs) -> (N, K, P)."""
@@ -149,14 +153,7 @@ class Differentiation:
         return replace(self, numbers_per_sample=-(-tangents.numbers // len(outputs)))
 
 
-def forward_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
-    """(N, K, P) by forward mode, one pass per parameter."""
-    jacobian: JacobianFunction = jacfwd(lambda flat: regressor.outputs(flat, *inputs, **kwargs))
-    with transformable(), forward_mode:
-        return jacobian(regressor.flat)
-
-
-def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
+def mapped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
     """(N, K, P) by reverse mode, mapped over the samples.
 
     Inputs with a row per sample are mapped; all others are the same for every sample.
@@ -168,27 +165,41 @@ def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
         if isinstance(value, Tensor) and value.ndim > 0 and len(value) == samples:
             mapped_places.append(place)
 
-    def outputs_of_one(flat: Tensor, *sample: Tensor) -> Tensor:
-        """Outputs (K,) of one sample, whose inputs come without their batch dimension."""
+    def outputs_at(flat: Tensor, *mapped_values: Tensor) -> Tensor:
+        """Outputs of samples, given by the inputs that have a row for each of them."""
         full = list(values)
-        for place, value in zip(mapped_places, sample, strict=True):
-            full[place] = value[None]
+        for place, value in zip(mapped_places, mapped_values, strict=True):
+            full[place] = value
         args = full[: len(inputs)]
         keywords = dict(zip(kwargs, full[len(inputs) :], strict=True))
-        return regressor.outputs(flat, *args, **keywords)[0]
+        return regressor.outputs(flat, *args, **keywords)
 
-    mapped_dimensions = [0] * len(mapped_places)
-    jacobian: JacobianFunction = vmap(jacrev(outputs_of_one), in_dims=(None, *mapped_dimensions))
-    with transformable():
-        return jacobian(regressor.flat, *[values[place] for place in mapped_places])
+    mapped_values = [values[place] for place in mapped_places]
+    return jacobian_by_samples(outputs_at, regressor.flat, mapped_values)
+
+
+def directed_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
+    """(N, K, P) by forward mode, one pass per parameter."""
+    return jacobian_by_directions(
+        lambda flat: regressor.outputs(flat, *inputs, **kwargs), regressor.flat
+    )
 
 
 def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
-    """(N, K, P) by one backward pass per output of each sample."""
-    flat, outputs = recorded(lambda p: regressor.outputs(p, *inputs, **kwargs), regressor.flat)
-    values = outputs.reshape(-1)
-    rows = [pulled(values, flat, units(values, i, 1)) for i in range(len(values))]
-    return torch.cat(rows).reshape(*outputs.shape, -1)
+    """(N, K, P) by reverse mode, one sample after the other."""
+    rows = []
+    for sample in SampleBatch(inputs, kwargs, None, None).pieces(1):
+        outputs = partial(_outputs_of, regressor, sample)
+        with torch.no_grad():
+            shape = outputs(regressor.flat).shape  # (1, K), or (N, K) where inputs have no rows
+        cotangents = torch.eye(shape.numel()).reshape(-1, *shape)
+        rows.append(pulls(outputs, regressor.flat, cotangents).reshape(*shape, -1))
+    return torch.cat(rows).to(regressor.flat)
+
+
+def _outputs_of(regressor: Regressor, batch: SampleBatch, flat: Tensor) -> Tensor:
+    """Outputs (N, K) of a batch at the parameters `flat`."""
+    return regressor.outputs(flat, *batch.args, **batch.kwargs)
 
 
 def _explicit_blocks(regressor: Regressor, rows: Tensor) -> dict[str, TangentBlock]:
@@ -203,10 +214,10 @@ def _jacobian_function(
 ) -> JacobianFunction:
     """The cheapest way to a Jacobian that works on a first batch and is confirmed there."""
     if regressor is None:
-        return reverse_rows  # it will not be called
-    candidates: list[JacobianFunction] = [reverse_rows]
+        return mapped_rows  # it will not be called
+    candidates: list[JacobianFunction] = [mapped_rows]
     if len(regressor) <= FEW_PARAMETERS:
-        candidates.insert(0, forward_rows)
+        candidates.append(directed_rows)
     for candidate in candidates:
         try:
             blocks = _explicit_blocks(regressor, candidate(regressor, *inputs, **kwargs))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...models.directional import normal_like
+from ...models.derivatives import normal_like
 from .regressor import Regressor
 from .tangents import Explicit, Outer, TangentBlock
 

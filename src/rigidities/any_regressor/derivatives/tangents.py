@@ -10,7 +10,7 @@ so that the kernel $J J'^\top$ is a sum of elementwise products of small Grams,
 $(s_{nk} \cdot s'_{ml})\,(a_n \cdot a'_m)$, and the products $J v$ and $J^\top u$ need only the
 factors. A `TangentBlock` holds the columns of J that belong to one parameter: `Outer` stores the
 factors, `Explicit` the columns themselves. `Tangents` are the blocks of all parameters in the order
-of the flat vector. A `TangentBuffer` collects those of many batches.
+of the flat vector.
 """
 
 from __future__ import annotations
@@ -59,10 +59,6 @@ class TangentBlock(ABC):
     def take(self, index: slice | Tensor) -> TangentBlock:
         """Some of the samples."""
         return self.mapped(lambda tensor: tensor[index])
-
-    def empty(self, samples: int) -> TangentBlock:
-        """A block of the same kind for this many samples, with uninitialised values."""
-        return self.mapped(lambda tensor: tensor.new_empty(samples, *tensor.shape[1:]))
 
     def write(self, place: Tensor) -> None:
         """Write the columns into a tensor (N, K, width)."""
@@ -272,61 +268,17 @@ class Tangents:
     @classmethod
     def join(cls, batches: Sequence[Tangents]) -> Tangents:
         """Samples of several batches as one."""
-        buffer = TangentBuffer(sum(batch.shape[0] for batch in batches))
-        for batch in batches:
-            buffer.add(batch)
-        return buffer.tangents()
+        by_parameter = zip(*[batch.blocks for batch in batches], strict=True)
+        return cls(tuple(_joined(blocks) for blocks in by_parameter))
 
 
-class TangentBuffer:
-    """Batches of tangents, written into preallocated blocks as they come: never stored twice.
+def _joined(blocks: Sequence[TangentBlock]) -> TangentBlock:
+    """The samples of several blocks of one parameter, written out where the blocks differ in kind.
 
-    Args:
-        count: Expected number of samples. The blocks grow if there are more.
+    A layer that a batch does not call has no factors there.
     """
-
-    def __init__(self, count: int) -> None:
-        self._capacity = max(1, count)
-        self._count = 0  # samples so far
-        self._blocks: tuple[TangentBlock, ...] = ()  # each with room for `_capacity` samples
-
-    def add(self, batch: Tangents) -> None:
-        """Append the samples of a batch."""
-        end = self._count + batch.shape[0]
-        if end > self._capacity:
-            self._capacity = max(end, 2 * self._capacity)
-        if not self._blocks:
-            self._blocks = tuple(block.empty(self._capacity) for block in batch.blocks)
-        self._blocks = tuple(
-            self._extended(stored, new, end)
-            for stored, new in zip(self._blocks, batch.blocks, strict=True)
-        )
-        self._count = end
-
-    def tangents(self) -> Tangents:
-        """All samples so far."""
-        if not self._blocks:
-            raise ValueError("There are no tangents to collect.")
-        return Tangents(self._blocks).take(slice(self._count))
-
-    def _extended(self, stored: TangentBlock, new: TangentBlock, end: int) -> TangentBlock:
-        """The stored block with new samples appended, which end at sample number `end`.
-
-        Where one of the two is stored as factors and the other is not, both are written out.
-        """
-        before = slice(self._count)
-        if type(stored) is not type(new):
-            stored = Explicit(stored.take(before).matrix())
-            new = Explicit(new.matrix())
-        if len(stored.tensors[0]) < self._capacity:
-            larger = stored.empty(self._capacity)
-            _write_samples(stored.take(before), larger, before)
-            stored = larger
-        _write_samples(new, stored, slice(self._count, end))
-        return stored
-
-
-def _write_samples(source: TangentBlock, destination: TangentBlock, place: slice) -> None:
-    """Write all samples of one block into a slice of another of the same kind."""
-    for tensor, values in zip(destination.tensors, source.tensors, strict=True):
-        tensor[place] = values
+    kind = type(blocks[0])
+    if any(type(block) is not kind for block in blocks):
+        return Explicit(torch.cat([block.matrix() for block in blocks]))
+    by_field = zip(*[block.tensors for block in blocks], strict=True)
+    return kind(*[torch.cat(tensors) for tensors in by_field])

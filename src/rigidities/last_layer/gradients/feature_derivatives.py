@@ -26,7 +26,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...models.directional import at_once, pulled_in_turn, push, units
+from ...models.derivatives import at_once, pulled_in_turn, push, units
 from ...models.modes import transformable
 from .feature_map import UNCONNECTED, FeatureMap, OutputAndFeatures
 

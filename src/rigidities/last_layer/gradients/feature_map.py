@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...data.batches import Batch
 from ...data.slots import Slot
-from ...models.directional import normal_like, pulled, pushed_by_reverse, pushes
+from ...models.derivatives import normal_like, pulled, pushed_by_reverse, pushes
 from ...models.modes import transformable
 from ...readout.reading import Reading
 from ...readout.readout import AnyReadout

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models.directional import curvatures_along, pulled, push, units, values_at
+from ...models.derivatives import curvatures_along, pulled, push, units, values_at
 
 Function = Callable[[Tensor], Tensor]
 

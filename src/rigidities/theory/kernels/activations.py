@@ -43,6 +43,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ...models.derivatives import slopes
 from .quadrature import Function, mehler_dual
 
 __all__ = ["Activation", "ActivationLike", "activation", "by_quadrature"]
@@ -54,6 +55,11 @@ ActivationLike: TypeAlias = "str | Activation | nn.Module | Function"
 
 _SLACK = 1e-9
 """The relative amount by which |r| may exceed sqrt(pq) because of rounding."""
+
+_NO_DERIVATIVE = (
+    "Torch cannot differentiate the activation (does it use NumPy, detach or no_grad?). Write it "
+    "in torch operations."
+)
 
 
 @dataclass(frozen=True)
@@ -217,16 +223,8 @@ class _Derivative:
     function: Function
 
     def __call__(self, x: Tensor) -> Tensor:
-        with torch.inference_mode(False), torch.enable_grad():
-            x = x.clone().requires_grad_()
-            values = self.function(x)
-            if not values.requires_grad:
-                raise ValueError(
-                    "Torch cannot differentiate the activation (does it use NumPy, detach or "
-                    "no_grad?). Write it in torch operations."
-                )
-            (slope,) = torch.autograd.grad(values.sum(), x)
-        return slope
+        with torch.inference_mode(False):
+            return slopes(self.function, x.clone(), unconnected=_NO_DERIVATIVE)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,22 @@ r"""Derivatives of plain functions, and which of torch's modes to trust with the
 
 With the Jacobian J of a function at a point, `push` and `pushes` give J v (forward mode), `pulls`
 and `pulled` give J^T u (reverse mode), for many vectors at once where torch can batch them.
-`Differentiated` gives products with the Hessian, `curvatures_along` the second derivatives of many
-values along directions.
+`slopes` differentiates values that each depend on one row alone. `jacobian_by_samples` and
+`jacobian_by_directions` write out J for every sample of a batch. `Differentiated` gives products
+with the Hessian, `curvatures_along` the second derivatives of many values along directions.
+
+Every derivative of the library by a weight, an input or a prediction comes from here. What calls
+`torch.autograd.grad` elsewhere looks at graphs that it has recorded itself: which tensors a model
+uses (`readout`, `Regressor.used`), and the slopes of layers (`linear_layers`).
 
 The whole library follows one policy, measured with torch 2.13 in float64 against finite
 differences:
 
 - First derivatives: reverse mode, or forward mode where it needs fewer passes. Both are right. An
   operation without forward mode is differentiated twice in reverse.
+- Jacobians of a batch: reverse mode under `vmap` over the samples. Forward mode, with a pass per
+  parameter, takes half to four times as long even for 4 to 16 parameters, but works for functions
+  that cannot be mapped over samples, such as formulas with masks.
 - Second derivatives: reverse mode over reverse mode. It supports every operation that forward mode
   over reverse mode supports and more, is no slower, and is right except for the fused
   `weight_norm`, which is spelled out here. A Hessian that is still not symmetric is refused.
@@ -21,7 +29,7 @@ differences:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -201,6 +209,53 @@ def pulled_in_turn(
             if gradients is None:
                 gradients = torch.stack([pull(u, False) for u in cotangents])
         yield gradients
+
+
+def slopes(function: VectorFunction, points: Tensor, *, unconnected: str | None = None) -> Tensor:
+    """Derivatives of values that each depend on one row of the points, shaped like the points.
+
+    Args:
+        function: A function of all points, whose values are summed.
+        points: (N, ...).
+        unconnected: As in `pulled`.
+    """
+    x, values = recorded(function, points)
+    return pulled(values, x, torch.ones_like(values)[None], unconnected=unconnected)[0]
+
+
+def jacobian_by_samples(
+    function: Callable[..., Tensor], point: Tensor, inputs: Sequence[Tensor]
+) -> Tensor:
+    """Derivatives (N, K, P) of a batched function's outputs by a point (P,).
+
+    By reverse mode, mapped over the samples.
+
+    Args:
+        function: f(point, *inputs) -> (N, K).
+        point: (P,).
+        inputs: Tensors with a row for each of the N samples.
+
+    Raises:
+        RuntimeError: Torch cannot map the function over samples.
+    """
+
+    def outputs_of_one(at: Tensor, *sample: Tensor) -> Tensor:
+        """Outputs (K,) of one sample, whose inputs come without their batch dimension."""
+        outputs: Tensor = function(at, *[value[None] for value in sample])  # (1, K)
+        return outputs[0]
+
+    dimensions = (None, *[0] * len(inputs))
+    jacobian: Callable[..., Tensor] = torch.func.vmap(
+        torch.func.jacrev(outputs_of_one), in_dims=dimensions
+    )
+    with transformable():
+        return jacobian(point, *inputs)
+
+
+def jacobian_by_directions(function: VectorFunction, point: Tensor) -> Tensor:
+    """Derivatives (N, K, P) of outputs (N, K) by a point (P,), by a forward pass for each of P."""
+    columns = pushes(function, point, units(point, 0, len(point)))  # (P, N, K)
+    return columns.permute(1, 2, 0).to(point)
 
 
 def at_once(values: Tensor) -> int:
