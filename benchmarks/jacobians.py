@@ -13,7 +13,12 @@ from torch.func import functional_call
 from benchmarks.frame.results import Row, at_least, for_information
 from benchmarks.frame.timing import Timings, interleaved
 from benchmarks.frame.workload import workload
-from rigidities.any_regressor.derivatives.differentiation import Differentiation
+from rigidities.any_regressor.derivatives.differentiation import (
+    FEW_PARAMETERS,
+    Differentiation,
+    directed_rows,
+    mapped_rows,
+)
 from rigidities.any_regressor.derivatives.regressor import Regressor
 
 LOOP = "loop"
@@ -44,7 +49,31 @@ def run(*, quick: bool = False) -> list[Row]:
             small.ratio(LOOP, "mapped"),
             unit,
         ),
+        *(directed_row(parameters, rows, rounds=rounds) for parameters in (4, FEW_PARAMETERS)),
     ]
+
+
+def directed_row(parameters: int, rows: int, *, rounds: int) -> Row:
+    """A polynomial with so many parameters, in forward mode and mapped over the samples."""
+
+    def polynomial(w: Tensor, x: Tensor) -> Tensor:
+        return torch.stack([w[i] * x**i for i in range(parameters)]).sum(0)
+
+    regressor = Regressor.of(polynomial, torch.ones(parameters))
+    x = torch.rand(rows)
+    timings = interleaved(
+        {
+            "directed": lambda: directed_rows(regressor, x),
+            "mapped": lambda: mapped_rows(regressor, x),
+        },
+        rounds=5 * rounds,
+    )
+    return for_information(
+        f"a formula with {parameters} parameters, {rows:,} rows, in forward mode",
+        timings.ratio("directed", "mapped"),
+        "times as long as mapped over the samples",
+        note="forward mode is for formulas that cannot be mapped",
+    )
 
 
 def timed(rows: int, width: int, *, rounds: int) -> Timings:

@@ -1,7 +1,7 @@
 """Rigidities by all parameters of a network: time, peak memory, agreement, and iterations.
 
-Run as a module (``python -m benchmarks.whole_net rows width depth points matrix_free threads``) it
-fits one network, predicts, and prints seconds and the peak of memory.
+``python -m benchmarks.whole_net rows width depth points form memory threads``, with the form as its
+number in ``FORMS``, fits one network, predicts, and prints seconds and the peak of memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ import rigidities as rg
 from benchmarks.frame.apart import measured_apart, peak_bytes
 from benchmarks.frame.results import Row, at_most, for_information
 from benchmarks.frame.workload import Workload, target, train, workload
+from rigidities.any_regressor.curvature.forms import FORMS
 from rigidities.any_regressor.curvature.matrix_free import MAX_ITERATIONS, MatrixFreeForm
 
 INPUTS = 90
+LITTLE = 1 << 26
+"""Bytes of memory in which the tangents of the full size do not fit."""
 
 
 def run(*, quick: bool = False) -> list[Row]:
@@ -30,7 +33,8 @@ def run(*, quick: bool = False) -> list[Row]:
     rows, width, million_width, points = (300, 16, 24, 20) if quick else (10_000, 256, 690, 200)
     large = measured(rows, width, depth=2, points=points)
     million = measured(rows, million_width, depth=3, points=points)
-    matrix_free = measured(rows, width, depth=2, points=4, matrix_free=True)
+    matrix_free = measured(rows, width, depth=2, points=4, form="matrix-free")
+    recomputed = measured(rows, width, depth=2, points=4, form="matrix-free", memory=LITTLE)
     return [
         at_most(
             f"{size(large)}: time",
@@ -57,6 +61,14 @@ def run(*, quick: bool = False) -> list[Row]:
             f"the fit, the rest for conjugate gradients to {matrix_free['tolerance']:g}; peak "
             f"{gib(matrix_free):.1f} GiB",
             **matrix_free,
+        ),
+        for_information(
+            "the same, its tangents recomputed by every iteration: time",
+            recomputed["seconds"],
+            "s",
+            note=f"where the tangents do not fit into memory either: memory={LITTLE:,} bytes; peak "
+            f"{gib(recomputed):.1f} GiB",
+            **recomputed,
         ),
         *agreement_rows(quick=quick),
         *preconditioner_rows(quick=quick),
@@ -135,10 +147,12 @@ def preconditioner_rows(*, quick: bool) -> list[Row]:
 
 
 def measured(
-    rows: int, width: int, *, depth: int, points: int, matrix_free: bool = False
+    rows: int, width: int, *, depth: int, points: int, form: str = "auto", memory: int = 0
 ) -> dict[str, Any]:
-    """The figures of one fit and prediction in a process of its own."""
-    return measured_apart("benchmarks.whole_net", rows, width, depth, points, int(matrix_free))
+    """The figures of one fit and prediction in a process of its own; memory 0 is the default."""
+    return measured_apart(
+        "benchmarks.whole_net", rows, width, depth, points, FORMS.index(form), memory
+    )
 
 
 def deep_workload(rows: int, width: int, depth: int) -> Workload:
@@ -155,14 +169,17 @@ def deep_workload(rows: int, width: int, depth: int) -> Workload:
     return work
 
 
-def main(rows: int, width: int, depth: int, points: int, matrix_free: int, threads: int) -> None:
+def main(
+    rows: int, width: int, depth: int, points: int, form: int, memory: int, threads: int
+) -> None:
     """Fit, predict, and print the figures."""
     torch.set_num_threads(threads)
     work = deep_workload(rows, width, depth)
     test_x = torch.randn(points, INPUTS)
-    form = "matrix-free" if matrix_free else "auto"
     start = time.perf_counter()
-    pr = rg.PredictionRigidity(work.model, ridge=1.0, form=form).fit(work.x, work.y)
+    pr = rg.PredictionRigidity(work.model, ridge=1.0, form=FORMS[form], memory=memory or None).fit(
+        work.x, work.y
+    )
     fit_seconds = time.perf_counter() - start
     variance = pr.set_scale(1.0).variance(test_x)
     figures = {

@@ -135,6 +135,35 @@ def test_a_prediction_looks_up_its_plots_and_no_other_room_is_found_by_name():
     assert looked_up == {"prediction.prediction": "rigidities.plots"}
 
 
+DIFFERENTIATING = {"grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "linearize", "make_dual"}
+OWN_GRAPHS = {
+    "readout.checks",
+    "readout.linearity",
+    "readout.tail",
+    "any_regressor.derivatives.linear_layers",
+    "any_regressor.derivatives.regressor",
+}
+"""They ask which tensors a graph that they have recorded uses, and how its layers' outputs act."""
+
+
+def test_one_module_differentiates():
+    users = {
+        name
+        for name, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if (
+            (isinstance(node, ast.Attribute) and node.attr in DIFFERENTIATING)
+            and ast.unparse(node.value) in {"torch.func", "torch.autograd", "forward_ad"}
+        )
+        or (
+            (isinstance(node, ast.ImportFrom) and node.module in {"torch.func", "torch.autograd"})
+            and DIFFERENTIATING & {alias.name for alias in node.names}
+        )
+    }
+    assert users - OWN_GRAPHS == {"models.derivatives"}
+    assert users >= OWN_GRAPHS
+
+
 def test_statistics_and_readouts_know_nothing_of_novelty():
     users = {name for name in GRAPH if any("last_layer.novelty" in other for other in GRAPH[name])}
     verbs = {"accumulation", "fit", "distributed", "calibration_rows"}

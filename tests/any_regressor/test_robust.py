@@ -17,6 +17,7 @@ from rigidities.any_regressor.derivatives.tangents import Explicit, Outer, Tange
 from rigidities.calibration.methods import Paper
 from rigidities.data.samples import Samples
 from rigidities.losses import GaussianNLL, Huber
+from rigidities.models.derivatives import graph_size
 from tests.support.nets import Net, Rows
 
 F64 = torch.float64
@@ -136,26 +137,27 @@ def test_gathered_tangents_equal_their_parts_whatever_comes():
 
 
 @pytest.mark.thorough
-def test_the_exact_hessian_keeps_what_it_saves_within_bounds(monkeypatch):
+def test_the_exact_hessian_keeps_its_graph_within_bounds(monkeypatch):
     convolutions = nn.Conv1d(1, 4, 5), nn.Tanh(), nn.Conv1d(4, 4, 5)
     pooled = nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 1)
     net = nn.Sequential(*convolutions, *pooled)
     x = torch.randn(6, 1, 200)
     y = net(x).detach()
-    regressor = Regressor.of(net)
-    whole = (
-        rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).set_scale(1.0).variance(x)
-    )
-    batch = next(Samples.of(x, y, like=regressor.flat).pieces(1))
-    rows, columns = exact_hessian._rows_and_columns(regressor, batch)
-    per_row = exact_hessian.SAVED // (rows * columns)
-    assert rows < exact_hessian.ROWS and per_row > 4 * 200 * 4  # the activations were counted
-    monkeypatch.setattr(exact_hessian, "SAVED", 1 << 14)
-    rows, columns = exact_hessian._rows_and_columns(regressor, batch)
-    assert rows == 1 and columns < 8
-    few = (
-        rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).set_scale(1.0).variance(x)
-    )
+    sizes = []
+    recorded = exact_hessian.Differentiated.of
+
+    def watched(function, point):
+        differentiated = recorded(function, point)
+        sizes.append(graph_size(differentiated.slope)[1])
+        return differentiated
+
+    monkeypatch.setattr(exact_hessian.Differentiated, "of", watched)
+    pr = rg.PredictionRigidity(net, hessian="exact", ridge=1.0)
+    whole = pr.fit(x, y).set_scale(1.0).variance(x)
+    assert len(sizes) == 1 and sizes[0] > 6 * 4 * 200 * 8  # the activations were counted
+    monkeypatch.setattr(exact_hessian, "GRAPH", 1 << 14)
+    few = pr.fit(x, y).set_scale(1.0).variance(x)
+    assert len(sizes) == 1 + 6 and max(sizes[1:]) < sizes[0] / 4
     torch.testing.assert_close(few, whole)
 
 

@@ -180,6 +180,18 @@ def test_a_function_that_cannot_be_vectorised_is_differentiated_sample_by_sample
     torch.testing.assert_close(t.matrix(), oracle.jacobian(oracle.flat(f, w), cases.X1))
 
 
+def test_a_formula_with_masks_is_differentiated_in_silence(recwarn):
+    def piecewise(w, x):
+        y = w[0] * x
+        y[x > 0] = w[1] * x[x > 0] ** 2 + w[2]
+        return y
+
+    w = torch.randn(3, dtype=F64)
+    _, t = tangents(Regressor.of(piecewise, w), cases.X1)
+    torch.testing.assert_close(t.matrix(), oracle.jacobian(oracle.flat(piecewise, w), cases.X1))
+    assert not recwarn.list
+
+
 def test_recurrent_nets_are_differentiated_with_a_warning():
     with torch.random.fork_rng():
         torch.manual_seed(0)

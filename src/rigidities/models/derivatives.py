@@ -268,7 +268,7 @@ def at_once(values: Tensor) -> int:
     """
     if not hasattr(values.grad_fn, "_input_metadata"):  # missing in the oldest releases of torch
         return 4
-    nodes, graph_bytes = _graph_size(values)
+    nodes, graph_bytes = graph_size(values)
     if values.device.type != "cpu":
         allowed_bytes = DEVICE_BYTES
     elif graph_bytes <= BATCHED_BYTES * nodes:
@@ -278,8 +278,11 @@ def at_once(values: Tensor) -> int:
     return max(1, min(64, allowed_bytes // max(1, graph_bytes)))
 
 
-def _graph_size(values: Tensor) -> tuple[int, int]:
-    """Number of operations in a backward pass, and the bytes of all gradients within it."""
+def graph_size(values: Tensor) -> tuple[int, int]:
+    """Number of operations in a backward pass, and the bytes of all gradients within it.
+
+    The oldest releases of torch do not tell the bytes: there they are 0.
+    """
     visited = set()
     total_bytes = 0
     waiting = [values.grad_fn]
@@ -288,7 +291,7 @@ def _graph_size(values: Tensor) -> tuple[int, int]:
         if node is None or node in visited:
             continue
         visited.add(node)
-        for gradient in node._input_metadata:
+        for gradient in getattr(node, "_input_metadata", ()):
             if not gradient.is_nested_tensor:
                 total_bytes += math.prod(gradient.shape) * gradient.dtype.itemsize
         waiting += [following for following, _ in node.next_functions]
@@ -336,9 +339,10 @@ class Differentiated:
         """The gradient without its graph."""
         return self.slope.detach()
 
-    def hessian(self, columns: int = 64) -> Tensor:
-        """The Hessian (P, P) in float64, symmetric; `columns` of them are computed at once."""
+    def hessian(self) -> Tensor:
+        """The Hessian (P, P) in float64, symmetric."""
         products = []
+        columns = at_once(self.slope)
         for start in range(0, len(self.point), columns):
             products.append(self.products(units(self.point, start, columns)))
         matrix = torch.cat(products)

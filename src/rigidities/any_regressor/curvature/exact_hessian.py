@@ -3,8 +3,8 @@ r"""The exact Hessian of the loss with respect to the parameters, summed over ba
 $$ H = \frac{\partial^2}{\partial w\, \partial w^\top}
    \Bigl[ \sum_i c_i\, \ell(\tilde y(x_i, w), y_i) + r(w) \Bigr] $$
 
-`exact_hessian` differentiates the weighted loss of one batch after the other, a few columns at a
-time, so that what autograd saves stays within `SAVED` bytes. The regulariser r does not depend on
+`exact_hessian` differentiates the weighted loss of one piece of the data after the other, so that
+the graph of a piece stays within `GRAPH` bytes. The regulariser r does not depend on
 the data: it is a `Penalty`, whose derivatives the Gauss-Newton forms need too.
 """
 
@@ -15,21 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from ...data.samples import SampleBatch, Samples
 from ...losses import Loss, ValuedLoss, own_weights, require_valued
-from ...models.derivatives import Differentiated
+from ...models.derivatives import Differentiated, graph_size, recorded
 from ..derivatives.regressor import Regressor
 
 ROWS = 1024
 """Samples that are differentiated at once, at most."""
 
-COLUMNS = 64
-"""Columns of the Hessian that are computed at once, at most."""
-
-SAVED = 1 << 28
-"""Bytes that autograd may save for the backward passes of these samples and columns."""
+GRAPH = 1 << 27
+"""Bytes that the gradients within the graph of these samples' loss may take."""
 
 Regulariser = Callable[[Any], Tensor]
 
@@ -59,12 +55,12 @@ def exact_hessian(
         first = first.double()
     flat = regressor.flat
     total = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=flat.device)
-    rows, columns = _rows_and_columns(regressor, first)
+    rows = _rows_at_once(_batch_loss(regressor, shape, first, valued_loss), flat)
     for batch in samples.pieces(rows):
         if double:
             batch = batch.double()
         batch_loss = _batch_loss(regressor, shape, batch, valued_loss)
-        total += Differentiated.of(batch_loss, flat).hessian(columns)
+        total += Differentiated.of(batch_loss, flat).hessian()
     return total, torch.finfo(flat.dtype).eps
 
 
@@ -80,24 +76,16 @@ def _runs_in_double(regressor: Regressor, first: SampleBatch) -> bool:
     return True
 
 
-def _rows_and_columns(regressor: Regressor, first: SampleBatch) -> tuple[int, int]:
-    """How many samples and columns to compute at once, so that a pass saves at most `SAVED` bytes.
+def _rows_at_once(loss_of_one: Callable[[Tensor], Tensor], flat: Tensor) -> int:
+    """How many samples to differentiate at once, so that their graph takes `GRAPH` bytes at most.
 
-    A forward pass of one sample shows how many bytes are saved for its backward pass.
+    Args:
+        loss_of_one: The loss of the first sample as a function of the parameters.
+        flat: The parameters, (P,).
     """
-    saved = 0
-
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal saved
-        saved += tensor.numel() * tensor.element_size()
-        return tensor
-
-    flat = regressor.flat.clone().requires_grad_()
-    with torch.enable_grad(), saved_tensors_hooks(count, lambda tensor: tensor):
-        regressor.outputs(flat, *first.args, **first.kwargs)
-    columns = max(1, min(COLUMNS, SAVED // max(1, saved)))
-    rows = max(1, min(ROWS, SAVED // max(1, saved * columns)))
-    return rows, columns
+    _, value = recorded(loss_of_one, flat)
+    _, graph_bytes = graph_size(value)
+    return max(1, min(ROWS, GRAPH // max(1, graph_bytes)))
 
 
 def _batch_loss(
