@@ -331,6 +331,28 @@ def own_weights(loss: Loss, batch: Any) -> Tensor | None:
     return weights.reshape(len(weights), -1)
 
 
+def summed_loss(
+    loss: ValuedLoss, prediction: Tensor, target: Tensor, weight: Tensor | None, batch: Any
+) -> Tensor:
+    """The weighted losses of a batch, added up.
+
+    Args:
+        loss: The loss of one sample, which may have weights of its own.
+        prediction: (N, K).
+        target: (N, K); it may be anything for samples of weight zero.
+        weight: Weights of the samples, (N, 1), or None.
+        batch: The batch as the user gave it, which some losses read.
+    """
+    if weight is not None:
+        # A NaN with weight zero must not spread into the sum.
+        target = torch.where(weight > 0, target, 0.0)
+    values = loss.value(prediction, target.to(prediction), batch).reshape(len(prediction), -1)
+    for factor in (weight, own_weights(loss, batch)):
+        if factor is not None:
+            values = values * factor
+    return values.sum()
+
+
 NAMED: dict[str, Loss] = {
     "mse": MSE(),
     "huber": Huber(),

@@ -37,7 +37,7 @@ from ..any_regressor.curvature.exact_hessian import Penalty, Regulariser
 from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Function, Regressor
 from ..data.samples import doubled
-from ..losses import LossLike, ValuedLoss, own_weights, require_valued
+from ..losses import LossLike, ValuedLoss, require_valued, summed_loss
 from ..metrics.alignment import as_tensor
 from ..models.derivatives import Differentiated
 from ..notices import notify
@@ -653,13 +653,7 @@ class Problem:
     def losses(self, outputs: Tensor) -> Tensor:
         """The weighted losses of the samples, summed."""
         batch = (*self.inputs, self.target)
-        values = self.loss.value(outputs, self.target, batch).reshape(len(outputs), -1)
-        loss_weight = own_weights(self.loss, batch)
-        if loss_weight is not None:
-            values = values * loss_weight
-        if self.weight is not None:
-            values = values * self.weight
-        return values.sum()
+        return summed_loss(self.loss, outputs, self.target, self.weight, batch)
 
     def total(self, vector: Tensor) -> Tensor:
         """The summed loss, the regulariser and the ridge."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...data.samples import SampleBatch, Samples
-from ...losses import Loss, ValuedLoss, own_weights, require_valued
+from ...losses import Loss, ValuedLoss, require_valued, summed_loss
 from ...models.derivatives import Differentiated, graph_size, recorded
 from ..derivatives.regressor import Regressor
 
@@ -92,25 +92,15 @@ def _batch_loss(
     regressor: Regressor, shape: torch.Size, batch: SampleBatch, loss: ValuedLoss
 ) -> Callable[[Tensor], Tensor]:
     """The weighted loss of a batch as a function of the flat parameters."""
-    loss_weight = own_weights(loss, batch.raw)
 
-    def summed_loss(flat: Tensor) -> Tensor:
+    def loss_at(flat: Tensor) -> Tensor:
         prediction = regressor.outputs(flat, *batch.args, **batch.kwargs)
         target = batch.target_rows(prediction, shape)
         if target is None:
             raise ValueError("hessian='exact' needs targets: fit(x, y).")
-        if batch.weight is not None:
-            # A NaN with weight zero must not spread into the sum.
-            target = torch.where(batch.weight > 0, target, 0.0)
-        values = loss.value(prediction, target.to(prediction), batch.raw)
-        values = values.reshape(len(prediction), -1)
-        if batch.weight is not None:
-            values = values * batch.weight
-        if loss_weight is not None:
-            values = values * loss_weight
-        return values.sum()
+        return summed_loss(loss, prediction, target, batch.weight, batch.raw)
 
-    return summed_loss
+    return loss_at
 
 
 class Penalty:
