@@ -315,6 +315,14 @@ def test_missing_and_too_many_true_values_are_refused_alike(data, fitted, scorer
         scorer(estimator, X, y[:-1])
 
 
+@pytest.mark.parametrize("make", [coverage_scorer, interval_score_scorer])
+def test_a_scorer_that_was_not_called_says_how(data, make):
+    X, y = data
+    with pytest.warns(UserWarning, match=rf"Call it: scoring={make.__name__}\(0.9\)"):
+        scores = cross_val_score(BayesianRidge(), X, y, cv=2, scoring=make)
+    assert np.isnan(scores).all()
+
+
 def test_bars_of_zero_are_refused(data):
     class Sure(BayesianRidge):
         def predict(self, X, return_std=False):

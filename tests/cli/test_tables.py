@@ -156,6 +156,9 @@ def test_columns_without_a_name_or_with_one_twice_get_their_own(tmp_path):
         (["5 km/h", "6 km/h", "1e3 km/h"], "km/h", [5, 6, 1000]),
         (["\u22125", ".5", "+2."], "", [-5, 0.5, 2]),
         (["inf", "1", "2"] * 5, "", [np.nan, 1, 2] * 5),
+        (["1.3k", "2K", "1e3k"], "k", [1.3, 2, 1000]),
+        (["$1.3k", "$935", "($2 mio)"], "$", [1300, 935, -2e6]),
+        (["300 K", "295", "1e2 K"], "K", [300, 295, 100]),
     ],
 )
 def test_numbers_may_carry_one_unit(cells, unit, values):
@@ -163,6 +166,38 @@ def test_numbers_may_carry_one_unit(cells, unit, values):
     if unit:
         assert (column.kind, column.unit) == ("number", unit)
     np.testing.assert_array_equal(numbers(pd.Series(cells, dtype=object), ".", unit), values)
+
+
+@pytest.mark.parametrize("plain", ["935", "0.9k", "$935"])
+def test_thousands_by_letter_stand_beside_plain_numbers(plain):
+    cells = pd.Series(["1.3k", "-2K", "1.5 M", plain], dtype=object)
+    column = Column.of("x", cells, ".")
+    values, unread = column.values(cells, ".")
+    expected = [1300, -2000, 1.5e6, 900 if "k" in plain else 935]
+    np.testing.assert_array_equal(values[:, 0], expected)
+    assert column.kind == "number" and not len(unread)
+    assert "M counts as 1,000,000" in column.remarks(unread)[0]
+    assert "k counts as 1,000" in column.remarks(unread)[0]
+
+
+def test_a_new_table_may_mix_scales_as_the_training_table_does_not():
+    trained = Column.of("x", pd.Series(["1.3k", "2k"], dtype=object), ".")
+    later = pd.Series(["935", "1.3k", "1M", "5 kg"], dtype=object)
+    np.testing.assert_array_equal(trained.values(later, ".")[0][:, 0], [0.935, 1.3, 1000, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("trained", "later"), [("12 %", "0.12"), ("12 %", 0.12), ("1.3k", "1300"), ("3 M", 3.0)]
+)
+def test_numbers_without_the_unit_that_says_how_large_they_are_are_refused(trained, later):
+    column = Column.of("x", pd.Series([trained, trained], dtype=object), ".")
+    frame = pd.DataFrame({"x": [later, later]})
+    with pytest.raises(ValueError, match=f"Expected numbers in {column.unit} in the column 'x'"):
+        matrix([column], frame, ".")
+    gaps = pd.DataFrame({"x": [None, None]}, dtype=object)
+    assert matrix([column], gaps, ".")[0].isnan().all()
+    with_unit = pd.DataFrame({"x": [trained, None]}, dtype=object)
+    assert not matrix([column], with_unit, ".")[0][0].isnan()
 
 
 @pytest.mark.parametrize("mark", ["'", "\u2019"])

@@ -146,12 +146,14 @@ def test_the_file_alone_predicts_as_the_run_did(ran, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     assert run("--apply", ran.model, tmp_path / "new.tsv", "--out", tmp_path / "p.csv") == 0
     found = pd.read_csv(tmp_path / "p.csv")
-    assert list(found) == ["row", "code", "mean", "std", "low", "high", "centre"]
+    bars = ["row", "code", "mean", "std", "low", "high", "centre"]
+    assert list(found) == [*bars, "split", "target"]
+    found = found[[*bars, "target"]]
     pd.testing.assert_frame_equal(found, ran.predictions[list(found)], rtol=1e-8)
 
 
 def test_the_command_line_tells_what_it_did_not_use_or_know(ran, tmp_path, capsys):
-    frame = table(40).assign(more=1, size="0.5")
+    frame = table(40).assign(more=1, size="0.5").drop(columns="price")
     frame.loc[:2, "place"], frame.loc[4, "size"] = "moon", "much"
     frame.to_csv(tmp_path / "new.csv", index=False)
     out = tmp_path / "p.csv"
@@ -162,6 +164,31 @@ def test_the_command_line_tells_what_it_did_not_use_or_know(ran, tmp_path, capsy
     assert "Columns that the model does not use: more" in said.err
     assert "place: 3 cells with a category that was not in the training table" in said.err
     assert "size: 1 cells without a number, treated as missing" in said.err
+
+
+def test_a_new_file_with_true_values_is_scored_and_judged(ran, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tabular, "CHUNK", 23)
+    frame = table(90).assign(price=lambda f: f["price"].where(f.index % 3 > 0))
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "p.csv"
+    assert run("--apply", ran.model, tmp_path / "new.csv", "--out", out, "--json") == 0
+    said = capsys.readouterr()
+    scores = json.loads(said.out)["scores"]
+    known = pd.read_csv(out).dropna(subset="target")
+    assert scores["rows"] == len(known) == frame["price"].notna().sum()
+    error, inside = known["target"] - known["mean"], known["target"].between(known.low, known.high)
+    assert scores["rmse"] == pytest.approx((error**2).mean() ** 0.5, rel=1e-6)
+    assert scores["coverage"] == pytest.approx(inside.mean(), abs=1e-9)
+    assert f"cover {100 * inside.mean():.1f} % of them" in said.err
+    assert cli.main(["report", str(out), "--out", str(tmp_path / "p.html")]) == 0
+    assert f"{len(known)} rows" in Page((tmp_path / "p.html").read_text(encoding="utf-8")).text
+    capsys.readouterr()
+
+    frame.assign(price="unknown").to_csv(tmp_path / "new.csv", index=False)
+    assert run("--apply", ran.model, tmp_path / "new.csv", "--out", out, "--json") == 0
+    said = capsys.readouterr()
+    assert "scores" not in json.loads(said.out)
+    assert "No row has a number in price, so nothing is scored" in said.err
 
 
 @pytest.mark.thorough

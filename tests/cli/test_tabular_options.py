@@ -422,11 +422,13 @@ def test_guaranteed_intervals_are_those_of_the_conformal_rows(tmp_path):
     tested = own[own["split"] == "test"]
     inside = ((tested["low"] <= tested["target"]) & (tested["target"] <= tested["high"])).mean()
     assert ran.summary["scores"]["conformal"]["coverage"] == pytest.approx(inside)
-    assert "If other groups differ" in ran.printed
+    count = kept["dealer"].nunique()
+    assert f"guaranteed for new rows of the {count} groups of the {len(kept)} conf" in ran.printed
+    assert "For other groups they are not" in ran.printed
     out = tmp_path / "p.csv"
     apply = ["tabular", "--apply", str(ran.model), str(ran.data), "--out", str(out)]
     assert cli.main(apply) == 0
-    again = pd.read_csv(out)
+    again = pd.read_csv(out).drop(columns="split")
     pd.testing.assert_frame_equal(again, own[list(again)], rtol=1e-8)
     assert cli.main([*apply, "--level", "0.999"]) == 2
 

@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .tables import number
+from .tables import SCALES, number
 
 if TYPE_CHECKING:
     import numpy
     import pandas
 
     Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
+
+CURRENCIES = "$€£¥"
+"""Units that stand before the number."""
 
 KINDS = ("number", "date", "category", "days")
 
@@ -90,6 +93,7 @@ class Column:
         name: Of the column.
         kind: What it holds.
         unit: That numbers may carry.
+        scales: What some numbers carry that says how large they are (k), where that is no unit.
         form: Of dates, for `pandas.to_datetime`; empty where they are stored as dates.
         first: The first date, in ISO 8601.
         parts: Numbers made of a date that vary in the training table.
@@ -100,6 +104,7 @@ class Column:
     name: str
     kind: str
     unit: str = ""
+    scales: Sequence[str] = ()
     form: str = ""
     first: str = ""
     parts: Sequence[str] = ()
@@ -116,9 +121,11 @@ class Column:
             return cls._of_dates(name, series, form="")
 
         sample = present.iloc[:: 1 + len(present) // _MOST_CELLS_SAMPLED]
-        unit = _most_common_unit(sample, decimal)
+        units = _units(sample, decimal)
+        unit = _most_common(units)
         if _present_share(numbers(present, decimal, unit)) >= _MOSTLY:
-            return cls(name, "number", unit=unit)
+            scales = sorted(SCALES.keys() & units.keys() - {unit})
+            return cls(name, "number", unit=unit, scales=scales)
         form = _date_form(sample)
         if form:
             return cls._of_dates(name, series, form)
@@ -185,7 +192,10 @@ class Column:
     def _how_it_was_read(self) -> str:
         """In words; empty for plain numbers."""
         if self.kind == "number":
-            return f"numbers in {self.unit}" if self.unit else ""
+            how = f"numbers in {self.unit}" if self.unit else ""
+            for scale in self.scales:
+                how += f"{', ' if how else ''}{scale} counts as {SCALES[scale]:,.0f}"
+            return how
         if self.kind == "date":
             return f"dates ({self.form or 'stored'}), read as {', '.join(self.parts)}"
         categories = f"{self.widths[0]} categories"
@@ -274,6 +284,13 @@ def matrix(
         values, unread = column.values(series, decimal)
         # Any text may be a new category, and any stored number is a number, if too large a one.
         stored_kind = "number" if series.dtype.kind in "iuf" else "category"
+        if lacks_unit(series, column.unit, decimal):
+            example = str(series.dropna().iloc[0])
+            raise ValueError(
+                f"Expected numbers in {column.unit} in the column {column.name!r}, as in the "
+                f"training table, got {example!r}, which may be in another unit. Write "
+                f"{column.unit} behind the numbers, as in that table."
+            )
         if column.kind != stored_kind and 2 * len(unread) > series.notna().sum():
             raise ValueError(
                 f"Expected {PLURALS[column.kind]} in the column {column.name!r}, as in the "
@@ -282,6 +299,18 @@ def matrix(
         unread_cells[column.name] += len(unread)
         blocks.append(torch.tensor(values, dtype=torch.float64))
     return torch.cat(blocks, 1), +unread_cells  # without those of zero
+
+
+def lacks_unit(series: pandas.Series, unit: str, decimal: str) -> bool:
+    """Whether numbers lack a unit that says how large they are.
+
+    12 % may come as 0.12 or as 12, and 1.3k as 1.3 or as 1300. Other units, such as kg, may be left
+    out of a table.
+    """
+    if unit not in ("%", *SCALES):
+        return False
+    present = series.dropna()
+    return bool(len(present)) and not _units(present, decimal).keys() - {""}
 
 
 def names_in_file(columns: Sequence[Column]) -> list[str]:
@@ -350,26 +379,56 @@ def numbers(series: pandas.Series, decimal: str, unit: str = "") -> Array:
     values = numpy.full(len(series), numpy.nan)
     if series.dtype.kind in "iuf" or (decimal == "." and series.dtype.kind == "O"):
         values = numpy.array(pandas.to_numeric(series, errors="coerce"), float)
+        values *= _factor("", unit)
     is_unread = numpy.isnan(values) & series.notna().to_numpy()
     if is_unread.any():
         value_of_text = {}
         for text in series[is_unread].unique():
             value_and_unit = number(str(text), decimal)
-            if value_and_unit is not None and value_and_unit[1] in ("", unit):
-                value_of_text[text] = value_and_unit[0]
+            if value_and_unit is None:
+                continue
+            value, cell_unit = value_and_unit
+            factor = _factor(cell_unit, unit)
+            if factor:
+                value_of_text[text] = value * factor
         values[is_unread] = series[is_unread].map(value_of_text).to_numpy(float)
     values[~(abs(values) < _LARGEST)] = numpy.nan
     return values
 
 
-def _most_common_unit(sample: pandas.Series, decimal: str) -> str:
-    """The unit that most of these texts carry behind or before a number; empty for none."""
+def _factor(cell_unit: str, unit: str) -> float:
+    """What a number in a cell is multiplied by to be in the column's unit; 0 if it is in another.
+
+    A number without a unit is in that of the column. If the column's unit only says how large its
+    numbers are (k), it is in ones.
+    """
+    if cell_unit == unit:
+        return 1
+    in_ones = unit in SCALES or not unit or unit in CURRENCIES
+    if in_ones and (cell_unit in SCALES or not cell_unit):
+        return SCALES.get(cell_unit, 1) / SCALES.get(unit, 1)
+    return 0 if cell_unit else 1
+
+
+def _most_common(units: Counter[str]) -> str:
+    """The unit that most numbers carry; empty for none.
+
+    Scales (k) are a unit only where all numbers have the same one: 935 and 1.3k are in ones.
+    """
+    if len(units) > 1:
+        units = Counter({unit: count for unit, count in units.items() if unit not in SCALES})
+    with_unit = {unit: count for unit, count in units.items() if unit}
+    return max(with_unit, key=with_unit.__getitem__, default="")
+
+
+def _units(cells: pandas.Series, decimal: str) -> Counter[str]:
+    """How many of these numbers carry each unit, empty for none."""
     units = Counter[str]()
-    for text in sample:
-        value_and_unit = number(text, decimal)
-        if value_and_unit is not None and value_and_unit[1]:
+    for cell in cells:
+        value_and_unit = number(str(cell), decimal)
+        if value_and_unit is not None:
             units[value_and_unit[1]] += 1
-    return max(units, key=units.__getitem__, default="")
+    return units
 
 
 def _dates(series: pandas.Series, form: str) -> pandas.Series:

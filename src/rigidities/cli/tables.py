@@ -113,6 +113,22 @@ _NUMBERS = {
 """The pattern of a number for each decimal mark."""
 
 
+SCALES = {
+    "k": 1e3,
+    "tsd": 1e3,
+    "thousand": 1e3,
+    "M": 1e6,
+    "mn": 1e6,
+    "mio": 1e6,
+    "mln": 1e6,
+    "million": 1e6,
+    "bn": 1e9,
+    "mrd": 1e9,
+    "billion": 1e9,
+}
+"""What units that only say how large a number is multiply it by."""
+
+
 def number(text: str, decimal: str = ".") -> tuple[float, str] | None:
     """The number in a cell and its unit, if any; None where it holds no number.
 
@@ -129,6 +145,8 @@ def number(text: str, decimal: str = ".") -> tuple[float, str] | None:
         ((-5.0, '$'), (-5.0, '$'), (-5.0, ''), (-5.0, '$'))
         >>> number("(-5.00)"), number("(n)")
         (None, None)
+        >>> number("1.3k"), number("1.3K"), number("300 K"), number("$1.3 mio")
+        ((1.3, 'k'), (1.3, 'k'), (300.0, 'K'), (1300000.0, '$'))
     """
     match = _match_number(text, decimal)
     if match is None:
@@ -137,7 +155,14 @@ def number(text: str, decimal: str = ".") -> tuple[float, str] | None:
     thousands = "." if decimal == "," else ","
     digits = re.sub(f"[{thousands}{_THOUSANDS_MARKS}]", "", digits)
     value = float(f"{sign or ''}{digits.replace(decimal, '.')}")
-    return value, (currency or unit or "").strip()
+    unit = (unit or "").strip()
+    if unit == "K" and not match.string[match.end(3)].isspace():
+        unit = "k"  # thousands; kelvins stand behind a space
+    elif len(unit) > 1 and unit.lower() in SCALES:
+        unit = unit.lower()
+    if currency:
+        return value * SCALES.get(unit, 1), currency.strip()
+    return value, unit
 
 
 def _match_number(text: str, decimal: str) -> re.Match[str] | None:

@@ -44,7 +44,16 @@ from ..report.judgement import Judgements
 from ..report.scores import TargetScores
 from ..report.target_section import PlainTable
 from . import learners
-from .columns import Column, inputs, matrix, names_in_file, times
+from .columns import (
+    CURRENCIES,
+    Column,
+    inputs,
+    lacks_unit,
+    matrix,
+    names_in_file,
+    numbers,
+    times,
+)
 from .logarithm import in_target_unit
 from .tables import Table
 
@@ -97,9 +106,6 @@ _ROWS_SHUFFLED = 2_000
 
 _SKEWED = 0.5
 """Skewness of a positive target from which on its logarithm is tried too."""
-
-_CURRENCIES = "$€£¥"
-"""Units that stand before the number."""
 
 MOST = 10_000
 """Rows that calibrate, at most, and rows that test."""
@@ -204,6 +210,15 @@ class TableModel:
                     "a larger --conformal share."
                 )
         return prediction.interval(level, conformal=self.conformal)
+
+    def targets(self, series: pandas.Series, decimal: str) -> Any:
+        """True values in the target's unit, an array (N,), NaN where there is none.
+
+        Nothing is read where numbers lack a unit that says how large they are.
+        """
+        if lacks_unit(series, self.unit, decimal):
+            return math.nan
+        return numbers(series, decimal, self.unit)
 
     def predictions(
         self, frame: pandas.DataFrame, x: Tensor, level: float, before: int = 0
@@ -615,11 +630,17 @@ def apply(
 
     row_count = 0
     unread_cells = Counter[str]()
+    has_target = table_model.target in table.names
+    sums = _SumsOfScores(level or table_model.level)
     with _moved(out.parent) as folder, (folder / out.name).open("w", encoding="utf-8") as file:
         for frame in tqdm(table.chunks(CHUNK), "Predicting", leave=False, disable=None):
             x, unread_in_chunk = matrix(table_model.columns, frame, table.decimal)
-            chosen_level = level or table_model.level
-            predictions = table_model.predictions(frame, x, chosen_level, before=row_count)
+            predictions = table_model.predictions(frame, x, sums.level, before=row_count)
+            if has_target:
+                targets = table_model.targets(frame[table_model.target], table.decimal)
+                predictions = predictions.assign(split="test", target=targets)
+                predictions.loc[predictions["target"].isna(), "split"] = "unlabelled"
+                sums.add(predictions)
             _write_csv(predictions, file, header=row_count == 0)
             unread_cells += unread_in_chunk
             row_count += len(frame)
@@ -634,7 +655,61 @@ def apply(
         say(f"  {name}: {cells:,} cells {reason}, treated as missing")
     in_unit = f" in {table_model.unit}" if table_model.unit else ""
     say(f"Wrote {out}: {row_count:,} predictions of {table_model.target}{in_unit}")
-    return {"out": str(out), "rows": row_count, "unread": dict(unread_cells)}
+    summary: dict[str, Any] = {"out": str(out), "rows": row_count, "unread": dict(unread_cells)}
+    if sums.rows:
+        summary["scores"] = sums.scores
+        say(sums.sentence(table_model.unit))
+        say(f"To judge the error bars: rigidities report {out}")
+    elif has_target:
+        say(f"  No row has a number{in_unit} in {table_model.target}, so nothing is scored")
+    return summary
+
+
+class _SumsOfScores:
+    """Scores of predictions whose true values are known, added up chunk by chunk.
+
+    Args:
+        level: Of the intervals.
+
+    Attributes:
+        level: Of the intervals.
+        rows: How many true values there were.
+    """
+
+    def __init__(self, level: float) -> None:
+        self.level = level
+        self.rows = 0
+        self._squared_error = 0.0
+        self._of_intervals = dict.fromkeys(("coverage", "width", "interval_score"), 0.0)
+
+    def add(self, predictions: pandas.DataFrame) -> None:
+        """Add the rows of predictions that have a true value in `target`."""
+        known = predictions[predictions["split"] == "test"]
+        if known.empty:
+            return
+        columns = torch.tensor(known[["mean", "low", "high", "target"]].to_numpy(float))
+        mean, low, high, target = columns.unbind(1)
+        self.rows += len(known)
+        self._squared_error += float((target - mean).square().sum())
+        for name, value in _scores_of_intervals(low, high, target, self.level).items():
+            self._of_intervals[name] += len(known) * value
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The scores by name, with the number of rows they are of."""
+        means = {name: total / self.rows for name, total in self._of_intervals.items()}
+        return {"rows": self.rows, "rmse": (self._squared_error / self.rows) ** 0.5, **means}
+
+    def sentence(self, unit: str) -> str:
+        """The scores in words."""
+        scores = self.scores
+        rmse = _with_unit(number(scores["rmse"]), unit)
+        width = _with_unit(number(scores["width"]), unit)
+        return (
+            f"{self.rows:,} rows have a true value: RMSE {rmse}. The {100 * self.level:.4g} % "
+            f"intervals cover {100 * scores['coverage']:.1f} % of them, and are {width} wide on "
+            "average"
+        )
 
 
 def training_table(folder: Path) -> Path | None:
@@ -1300,7 +1375,7 @@ def _with_unit(text: str, unit: str) -> str:
     """A number with its unit, as people write it."""
     if not unit:
         return text
-    if unit in _CURRENCIES:
+    if unit in CURRENCIES:
         return f"{unit}{text}"
     return f"{text} {unit}"
 
@@ -1343,10 +1418,21 @@ def _scoreboard(scores: Scores, level: float, data: Training) -> str:
     ]
     if "conformal" in scores:
         notes.append(
-            f"conformal: the intervals guaranteed by the {data.sizes['conformal']:,} conformal "
-            "rows. They are `low` and `high` in the predictions."
+            f"conformal: the intervals guaranteed for {_guaranteed_rows(data)}. They are `low` and "
+            "`high` in the predictions."
         )
     return "\n".join(notes) + "\n"
+
+
+def _guaranteed_rows(data: Training) -> str:
+    """The new rows that conformal intervals are guaranteed for, in words."""
+    count = f"{data.sizes['conformal']:,} conformal rows"
+    if data.splitting.group:
+        groups = len(torch.unique(data.group[torch.tensor(data.part == "conformal")]))
+        return f"new rows of the {groups:,} groups of the {count} alone"
+    if data.splitting.time:
+        return f"new rows of the same times as the {count} alone"
+    return f"new rows that are drawn like the {count}"
 
 
 def _hints(
@@ -1368,10 +1454,10 @@ def _hints(
             "above it. Pass --no-log to learn the values themselves."
         )
     if data.splitting.conformal and (data.splitting.group or data.splitting.time):
-        how = "groups" if data.splitting.group else "later rows"
+        others = "other groups" if data.splitting.group else "later rows"
         hints.append(
-            "The guarantee of the intervals applies to rows that are drawn like the conformal "
-            f"rows. If other {how} differ from these, the intervals may cover less."
+            f"The intervals are guaranteed for {_guaranteed_rows(data)}. For {others} they are "
+            "not: they cover less where errors differ there."
         )
     below_zero = int((predictions["low"] < 0).sum())
     least = float(data.labelled.min())

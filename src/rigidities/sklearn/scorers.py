@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ from ..notices import require_level
 from ..prediction.prediction import Prediction
 from .data import Array, as_columns, as_tensor, true_values
 from .regressor import RigidityRegressor
+
+P = ParamSpec("P")
 
 Bars = Any
 """A `RigidityRegressor`, or a `GaussianBars`, which has the same methods."""
@@ -233,6 +235,23 @@ crps_scorer = BarScorer("crps_scorer", _crps, _negated)
 """Minus the continuous ranked probability score (CRPS), in units of the target."""
 
 
+def _to_be_called(make: Callable[P, BarScorer]) -> Callable[P, BarScorer]:
+    """A function that makes a scorer, and says so where scikit-learn takes it for a scorer itself.
+
+    scikit-learn scores with NaN then, and warns with the error's text.
+    """
+
+    @wraps(make)
+    def checked(*args: P.args, **options: P.kwargs) -> BarScorer:
+        if len(args) > 1:  # the estimator, X and y
+            name = make.__name__
+            raise TypeError(f"{name} makes a scorer. Call it: scoring={name}(0.9).")
+        return make(*args, **options)
+
+    return checked
+
+
+@_to_be_called
 def interval_score_scorer(level: float = 0.9) -> BarScorer:
     """A scorer of intervals: minus the mean interval score, in units of the target.
 
@@ -254,6 +273,7 @@ def interval_score_scorer(level: float = 0.9) -> BarScorer:
     return BarScorer(f"interval_score_scorer({level:g})", row_scores, _negated)
 
 
+@_to_be_called
 def coverage_scorer(level: float = 0.9, *, share: bool = False) -> BarScorer:
     """A scorer of the coverage of intervals: minus its distance from the level.
 
