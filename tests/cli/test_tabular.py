@@ -17,8 +17,10 @@ import torch
 from sklearn.metrics import r2_score
 
 from rigidities import cli
+from rigidities.calibration.methods import Full
 from rigidities.cli import learners, tabular
 from rigidities.cli.tabular import Splitting, TableModel
+from rigidities.last_layer.rigidity import LastLayerRigidity
 from rigidities.report.formatting import number
 from tests.support.pages import Page
 from tests.support.tampering import damage, rewrite
@@ -423,12 +425,85 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, capsys
     assert 'pip install "rigidities[tabular]"' in capsys.readouterr().err
 
 
-def test_a_net_takes_gaps_as_the_mean_where_training_had_none():
+def test_gaps_and_numbers_out_of_range_are_inputs_of_their_own():
     x = torch.tensor([[0.0, 1.0, 0.0], [2.0, torch.nan, 1.0], [4.0, 3.0, torch.nan]]).double()
     encoded = learners.Encoded([0, 0, 2], x)
-    new = torch.tensor([[torch.nan, torch.nan, torch.nan], [2.0, 2.0, 1.0]]).double()
-    expected = torch.tensor([[0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1]]).double()
-    torch.testing.assert_close(encoded(new), expected)
+    new = torch.tensor([[torch.nan] * 3, [2.0, 2.0, 1.0], [2.0, -13.0, 0.0]]).double()
+    numbers, gaps, beyond = [[0, 0], [0, 0], [0, -10]], [[1, 1], [0, 0], [0, 0]], [[0], [0], [5]]
+    categories = [[0, 0], [0, 1], [1, 0]]
+    expected = torch.cat([torch.tensor(t) for t in (numbers, gaps, beyond, categories)], 1)
+    torch.testing.assert_close(encoded(new), expected.double())
+    assert encoded.is_moved(new).nonzero().tolist() == [[2, 1]]
+    assert learners.encoded_width([0, 0, 2]) == expected.shape[1]
+
+
+def plain_rows(n=300):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    y = 2 * x[:, :1] + x[:, 1:]
+    return x, y + 0.3 * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+
+
+def test_a_linear_model_has_wide_bars_where_it_knows_nothing():
+    x, y = plain_rows()
+    model = learners.linear((x[:200], y[:200]), [0, 0])
+    uq = LastLayerRigidity(model, progress=False).fit((x[:200], y[:200]))
+    uq.calibrate(x[200:], y[200:], method=Full(), early_stopped=False)
+    new = torch.tensor([[0.0, 0.0], [torch.nan, 0.0], [100.0, 0.0]], dtype=torch.float64)
+    usual, gap, far = uq.predict(new).std[:, 0].tolist()
+    assert usual < 0.5 and gap > 2 and far > 100
+    low, high = uq.predict(new[2:]).interval(0.9)
+    assert float(low) < 200 < float(high)
+
+
+def test_a_net_takes_gaps_as_the_mean_where_training_had_none(monkeypatch):
+    monkeypatch.setattr(learners, "EPOCHS", 3)
+    x, y = plain_rows()
+    model = learners.net((x, y), [0, 0], seed=0)
+    gap = torch.tensor([[torch.nan, 0.5]], dtype=torch.float64)
+    mean = torch.tensor([[float(x[:, 0].mean()), 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(model(gap), model(mean))
+
+
+def test_cells_that_training_says_nothing_of_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(learners, "TREES", 10)
+    x, y = plain_rows(120)
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y[:, 0]})
+    frame.loc[:3, "b"] = np.nan
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    out = tmp_path / "out"
+    options = ["--target", "y", "--model", "linear", "--out", out]
+    assert run(tmp_path / "data.csv", *options) == 0
+    frame.loc[5:6, "a"], frame.loc[5, "b"], frame.loc[7, "a"] = np.nan, np.nan, -99
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    capsys.readouterr()
+    model = out / "model.safetensors"
+    assert run("--apply", model, tmp_path / "new.csv", "--out", tmp_path / "p.csv") == 0
+    said = capsys.readouterr().out
+    assert "a: 2 cells are empty, and none was in the training table" in said
+    assert "a: 1 numbers are more than 10 standard deviations from the mean" in said
+    assert "b:" not in said
+    bars = pd.read_csv(tmp_path / "p.csv")["std"]
+    assert (bars[5:8] > 3 * bars[8:].median()).all()
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_an_input_that_follows_the_target_too_well_is_remarked(
+    leaks, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(learners, "TREES", 10)
+    x, y = plain_rows(400)
+    noise = torch.randn(400, generator=torch.Generator().manual_seed(1)).double()
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y[:, 0]})
+    if leaks:
+        frame["y"] = 50 * np.exp(0.5 * y[:, 0].roll(1).numpy())
+        frame["invoice"] = 2 * frame["y"] * (1 + 0.08 * noise.numpy())
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    options = ["--target", "y", "--model", "linear", "--out", tmp_path / "out"]
+    assert run(tmp_path / "data.csv", *options) == 0
+    said = capsys.readouterr().out
+    assert ("invoice matters more than 30 times as much as any other column" in said) == leaks
+    assert ("--drop 'invoice'" in said) == leaks
 
 
 def test_predictions_are_a_file_for_the_report(ran, tmp_path):

@@ -15,7 +15,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,6 +99,7 @@ class Column:
         parts: Numbers made of a date that vary in the training table.
         codes: Of each category. Those that are rare share the last one.
         between: Of days between two dates, the names of the two columns of dates.
+        complete: Whether no cell was missing in the training table.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Column:
     parts: Sequence[str] = ()
     codes: Mapping[str, int] = field(default_factory=dict)
     between: Sequence[str] = ()
+    complete: bool = False
 
     @classmethod
     def of(cls, name: str, series: pandas.Series, decimal: str) -> Column:
@@ -240,7 +242,8 @@ def inputs(
             names_by_reason.setdefault(reason, []).append(name)
         else:
             name_by_values[values.tobytes()] = name
-            chosen.append(column)
+            is_complete = bool((values == values).all())
+            chosen.append(replace(column, complete=is_complete))
             notes += column.remarks(unread)
     for column in _days_between(chosen):
         values = _days(column, chosen, frame)
@@ -299,6 +302,12 @@ def matrix(
         unread_cells[column.name] += len(unread)
         blocks.append(torch.tensor(values, dtype=torch.float64))
     return torch.cat(blocks, 1), +unread_cells  # without those of zero
+
+
+def new_gaps(columns: Sequence[Column], frame: pandas.DataFrame) -> Counter[str]:
+    """How many cells are empty in each column that had no such cell in training."""
+    empty = Counter({c.name: int(frame[c.name].isna().sum()) for c in columns if c.complete})
+    return +empty  # without those of zero
 
 
 def lacks_unit(series: pandas.Series, unit: str, decimal: str) -> bool:

@@ -72,6 +72,9 @@ _TRIED_AGAIN = 2
 RANK = 256
 """Directions of the leaf values that are kept."""
 
+FARTHEST = 10.0
+"""Standard deviations from the mean beyond which numbers are moved to that distance."""
+
 EPOCHS = 400
 """Epochs of a network, at most."""
 
@@ -80,7 +83,11 @@ PATIENCE = 40
 
 
 class Encoded(nn.Module):
-    """Standardised numbers, indicators of their gaps if training rows had some, and categories.
+    """Standardised numbers, indicators of their gaps, how far they are out of range, categories.
+
+    Numbers further than `FARTHEST` standard deviations from the mean are moved there. By how much,
+    over all columns, is an input of its own. So is each gap: rows unlike the training rows have
+    features unlike theirs, and wide error bars.
 
     Args:
         codes: Number of categories of each column, 0 for numbers.
@@ -89,12 +96,10 @@ class Encoded(nn.Module):
     Attributes:
         mean: Of the columns of numbers.
         std: Of the columns of numbers, 1 where they do not vary.
-        gaps: 1 for columns of numbers that had gaps in training, otherwise 0.
     """
 
     mean: Tensor
     std: Tensor
-    gaps: Tensor
 
     def __init__(self, codes: Sequence[int], x: Tensor) -> None:
         super().__init__()
@@ -105,12 +110,14 @@ class Encoded(nn.Module):
         std = (numbers - mean).square().nanmean(0).sqrt().nan_to_num()
         self.register_buffer("mean", mean)
         self.register_buffer("std", torch.where(std > 0, std, 1.0))
-        self.register_buffer("gaps", numbers.isnan().any(0).to(numbers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, inputs of the network)."""
-        scaled = (x[:, self.number_columns] - self.mean) / self.std
-        blocks = [scaled.nan_to_num().clamp(-10, 10), scaled.isnan() * self.gaps]
+        """(N, inputs of the model behind it)."""
+        scaled = self._scaled(x)
+        gaps = scaled.isnan().to(scaled)
+        scaled = scaled.nan_to_num()
+        within = scaled.clamp(-FARTHEST, FARTHEST)
+        blocks = [within, gaps, (scaled - within).abs().sum(1, keepdim=True)]
         for k, count in enumerate(self.codes):
             if count:
                 # A missing category has a column of its own, which is left out again.
@@ -118,10 +125,20 @@ class Encoded(nn.Module):
                 blocks.append(nn.functional.one_hot(category, count + 1)[:, :-1].to(x))
         return torch.cat(blocks, 1)
 
+    def is_moved(self, x: Tensor) -> Tensor:
+        """Which numbers are out of range and are moved, (N, P)."""
+        moved = torch.zeros_like(x, dtype=torch.bool)
+        moved[:, self.number_columns] = self._scaled(x).abs() > FARTHEST
+        return moved
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """The columns of numbers, standardised, NaN where missing."""
+        return (x[:, self.number_columns] - self.mean) / self.std
+
 
 def encoded_width(codes: Sequence[int]) -> int:
-    """Number of columns that `Encoded` gives: a column of numbers has one of gaps beside it."""
-    return sum(count or 2 for count in codes)
+    """Number of columns that `Encoded` gives: one of gaps for each of numbers, and one for all."""
+    return sum(count or 2 for count in codes) + 1
 
 
 def _untrained_net(codes: Sequence[int], x: Tensor) -> nn.Sequential:
@@ -161,8 +178,11 @@ def net(rows: Rows, codes: Sequence[int], seed: int) -> nn.Sequential:
             training=(z[training], standardised[training]),
             validation=(z[validation], standardised[validation]),
         )
-    *_, weight, bias = layers.parameters()
-    with torch.no_grad():  # back to the target's units
+    first, *_, weight, bias = layers.parameters()
+    with torch.no_grad():
+        # Training says nothing of inputs that were the same in all rows, such as gaps in none.
+        first[:, (z == z[0]).all(0)] = 0
+        # back to the target's units
         weight.mul_(std)
         bias.mul_(std).add_(mean)
     return model

@@ -51,6 +51,7 @@ from .columns import (
     lacks_unit,
     matrix,
     names_in_file,
+    new_gaps,
     numbers,
     times,
 )
@@ -103,6 +104,9 @@ _KINDS_IN_WORDS = {
 
 _ROWS_SHUFFLED = 2_000
 """Test rows by which importances are measured, at most."""
+
+_SUSPICIOUS = 30
+"""How many times as important as the next an input must be to be remarked upon."""
 
 _SKEWED = 0.5
 """Skewness of a positive target from which on its logarithm is tried too."""
@@ -210,6 +214,16 @@ class TableModel:
                     "a larger --conformal share."
                 )
         return prediction.interval(level, conformal=self.conformal)
+
+    def moved_numbers(self, x: Tensor) -> Counter[str]:
+        """How many numbers of each column are out of the range that the model takes as they are."""
+        encoded = next(self.uq.model.children())
+        counts = Counter[str]()
+        if isinstance(encoded, learners.Encoded):
+            names = [column.name for column in self.columns for _ in column.widths]
+            for name, count in zip(names, encoded.is_moved(x).sum(0).tolist(), strict=True):
+                counts[name] += count
+        return +counts  # without those of zero
 
     def targets(self, series: pandas.Series, decimal: str) -> Any:
         """True values in the target's unit, an array (N,), NaN where there is none.
@@ -556,7 +570,8 @@ def train(
             if remark not in cautions:
                 say(f"  ! {remark}")
         say("")
-        hints = _hints(data, predictions, target, support, learned)
+        hints = [*_hint_of_leak(importances, target)]
+        hints += _hints(data, predictions, target, support, learned)
         for hint in hints:
             say(hint)
 
@@ -630,6 +645,8 @@ def apply(
 
     row_count = 0
     unread_cells = Counter[str]()
+    empty_cells = Counter[str]()
+    moved_numbers = Counter[str]()
     has_target = table_model.target in table.names
     sums = _SumsOfScores(level or table_model.level)
     with _moved(out.parent) as folder, (folder / out.name).open("w", encoding="utf-8") as file:
@@ -643,6 +660,8 @@ def apply(
                 sums.add(predictions)
             _write_csv(predictions, file, header=row_count == 0)
             unread_cells += unread_in_chunk
+            empty_cells += new_gaps(table_model.columns, frame)
+            moved_numbers += table_model.moved_numbers(x)
             row_count += len(frame)
         if not row_count:
             raise ValueError(f"{path} has no rows. Expected at least one row below the names.")
@@ -653,6 +672,17 @@ def apply(
         else:
             reason = f"without a {kinds[name]}"
         say(f"  {name}: {cells:,} cells {reason}, treated as missing")
+    for name, cells in empty_cells.items():
+        say(
+            f"  {name}: {cells:,} cells are empty, and none was in the training table: the model "
+            "learnt nothing of such rows, and their bars may be wrong"
+        )
+    for name, cells in moved_numbers.items():
+        say(
+            f"  {name}: {cells:,} numbers are more than {learners.FARTHEST:g} standard deviations "
+            "from the mean of the training table; the prediction is that of this distance, with a "
+            "wide bar"
+        )
     in_unit = f" in {table_model.unit}" if table_model.unit else ""
     say(f"Wrote {out}: {row_count:,} predictions of {table_model.target}{in_unit}")
     summary: dict[str, Any] = {"out": str(out), "rows": row_count, "unread": dict(unread_cells)}
@@ -1422,6 +1452,20 @@ def _scoreboard(scores: Scores, level: float, data: Training) -> str:
             "`high` in the predictions."
         )
     return "\n".join(notes) + "\n"
+
+
+def _hint_of_leak(importances: Sequence[Mapping[str, Any]], target: str) -> Iterator[str]:
+    """A word on an input that matters far more than all others; none where there is no such."""
+    if len(importances) < 2:
+        return
+    first, second = sorted(importances, key=lambda importance: -importance["r2_lost"])[:2]
+    if first["r2_lost"] > 1 and first["r2_lost"] > _SUSPICIOUS * second["r2_lost"]:
+        name = first["column"]
+        yield (
+            f"{name} matters more than {_SUSPICIOUS} times as much as any other column. If it is "
+            f"known only after {target}, it gives {target} away, and no score here means anything: "
+            f"--drop {name!r}."
+        )
 
 
 def _guaranteed_rows(data: Training) -> str:
