@@ -64,7 +64,7 @@ def directed_row(parameters: int, rows: int, *, rounds: int) -> Row:
     timings = interleaved(
         {
             "directed": lambda: directed_rows(regressor, x),
-            "mapped": lambda: mapped_rows(regressor, x),
+            "mapped": lambda: mapped_rows(frozenset({0}), regressor, x),
         },
         rounds=5 * rounds,
     )

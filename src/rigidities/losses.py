@@ -83,6 +83,10 @@ LossLike = str | Loss | Callable[[Tensor, Tensor], Tensor]
 # Files store the fields of the losses below by name.
 
 
+NOT_DIFFERENTIABLE = "The loss does not depend on the prediction through torch operations."
+"""Why a loss cannot be used."""
+
+
 @dataclass(frozen=True)
 class MSE:
     """Half the squared error: curvature 1, so that $G = F^T F$ as in the paper."""
@@ -278,7 +282,7 @@ class PerSampleLoss:
             y,
             torch.ones_like(values)[None],
             graph=True,
-            unconnected="The loss does not depend on the prediction through torch operations.",
+            unconnected=NOT_DIFFERENTIABLE,
         )
         for column in slope.reshape(len(y), -1).unbind(1):
             (row,) = pulled(column, y, torch.ones_like(column)[None])

@@ -1,5 +1,6 @@
 """Features so ill-conditioned that their Gram loses digits, and fits that memory cannot hold."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -9,6 +10,8 @@ from rigidities.posterior import memory
 from tests.support.nets import Net, calibrated
 from tests.support.refusals import refused
 from tests.support.tensors import normal
+
+CPU = torch.device("cpu")
 
 
 def steep(condition):
@@ -27,6 +30,32 @@ def test_a_ridge_that_float64_loses_is_refused_with_what_to_do():
     refused("ridge above that, standardise", uq.calibrate, valid, method=rg.Paper(ridge=0.0))
     uq.calibrate(valid, method="paper")  # the search stays above what float64 can tell
     assert uq.freeze().rounding < 1e-3
+
+
+@pytest.mark.skipif(memory.free_memory(CPU) is None, reason="free memory is known on Linux alone")
+@pytest.mark.parametrize("cache_name", ["inactive_file", "total_inactive_file"])
+@pytest.mark.parametrize(
+    ("limit", "used", "cache", "free"),
+    [("3000", 1000, 0, 2000), ("3000", 2990, 990, 1000), ("max", 1000, 0, None)],
+)
+def test_the_limit_of_a_container_counts_without_its_cache_of_files(
+    limit, used, cache, free, cache_name, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(memory, "_CGROUPS", ())
+    of_machine = memory.free_memory(CPU)
+    texts = {"max": limit, "current": str(used), "stat": f"anon 5\n{cache_name} {cache}\n"}
+    paths = []
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        paths.append(str(tmp_path / name))
+    missing = tuple(str(tmp_path / "missing") for _ in range(3))
+    monkeypatch.setattr(memory, "_CGROUPS", (tuple(paths), missing))
+    of_container = memory.free_memory(CPU)
+    if free is None:
+        assert of_container == pytest.approx(of_machine, rel=0.2)
+    else:
+        assert of_container == free
+    assert memory.free_memory_or_guess(CPU) > 0
 
 
 def test_a_fit_that_will_not_fit_is_refused_at_its_first_batch(net, monkeypatch):

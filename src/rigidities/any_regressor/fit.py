@@ -25,7 +25,7 @@ from ..data.sources import ColumnNames
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import MSE, GaussianNLL, Loss
 from .curvature.dense_form import DenseForm, Hessian
-from .curvature.dual_form import DualForm
+from .curvature.dual_form import DualForm, group_size
 from .curvature.forms import Form
 from .curvature.pseudo_hessian import samples_at_once
 from .derivatives.differentiation import Differentiation
@@ -339,14 +339,13 @@ def _dense_state(form: DenseForm) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _dual_state(form: DualForm) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of the dual form: its training rows, group by group."""
+    """Header and tensors of the dual form: its training rows, block by block."""
+    blocks = Tangents.join(form.rows).blocks
+    header = {"ridge": form.ridge, "blocks": [type(block).__name__ for block in blocks]}
     tensors: dict[str, Tensor] = {}
-    kinds = []
-    for number, group in enumerate(form.rows):
-        kinds.append([type(block).__name__ for block in group.blocks])
-        for place, block in enumerate(group.blocks):
-            tensors.update(prefixed(f"{number}.{place}", vars(block)))
-    return {"dual": {"ridge": form.ridge, "blocks": kinds}}, prefixed("dual", tensors)
+    for number, block in enumerate(blocks):
+        tensors.update(prefixed(str(number), vars(block)))
+    return {"dual": header}, prefixed("dual", tensors)
 
 
 def _stored_form(stored: Snapshot) -> Form:
@@ -366,10 +365,10 @@ def _stored_form(stored: Snapshot) -> Form:
         return DenseForm.of(hessian, header["ridge"])
     header = stored.header["dual"]
     tensors = unprefixed("dual", stored.tensors)
-    rows = []
-    for number, kinds in enumerate(header["blocks"]):
-        blocks = []
-        for place, kind in enumerate(kinds):
-            blocks.append(BLOCKS[kind](**unprefixed(f"{number}.{place}", tensors)))
-        rows.append(Tangents(tuple(blocks)))
-    return DualForm.of(rows, header["ridge"])
+    blocks = []
+    for number, name in enumerate(header["blocks"]):
+        blocks.append(BLOCKS[name](**unprefixed(str(number), tensors)))
+    rows = Tangents(tuple(blocks))
+    samples, outputs, _ = rows.shape
+    size = group_size(rows.numbers // max(1, samples), outputs)
+    return DualForm.of(rows.split(size), header["ridge"])

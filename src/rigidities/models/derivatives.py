@@ -16,8 +16,9 @@ differences:
 - First derivatives: reverse mode, or forward mode where it needs fewer passes. Both are right. An
   operation without forward mode is differentiated twice in reverse.
 - Jacobians of a batch: reverse mode under `vmap` over the samples. Forward mode, with a pass per
-  parameter, takes about twice as long even for 4 to 16 parameters (`benchmarks jacobians`), but
-  works for functions that cannot be mapped over samples, such as formulas with masks.
+  parameter, takes about twice as long even for 4 to 16 parameters (`benchmarks jacobians`). But it
+  works for functions that cannot be mapped over samples, such as formulas with masks, and need not
+  know which inputs have a row per sample: so it is taken where parameters are few.
 - Second derivatives: reverse mode over reverse mode. It supports every operation that forward mode
   over reverse mode supports and more, is no slower, and is right except for the fused
   `weight_norm`, which is spelled out here. A Hessian that is still not symmetric is refused.
@@ -268,7 +269,7 @@ def at_once(values: Tensor) -> int:
     """
     if not hasattr(values.grad_fn, "_input_metadata"):  # missing in the oldest releases of torch
         return 4
-    nodes, graph_bytes = graph_size(values)
+    nodes, graph_bytes = _graph_size(values)
     if values.device.type != "cpu":
         allowed_bytes = DEVICE_BYTES
     elif graph_bytes <= BATCHED_BYTES * nodes:
@@ -278,11 +279,8 @@ def at_once(values: Tensor) -> int:
     return max(1, min(64, allowed_bytes // max(1, graph_bytes)))
 
 
-def graph_size(values: Tensor) -> tuple[int, int]:
-    """Number of operations in a backward pass, and the bytes of all gradients within it.
-
-    The oldest releases of torch do not tell the bytes: there they are 0.
-    """
+def _graph_size(values: Tensor) -> tuple[int, int]:
+    """Number of operations in a backward pass, and the bytes of all gradients within it."""
     visited = set()
     total_bytes = 0
     waiting = [values.grad_fn]
@@ -291,7 +289,7 @@ def graph_size(values: Tensor) -> tuple[int, int]:
         if node is None or node in visited:
             continue
         visited.add(node)
-        for gradient in getattr(node, "_input_metadata", ()):
+        for gradient in node._input_metadata:
             if not gradient.is_nested_tensor:
                 total_bytes += math.prod(gradient.shape) * gradient.dtype.itemsize
         waiting += [following for following, _ in node.next_functions]

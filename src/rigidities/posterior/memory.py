@@ -12,10 +12,14 @@ from pathlib import Path
 import torch
 
 _CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
 )
-"""Files with the limit and the use of a container's memory, for cgroups 2 and 1."""
+"""Files with the limit, the use and the statistics of a container's memory, for cgroups 2 and 1."""
 
 _SMALL = 1 << 26
 """Bytes below which nothing is compared: it takes longer than the allocation."""
@@ -37,11 +41,11 @@ def free_memory(device: torch.device) -> int | None:
             free = int(value.split()[0]) * 1024
     if free is None:
         return None
-    for limit_path, used_path in _CGROUPS:
+    for limit_path, used_path, statistics_path in _CGROUPS:
         left = _number_in(limit_path) - _number_in(used_path)
-        if 0 < left < float("inf"):  # it is inf or NaN where there is no limit
-            free = min(free, int(left))
-    return free
+        if -float("inf") < left < float("inf"):  # it is inf or NaN where there is no limit
+            free = min(free, int(left) + _file_cache(statistics_path))
+    return max(0, free)
 
 
 def free_memory_or_guess(device: torch.device) -> int:
@@ -88,3 +92,17 @@ def _number_in(path: str) -> float:
         return float(Path(path).read_text())
     except (OSError, ValueError):  # no such file, or "max"
         return float("inf")
+
+
+def _file_cache(path: str) -> int:
+    """Bytes of files in memory that a container gives up when it needs more, by its statistics."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return 0
+    statistics = dict(line.split() for line in lines)
+    # In cgroups 1 the total is that of the container with all groups below it.
+    for name in ("total_inactive_file", "inactive_file"):
+        if name in statistics:
+            return int(statistics[name])
+    return 0

@@ -23,6 +23,7 @@ from torch import Tensor
 from ...posterior.draws import standard_normal
 from ..derivatives.tangents import Tangents
 from .forms import Form
+from .pseudo_hessian import samples_at_once
 
 BLOCK = 1024
 """Rows and columns of the kernel that are computed at once."""
@@ -144,13 +145,21 @@ def assembled_kernel(rows: Sequence[Tangents]) -> Tensor:
     return kernel
 
 
+def group_size(numbers_per_sample: int, outputs: int) -> int:
+    """How many samples a group of rows has: a block of the kernel, or fewer large ones."""
+    return min(samples_at_once(numbers_per_sample), math.ceil(BLOCK / outputs))
+
+
 def grouped(batches: Iterable[Tangents], samples: int) -> Iterator[Tangents]:
     """Consecutive batches joined to groups of at least this many samples, except for the last."""
     group: list[Tangents] = []
+    count = 0
     for tangents in batches:
         group.append(tangents)
-        if sum(member.shape[0] for member in group) >= samples:
+        count += tangents.shape[0]
+        if count >= samples:
             yield Tangents.join(group)
             group = []
+            count = 0
     if group:
         yield Tangents.join(group)

@@ -4,8 +4,8 @@ $$ H = \frac{\partial^2}{\partial w\, \partial w^\top}
    \Bigl[ \sum_i c_i\, \ell(\tilde y(x_i, w), y_i) + r(w) \Bigr] $$
 
 `exact_hessian` differentiates the weighted loss of one piece of the data after the other, so that
-the graph of a piece stays within `GRAPH` bytes. The regulariser r does not depend on
-the data: it is a `Penalty`, whose derivatives the Gauss-Newton forms need too.
+what autograd saves of a piece's loss stays within `SAVED` bytes. The regulariser r does not depend
+on the data: it is a `Penalty`, whose derivatives the Gauss-Newton forms need too.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from ...data.samples import SampleBatch, Samples
-from ...losses import Loss, ValuedLoss, require_valued, summed_loss
-from ...models.derivatives import Differentiated, graph_size, recorded
+from ...losses import NOT_DIFFERENTIABLE, Loss, ValuedLoss, require_valued, summed_loss
+from ...models.derivatives import Differentiated, recorded
 from ..derivatives.regressor import Regressor
 
 ROWS = 1024
 """Samples that are differentiated at once, at most."""
 
-GRAPH = 1 << 27
-"""Bytes that the gradients within the graph of these samples' loss may take."""
+SAVED = 1 << 26
+"""Bytes that the graph of these samples' loss may save; that of its gradient saves a few times as
+many."""
 
 Regulariser = Callable[[Any], Tensor]
 
@@ -77,15 +79,27 @@ def _runs_in_double(regressor: Regressor, first: SampleBatch) -> bool:
 
 
 def _rows_at_once(loss_of_one: Callable[[Tensor], Tensor], flat: Tensor) -> int:
-    """How many samples to differentiate at once, so that their graph takes `GRAPH` bytes at most.
+    """How many samples to differentiate at once, so that their graph saves `SAVED` bytes at most.
 
     Args:
         loss_of_one: The loss of the first sample as a function of the parameters.
         flat: The parameters, (P,).
+
+    Raises:
+        ValueError: The loss cannot be differentiated.
     """
-    _, value = recorded(loss_of_one, flat)
-    _, graph_bytes = graph_size(value)
-    return max(1, min(ROWS, GRAPH // max(1, graph_bytes)))
+    saved = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal saved
+        saved += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with saved_tensors_hooks(count, lambda tensor: tensor):
+        _, value = recorded(loss_of_one, flat)
+    if not value.requires_grad:
+        raise ValueError(NOT_DIFFERENTIABLE)
+    return max(1, min(ROWS, SAVED // max(1, saved)))
 
 
 def _batch_loss(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...losses import Loss, PerSampleLoss, ValuedLoss, own_weights
+from ...losses import NOT_DIFFERENTIABLE, Loss, PerSampleLoss, ValuedLoss, own_weights
 from ...models.derivatives import pulled, recorded
 
 
@@ -163,7 +163,8 @@ def _slope(
     if target is None or not isinstance(loss, ValuedLoss):
         return None, True
     leaf, values = recorded(lambda y: loss.value(y, target, batch), prediction)
-    (slope,) = pulled(values, leaf, torch.ones_like(values)[None])
+    ones = torch.ones_like(values)[None]
+    (slope,) = pulled(values, leaf, ones, unconnected=NOT_DIFFERENTIABLE)
     return slope, values.numel() == leaf.numel()
 
 

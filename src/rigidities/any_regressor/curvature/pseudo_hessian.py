@@ -193,6 +193,7 @@ class TrainingRows:
             A piece of the data, the root L of its weights (None for ones), and its weighted
             tangents.
         """
+        batch = None
         for batch in self.samples.pieces(samples):
             prediction, tangents = self._differentiated(batch)
             target = batch.target_rows(prediction, self.differentiation.shape)
@@ -203,6 +204,11 @@ class TrainingRows:
                 yield batch, None, tangents
             else:
                 yield batch, root, tangents.mixed(root)
+        if batch is None:
+            raise ValueError(
+                "The data gave no batch when they were read again. Pass a list of batches, or data "
+                "that can be read more than once."
+            )
 
     def _differentiated(self, batch: SampleBatch) -> tuple[Tensor, Tangents]:
         """Predictions (N, K), refused where they are not finite, and their tangents."""

@@ -8,16 +8,16 @@ dual form all tangents, the matrix-free form all tangents or a way to compute th
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from ...data.samples import SampleBatch
 from ...posterior.gram import Gram
 from ..derivatives.tangents import Tangents
 from .dense_form import DenseForm, Hessian
-from .dual_form import BLOCK, DualForm, grouped
+from .dual_form import DualForm, group_size, grouped
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
 from .matrix_free import MatrixFreeForm, RecomputedTangents
@@ -101,7 +101,7 @@ def _dense_samples(training: TrainingRows) -> int:
 
 def _dual(training: TrainingRows, problem: Problem) -> DualForm:
     """The kernel of all training rows, factorised."""
-    samples = min(samples_at_once(problem.numbers_per_sample), math.ceil(BLOCK / problem.outputs))
+    samples = group_size(problem.numbers_per_sample, problem.outputs)
     pieces = (tangents for _, _, tangents in training.pieces(samples))
     return DualForm.of(list(grouped(pieces, samples)), problem.ridge)
 
@@ -124,30 +124,28 @@ def _matrix_free(
     most_samples = max(1.0, min(PRECONDITIONING_ROWS / problem.outputs, samples_in_memory))
     stride = max(1, math.ceil(problem.samples / most_samples))
 
-    stored = problem.tangent_bytes <= problem.memory / 2
-    batches = []  # of rows that are not stored
+    stored: list[Tangents] = []
+    batches: list[tuple[SampleBatch, Tensor | None]] = []  # of tangents that are not stored
     spaced: list[Tangents] = []
-
-    def tangents_of_batches() -> Iterator[Tangents]:
-        """All tangents of one pass, which fills the two lists above."""
-        samples_before = 0
-        for batch, root, tangents in training.pieces(samples):
-            count = tangents.shape[0]
-            # Samples whose number in the whole data is a multiple of the stride.
-            index = torch.arange(count)[-samples_before % stride :: stride]
-            samples_before += count
-            if len(index):
-                spaced.append(tangents.take(index))
-            if not stored:
-                batches.append((batch, root))
-            yield tangents
+    samples_before = 0
+    for batch, root, tangents in training.pieces(samples):
+        count = tangents.shape[0]
+        # Samples whose number in the whole data is a multiple of the stride.
+        index = torch.arange(count)[-samples_before % stride :: stride]
+        samples_before += count
+        if len(index):
+            spaced.append(tangents.take(index))
+        if problem.tangent_bytes <= problem.memory / 2:
+            stored.append(tangents)
+        else:
+            batches.append((batch, root))
 
     rows: Iterable[Tangents]
     if stored:
-        rows = list(grouped(tangents_of_batches(), samples))
+        rows = list(grouped(emptied(stored), samples))
     else:
-        deque(tangents_of_batches(), maxlen=0)
         rows = RecomputedTangents(training.differentiation, batches)
+    preconditioner = _preconditioner(spaced, samples_before, problem)
     return MatrixFreeForm(
         rows,
         ridge=problem.ridge,
@@ -155,16 +153,23 @@ def _matrix_free(
         width=width,
         device=training.differentiation.regressor.flat.device,
         penalty=None if penalty is None else penalty.product,
-        preconditioner=_preconditioner(spaced, problem).solve,
+        preconditioner=preconditioner.solve,
         together=together,
     )
 
 
-def _preconditioner(spaced: list[Tangents], problem: Problem) -> DualForm:
+def _preconditioner(spaced: list[Tangents], samples: int, problem: Problem) -> DualForm:
     """The dual form of some of the samples, at their share of the ridge."""
-    samples = math.ceil(BLOCK / problem.outputs)
-    rows = list(grouped(spaced, samples))
-    share = sum(group.shape[0] for group in rows) / problem.samples
+    size = group_size(problem.numbers_per_sample, problem.outputs)
+    rows = list(grouped(emptied(spaced), size))
+    share = sum(group.shape[0] for group in rows) / samples
     # The ridge must exceed the kernel's rounding; with a larger one it is still a preconditioner.
     trace = sum(float(group.squares().sum()) for group in rows)
     return DualForm.of(rows, max(problem.ridge * share, 1e-12 * trace))
+
+
+def emptied(batches: list[Tangents]) -> Iterator[Tangents]:
+    """The batches in their order, each of which the list lets go."""
+    batches.reverse()
+    while batches:
+        yield batches.pop()

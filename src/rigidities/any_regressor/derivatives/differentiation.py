@@ -3,8 +3,8 @@ r"""Per-sample derivatives of any regressor: from a batch of inputs to predictio
 Linear layers of a module give the factors of their outer products (`linear_layers`). The
 derivatives by all other parameters are written out, in the first of these ways that works:
 
-- `mapped_rows`: reverse mode, mapped over the samples;
 - `directed_rows`: forward mode, one pass per parameter, where there are few;
+- `mapped_rows`: reverse mode, mapped over the samples;
 - `looped_rows`: reverse mode for one sample after the other, with a warning.
 
 `Differentiation.of` compares each way on the first batch with a backward pass, and gives it up
@@ -14,7 +14,7 @@ torch batches an operation wrongly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +28,10 @@ from ...models.derivatives import (
     jacobian_by_directions,
     jacobian_by_samples,
     normal_like,
+    pulled,
     pulls,
+    recorded,
+    units,
 )
 from ...notices import notify
 from .linear_layers import LinearLayers, NotFactored
@@ -36,7 +39,7 @@ from .regressor import Regressor
 from .tangents import Explicit, TangentBlock, Tangents
 
 FEW_PARAMETERS = 16
-"""Up to this many parameters, forward mode comes before a loop over the samples."""
+"""Up to this many parameters forward mode is taken, which need not tell samples apart."""
 
 JacobianFunction = Callable[..., Tensor]
 """jacobian(regressor, *inputs, **kwargs) -> (N, K, P)."""
@@ -52,6 +55,7 @@ class Differentiation:
         unfactored: The regressor with only the other parameters selected; None where there are
             none.
         shape: Shape of one sample's output, K numbers.
+        rowwise: Places and names of the inputs that have a row per sample.
         jacobian: How the Jacobian (N, K, p) of `unfactored` is computed.
         numbers_per_sample: How many numbers the tangents of one sample hold.
 
@@ -67,12 +71,17 @@ class Differentiation:
     layers: LinearLayers | None
     unfactored: Regressor | None
     shape: torch.Size
+    rowwise: frozenset[int | str]
     jacobian: JacobianFunction = field(repr=False)
     numbers_per_sample: int = 0
 
     @classmethod
     def of(cls, regressor: Regressor, *inputs: Any, **kwargs: Any) -> Differentiation:
-        """Choose the way on a first batch (its first two samples are enough).
+        """Choose the way on a first batch; only its first two samples are differentiated.
+
+        The first batch also tells which inputs have a row per sample: those with as many rows as
+        the first of them. An input of another length is the same for every sample, also in later
+        batches that happen to be as long.
 
         Raises:
             ValueError: The prediction for a sample depends on the rest of its batch.
@@ -83,15 +92,22 @@ class Differentiation:
         with torch.no_grad():
             shape = regressor.raw(regressor.flat, *args, **keywords).shape[1:]
         _check_samples_are_independent(regressor, *args, **keywords)
-        factored = cls._factored(regressor, shape, first)
+        rowwise = _rowwise(*inputs, **kwargs)
+        factored = cls._factored(regressor, shape, rowwise, first)
         if factored is not None:
             return factored
-        jacobian = _jacobian_function(regressor, *args, **keywords)
-        return cls(regressor, None, regressor, shape, jacobian)._measured(*args, **keywords)
+        jacobian = _jacobian_function(regressor, rowwise, *args, **keywords)
+        return cls(regressor, None, regressor, shape, rowwise, jacobian)._measured(
+            *args, **keywords
+        )
 
     @classmethod
     def _factored(
-        cls, regressor: Regressor, shape: torch.Size, first: SampleBatch
+        cls,
+        regressor: Regressor,
+        shape: torch.Size,
+        rowwise: frozenset[int | str],
+        first: SampleBatch,
     ) -> Differentiation | None:
         """The way by factors of linear layers; None where it does not give the derivatives."""
         args = first.args
@@ -103,8 +119,8 @@ class Differentiation:
         unfactored = None
         if not layers.names.issuperset(parameters.names):
             unfactored = replace(regressor, parameters=parameters.without(layers.names))
-        jacobian = _jacobian_function(unfactored, *args, **keywords)
-        factored = cls(regressor, layers, unfactored, shape, jacobian)
+        jacobian = _jacobian_function(unfactored, rowwise, *args, **keywords)
+        factored = cls(regressor, layers, unfactored, shape, rowwise, jacobian)
         with suppress(NotFactored):
             # Calling `factored` would catch a `NotFactored` of the layers: call them directly.
             layers.blocks(regressor, *args, **keywords)
@@ -124,7 +140,7 @@ class Differentiation:
                     rows = self.jacobian(self.unfactored, *inputs, **kwargs)
                     blocks |= _explicit_blocks(self.unfactored, rows)
             except NotFactored:  # a layer that the first batch did not call
-                jacobian = _jacobian_function(self.regressor, *inputs, **kwargs)
+                jacobian = _jacobian_function(self.regressor, self.rowwise, *inputs, **kwargs)
                 outputs, blocks = self._explicit(jacobian, *inputs, **kwargs)
         parameters = self.regressor.parameters
         zero = outputs.new_zeros(*outputs.shape, 1)
@@ -153,53 +169,73 @@ class Differentiation:
         return replace(self, numbers_per_sample=-(-tangents.numbers // len(outputs)))
 
 
-def mapped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
+def mapped_rows(
+    rowwise: frozenset[int | str], regressor: Regressor, *inputs: Any, **kwargs: Any
+) -> Tensor:
     """(N, K, P) by reverse mode, mapped over the samples.
 
-    Inputs with a row per sample are mapped; all others are the same for every sample.
+    Args:
+        rowwise: Places and names of the inputs that have a row per sample; all others are the same
+            for every sample.
+        regressor: The regressor.
+        inputs: Its positional inputs.
+        kwargs: Its keyword inputs.
     """
-    samples = sample_count(*inputs, **kwargs)
-    values = [*inputs, *kwargs.values()]
-    mapped_places = []
-    for place, value in enumerate(values):
-        if isinstance(value, Tensor) and value.ndim > 0 and len(value) == samples:
-            mapped_places.append(place)
+    named = _by_place_or_name(inputs, kwargs)
+    mapped_names = [name for name in named if name in rowwise]
 
     def outputs_at(flat: Tensor, *mapped_values: Tensor) -> Tensor:
         """Outputs of samples, given by the inputs that have a row for each of them."""
-        full = list(values)
-        for place, value in zip(mapped_places, mapped_values, strict=True):
-            full[place] = value
-        args = full[: len(inputs)]
-        keywords = dict(zip(kwargs, full[len(inputs) :], strict=True))
-        return regressor.outputs(flat, *args, **keywords)
+        values = named | dict(zip(mapped_names, mapped_values, strict=True))
+        args = [values[place] for place in range(len(inputs))]
+        return regressor.outputs(flat, *args, **{name: values[name] for name in kwargs})
 
-    mapped_values = [values[place] for place in mapped_places]
+    mapped_values = [named[name] for name in mapped_names]
     return jacobian_by_samples(outputs_at, regressor.flat, mapped_values)
 
 
 def directed_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
     """(N, K, P) by forward mode, one pass per parameter."""
-    return jacobian_by_directions(
-        lambda flat: regressor.outputs(flat, *inputs, **kwargs), regressor.flat
-    )
+    return jacobian_by_directions(partial(_outputs_at, regressor, inputs, kwargs), regressor.flat)
 
 
-def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
-    """(N, K, P) by reverse mode, one sample after the other."""
+def looped_rows(
+    rowwise: frozenset[int | str], regressor: Regressor, *inputs: Any, **kwargs: Any
+) -> Tensor:
+    """(N, K, P) by reverse mode, one sample after the other; `rowwise` as in `mapped_rows`."""
     rows = []
-    for sample in SampleBatch(inputs, kwargs, None, None).pieces(1):
-        outputs = partial(_outputs_of, regressor, sample)
-        with torch.no_grad():
-            shape = outputs(regressor.flat).shape  # (1, K), or (N, K) where inputs have no rows
-        cotangents = torch.eye(shape.numel()).reshape(-1, *shape)
-        rows.append(pulls(outputs, regressor.flat, cotangents).reshape(*shape, -1))
-    return torch.cat(rows).to(regressor.flat)
+    for sample in range(sample_count(*inputs, **kwargs) or 0):
+        row = slice(sample, sample + 1)
+        args = [value[row] if place in rowwise else value for place, value in enumerate(inputs)]
+        keywords = {name: kwargs[name][row] if name in rowwise else kwargs[name] for name in kwargs}
+        outputs_of_one = partial(_outputs_at, regressor, args, keywords)
+        flat, outputs = recorded(outputs_of_one, regressor.flat)  # (1, K)
+        rows.append(pulled(outputs[0], flat, units(outputs[0], 0, outputs.shape[1])))
+    return torch.stack(rows)
 
 
-def _outputs_of(regressor: Regressor, batch: SampleBatch, flat: Tensor) -> Tensor:
-    """Outputs (N, K) of a batch at the parameters `flat`."""
-    return regressor.outputs(flat, *batch.args, **batch.kwargs)
+def _outputs_at(
+    regressor: Regressor, inputs: Sequence[Any], kwargs: dict[str, Any], flat: Tensor
+) -> Tensor:
+    """Outputs (N, K) at the parameters `flat`."""
+    return regressor.outputs(flat, *inputs, **kwargs)
+
+
+def _by_place_or_name(inputs: Sequence[Any], kwargs: dict[str, Any]) -> dict[int | str, Any]:
+    """The positional inputs by their places, and the keyword inputs by their names."""
+    by_place_or_name: dict[int | str, Any] = dict(enumerate(inputs))
+    by_place_or_name.update(kwargs)
+    return by_place_or_name
+
+
+def _rowwise(*inputs: Any, **kwargs: Any) -> frozenset[int | str]:
+    """Places and names of the inputs that have a row per sample."""
+    samples = sample_count(*inputs, **kwargs)
+    return frozenset(
+        name
+        for name, value in _by_place_or_name(inputs, kwargs).items()
+        if isinstance(value, Tensor) and value.ndim > 0 and len(value) == samples
+    )
 
 
 def _explicit_blocks(regressor: Regressor, rows: Tensor) -> dict[str, TangentBlock]:
@@ -210,14 +246,22 @@ def _explicit_blocks(regressor: Regressor, rows: Tensor) -> dict[str, TangentBlo
 
 
 def _jacobian_function(
-    regressor: Regressor | None, *inputs: Any, **kwargs: Any
+    regressor: Regressor | None, rowwise: frozenset[int | str], *inputs: Any, **kwargs: Any
 ) -> JacobianFunction:
-    """The cheapest way to a Jacobian that works on a first batch and is confirmed there."""
+    """The first way to a Jacobian that works on some inputs and is confirmed there.
+
+    Args:
+        regressor: The regressor; None where there is nothing to differentiate.
+        rowwise: As in `mapped_rows`.
+        inputs: Positional inputs of some samples.
+        kwargs: Their keyword inputs.
+    """
+    mapped: JacobianFunction = partial(mapped_rows, rowwise)
     if regressor is None:
-        return mapped_rows  # it will not be called
-    candidates: list[JacobianFunction] = [mapped_rows]
+        return mapped  # it will not be called
+    candidates = [mapped]
     if len(regressor) <= FEW_PARAMETERS:
-        candidates.append(directed_rows)
+        candidates.insert(0, directed_rows)
     for candidate in candidates:
         try:
             blocks = _explicit_blocks(regressor, candidate(regressor, *inputs, **kwargs))
@@ -230,7 +274,7 @@ def _jacobian_function(
         "flow, .item(), or torch.cdist, which torch batches wrongly). One backward pass per "
         "sample is used instead, which is slow."
     )
-    return looped_rows
+    return partial(looped_rows, rowwise)
 
 
 def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs: Any) -> bool:

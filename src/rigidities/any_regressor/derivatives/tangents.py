@@ -265,6 +265,11 @@ class Tangents:
         """Some of the samples."""
         return Tangents(tuple(block.take(index) for block in self.blocks))
 
+    def split(self, samples: int) -> list[Tangents]:
+        """The samples in their order, at most so many at a time."""
+        starts = range(0, self.shape[0], samples)
+        return [self.take(slice(start, start + samples)) for start in starts]
+
     @classmethod
     def join(cls, batches: Sequence[Tangents]) -> Tangents:
         """Samples of several batches as one."""
