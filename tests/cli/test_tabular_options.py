@@ -513,7 +513,7 @@ def wide():
 def test_a_linear_model_of_too_many_columns_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(learners, "WIDEST", 80)
     ran = Ran(tmp_path, wide(), "--model", "linear", code=2)
-    assert "--model linear accepts up to 80 encoded columns, got 82." in ran.errors
+    assert "--model linear accepts up to 80 encoded columns, got 83." in ran.errors
     assert "Use --model tree, or --drop columns." in ran.errors
 
 
@@ -522,7 +522,7 @@ def test_the_board_says_that_no_linear_model_was_tried(tmp_path, monkeypatch):
     data = read(tmp_path, wide())
     tree = learners.Trial("tree", False, 1.0, 1.0, 0.5, 1.0, 1.0, {"max_leaf_nodes": 8})
     (board,) = tabular._leaderboard([tree], data, "auto")
-    assert "No linear model was tried: the inputs have 82 encoded columns" in board.about
+    assert "No linear model was tried: the inputs have 83 encoded columns" in board.about
     (board,) = tabular._leaderboard([tree], data, "tree")
     assert "No linear model" not in board.about
 
